@@ -22,3 +22,8 @@ def __getattr__(name: str) -> object:
 
         return SamplingParams
     raise AttributeError(f"module 'homenode' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What is public. The modules below may change from one version to the next."""
+    return sorted(__all__)

@@ -1,4 +1,4 @@
-"""Sizes and times as people write them: `512KiB`, `2GiB`, `1.5s`."""
+"""Sizes, times and counts as people write them: `512KiB`, `2GiB`, `1.5s`, `8k` tokens."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ _BYTES = {
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "m": 60.0, "min": 60.0, "h": 3600.0}
+_TOKENS = {"": 1, "k": 2**10, "m": 2**20}
+_WHOLE = re.compile(r"\s*[+-]?[0-9]{1,18}\s*")
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
 
 
@@ -53,3 +55,31 @@ def parse_seconds(text: str | float) -> float:
     if not match or match[2].lower() not in _SECONDS:
         raise UserError(f"not a duration: {text!r}; write seconds, or a number with a unit, such as 250ms, 30s or 5min")
     return float(match[1]) * _SECONDS[match[2].lower()]
+
+
+def parse_tokens(text: str | int) -> int:
+    """The count of tokens in `text`: a whole number, or a number with k (1024) or m (1048576), as models are named.
+
+    Raises UserError for anything else, for fractions of a token, and for counts of 2**63 or more.
+    """
+    if isinstance(text, int):
+        return text
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    match = _NUMBER.fullmatch(text)
+    if not match or len(match[1]) > 18 or match[2].lower() not in _TOKENS:
+        raise UserError(
+            f"not a number of tokens: {text[:60]!r} is not a whole number, nor one with k (1024) or m (1048576), "
+            "such as 8k"
+        )
+    factor = _TOKENS[match[2].lower()]
+    count = float(match[1]) * factor if "." in match[1] else int(match[1]) * factor
+    if count != int(count) or count >= 2**63:
+        raise UserError(f"not a number of tokens: {text!r} is not a whole number below 2**63")
+    return int(count)
+
+
+def format_count(number: float, noun: str, plural: str | None = None) -> str:
+    """`number` things: 1 -> '1 thread', 2 -> '2 threads'. `plural`: where more than an s is to differ ('cores are')."""
+    shown = f"{number:g}" if isinstance(number, float) else str(number)
+    return f"{shown} {noun if number == 1 else plural or noun + 's'}"

@@ -130,7 +130,7 @@ class TestOnStories:
             llm.generate([[512]], GREEDY)
         with pytest.raises(UserError, match="temperature is -1"):
             llm.generate("x", SamplingParams(temperature=-1))
-        with pytest.raises(UserError, match="2 params for 1 prompts"):
+        with pytest.raises(UserError, match="2 params for 1 prompt"):
             llm.generate("x", [GREEDY, GREEDY])
         with pytest.raises(UserError, match="mixed"):
             llm.generate([1, "x"], GREEDY)  # type: ignore[list-item]

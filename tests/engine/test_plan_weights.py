@@ -137,7 +137,11 @@ def test_variables_say_what_they_say_to_serve_and_nothing_to_a_plan_of_workers(m
 
 @pytest.mark.parametrize("command", [("serve",), ("generate",), ("chat",), ("bench", "model"), ("plan",)], ids=" ".join)
 def test_every_command_takes_the_same_options(command: tuple[str, ...]) -> None:
-    shown = CliRunner(env={"COLUMNS": "200"}).invoke(cli, [*command, "--help"]).stdout
+    shown = (
+        CliRunner(env={"COLUMNS": "200"})
+        .invoke(cli, [*command, "--help-all" if command == ("serve",) else "--help"])
+        .stdout
+    )
     assert set(re.findall(r"--numa(?:-nodes|-mirror-tensors|-strict|-measured)?(?= )|--threads-per-core", shown)) >= {
         "--numa", "--numa-nodes", "--threads-per-core", "--numa-mirror-tensors", "--numa-strict", "--numa-measured",
     }  # fmt: skip

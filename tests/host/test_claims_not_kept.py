@@ -130,12 +130,12 @@ def test_bind_binds_and_says_so_and_strict_does_not() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         mask = os.sched_getaffinity(child.pid)
         one = min(mask)
-        strict = homenode("bind", "--strict", "--pid", child.pid, "--workers", 1)
+        strict = homenode("bind", "--strict", "--pid", child.pid, "--workers", 1, "--yes")
         assert strict.returncode == 1 and "cannot write" in strict.stderr
         loose = homenode("bind", "--pid", child.pid, "--cpus", one)
         assert os.sched_getaffinity(child.pid) == {one}, loose.stderr
         assert "undoing will not be possible" in loose.stdout
-        by_plan = homenode("bind", "--pid", child.pid, "--workers", 1)
+        by_plan = homenode("bind", "--pid", child.pid, "--workers", 1, "--yes")
         assert os.sched_getaffinity(child.pid) == mask, by_plan.stderr
         assert "claim" in by_plan.stderr and "Traceback" not in by_plan.stderr
         child.communicate(b"\n", 10)

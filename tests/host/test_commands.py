@@ -200,7 +200,7 @@ def test_bind_reaches_children_when_asked(target: Child) -> None:
 
 
 def test_binding_by_a_plan_claims_and_undoing_gives_up(target: Child, state: State) -> None:
-    assert homenode("bind", "--pid", target.pid).returncode == 0
+    assert homenode("bind", "--pid", target.pid, "--yes").returncode == 0
     assert [claim.pid for claim in read_claims(state)] == [target.pid]
     assert homenode("bind", "--pid", target.pid, "--undo").returncode == 0
     assert read_claims(state) == ()
@@ -236,3 +236,26 @@ def test_verify_watches_until_the_process_ends(target: Child) -> None:
 def test_bind_refuses_where_run_would_go_on_unbound(target: Child) -> None:
     code, answer = as_json("bind", "--pid", target.pid, "--workers", 1, "--local-rank", 7)
     assert (code, answer["error"]["code"]) == (2, "rank_out_of_range")
+
+
+@pytest.mark.parametrize("flags", [(), ("--watch", "0.1")])
+def test_verify_judges_nothing_where_it_finds_no_plan(target: Child, state: State, flags: tuple[str, ...]) -> None:
+    os.sched_setaffinity(target.pid, {ONE})
+    told = homenode("verify", "--pid", target.pid, *flags)
+    assert told.returncode == 2 and f"no plan was found for process {target.pid} in {state.folder}" in told.stdout
+    assert "off_plan" not in told.stdout + told.stderr and not told.stdout.startswith("error")
+    code, report = as_json("verify", "--pid", target.pid, *flags)
+    assert (code, [finding["code"] for finding in report["findings"]]) == (2, ["no_plan_found"])
+
+
+def test_verify_finds_the_plan_that_bind_has_left_in_its_own_state_folder(target: Child, tmp_path: Path) -> None:
+    assert homenode("bind", "--pid", target.pid, "--yes").returncode == 0
+    code, report = as_json("verify", "--pid", target.pid)
+    assert (code, report["findings"]) == (0, [])
+    elsewhere = homenode("verify", "--pid", target.pid, HOMENODE_STATE_DIR=str(tmp_path / "elsewhere"))
+    assert elsewhere.returncode == 2 and "no_plan_found" in elsewhere.stdout
+
+
+def test_verify_of_a_process_that_is_gone_names_it_though_no_plan_is_known() -> None:
+    code, answer = as_json("verify", "--pid", 4194303)
+    assert (code, "4194303" in answer["error"]["message"]) == (2, True)

@@ -239,7 +239,7 @@ def test_the_commands_route_verify_and_undo(
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
         return result.returncode, json.loads(result.stdout)
 
-    code, report = homenode("bind")
+    code, report = homenode("bind", "--yes")
     assert code == 0, report
     assert {"what": f"irq {irq}", "outcome": "done"}.items() <= next(
         step for step in report["steps"] if step["what"] == f"irq {irq}"

@@ -141,7 +141,7 @@ def test_pages_are_located_moved_and_missing_ones_said() -> None:
 
 
 def test_moving_pages_wants_a_node_for_each() -> None:
-    with pytest.raises(ValueError, match="2 pages and 1 nodes"):
+    with pytest.raises(ValueError, match="2 pages and 1 node"):
         KERNEL.move_pages(0, [0, 4096], [0])
 
 

@@ -71,7 +71,7 @@ def test_interrupts_go_to_the_node_of_their_device_and_come_back(stand_in: Path)
     assert wanted and set(wanted) <= set(node.cpus) and worker["memory_node"] == node.id
     before = routes(address)
     with child() as running:
-        bound = homenode("bind", "--pid", running.pid, "--json")
+        bound = homenode("bind", "--pid", running.pid, "--yes", "--json")
         assert bound.code == 0 and set(routes(address).values()) == {wanted}, bound.out
         assert set(interrupts(bound).values()) == {"done"} and len(interrupts(bound)) == len(before)
         assert homenode("verify", "--pid", running.pid, "--json").code == 0
@@ -90,7 +90,7 @@ def test_interrupts_that_the_kernel_keeps_for_itself_are_said_and_hinder_nothing
     answers_for(stand_in, address)
     before = routes(address)
     with child() as running:
-        bound = homenode("bind", "--pid", running.pid, "--json")
+        bound = homenode("bind", "--pid", running.pid, "--yes", "--json")
         said = interrupts(bound)
         assert bound.code == 0 and set(said.values()) == {"done", "failed"}
         after = routes(address)

@@ -161,7 +161,7 @@ def test_tensors_twice_without_an_index(folder: Path) -> None:
 
 def test_a_model_without_an_embedding(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(safetensors_bytes({"x": ("F32", [1], bytes(4))}))
-    with pytest.raises(CheckpointError, match="token embedding: seen none among 1 tensors"):
+    with pytest.raises(CheckpointError, match="token embedding: seen none among 1 tensor"):
         open_checkpoint(folder)
 
 

@@ -302,7 +302,7 @@ INVALID: dict[str, tuple[list[tuple[str, int, Any]], str]] = {
     "more tokens than rows": ([("tokenizer.ggml.tokens", 9, (STRING, ["x"] * 9))], "seen 9 tokens, wanted at most the 8 rows"),
     "tokens of a number": ([("tokenizer.ggml.tokens", U32, 9)], "tokenizer.ggml.tokens: seen 9, wanted an array of strings"),
     "tokens of arrays": (
-        [("tokenizer.ggml.tokens", 9, (9, [(U32, [1])])), ("tokenizer.ggml.token_type", 9, (5, [3]))], "seen a list of 1 values, wanted an array",
+        [("tokenizer.ggml.tokens", 9, (9, [(U32, [1])])), ("tokenizer.ggml.token_type", 9, (5, [3]))], "seen a list of 1 value, wanted an array",
     ),
     "end id of text": ([("tokenizer.ggml.eos_token_id", STRING, "2")], "eos_token_id: seen '2'"),
 }  # fmt: skip

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.errors import PlacementError
+from homenode.host.binding.cpu_load import CpuLoad
 from homenode.host.binding.doctor import doctor
 from homenode.host.binding.live_facts import CAP_SYS_NICE, LiveFacts, ProcessFacts
 from homenode.host.placement.demand import Demand
@@ -110,6 +111,9 @@ LIVING: list[tuple[str, str, LiveFacts]] = [
     ("info", "irqbalance_running", LiveFacts(irqbalance=812)),
     ("warning", "swap_used", LiveFacts(swap=1 << 30, swap_used=1 << 20)),
     ("info", "swap_on", LiveFacts(swap=1 << 30)),
+    ("warning", "machine_busy", LiveFacts(load=CpuLoad(0.4, 0.0, 2, load_average=3.5))),
+    ("warning", "machine_busy", LiveFacts(load=CpuLoad(0.1, 0.0, 2, waiting=0.5))),
+    ("warning", "cpu_time_stolen", LiveFacts(load=CpuLoad(0.1, 0.05, 2))),
     ("warning", "swapped_out", LiveFacts(process=ProcessFacts(9, "vllm", 4, 1 << 20))),
 ]
 
@@ -118,6 +122,8 @@ LIVING: list[tuple[str, str, LiveFacts]] = [
 def test_what_the_living_system_lacks_is_found(severity: str, code: str, live: LiveFacts) -> None:
     assert codes(doctor(good(), live=live)).get(code) == severity
     assert list(codes(doctor(good(), live=LiveFacts()))) == ["nothing_wrong"]
+    idle = LiveFacts(load=CpuLoad(0.05, 0.0, 2, load_average=9.0, waiting=0.01))
+    assert list(codes(doctor(good(), live=idle))) == ["nothing_wrong"], "a load average is of a minute ago"
 
 
 def test_threads_are_held_against_the_quota_and_the_mask() -> None:

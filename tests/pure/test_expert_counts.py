@@ -95,7 +95,7 @@ def test_nobody_waits_for_a_turn_that_does_not_come(tmp_path: Path) -> None:
     [
         ("folder", "cannot be written"),
         ("nowhere/counts.json", "in a folder that is there"),
-        ("other.json", "counts of 1 layers; the model has 3"),
+        ("other.json", "counts of 1 layer; the model has 3"),
     ],
 )
 def test_files_that_cannot_be_added_to_are_refused(tmp_path: Path, setting: str, words: str) -> None:

@@ -41,7 +41,7 @@ def test_runs_fall_back_to_pieces_when_no_run_is_long_enough() -> None:
     pool.release([blocks[0], blocks[1], blocks[3], blocks[4], blocks[5], blocks[8]])
     assert pool.allocate(5) == [3, 4, 5, 0, 1]
     assert pool.allocate(1) == [8]
-    with pytest.raises(InternalError, match="1 KV blocks wanted, 0 available"):
+    with pytest.raises(InternalError, match="1 KV block wanted, 0 available"):
         pool.allocate(1)
 
 

@@ -253,7 +253,7 @@ def test_counts_come_from_a_file(tmp_path: Path) -> None:
     [
         ("{}", "no JSON list"),
         ("[[1", "no JSON list"),
-        ("[[]]", "counts of 1 layers; the model has 2"),
+        ("[[]]", "counts of 1 layer; the model has 2"),
         ("[[], [1, 2]]", "2 counts for layer 1, which has 9"),
         ("[[], [0,0,0,0,0,0,0,0,-1]]", "below zero"),
         (None, "neither spread nor packed"),

@@ -88,7 +88,7 @@ def test_placement_settings_mean_the_same_as_for_workers_of_a_plan(
     ("text", "count", "settings", "words"),
     [
         ("1s/1n/2c", 3, {}, ("--data-parallel-size 3", "2 physical cores", "give 2")),
-        ("1s/1n/2c", 2, {"threads": 2}, ("--threads 2", "engine 0 has 1 CPUs", "give 1")),
+        ("1s/1n/2c", 2, {"threads": 2}, ("--threads 2", "engine 0 has 1 CPU", "give 1")),
         (TWO_NODES, 2, {"reserve_cpus": 7}, ("--reserve-cpus 7", "give 6")),
         (TWO_NODES, 2, {"cpu_threads_bind": "0-3|3-7"}, ("engines 0 and 1", "CPU 3")),
         (TWO_NODES, 2, {"cpu_threads_bind": "0-3"}, ("1 list for 2 workers",)),

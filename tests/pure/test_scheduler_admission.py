@@ -142,7 +142,7 @@ def test_a_deadline_ends_a_request_wherever_it_is() -> None:
     bench.tick(5.0)  # in flight
     ran = bench.final(0)
     assert (ran.finish_reason, ran.error_kind) == ("error", "UserError")
-    assert "deadline passed after 1 output tokens" in (ran.error or "") and "--request-timeout" in (ran.error or "")
+    assert "deadline passed after 1 output token" in (ran.error or "") and "--request-timeout" in (ran.error or "")
     assert bench.scheduler.next_deadline() is None
     bench.run()
     assert len(bench.tokens(2)) == 2

@@ -63,7 +63,7 @@ _BREACHES = {
     "has no position 7": Step(1, [], [], [StepItem(0, 6, 2, [], True)]),
     "is given block 64": Step(1, [], [_start(1, [1])], [StepItem(1, 0, 1, [64], True)]),
     "is given block 2 twice": Step(1, [], [_start(1, [1] * 5)], [StepItem(1, 0, 5, [2, 2], True)]),
-    "has 1 blocks and needs 2": Step(1, [], [_start(1, [1] * 5)], [StepItem(1, 0, 5, [2], True)]),
+    "has 1 block and needs 2": Step(1, [], [_start(1, [1] * 5)], [StepItem(1, 0, 5, [2], True)]),
     "has 3 blocks and needs 2": Step(1, [], [], [StepItem(0, 6, 1, [2], True)]),
     "writes to block 1, which another one uses": Step(1, [], [_start(1, [9] * 4)], [StepItem(1, 0, 4, [1], True)]),
     "finds another one's content in block 0": Step(

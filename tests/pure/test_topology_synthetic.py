@@ -209,7 +209,7 @@ def test_the_largest_hosts() -> None:
         ("2000n/4000c", "at most 1024"),
         ("4n/2c", "too few"),
         ("3s/2n/9c", "do not divide"),
-        ("2n/4c/ids=0", "ids= names 1 nodes, there are 2"),
+        ("2n/4c/ids=0", "ids= names 1 node, there are 2"),
         ("2n/4c/ids=0,0", "twice"),
         ("2n/4c/ids=0,1024", "goes up to 1023"),
         ("2n/4c/memoryless=2", "leaves no node with memory"),

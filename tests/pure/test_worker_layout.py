@@ -145,7 +145,7 @@ def test_too_many_stages_and_too_little_room_are_refused() -> None:
         balanced_layers([StageCost(1.0)] * 3, 2)
     with pytest.raises(
         CapacityError,
-        match="device 0 has room for 2 layers of stage 0; device 1 has room for 1 layers of stage 1; memory",
+        match="device 0 has room for 2 layers of stage 0; device 1 has room for 1 layer of stage 1; memory",
     ) as caught:
         balanced_layers([StageCost(1.0), StageCost(1.0)], 4, rooms_of(2, 1, 9))
     assert caught.value.param == "layer_split"

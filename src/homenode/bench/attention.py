@@ -19,6 +19,8 @@ from homenode.bench.passes import Passes
 from homenode.bench.steady import Meter, Runs, Watch, measure_repeatedly
 from homenode.compute.ops import KV_DTYPES, KvGeometry, Ops, StepArrays, StepLimits, Tensor
 from homenode.errors import UserError
+from homenode.spelling import with_suggestion
+from homenode.units import format_count
 
 if TYPE_CHECKING:
     from homenode.compute.native import NativeBackend
@@ -75,7 +77,8 @@ def check_plan(plan: AttentionPlan) -> None:
     """UserError for a type or shape that there is no attention for, or more memory than anybody can mean."""
     for name in plan.types:
         if name not in KV_DTYPES:
-            raise UserError(f"no KV memory of {name}; there is {', '.join(KV_DTYPES)}", param="--types")
+            message = f"no KV memory of {name}; there is {', '.join(KV_DTYPES)}"
+            raise UserError(with_suggestion(message, name, KV_DTYPES), param="--types")
         for heads, kv_heads, head_dim in plan.shapes:
             if heads % kv_heads or head_dim % 2 or not 2 <= head_dim <= 4096:
                 raise UserError(
@@ -85,7 +88,7 @@ def check_plan(plan: AttentionPlan) -> None:
             layer = plan.batch * _blocks(max(plan.contexts)) * _geometry(name, kv_heads, head_dim, 1).block_bytes
             if layer > _MOST_BYTES:
                 raise UserError(
-                    f"{plan.batch} contexts of {max(plan.contexts)} tokens, {kv_heads} KV heads of {head_dim}: {layer >> 30} GiB for one layer; "
+                    f"{format_count(plan.batch, 'context')} of {format_count(max(plan.contexts), 'token')}, {format_count(kv_heads, 'KV head')} of {head_dim}: {layer >> 30} GiB for one layer; "
                     f"at most {_MOST_BYTES >> 30} can be measured",
                     param="--contexts",
                 )

@@ -20,6 +20,7 @@ from homenode.bench.stored import FORMATS, stored_matrix
 from homenode.compute.ops import Ops, Program, StepArrays, StepLimits, Tensor, Weight
 from homenode.dtypes import BY_NAME
 from homenode.errors import UserError
+from homenode.spelling import with_suggestion
 
 if TYPE_CHECKING:
     from homenode.compute.native import NativeBackend
@@ -78,7 +79,8 @@ def check_plan(plan: KernelPlan, formats: frozenset[str]) -> None:
     known = sorted(set(FORMATS) & formats)
     for name in plan.formats:
         if name not in known:
-            raise UserError(f"no kernel for format {name}; there are {', '.join(known)}", param="--formats")
+            message = f"no kernel for format {name}; there are {', '.join(known)}"
+            raise UserError(with_suggestion(message, name, known), param="--formats")
         for columns, rows in plan.shapes:
             if columns % BY_NAME[name].block:
                 raise UserError(

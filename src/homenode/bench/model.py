@@ -22,6 +22,7 @@ from homenode.bench.work import ModelWork
 from homenode.compute.ops import Backend, Program, SamplingArrays, StepArrays, StepLimits
 from homenode.errors import UserError
 from homenode.model.weights.load import LoadedModel
+from homenode.units import format_count
 
 _BLOCK = 64
 _ROUNDS = 4  # in which tests are measured anew that were not in the placement of the others
@@ -92,7 +93,8 @@ def timed_runs(model: LoadedModel, backend: Backend, plan: Plan) -> ModelRuns:
     longest = max(plan.prompt_tokens, plan.context + plan.gen_tokens)
     if longest > model.spec.max_position:
         raise UserError(
-            f"the plan needs a context of {longest} tokens; the model has {model.spec.max_position}", param="--context"
+            f"the plan needs a context of {format_count(longest, 'token')}; the model has {model.spec.max_position}",
+            param="--context",
         )
     widest = max(plan.batches)
     blocks = -(-longest // _BLOCK)

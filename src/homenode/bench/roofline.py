@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from homenode.bench.kernels import KernelResult
+from homenode.units import format_count
 
 _WIDTH, _HEIGHT = 960, 600
 _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 190, 50, 60
@@ -136,7 +137,7 @@ def _draw_points(svg: ET.Element, x: Scale, y: Scale, results: Sequence[KernelRe
 
 def point_label(r: KernelResult) -> str:
     """A result in one line."""
-    return f"{r.format} {r.columns}x{r.rows}, {r.tokens} tokens: {r.gops:.0f} GOPS, {r.gb_s:.1f} GB/s, {r.fraction:.0%} of its ceiling"
+    return f"{r.format} {r.columns}x{r.rows}, {format_count(r.tokens, 'token')}: {r.gops:.0f} GOPS, {r.gb_s:.1f} GB/s, {r.fraction:.0%} of its ceiling"
 
 
 def _line(svg: ET.Element, a: tuple[float, float], b: tuple[float, float], colour: str, width: str = "1") -> None:

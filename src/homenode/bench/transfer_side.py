@@ -36,6 +36,7 @@ from homenode.transfer.seam import (
     Unused,
 )
 from homenode.transfer.settings import TransferConfig
+from homenode.units import format_count
 
 Mode = Literal["push", "pull-eager", "pull-delay"]
 _FINGERPRINT = {"measured by": "homenode bench transfer"}
@@ -203,7 +204,9 @@ class Side:
         """When so many pages of a ticket had arrived, or were computed but for its late ones (time.perf_counter). TimeoutError when they do not."""
         wanted = pages * self.block_size
         self.attend(
-            lambda: self._arrivals.get(ticket, (-1, 0.0))[0] >= wanted, timeout, f"{pages} pages of ticket {ticket}"
+            lambda: self._arrivals.get(ticket, (-1, 0.0))[0] >= wanted,
+            timeout,
+            f"{format_count(pages, 'page')} of ticket {ticket}",
         )
         return self._arrivals[ticket][1]
 

@@ -13,9 +13,10 @@ from homenode.cli.bench_serve import serve
 from homenode.cli.bench_start import start
 from homenode.cli.bench_step import step
 from homenode.cli.bench_transfer import transfer
+from homenode.cli.suggestions import SuggestingGroup
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def bench() -> None:
     """Measure how fast things run here."""
 

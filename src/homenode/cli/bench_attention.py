@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from homenode.cli.bench_options import HeadShapes, Names, Numbers, meter_of, native_backend
+from homenode.cli.bench_options import HeadShapes, Names, meter_of, native_backend
 from homenode.cli.log_options import with_command_log
 from homenode.cli.options import with_some_settings
 from homenode.cli.report import OUT, plain_errors
+from homenode.cli.token_counts import TokenCounts
 from homenode.engine.config import EngineConfig
+from homenode.units import format_count
 
 if TYPE_CHECKING:
     from homenode.bench.attention import AttentionResult
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="Query heads x KV heads x elements of a head.",
 )
-@click.option("--contexts", type=Numbers(), default="512,8192,32768", show_default=True, help="Tokens of each context.")
+@click.option(
+    "--contexts", type=TokenCounts(), default="512,8192,32768", show_default=True, help="Tokens of each context."
+)
 @click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, help="Sequences decoded at once.")
 @with_some_settings(EngineConfig, "threads", "isa")
 @click.option(
@@ -68,7 +72,7 @@ def attention(
         else:
             _print_table(results)
             OUT.print(
-                f"Instruction set level {statistics['level']}, {statistics['threads']} threads, {batch} sequences.",
+                f"Instruction set level {statistics['level']}, {format_count(statistics['threads'], 'thread')}, {format_count(batch, 'sequence')}.",
                 highlight=False,
             )
 

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from homenode.cli.bench_options import Names, Numbers, Shapes, meter_of, native_backend
+from homenode.cli.bench_options import Names, Shapes, meter_of, native_backend
 from homenode.cli.log_options import with_command_log
 from homenode.cli.options import with_some_settings
 from homenode.cli.report import OUT, plain_errors
+from homenode.cli.token_counts import TokenCounts
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
+from homenode.units import format_count
 
 if TYPE_CHECKING:
     from homenode.bench.kernels import KernelResult
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="Inputs x outputs of the matrices.",
 )
-@click.option("--tokens", type=Numbers(), default="1,4,8,32,512", show_default=True, help="Rows multiplied at once.")
+@click.option(
+    "--tokens", type=TokenCounts(), default="1,4,8,32,512", show_default=True, help="Rows multiplied at once."
+)
 @with_some_settings(EngineConfig, "threads", "isa")
 @click.option(
     "--repeat", type=click.IntRange(1, 100), default=2, show_default=True, help="Counted runs; the median is reported."
@@ -70,7 +74,11 @@ def kernels(
             results = list(measure_kernels(backend, meter_of(backend), plan, watch))
         statistics = backend.statistics()
         if plot is not None:
-            _draw(results, f"Matrix products: {statistics['level']}, {statistics['threads']} threads", plot)
+            _draw(
+                results,
+                f"Matrix products: {statistics['level']}, {format_count(statistics['threads'], 'thread')}",
+                plot,
+            )
         if as_json:
             click.echo(msgspec.json.encode({"backend": statistics, "results": [asdict(r) for r in results]}).decode())
         else:

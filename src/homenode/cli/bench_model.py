@@ -14,6 +14,7 @@ from homenode.cli.engine_notes import tell_unused_settings
 from homenode.cli.log_options import with_command_log
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
 from homenode.cli.report import ERR, OUT, loading_bar, plain_errors
+from homenode.cli.token_counts import TokenCount
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
 
@@ -25,14 +26,14 @@ if TYPE_CHECKING:
 @click.argument("model", required=False)
 @click.option(
     "--prompt-tokens",
-    type=click.IntRange(0),
+    type=TokenCount(),
     default=512,
     show_default=True,
     help="Tokens of the prompt; 0: no prefill test.",
 )
 @click.option(
     "--gen-tokens",
-    type=click.IntRange(0),
+    type=TokenCount(),
     default=128,
     show_default=True,
     help="Tokens decoded for each sequence; 0: no decode test.",
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--context",
-    type=click.IntRange(0),
+    type=TokenCount(),
     default=0,
     show_default=True,
     help="Tokens already in the context when decoding begins.",

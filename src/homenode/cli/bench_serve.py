@@ -12,6 +12,7 @@ import msgspec
 from homenode.cli.bench_options import Numbers
 from homenode.cli.log_options import with_command_log
 from homenode.cli.report import OUT, plain_errors
+from homenode.cli.token_counts import TokenCount
 
 if TYPE_CHECKING:
     from homenode.bench.served import Served
@@ -35,12 +36,12 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--prompt-tokens",
-    type=click.IntRange(1),
+    type=TokenCount(1),
     default=256,
     show_default=True,
     help="Tokens of each prompt, drawn at random.",
 )
-@click.option("--gen-tokens", type=click.IntRange(1), default=128, show_default=True, help="Tokens of each completion.")
+@click.option("--gen-tokens", type=TokenCount(1), default=128, show_default=True, help="Tokens of each completion.")
 @click.option(
     "--vocab-size",
     type=click.IntRange(200),

@@ -11,6 +11,7 @@ import click
 from homenode.cli.bench_options import Sizes
 from homenode.cli.log_options import with_command_log
 from homenode.cli.report import ERR, OUT, json_errors, print_json
+from homenode.cli.suggestions import SuggestingChoice
 from homenode.errors import UserError
 from homenode.units import format_bytes
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 @click.option(
     "--channel",
     "channels",
-    type=click.Choice(("shm", "tcp", "nixl")),
+    type=SuggestingChoice(("shm", "tcp", "nixl")),
     multiple=True,
     default=("shm", "tcp"),
     show_default=True,

@@ -18,8 +18,22 @@ from homenode.cli.run import dry
 from homenode.errors import HomenodeError, HostError, UserError
 
 if TYPE_CHECKING:
+    from homenode.host.binding.changes import Change
     from homenode.host.binding.report import Report
     from homenode.host.binding.state import State
+
+# Flags that say where a process is to be bound; the others say how, or describe what is planned for.
+_PLACES = (
+    "cpus",
+    "memory_nodes",
+    "strategy",
+    "numa_bind",
+    "numa_bind_nodes",
+    "numa_bind_cpus",
+    "cpu_threads_bind",
+    "visible_devices",
+    "local_rank",
+)
 
 
 @click.command(cls=ManyValuesCommand)
@@ -33,6 +47,7 @@ if TYPE_CHECKING:
 @click.option("--strict", is_flag=True, help="Put everything back when a step cannot be done entirely.")
 @click.option("--watch", "watch_s", type=click.FloatRange(0), is_flag=False, flag_value=0.0, metavar="[SECONDS]", help="Stay, and bind threads that are born later; 0 or nothing: until it ends.")  # fmt: skip
 @click.option("--undo", is_flag=True, help="Put back what was before the first binding.")
+@click.option("--yes", is_flag=True, help="Bind by the plan although no flag says where to.")
 @click.option("--dry-run", is_flag=True, help="Say what would be bound to what, and change nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
@@ -47,16 +62,18 @@ def bind(
     strict: bool,
     watch_s: float | None,
     undo: bool,
+    yes: bool,
     dry_run: bool,
     as_json: bool,
     **values: Any,
 ) -> None:
     """Bind process PID by a plan, or to --cpus and --memory-nodes: all its threads, and the memory it has already.
 
+    Where neither a place nor a strategy is given, the plan and what it would change are shown, and --yes is asked for.
     What was before is remembered, so that --undo can put it back. Exit code 1 when something of the plan does not hold.
     """
     from homenode.host.binding.state import open_state
-    from homenode.host.binding.threads import descendants, identify
+    from homenode.host.binding.threads import descendants, identify, refuse_first_process
 
     flags = PlanFlags.taken_from(values)
     with json_errors(as_json):
@@ -66,14 +83,27 @@ def bind(
         if dry_run and watch_s is not None:
             raise UserError("--watch stays and binds, and --dry-run changes nothing; give one of them", param="--watch")
         identify(pid)
-        state = None if dry_run else _state_if_possible(strict)
+        refuse_first_process(pid)
+        changes = not dry_run and (yes or _place_said(ctx))
+        state = _state_if_possible(strict) if changes else None
         # A binding asked for by name is not left out quietly.
-        found = aim(flags, cpus, strict=True, pid=pid, claims=not dry_run, strict_claims=strict)
+        found = aim(flags, cpus, strict=True, pid=pid, claims=changes, strict_claims=strict)
         told(found.ignored if as_json else (*found.ignored, *found.lines))
         if dry_run or found.target is None:
             others = tuple(descendants(pid)) if children else None
-            print_json(dry(found, memory=memory, irqs=irqs, children=others))
+            listed = [] if found.target is None else _changes(pid, found, children, memory, irqs)
+            shown = [{"pid": of, **change.to_dict()} for of, change in listed]
+            print_json({**dry(found, memory=memory, irqs=irqs, children=others), "changes": shown})
             return
+        if not changes:
+            if not as_json:
+                _show_plan(pid, found, memory)
+                _show_changes(pid, _changes(pid, found, children, memory, irqs))
+            raise UserError(
+                f"process {pid} is left as it is, as nothing says where to bind it; give --yes to bind it by this plan, "
+                "or say where: --cpus, --memory-nodes or --strategy",
+                param="--yes",
+            )
         report = _apply_or_release(pid, found, memory, irqs, strict, state)
         if report.ok and found.plan is not None and found.plan.kernel_threads:
             from homenode.host.binding.kernel_threads import bind_kernel_threads
@@ -84,6 +114,45 @@ def bind(
         if watch_s is not None and report.ok:
             _watch(pid, found, watch_s)
         _finish(report, as_json)
+
+
+def _place_said(ctx: click.Context) -> bool:
+    """Whether a flag says where to bind, rather than only how."""
+    return any(ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE for name in _PLACES)
+
+
+def _show_plan(pid: int, found: Aim, memory: bool) -> None:
+    from homenode.cpuset import format_cpu_list
+    from homenode.host.binding.changes import name_and_owner
+
+    target = found.target
+    assert target is not None
+    nodes = f", memory nodes {format_cpu_list(target.memory_nodes)}" if target.memory_nodes and memory else ""
+    by = f" (strategy {found.plan.strategy})" if found.plan else ""
+    click.echo(f"plan for process {name_and_owner(pid)}: CPUs {format_cpu_list(target.cpus)}{nodes}{by}")
+
+
+def _changes(pid: int, found: Aim, children: bool, memory: bool, irqs: bool) -> list[tuple[int, Change]]:
+    """What binding would change, each with the process that it is about."""
+    from homenode.host.binding.changes import changes_of_interrupts, changes_of_process
+    from homenode.host.binding.threads import descendants
+
+    assert found.target is not None
+    listed = [(pid, change) for change in changes_of_process(pid, found.target, memory=memory)]
+    for child in descendants(pid) if children else ():
+        with suppress(UserError):  # it has ended
+            listed += [(child, change) for change in changes_of_process(child, found.target, memory=memory)]
+    return listed + [(pid, change) for change in (changes_of_interrupts(found.target, found.host) if irqs else ())]
+
+
+def _show_changes(pid: int, changes: list[tuple[int, Change]]) -> None:
+    from homenode.host.binding.changes import name_and_owner
+
+    for of, change in changes:
+        owner = "" if of == pid else f"process {name_and_owner(of)}: "
+        click.echo(f"  would change: {owner}{change}")
+    if not changes:
+        click.echo("  would change nothing: it is so already")
 
 
 def _state_if_possible(strict: bool) -> State | None:

@@ -16,6 +16,7 @@ from homenode.cli.engine_notes import tell_unused_sampling, tell_unused_settings
 from homenode.cli.log_options import with_command_log
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
 from homenode.cli.report import ERR, OUT, loading_bar, plain_errors, print_note, print_piece, show_controls
+from homenode.cli.sampling_flags import with_sampling_flags
 from homenode.cli.word_wrap import WordWrap
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
@@ -46,18 +47,9 @@ _ENDS = {"length": "cut by --max-tokens or the end of the context", "abort": "st
 @click.command()
 @click.argument("model", required=False)
 @click.option("--system", help="System message that opens the conversation.")
-@click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True, help="Longest answer.")
-@click.option(
-    "--temperature",
-    type=click.FloatRange(0, 2),
-    default=0.7,
-    show_default=True,
-    help="0 takes the likeliest token every time.",
+@with_sampling_flags(
+    "answer", "0 takes the likeliest token every time. Left out: what the model's generation_config.json says, else 1."
 )
-@click.option(
-    "--top-p", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True, help="Nucleus sampling."
-)
-@click.option("--seed", type=int, help="Makes the answers repeatable.")
 @with_some_settings(EngineConfig, *_SETTINGS)
 @with_some_settings(TextConfig, "tokenizer", "chat_template", "chat_template_timeout")
 @with_command_log
@@ -65,9 +57,11 @@ def chat(
     model: str | None,
     system: str | None,
     max_tokens: int,
-    temperature: float,
-    top_p: float,
+    temperature: float | None,
+    top_p: float | None,
+    top_k: int | None,
     seed: int | None,
+    stop: tuple[str, ...],
     tokenizer: str | None,
     chat_template: str | None,
     chat_template_timeout: float,
@@ -101,7 +95,9 @@ def chat(
         with loading_bar("loading") as update:
             llm = LLM(config=config, tokenizer=text, progress=update)
         with llm:
-            params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+            params = SamplingParams(
+                max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=list(stop)
+            )
             if isinstance(sys.stdin, io.TextIOWrapper):
                 sys.stdin.reconfigure(errors="replace")  # what is no UTF-8 is asked as far as it is
             _tell(_banner(llm))

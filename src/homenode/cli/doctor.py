@@ -92,24 +92,23 @@ def _show(found: list[Finding]) -> None:
     from rich.text import Text
 
     from homenode.cli.draw_plan import COLOURS
-    from homenode.cli.report import OUT
+    from homenode.cli.fitted_text import FittedLine
+    from homenode.cli.report import print_fitted
 
     for finding in found:
-        OUT.print(
-            Text.assemble(
-                (f"{finding.severity:8}", COLOURS[finding.severity]), (f"{finding.code}: ", "bold"), finding.message
-            )
-        )
+        severity = (f"{finding.severity:8}", COLOURS[finding.severity])
+        print_fitted(FittedLine(Text.assemble(severity, (f"{finding.code}: ", "bold"), finding.message), further=8))
         if finding.remedy:
-            OUT.print(Text.assemble(" " * 8, ("do: ", "dim"), finding.remedy))
+            print_fitted(FittedLine(Text.assemble(" " * 8, ("do: ", "dim"), finding.remedy)))
 
 
 def _show_levels(levels: NativeLevels | None) -> None:
     from rich.text import Text
 
-    from homenode.cli.report import OUT
+    from homenode.cli.fitted_text import FittedLine
+    from homenode.cli.report import print_fitted
 
     if levels is not None:
-        OUT.print(Text("\nInstruction set levels of the native core:", "bold"))
+        print_fitted(Text("\nInstruction set levels of the native core:", "bold"))
         for line in levels.lines():
-            OUT.print(Text("  " + line))
+            print_fitted(FittedLine("  " + line))

@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from homenode.cli.draw_plan import draw_findings
+from homenode.cli.fitted_text import FittedLine, FittedTable
 from homenode.cpuset import format_cpu_list
 from homenode.model.weights.homes import MatrixHome, WeightHomes
 from homenode.model.weights.numa_layout import NumaLayout
@@ -25,12 +25,14 @@ def draw_homes(made: NumaLayout) -> RenderableType:
         f"--numa {plan.policy}: one copy is {format_bytes(homes.size)}, in all {format_bytes(homes.total)}",
         style="bold",
     )
-    return Group(head, Text(f"why: {plan.why}"), _by_node(made), _by_kind(homes), *draw_findings(plan.findings))
+    return Group(
+        FittedLine(head), FittedLine(f"why: {plan.why}"), _by_node(made), _by_kind(homes), *draw_findings(plan.findings)
+    )
 
 
-def _by_node(made: NumaLayout) -> Table:
+def _by_node(made: NumaLayout) -> FittedTable:
     homes = made.homes
-    table = Table("node", "threads", "CPUs", "weights", "free")
+    table = FittedTable("node", "threads", "CPUs", "weights", "free")
     teams = {team.node: team for team in made.plan.teams}
     for node, size in sorted(homes.nodes.items()):
         team = teams.get(node)
@@ -43,7 +45,7 @@ def _by_node(made: NumaLayout) -> Table:
     return table
 
 
-def _by_kind(homes: WeightHomes) -> Table:
+def _by_kind(homes: WeightHomes) -> FittedTable:
     """A line for the matrices of one kind that are spread alike, the layers' in one."""
     kinds: dict[tuple[object, ...], list[MatrixHome]] = {}
     for matrix in homes.matrices:
@@ -51,7 +53,7 @@ def _by_kind(homes: WeightHomes) -> Table:
     nodes = sorted(homes.nodes)
     wide = len(nodes) > _MOST_COLUMNS
     heads = ("fewest", "most") if wide else tuple(f"node {node}" for node in nodes)
-    table = Table("matrix", "count", "rows", *heads, title="rows of each node", title_justify="left")
+    table = FittedTable("matrix", "count", "rows", *heads, title="rows of each node")
     for members in kinds.values():
         first = members[0]
         cells = (

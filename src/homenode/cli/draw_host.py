@@ -11,11 +11,13 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from homenode.cli.fitted_text import FittedLine
 from homenode.cpuset import format_cpu_list
 from homenode.host.topology.host import Accelerator, Cpu, Host, Node
-from homenode.units import format_bytes
+from homenode.units import format_bytes, format_count
 
 _CORES_A_LINE = 16
+_DISTANCES = 66  # columns that the distances of one node may take, for a line to fit a terminal
 _ALLOWED, _FORBIDDEN = "■", "□"
 _CLASSES = {0x01: "storage", 0x02: "network", 0x03: "display", 0x0B: "processor", 0x12: "accelerator"}
 _MASKS = {
@@ -45,22 +47,18 @@ def draw_host(host: Host) -> RenderableType:
     return Group(*parts, *_allowed(host))
 
 
-def _headline(host: Host) -> Text:
+def _headline(host: Host) -> FittedLine:
     sockets, nodes = len({cpu.socket for cpu in host.cpus}), len(host.nodes)
     words = [
         host.machine,
         f"Linux {host.kernel}" if host.kernel else "",
-        _count(sockets, "socket"),
-        _count(nodes, "node"),
-        _count(len(host.cores), "core"),
-        _count(len(host.cpus), "CPU"),
+        format_count(sockets, "socket"),
+        format_count(nodes, "node"),
+        format_count(len(host.cores), "core"),
+        format_count(len(host.cpus), "CPU"),
         f"{len(host.offline)} offline" if host.offline else "",
     ]
-    return Text(" · ".join(word for word in words if word), style="bold")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
+    return FittedLine(Text(" · ".join(word for word in words if word), style="bold"))
 
 
 def _socket(host: Host, socket: int) -> Panel:
@@ -123,7 +121,11 @@ def _devices(host: Host, node: Node) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted((k, c) for k, c in kinds.items() if k))
 
 
-def _distances(host: Host) -> Table:
+def _distances(host: Host) -> RenderableType:
+    """A table, or where it would be wider than a terminal a line for each node: its neighbours by distance."""
+    cell = max(len(str(host.distance(a.id, b.id))) for a in host.nodes for b in host.nodes) + 2
+    if len(host.nodes) * cell > _DISTANCES:
+        return Group(*(_line(f"node {node.id}", _by_distance(host, node)) for node in host.nodes))
     table = Table(
         "distance", *(str(node.id) for node in host.nodes), title_justify="left", box=None, header_style="dim"
     )
@@ -132,16 +134,24 @@ def _distances(host: Host) -> Table:
     return table
 
 
-def _allowed(host: Host) -> list[Text]:
+def _by_distance(host: Host, node: Node) -> str:
+    """`distance 10: 0; 22: 1-3`."""
+    others: dict[int, list[int]] = {}
+    for other in host.nodes:
+        others.setdefault(host.distance(node.id, other.id), []).append(other.id)
+    return "distance " + "; ".join(f"{far}: {format_cpu_list(others[far])}" for far in sorted(others))
+
+
+def _allowed(host: Host) -> list[FittedLine]:
     allowance = host.allowance
     balancing = {True: "on", False: "off", None: "unknown"}[host.numa_balancing]
     lines = [
         _line(
             "allowed",
-            f"{len(allowance.cpus)} of {_count(len(host.cpus), 'CPU')}: {format_cpu_list(allowance.cpus)}{_MASKS.get(allowance.mask_origin, '')}; "
+            f"{len(allowance.cpus)} of {format_count(len(host.cpus), 'CPU')}: {format_cpu_list(allowance.cpus)}{_MASKS.get(allowance.mask_origin, '')}; "
             f"memory nodes {format_cpu_list(allowance.mems) or 'unknown'}",
         ),
-        _line("quota", "none" if allowance.cpu_quota is None else f"{allowance.cpu_quota:g} CPUs"),
+        _line("quota", "none" if allowance.cpu_quota is None else format_count(allowance.cpu_quota, "CPU")),
         _line("memory limit", "none" if allowance.memory_limit is None else format_bytes(allowance.memory_limit)),
         _line(
             "kernel", f"NUMA balancing {balancing}, transparent huge pages {host.transparent_huge_pages or 'unknown'}"
@@ -156,5 +166,5 @@ def _allowed(host: Host) -> list[Text]:
     return lines + [_line(severity, message) for severity, message in notes]
 
 
-def _line(name: str, text: str) -> Text:
-    return Text.assemble((f"{name}: ", "bold"), text)
+def _line(name: str, text: str) -> FittedLine:
+    return FittedLine(Text.assemble((f"{name}: ", "bold"), text))

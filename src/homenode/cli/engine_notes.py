@@ -21,7 +21,7 @@ def tell_unused_settings(config: EngineConfig, devices: Sequence[str] = ("cpu",)
         ERR.print(f"homenode: {finding.severity}: {finding.text}", markup=False, highlight=False)
 
 
-def tell_unused_sampling(temperature: float) -> None:
+def tell_unused_sampling(temperature: float | None) -> None:
     """For commands that sample: what --top-p and --top-k cannot do at temperature 0. A seed is kept to there, too, as
     every answer is the same."""
     context = click.get_current_context()

@@ -13,6 +13,7 @@ from homenode.cli.engine_notes import tell_unused_sampling, tell_unused_settings
 from homenode.cli.log_options import with_command_log
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
 from homenode.cli.report import OUT, loading_bar, plain_errors, print_note, print_piece
+from homenode.cli.sampling_flags import with_sampling_flags
 from homenode.engine.config import EngineConfig
 from homenode.logs.setup import hold_log
 
@@ -36,22 +37,11 @@ _SETTINGS = (
 @click.command()
 @click.argument("model", required=False)
 @click.option("--prompt", required=True, help="Text to continue.")
-@click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Longest continuation.")
-@click.option(
-    "--temperature",
-    type=click.FloatRange(0, 2),
-    default=0.0,
-    show_default=True,
-    help="0 takes the likeliest token every time.",
+@with_sampling_flags(
+    "continuation",
+    "0 takes the likeliest token every time, as this command does where nothing is said.",
+    temperature=0.0,
 )
-@click.option(
-    "--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="Nucleus sampling."
-)
-@click.option(
-    "--top-k", type=click.IntRange(0), default=0, show_default=True, help="Sample among this many tokens; 0: all."
-)
-@click.option("--seed", type=int, help="Makes the sampling repeatable.")
-@click.option("--stop", multiple=True, help="Text that ends the continuation before it; may be given several times.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after the model's end token.")
 @click.option("--chat", is_flag=True, help="Take the prompt as a user's message and apply the model's chat template.")
 @with_some_settings(EngineConfig, *_SETTINGS)
@@ -89,15 +79,19 @@ def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, 
             llm = LLM(config=config, tokenizer=tokenizer, progress=update)
         with llm:
             if as_json:
-                _print_json(llm, prompt, chat, params, stop)
+                text = _print_json(llm, prompt, chat, params, stop)
+                _tell_nothing(text, stop, chat, tokenizer)
                 return
             stream = (
                 llm.stream_chat([_user(prompt)], params, stop=stop) if chat else llm.stream(prompt, params, stop=stop)
             )
+            shown = ""
             with hold_log():
                 for piece in stream:
+                    shown += piece
                     print_piece(piece)
                 OUT.print()
+            _tell_nothing(shown, stop, chat, tokenizer)
 
 
 def _sized(
@@ -130,7 +124,19 @@ def _user(prompt: str) -> dict[str, str]:
     return {"role": "user", "content": prompt}
 
 
-def _print_json(llm: Any, prompt: str, chat: bool, params: Any, stop: tuple[str, ...]) -> None:
+def _tell_nothing(shown: str, stop: tuple[str, ...], chat: bool, tokenizer: Tokenizer) -> None:
+    """Why there may be no text, where there is none and no --stop has cut it off."""
+    if shown.strip() or stop:
+        return
+    if tokenizer.has_chat_template and not chat:
+        print_note("the model ended at once; it is made for conversations, so ask it with --chat")
+    else:
+        print_note("the model ended at once, and the answer is empty; --ignore-eos goes on behind the end")
+
+
+def _print_json(llm: Any, prompt: str, chat: bool, params: Any, stop: tuple[str, ...]) -> str:
+    """The completion as one JSON object; its text."""
     found = llm.chat([_user(prompt)], params, stop=stop) if chat else llm.generate(prompt, params, stop=stop)[0]
     kept = {name: value for name, value in asdict(found).items() if value is not None}
     click.echo(msgspec.json.encode({**kept, "model": llm.ready.model}).decode())
+    return str(found.text)

@@ -9,6 +9,8 @@ import click
 
 from homenode.cli.placement_options import open_source
 from homenode.cli.report import json_errors, print_json
+from homenode.cli.suggestions import SuggestingGroup
+from homenode.units import format_count
 
 if TYPE_CHECKING:
     from homenode.host.topology.source import Source
@@ -19,7 +21,7 @@ _FROM = click.option(
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=SuggestingGroup, invoke_without_command=True)
 @_FROM
 @_JSON
 @click.pass_context
@@ -56,7 +58,8 @@ def record(ctx: click.Context, file: Path) -> None:
     with json_errors(False):
         recording = save_recording(file, open_source(ctx.obj[0]))
         click.echo(
-            f"{file}: {len(recording['files'])} files and {len(recording['commands'])} commands recorded", err=True
+            f"{file}: {format_count(len(recording['files']), 'file')} and {format_count(len(recording['commands']), 'command')} recorded",
+            err=True,
         )
 
 
@@ -71,6 +74,6 @@ def _show(text: str | None, as_json: bool) -> None:
             print_json(host_to_dict(seen))
             return
         from homenode.cli.draw_host import draw_host
-        from homenode.cli.report import OUT
+        from homenode.cli.report import print_fitted
 
-        OUT.print(draw_host(seen), soft_wrap=False)
+        print_fitted(draw_host(seen))

@@ -12,6 +12,7 @@ import click
 
 from homenode import __version__
 from homenode.cli.report import plain_errors
+from homenode.cli.suggestions import SuggestingGroup
 from homenode.logs.stream import open_standard_streams
 from homenode.start_phases import mark_phase
 
@@ -38,7 +39,7 @@ _COMMANDS = {
 }
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(SuggestingGroup):
     """Knows its commands by name and one line; loads their code on demand."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

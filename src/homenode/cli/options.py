@@ -18,9 +18,11 @@ from typing import Any
 import click
 
 from homenode.cli.report import set_by
+from homenode.cli.suggestions import SuggestingChoice
 from homenode.errors import UserError
 from homenode.host.placement.numa_settings import NumaSettings
 from homenode.options import EMPTY_SECRET, Option, is_empty_secret, options_of
+from homenode.spelling import with_suggestion
 
 _SOURCES = {
     click.core.ParameterSource.COMMANDLINE: "flag",
@@ -144,7 +146,7 @@ def out_of_range(value: Any, option: Option) -> str | None:
     if is_empty_secret(option, value):
         return EMPTY_SECRET
     if option.choices and value not in option.choices:
-        return f"{value!r} is none of {', '.join(option.choices)}"
+        return with_suggestion(f"{value!r} is none of {', '.join(option.choices)}", str(value), option.choices)
     if isinstance(value, int | float) and not isinstance(value, bool):
         if value != value:
             return "not a number"
@@ -198,7 +200,9 @@ def _click_option(setting: Setting) -> Callable[[Any], Any]:
     if setting.kind is bool:
         return click.option(f"--{setting.flag}/--no-{setting.flag}", setting.name, **common)
     kind = (
-        click.Choice(setting.option.choices) if setting.option.choices and not setting.option.parse else _Value(setting)
+        SuggestingChoice(setting.option.choices)
+        if setting.option.choices and not setting.option.parse
+        else _Value(setting)
     )
     secret = setting.option.secret
     return click.option(f"--{setting.flag}", setting.name, type=kind, multiple=setting.many, secret=secret, **common)
@@ -226,9 +230,8 @@ def _read_config(configs: tuple[type[Any], ...]) -> Callable[[click.Context, cli
         keys = {key: key.replace("_", "-") for key in values}
         unknown = [key for key, flag in keys.items() if flag not in by_flag and flag not in arguments]
         if unknown:
-            raise click.BadParameter(
-                f"{file} has settings that do not exist: {', '.join(unknown)}; keys are the flags' names without dashes in front"
-            )
+            message = f"{file} has settings that do not exist: {', '.join(unknown)}; keys are the flags' names without dashes in front"
+            raise click.BadParameter(with_suggestion(message, unknown[0], by_flag))
         ctx.default_map = {}
         for key, value in values.items():
             setting = by_flag.get(keys[key])

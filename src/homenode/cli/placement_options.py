@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from homenode.cli.suggestions import SuggestingChoice
 from homenode.errors import UserError
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _flags() -> list[Callable[[Any], Any]]:
     from homenode.host.placement.select import STRATEGIES
 
     return [
-        click.option("--strategy", type=click.Choice(tuple(STRATEGIES)), help="How to plan. Default: fair."),
+        click.option("--strategy", type=SuggestingChoice(tuple(STRATEGIES)), help="How to plan. Default: fair."),
         click.option("--from", "source", metavar="FILE", help="A recorded host, or one in a line such as 2s/4n/64c/smt2, instead of this machine."),
         click.option("--device-type", metavar="T", help="Ascend device type: A2, A3, 310P, 950. Default: told from the chips' names."),
         click.option("--visible-devices", metavar="LIST", help="Devices in the order of their ranks. Default: the vendor's variable."),

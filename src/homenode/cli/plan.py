@@ -58,14 +58,17 @@ def plan(
         if as_json:
             print_json(made.to_dict())
         elif explain:
+            from homenode.cli.fitted_text import FittedLine
+            from homenode.cli.report import print_fitted
             from homenode.host.placement.explain import explain as explained
 
-            click.echo("\n".join(explained(host, made)))
+            for line in explained(host, made):
+                print_fitted(FittedLine(line))
         else:
             from homenode.cli.draw_plan import draw_plan
-            from homenode.cli.report import OUT
+            from homenode.cli.report import print_fitted
 
-            OUT.print(draw_plan(host, made), soft_wrap=False)
+            print_fitted(draw_plan(host, made))
         sys.exit(1 if worst(made.findings) == "error" else 0)
 
 
@@ -81,7 +84,7 @@ def _requirements(flags: PlanFlags, host: Host, demand: Demand, as_json: bool) -
         print_json(needed.to_dict())
     else:
         from homenode.cli.draw_plan import draw_requirements
-        from homenode.cli.report import OUT
+        from homenode.cli.report import print_fitted
 
-        OUT.print(draw_requirements(needed), soft_wrap=False)
+        print_fitted(draw_requirements(needed))
     return 0 if needed.met else 1

@@ -10,6 +10,7 @@ import click
 from homenode.cli.given_settings import refuse_beside
 from homenode.cli.report import print_json
 from homenode.errors import UserError
+from homenode.units import format_count
 
 if TYPE_CHECKING:
     from homenode.cli.placement_options import PlanFlags
@@ -69,14 +70,14 @@ def plan_stages(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
             {"workers": lines, "rooms": [asdict(room) for room in planned.rooms], "findings": _findings(planned)}
         )
         return 0
-    from rich.table import Table
-
-    from homenode.cli.report import OUT
+    from homenode.cli.draw_plan import draw_findings
+    from homenode.cli.fitted_text import FittedLine, FittedTable
+    from homenode.cli.report import print_fitted
     from homenode.engine.workers.layers import in_words
     from homenode.units import format_bytes
 
     others = ("of other engines",) if in_common else ()
-    table = Table(
+    table = FittedTable(
         "worker", "device", "stage", "rank", "layers", "weights", *others, "KV of a token", "CPUs", "memory nodes"
     )
     for n in range(len(planned.layout.workers)):
@@ -87,11 +88,11 @@ def plan_stages(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
             format_bytes(line["weight_bytes"]), *([format_bytes(line["shared_weight_bytes"])] if in_common else []),
             format_bytes(line["kv_bytes_per_token"]), line["cpus"] or "-", line["memory_nodes"] or "any",
         )  # fmt: skip
-    OUT.print(table)
+    print_fitted(table)
     for room in planned.rooms:
-        OUT.print(f"{room.where}: room for {in_words(room)}", highlight=False)
-    for finding in planned.layout.findings:
-        OUT.print(f"[yellow]{finding.severity}:[/] {finding.text}", highlight=False)
+        print_fitted(FittedLine(f"{room.where}: room for {in_words(room)}"))
+    for shown in draw_findings(planned.layout.findings):
+        print_fitted(shown)
     return 0
 
 
@@ -144,7 +145,7 @@ def _as_one_of_several(config: EngineConfig, host: Host, flags: PlanFlags) -> En
     count, rank = flags.data_parallel_size, flags.data_parallel_rank
     if rank >= count:
         raise UserError(
-            f"--data-parallel-rank {rank}: there are {count} engines (--data-parallel-size), numbered from 0",
+            f"--data-parallel-rank {rank}: there are {format_count(count, 'engine')} (--data-parallel-size), numbered from 0",
             param="--data-parallel-rank",
         )
     if count == 1:

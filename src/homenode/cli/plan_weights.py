@@ -11,6 +11,8 @@ import click
 from homenode.cli.aim import warn
 from homenode.cli.options import NUMA_SETTINGS, SettingOption, build, with_some_settings
 from homenode.cli.report import print_json
+from homenode.cli.suggestions import SuggestingChoice
+from homenode.cli.token_counts import TokenCount
 from homenode.errors import UserError
 from homenode.host.placement.numa_settings import NumaSettings
 
@@ -36,11 +38,11 @@ def with_weight_flags(command: Any) -> Any:
             click.option("--weights", metavar="MODEL", help="Plan where this model's weights go instead of workers. `builtin`: the model that comes along."),
             with_some_settings(NumaSettings, *NUMA_SETTINGS),
             click.option("--threads", envvar="HOMENODE_THREADS", cls=SettingOption, type=click.IntRange(1), metavar="N", help="Compute threads over all nodes. Default: one a core, less one core."),
-            click.option("--quantize", envvar="HOMENODE_QUANTIZE", cls=SettingOption, type=click.Choice(QUANTIZE), help="As for `homenode serve`."),
-            click.option("--dtype", envvar="HOMENODE_DTYPE", cls=SettingOption, type=click.Choice(DTYPES), default="auto", help="As for `homenode serve`."),
-            click.option("--kv-cache-dtype", envvar="HOMENODE_KV_CACHE_DTYPE", cls=SettingOption, type=click.Choice(KV_DTYPES), default="auto", help="As for `homenode serve`; counts for --numa auto."),
+            click.option("--quantize", envvar="HOMENODE_QUANTIZE", cls=SettingOption, type=SuggestingChoice(QUANTIZE), help="As for `homenode serve`."),
+            click.option("--dtype", envvar="HOMENODE_DTYPE", cls=SettingOption, type=SuggestingChoice(DTYPES), default="auto", help="As for `homenode serve`."),
+            click.option("--kv-cache-dtype", envvar="HOMENODE_KV_CACHE_DTYPE", cls=SettingOption, type=SuggestingChoice(KV_DTYPES), default="auto", help="As for `homenode serve`; counts for --numa auto."),
             click.option("--batch", type=click.IntRange(1), default=1, help="Sequences at once that --numa auto is to be fast for. [default: 1]"),
-            click.option("--context", type=click.IntRange(0), default=1024, help="Tokens that each of them has. [default: 1024]"),
+            click.option("--context", type=TokenCount(), default=1024, help="Tokens that each of them has. [default: 1024]"),
         ]
     ):  # fmt: skip
         command = add(command)
@@ -87,9 +89,9 @@ def plan_weights(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
         print_json(_to_json(made))
         return 0
     from homenode.cli.draw_homes import draw_homes
-    from homenode.cli.report import OUT
+    from homenode.cli.report import print_fitted
 
-    OUT.print(draw_homes(made), soft_wrap=False)
+    print_fitted(draw_homes(made))
     return 0
 
 

@@ -17,6 +17,7 @@ from homenode.cli.placement_options import spread
 from homenode.cli.report import OUT, plain_errors
 from homenode.logs.setup import begin_service_log
 from homenode.server.proxy.config import ProxyConfig
+from homenode.units import format_count
 
 _LOG = logging.getLogger("homenode.proxy")
 _URL = re.compile(r"https?://")
@@ -60,7 +61,9 @@ def proxy(ctx: click.Context, /, show_config: bool, **values: Any) -> None:
 
 
 def _announce(url: str, config: ProxyConfig) -> None:
-    _LOG.info("listening %s  %d prefill, %d decode servers", url, len(config.prefill), len(config.decode))
+    _LOG.info(
+        "listening %s  %d prefill, %s", url, len(config.prefill), format_count(len(config.decode), "decode server")
+    )
     if not config.prefill:
         _LOG.warning("no --prefill server is given: the decode servers compute all prompts")
         usual = {field.name: field.default for field in dataclasses.fields(config)}

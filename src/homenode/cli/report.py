@@ -19,7 +19,7 @@ from homenode.errors import HomenodeError, HostError, InternalError, PlacementEr
 
 if TYPE_CHECKING:
     import click
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     OUT: Console
     ERR: Console
@@ -80,6 +80,13 @@ def show_controls(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else repr(c)[1:-1] for c in text)
+
+
+def print_fitted(shown: RenderableType) -> None:
+    """Print lines and tables on stdout that fit the terminal (see `cli.fitted_text`); in a pipe lines stay whole."""
+    from homenode.cli.report import OUT
+
+    OUT.print(shown, soft_wrap=False, crop=False, highlight=False)
 
 
 def print_piece(piece: str) -> None:

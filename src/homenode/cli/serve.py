@@ -15,8 +15,8 @@ import click
 
 from homenode.cli.log_options import LogConfig
 from homenode.cli.options import build, shown_settings, source_of, with_settings
-from homenode.cli.placement_options import ManyValuesCommand
 from homenode.cli.report import exit_code, loading_bar, plain_errors, print_error, print_labelled, print_note
+from homenode.cli.serve_help import ServeCommand
 from homenode.cli.transfer_file import take_transfer_file
 from homenode.engine.config import EngineConfig
 from homenode.errors import HomenodeError, UserError
@@ -27,7 +27,7 @@ from homenode.server.config import ServerConfig
 from homenode.server.connections.descriptors import raise_descriptor_limit
 from homenode.server.stop_signals import StopSignals, run_until_stopped
 from homenode.start_phases import mark_phase
-from homenode.units import format_bytes
+from homenode.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from homenode.engine.client import AsyncEngineClient
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("homenode.serve")
 
 
-@click.command(cls=ManyValuesCommand)
+@click.command(cls=ServeCommand)
 @click.argument("model", required=False)
 @click.option(
     "--check-config",
@@ -180,15 +180,20 @@ def _announce(url: str, ready: Any, fronts: int = 1) -> None:
     compute = details.get("compute", {})
     _LOG.info(
         "%s",
-        f"ready {url}  {f'{fronts} fronts, ' if fronts > 1 else ''}{_engines(details)}{_workers(details)}{details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}{_in_common(details)}, "
-        f"KV {format_bytes(int(details.get('kv_bytes', 0)))} ({details.get('kv_dtype')}, {tokens} tokens), "
-        f"{_huge_pages(compute)}{compute.get('threads', 1)} threads, {compute.get('level', '')}, loaded in {details.get('load_seconds')} s",
+        f"ready {url}  {_fronts(fronts)}{_engines(details)}{_workers(details)}{details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}{_in_common(details)}, "
+        f"KV {format_bytes(int(details.get('kv_bytes', 0)))} ({details.get('kv_dtype')}, {format_count(tokens, 'token')}), "
+        f"{_huge_pages(compute)}{format_count(compute.get('threads', 1), 'thread')}, {compute.get('level', '')}, loaded in {details.get('load_seconds')} s",
     )
+
+
+def _fronts(count: int) -> str:
+    """How many processes answer HTTP, where there are several."""
+    return f"{format_count(count, 'front')}, " if count > 1 else ""
 
 
 def _engines(details: Mapping[str, Any]) -> str:
     """How many engines there are, where there are several: the figures that follow are of all together."""
-    return f"{details['engines']} engines, " if "engines" in details else ""
+    return f"{format_count(details['engines'], 'engine')}, " if "engines" in details else ""
 
 
 def _in_common(details: Mapping[str, Any]) -> str:
@@ -200,7 +205,7 @@ def _workers(details: Mapping[str, Any]) -> str:
     """How many workers an engine has, and in how many stages, where it has several."""
     workers = details.get("stages", ())
     stages = len({worker["stage"] for worker in workers})
-    return f"{len(workers)} workers in {stages} stage{'s' if stages > 1 else ''}, " if workers else ""
+    return f"{format_count(len(workers), 'worker')} in {format_count(stages, 'stage')}, " if workers else ""
 
 
 def _huge_pages(compute: Mapping[str, Any]) -> str:

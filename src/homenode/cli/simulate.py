@@ -14,6 +14,7 @@ from homenode.cli.log_options import with_command_log
 from homenode.cli.options import NUMA_SETTINGS, build, with_some_settings
 from homenode.cli.placement_options import ManyValuesCommand, open_source
 from homenode.cli.report import json_errors, print_json
+from homenode.cli.suggestions import SuggestingChoice
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
 from homenode.units import parse_bytes
@@ -89,7 +90,7 @@ class Size(click.ParamType[int]):
     default=1.0,
     help="Times as fast as the trace was recorded. [default: 1]",
 )
-@click.option("--compare", type=click.Choice(["numa"]), help="Simulate every policy of --numa, and say which wins.")
+@click.option("--compare", type=SuggestingChoice(["numa"]), help="Simulate every policy of --numa, and say which wins.")
 @click.option(
     "--step-overhead",
     "step_us",
@@ -259,10 +260,8 @@ def _result(result: Result) -> dict[str, Any]:
 
 
 def _print(workload: Workload, results: Sequence[Result], why: str) -> None:
-    from rich.box import SIMPLE
-    from rich.table import Table
-
-    from homenode.cli.report import OUT
+    from homenode.cli.fitted_text import FittedLine, FittedTable
+    from homenode.cli.report import print_fitted
 
     columns = (
         "",
@@ -277,12 +276,8 @@ def _print(workload: Workload, results: Sequence[Result], why: str) -> None:
         "ends s",
         "p99",
     )
-    table = Table(
-        *columns,
-        title=f"simulated, not measured: {workload.name}; times are medians and p99",
-        box=SIMPLE,
-        padding=(0, 1, 0, 0),
-    )
+    title = f"simulated, not measured: {workload.name}; times are medians and p99"
+    table = FittedTable(*columns, title=title, framed=False)
     for result in results:
         if result.figures is None:
             continue
@@ -297,22 +292,24 @@ def _print(workload: Workload, results: Sequence[Result], why: str) -> None:
             str(f.refused),
             f"{f.output_tok_s:.1f}",
             *times,
-            _weights(result),
         )
-    OUT.print(table)
+    print_fitted(table)
     for result in results:
         if result.specs:
-            OUT.print(f"{result.name}: weights on node {_weights(result)}", markup=False, highlight=False)
+            print_fitted(FittedLine(f"{result.name}: weights on node {_weights(result)}"))
         if result.error:
-            OUT.print(f"{result.name}: {result.error}", markup=False, highlight=False)
+            print_fitted(FittedLine(f"{result.name}: {result.error}"))
         elif result.figures and result.figures.reasons:
-            OUT.print(f"{result.name}: refused: {result.figures.reasons}", markup=False, highlight=False)
+            print_fitted(FittedLine(f"{result.name}: refused: {result.figures.reasons}"))
     if why:
-        OUT.print(why, markup=False, highlight=False)
+        print_fitted(FittedLine(why))
 
 
 def _ms(value: float | None, factor: float) -> str:
-    return "-" if value is None else f"{value * factor:.4g}"
+    """Three digits at least, and none behind the point of what has as many in front of it."""
+    if value is None:
+        return "-"
+    return f"{value * factor:.0f}" if value * factor >= 100 else f"{value * factor:.3g}"
 
 
 def _weights(result: Result) -> str:

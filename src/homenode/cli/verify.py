@@ -43,27 +43,67 @@ def verify(
     Of a server of homenode, or of one of its engines, nothing more need be said: each engine is compared with the plan it was started by,
     every page of its weights and of its KV memory and the CPU of each of its compute threads.
 
-    Exit code 0: all as planned; 1: something is off the plan, and the findings say what.
+    Exit code 0: all as planned; 1: something is off the plan, and the findings say what; 2: no plan is known, and none was given.
     """
     flags = PlanFlags.taken_from(values)
     with json_errors(as_json):
         if repair and watch_s is None:
             raise UserError("--repair needs --watch; to bind it once more use `homenode bind`", param="--repair")
-        report = _engines(pid) if _nothing_said() else None
-        if report is None:
+        report = _engines(pid) if _only_given("pid", "as_json") else None
+        unknown = report is None and _only_given("pid", "as_json", "watch_s", "repair") and not _bound_by_plan(pid)
+        if unknown:
+            report = _no_plan(pid)
+        elif report is None:
             report = _verify(pid, flags, cpus, started_bound, watch_s, repair)
         if as_json:
             print_json({"pid": pid, **report.to_dict()})
         else:
             show(report)
-        sys.exit(0 if report.ok else 1)
+        sys.exit(2 if unknown else 0 if report.ok else 1)
 
 
-def _nothing_said() -> bool:
-    """Whether only the process was named."""
+def _only_given(*names: str) -> bool:
+    """Whether no parameters but these were given."""
     context = click.get_current_context()
     said = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
-    return all(name in ("pid", "as_json") or context.get_parameter_source(name) in said for name in context.params)
+    return all(name in names or context.get_parameter_source(name) in said for name in context.params)
+
+
+def _bound_by_plan(pid: int) -> bool:
+    """Whether the state folder knows of a plan for the process: `run` or `bind` has bound it, or one that started it."""
+    from homenode.host.binding.claims import read_claims
+    from homenode.host.binding.state import open_state
+    from homenode.host.binding.threads import ancestors
+    from homenode.host.binding.undo import recorded
+
+    try:
+        state = open_state()
+    except HostError:
+        return False
+    family = {pid, *ancestors(pid)}
+    return any(claim.pid in family for claim in read_claims(state)) or any(
+        process.pid == pid for process in recorded(state)
+    )
+
+
+def _no_plan(pid: int) -> Report:
+    """That there is nothing to compare the process with. Raises UserError for a process that is not there."""
+    from homenode.host.binding.report import Report
+    from homenode.host.binding.state import VARIABLE, open_state
+    from homenode.host.binding.threads import identify
+    from homenode.host.topology.finding import Finding
+
+    identify(pid)
+    try:
+        where = f"in {open_state().folder}"
+    except HostError:
+        where = "as there is no state folder"
+    message = f"no plan was found for process {pid} {where}, so there is nothing to compare it with"
+    remedy = (
+        f"Give {VARIABLE} as the process has it, and be its user; or say what to compare it with, such as --cpus LIST "
+        "or --strategy fair"
+    )
+    return Report((), (Finding("warning", "no_plan_found", message, remedy),))
 
 
 def _engines(pid: int) -> Report | None:

@@ -15,9 +15,10 @@ from homenode.errors import UserError
 from homenode.host.placement.numa_demand import Decision
 from homenode.host.placement.numa_settings import NumaSettings
 from homenode.options import Option, option, options_of
+from homenode.spelling import with_suggestion
 from homenode.transfer.settings import TransferConfig
 from homenode.transfer.settings_file import read_settings_file
-from homenode.units import parse_seconds
+from homenode.units import parse_seconds, parse_tokens
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,10 @@ class ModelConfig:
         "Read model files that are links. Text files may only link inside of the model's folder or of the Hub cache.",
     )
     max_model_len: int | None = option(
-        None, "Most tokens of a sequence, prompt and answer together. Default: the model's own.", minimum=1
+        None,
+        "Most tokens of a sequence, prompt and answer together, such as 8k (8192). Default: the model's own.",
+        parse=parse_tokens,
+        minimum=1,
     )
     seed: int | None = option(
         None, "Makes the sampling of requests without a seed repeatable from start to start.", minimum=0
@@ -239,9 +243,11 @@ class EngineConfig:
         if "kv_transfer_config" in left:
             left = {**read_settings_file(Path(str(left["kv_transfer_config"]))), **left}
         parts: dict[str, Any] = {}
+        known: list[str] = []
         for part in fields(cls):
             if isinstance(part.default_factory, type):
                 kind = part.default_factory
+                known += options_of(kind)
                 parts[part.name] = kind(
                     **{
                         name: _checked(name, left.pop(name), o)
@@ -252,10 +258,10 @@ class EngineConfig:
             elif part.name in left and "option" in part.metadata:
                 parts[part.name] = left.pop(part.name)
         if left:
-            raise UserError(
-                f"there is no setting {', '.join(sorted(left))}; see `homenode serve --help` for those there are",
-                param=min(left),
+            message = (
+                f"there is no setting {', '.join(sorted(left))}; see `homenode serve --help-all` for those there are"
             )
+            raise UserError(with_suggestion(message, min(left), known), param=min(left))
         parts["model"] = replace(parts["model"], model=model)
         config = cls(**parts)
         try:
@@ -269,7 +275,8 @@ def _checked(name: str, value: Any, declared: Option) -> Any:
     if declared.parse is not None and isinstance(value, str):
         value = declared.parse(value)
     if declared.choices and value not in declared.choices:
-        raise UserError(f"{name} is {value!r}; choose one of {', '.join(declared.choices)}", param=name)
+        message = f"{name} is {value!r}; choose one of {', '.join(declared.choices)}"
+        raise UserError(with_suggestion(message, str(value), declared.choices), param=name)
     if isinstance(value, int | float) and not isinstance(value, bool):
         low, high = declared.minimum, declared.maximum
         if value != value or (low is not None and value < low) or (high is not None and value > high):

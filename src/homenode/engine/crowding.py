@@ -8,6 +8,7 @@ from typing import Any
 from homenode.engine.placement import EnginePlace
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
+from homenode.units import format_count
 
 # Of the CPU time a thread wants. What a quiet machine takes by itself (timers, interrupts) stays well below; every thread waits for the slowest.
 TELLING_SHARE = 0.1
@@ -19,9 +20,11 @@ def too_many_threads(host: Host, place: EnginePlace) -> tuple[Finding, ...]:
     threads, allowance = len(place.team), host.allowance
     cpus = len(allowance.cpus)
     if threads > cpus:
-        message = f"{threads} compute threads share {cpus} CPUs"
+        message = (
+            f"{format_count(threads, 'compute thread shares', 'compute threads share')} {format_count(cpus, 'CPU')}"
+        )
     elif allowance.cpu_quota is not None and threads > allowance.cpu_quota:
-        message = f"{threads} compute threads share a CPU quota worth {allowance.cpu_quota:g} CPUs, and stand still whenever it is used up"
+        message = f"{format_count(threads, 'compute thread shares', 'compute threads share')} a CPU quota worth {format_count(allowance.cpu_quota, 'CPU')}, and stand still whenever it is used up"
     else:
         return ()
     return (
@@ -46,7 +49,7 @@ def interrupted(figures: Mapping[str, Any]) -> Finding | None:
     if not many:
         return None
     message = (
-        f"{many} of {len(shares)} compute threads were interrupted: up to {max(shares):.0%} of the time they wanted their CPUs, something else "
+        f"{many} of {format_count(len(shares), 'compute thread')} were interrupted: up to {max(shares):.0%} of the time they wanted their CPUs, something else "
         "ran there or a CPU quota was used up, and all threads wait for the slowest"
     )
     remedy = "Keep other work off these CPUs (homenode doctor shows what is bound to them), raise the quota, or give fewer --threads."

@@ -14,6 +14,7 @@ from homenode.errors import UserError
 from homenode.host.topology.finding import Finding
 from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.parts import check_experts
+from homenode.units import format_count
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def not_in_common(config: EngineConfig, devices: Sequence[Sequence[str]]) -> tup
     else:
         why = f"PyTorch computes on {', '.join(sorted(_others(devices)))}"
     count = config.replica.count if config.replica else 1
-    message = f"--enable-expert-parallel: each of the {count} engines keeps all experts, as {why}"
+    message = f"--enable-expert-parallel: each of the {format_count(count, 'engine')} keeps all experts, as {why}"
     return (Finding("warning", "experts_not_in_common", message, "Engines of CPU workers on one host keep them once."),)
 
 

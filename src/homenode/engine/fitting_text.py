@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from homenode.errors import CapacityError
 from homenode.model.tokenizer import Tokenizer
+from homenode.units import format_count
 
 
 def encode_fitting(tokenizer: Tokenizer, text: str, max_model_len: int) -> list[int]:
@@ -22,9 +23,9 @@ def encode_fitting(tokenizer: Tokenizer, text: str, max_model_len: int) -> list[
 
 def _refuse(fewest: int, max_model_len: int) -> NoReturn:
     raise CapacityError(
-        f"the prompt has at least {fewest} tokens, but a sequence may have at most {max_model_len} with its answer "
+        f"the prompt has at least {format_count(fewest, 'token')}, but a sequence may have at most {max_model_len} with its answer "
         "(--max-model-len); "
-        f"shorten the prompt to {max_model_len - 1} tokens or fewer",
+        f"shorten the prompt to {format_count(max_model_len - 1, 'token')} or fewer",
         param="prompt",
         prompt_tokens=fewest,
         max_model_len=max_model_len,

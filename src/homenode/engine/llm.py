@@ -19,6 +19,8 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from homenode.engine.completion import Answer, Completion
 from homenode.engine.config import EngineConfig
 from homenode.engine.failures import named_error
@@ -32,6 +34,7 @@ from homenode.errors import NotANumberError, UserError
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S
 from homenode.model.tokenizer import Tokenizer, load_model_tokenizer
 from homenode.model.weights.finite import check_model_finite
+from homenode.units import format_count
 
 Prompt = str | list[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -107,10 +110,11 @@ class LLM:
         *,
         stop: Sequence[str] = (),
     ) -> list[Completion]:
-        """Continue one prompt or several together; one Completion for each, in order.
+        """Continue one prompt or several together; one Completion for each, in order, or `n` for each, one after another.
 
-        A prompt is text or token ids. `params` is for all or one for each prompt. `stop`: strings that end the text before them. Raises
-        UserError or CapacityError for what cannot run, naming it; then nothing of the other prompts is left running either.
+        A prompt is text or token ids. `params` is for all or one for each prompt. `stop`: strings that end the text
+        before them, besides those of `params`. Raises UserError or CapacityError for what cannot run, naming it; then
+        nothing of the other prompts is left running either.
         """
         chosen = self._prompts(prompts)
         given = (
@@ -120,17 +124,22 @@ class LLM:
         )
         if len(given) != len(chosen):
             raise UserError(
-                f"{len(given)} params for {len(chosen)} prompts; give one for all or one for each", param="params"
+                f"{len(given)} params for {format_count(len(chosen), 'prompt')}; give one for all or one for each",
+                param="params",
             )
-        jobs = {next(self._ids): (Answer(ids, self.tokenizer, stop), p) for ids, p in zip(chosen, given, strict=True)}
-        self._finish(jobs, [self._request(number, ids, p) for number, ids, p in zip(jobs, chosen, given, strict=True)])
+        for params_of_prompt in given:
+            params_of_prompt.check()
+        asked = [(ids, p.of_answer(i)) for ids, p in zip(chosen, given, strict=True) for i in range(p.n)]
+        jobs = {next(self._ids): (self._answer(ids, p, stop), p) for ids, p in asked}
+        self._finish(jobs, [self._request(number, ids, p) for number, (ids, p) in zip(jobs, asked, strict=True)])
         return [answer.completion(logprobs=p.logprobs is not None) for answer, p in jobs.values()]
 
     def chat(
         self, /, messages: Messages, params: SamplingParams | None = None, *, stop: Sequence[str] = (), **values: Any
     ) -> Completion:
-        """Answer a conversation. Without `params` the answer may fill the context. `values` go to the chat template."""
+        """Answer a conversation, once. Without `params` the answer may fill the context. `values` go to the chat template."""
         ids = self._chat_prompt(messages, values)
+        _refuse_several(params)
         return self.generate([ids], params or self._rest_of_context(ids), stop=stop)[0]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, stop: Sequence[str] = ()) -> TextStream:
@@ -145,7 +154,8 @@ class LLM:
         return self._stream(ids, params or self._rest_of_context(ids), stop)
 
     def _stream(self, ids: list[int], params: SamplingParams, stop: Sequence[str]) -> TextStream:
-        answer = Answer(ids, self.tokenizer, stop)
+        _refuse_several(params)
+        answer = self._answer(ids, params, stop)
         return TextStream(self._pieces(ids, params, answer), answer)
 
     def _pieces(self, ids: list[int], params: SamplingParams, answer: Answer) -> Generator[str, None, None]:
@@ -181,10 +191,14 @@ class LLM:
             if unfinished:
                 self._engine.abort(sorted(unfinished))
 
+    def _answer(self, ids: list[int], params: SamplingParams, stop: Sequence[str]) -> Answer:
+        return Answer(ids, self.tokenizer, (*((stop,) if isinstance(stop, str) else stop), *params.stop_strings))
+
     def _request(self, number: int, ids: list[int], params: SamplingParams) -> Request:
         params.check()
         stops = tuple(token for token in self.tokenizer.stop_token_ids if token < self.ready.vocab_size)
-        return Request(id=number, prompt_ids=ids, params=params.ended_by(stops), arrival=time.monotonic())
+        sent = msgspec.structs.replace(params.with_defaults(self.ready.sampling_defaults).ended_by(stops), stop=[], n=1)
+        return Request(id=number, prompt_ids=ids, params=sent, arrival=time.monotonic())
 
     def _prompts(self, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
         """Token ids of every prompt. One prompt as such, text or ids, is a list of one."""
@@ -224,3 +238,9 @@ class LLM:
             if output.error_kind == NotANumberError.__name__:
                 check_model_finite(self._path)
             raise named_error(output.error_kind, output.error, output.retry_after_s)
+
+
+def _refuse_several(params: SamplingParams | None) -> None:
+    """Raises UserError for `n` above 1 where there is one answer only."""
+    if params is not None and params.n != 1:
+        raise UserError(f"n is {params.n}, and here is one answer; `generate` gives several", param="n")

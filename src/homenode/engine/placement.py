@@ -31,6 +31,7 @@ from homenode.host.placement.variables import (
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
+from homenode.units import format_count
 
 UNPINNED = -1
 
@@ -128,7 +129,7 @@ def _free(threads: int | None, host: Host, allowance: Allowance, reserve: int | 
     cores = allowance.physical_cpus
     if reserve >= len(cores):
         raise UserError(
-            f"--reserve-cpus {reserve}: this process may use {len(cores)} physical cores, so none would be left to compute; "
+            f"--reserve-cpus {reserve}: this process may use {format_count(len(cores), 'physical core')}, so none would be left to compute; "
             f"give {len(cores) - 1} or less",
             param="reserve_cpus",
         )
@@ -156,7 +157,7 @@ def _on_list(plan: Plan, worker: Worker, threads: int | None, host: Host) -> Eng
         return EnginePlace((UNPINNED,) * count, findings=plan.findings)
     if threads is not None and threads > len(worker.cpus):
         raise UserError(
-            f"--threads {threads}: the list of this worker has {len(worker.cpus)} CPU{'' if len(worker.cpus) == 1 else 's'}; "
+            f"--threads {threads}: the list of this worker has {format_count(len(worker.cpus), 'CPU')}; "
             f"give {len(worker.cpus)} or less",
             param="threads",
         )
@@ -178,7 +179,8 @@ def core_of(host: Host, cpu: int) -> int:
 
 def _shard(teams: Teams) -> Chosen:
     return Decision(
-        "shard", f"nothing is known of a model to choose by: one copy over {len(teams)} nodes, each row with its thread"
+        "shard",
+        f"nothing is known of a model to choose by: one copy over {format_count(len(teams), 'node')}, each row with its thread",
     )
 
 
@@ -234,10 +236,8 @@ def too_few_cores(host: Host, place: EnginePlace, engines: int = 1, what: str = 
         return ()
     cores = len(host.allowance.physical_cpus)
     message = (
-        f"{needed.physical_cores} physical cores are the least for {f'this {what}' if engines == 1 else f'{engines} {what}s'} "
+        f"{format_count(needed.physical_cores, 'physical core is', 'physical cores are')} the least for {f'this {what}' if engines == 1 else f'{engines} {what}s'} "
         f"({', '.join(f'{what}: {n}' for what, n in needed.parts)}), and this process may use {cores}"
     )
-    remedy = (
-        f"Allow more CPUs, or expect the {len(place.team)} compute threads to be interrupted by HTTP and scheduling."
-    )
+    remedy = f"Allow more CPUs, or expect the {format_count(len(place.team), 'compute thread')} to be interrupted by HTTP and scheduling."
     return (Finding("warning", "too_few_cores", message, remedy),)

@@ -12,7 +12,7 @@ from homenode.errors import CapacityError, UserError
 from homenode.host.placement.node_teams import spare_cores
 from homenode.host.topology.allowance import Allowance
 from homenode.model.checkpoint.spec import ModelSpec
-from homenode.units import format_bytes
+from homenode.units import format_bytes, format_count
 
 _LOGITS_BYTES = 256 * 2**20
 _MANY_ROWS = 256  # sampled and scored rows of a step, where the vocabulary allows it
@@ -72,7 +72,7 @@ def problems(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory
     if not 1 <= model_length(config, spec) <= spec.max_position:
         found.append(
             UserError(
-                f"--max-model-len {config.model.max_model_len} is more than the {spec.max_position} positions of this model; "
+                f"--max-model-len {config.model.max_model_len} is more than the {format_count(spec.max_position, 'position')} of this model; "
                 f"give {spec.max_position} or less",
                 param="max_model_len",
             )
@@ -148,7 +148,7 @@ def choose_cpus(threads: int | None, allowance: Allowance) -> tuple[int, ...]:
         return cores[: min(len(cores) - spare_cores(len(cores)), allowance.usable_threads)]
     if threads > len(allowance.cpus):
         raise UserError(
-            f"--threads {threads}: this process may use {len(allowance.cpus)} CPUs; give {len(allowance.cpus)} or less",
+            f"--threads {threads}: this process may use {format_count(len(allowance.cpus), 'CPU')}; give {len(allowance.cpus)} or less",
             param="threads",
         )
     siblings = tuple(cpu for cpu in allowance.cpus if cpu not in cores)
@@ -172,7 +172,7 @@ def _kv_problem(
     held = fitting * geometry.block_size
     advice = f"set --max-model-len to {held} or less, or " if held else ""
     return CapacityError(
-        f"one sequence of --max-model-len {max_model_len} needs {needed} KV blocks of {geometry.block_size} tokens "
+        f"one sequence of --max-model-len {max_model_len} needs {format_count(needed, 'KV block')} of {format_count(geometry.block_size, 'token')} "
         f"({format_bytes(needed * geometry.block_bytes)}), but {format_bytes(kv_bytes(config, memory_available))} of KV memory hold {fitting}; "
         f"{advice}give --kv-cache-memory at least {format_bytes(needed * geometry.block_bytes)}",
         param="kv_cache_memory" if config.kv.kv_cache_memory is not None else "max_model_len",

@@ -15,6 +15,7 @@ from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec
 from homenode.model.division import Grain, divide, divide_heads
 from homenode.model.expert_placement import ExpertPlacement, Experts, place_experts
 from homenode.model.part import ModelPart, Span, every_expert
+from homenode.units import format_count
 
 _Share = TypeVar("_Share")
 
@@ -66,7 +67,7 @@ def _stages(spec: ModelSpec, how: Division) -> tuple[Span, ...]:
         spans = divide(spec.num_layers, how.stages)
         if spans is None:
             raise UserError(
-                f"--pipeline-parallel-size {how.stages}: the model has {spec.num_layers} layers and each stage needs one; "
+                f"--pipeline-parallel-size {how.stages}: the model has {format_count(spec.num_layers, 'layer')} and each stage needs one; "
                 f"give {spec.num_layers} or less",
                 param="pipeline_parallel_size",
             )
@@ -74,12 +75,12 @@ def _stages(spec: ModelSpec, how: Division) -> tuple[Span, ...]:
     told = ",".join(map(str, how.layers))
     if len(how.layers) != how.stages:
         raise UserError(
-            f"--layer-split {told} has {len(how.layers)} numbers, and --pipeline-parallel-size says {how.stages} stages; give one for each stage",
+            f"--layer-split {told} has {len(how.layers)} numbers, and --pipeline-parallel-size says {format_count(how.stages, 'stage')}; give one for each stage",
             param="layer_split",
         )
     if sum(how.layers) != spec.num_layers or min(how.layers) < 1:
         raise UserError(
-            f"--layer-split {told} adds up to {sum(how.layers)}; the model has {spec.num_layers} layers, and each stage needs one or more",
+            f"--layer-split {told} adds up to {sum(how.layers)}; the model has {format_count(spec.num_layers, 'layer')}, and each stage needs one or more",
             param="layer_split",
         )
     return tuple(Span(end - count, count) for count, end in zip(how.layers, accumulate(how.layers), strict=True))
@@ -108,7 +109,7 @@ class _Shares:
             return _among(spec, how.ranks, what, grains[name], lambda ranks: divide(count, ranks, grains[name]))
 
         query = grains.get("query", Grain())
-        what = f"{spec.num_heads} query heads of {spec.head_dim} elements with {spec.num_kv_heads} KV heads"
+        what = f"{format_count(spec.num_heads, 'query head')} of {format_count(spec.head_dim, 'element')} with {format_count(spec.num_kv_heads, 'KV head')}"
         return cls(
             heads=_among(
                 spec,
@@ -166,8 +167,8 @@ def check_experts(spec: ModelSpec, ranks: int) -> None:
         )
     if spec.mixture.num_experts < ranks:
         raise UserError(
-            f"--enable-expert-parallel with --tensor-parallel-size {ranks}: the model has {spec.mixture.num_experts} experts and each rank needs "
-            f"one; give {spec.mixture.num_experts} ranks or less, or leave --enable-expert-parallel out",
+            f"--enable-expert-parallel with --tensor-parallel-size {ranks}: the model has {format_count(spec.mixture.num_experts, 'expert')} and each rank needs "
+            f"one; give {format_count(spec.mixture.num_experts, 'rank')} or less, or leave --enable-expert-parallel out",
             param="tensor_parallel_size",
         )
 
@@ -182,7 +183,7 @@ def _among(
     can = [n for n in range(1, min(ranks, spec.num_heads + 1)) if cut(n) is not None]
     blocks = f", stored in blocks of {grain.needed}," if grain.needed > 1 else ""
     raise UserError(
-        f"--tensor-parallel-size {ranks}: {what}{blocks} cannot be divided among {ranks} ranks; give {' or '.join(map(str, can[-4:]))}"
+        f"--tensor-parallel-size {ranks}: {what}{blocks} cannot be divided among {format_count(ranks, 'rank')}; give {' or '.join(map(str, can[-4:]))}"
         + (", or make stages (--pipeline-parallel-size)" if ranks > 1 else ""),
         param="tensor_parallel_size",
     )

@@ -17,6 +17,7 @@ from homenode.server.state import ServerState
 from homenode.transfer import published
 from homenode.transfer.published import Published
 from homenode.transfer.seam import KvTicket
+from homenode.units import format_count
 
 _PARAM = "kv_transfer_params"
 _decode_release = decode_as(ReleaseRequest)
@@ -73,7 +74,9 @@ def hand_over(state: ServerState, body: Sampling, prompts: int, tokens: int) -> 
     if params.ticket is None:
         raise _refused("`ticket` is missing: the hand-over needs a name that both servers are told", "ticket")
     if prompts > 1:
-        raise _refused(f"one prompt has one ticket, and the request has {prompts} prompts; send them one by one")
+        raise _refused(
+            f"one prompt has one ticket, and the request has {format_count(prompts, 'prompt')}; send them one by one"
+        )
     return (
         _sent(body, params, params.ticket, tokens)
         if sends

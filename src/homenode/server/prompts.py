@@ -14,6 +14,7 @@ from homenode.server.failures import ApiError
 from homenode.server.openai import Content, Message, Messages
 from homenode.server.state import ServerState
 from homenode.server.text_work import SHORT_TEXT, memory_of
+from homenode.units import format_count
 
 _OWN_VALUES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 
@@ -139,14 +140,14 @@ async def fitting_ids(
         if (
             fewest := await state.text_work.run(lambda: state.tokenizer.fewest_tokens(text))
         ) >= state.ready.max_model_len:
-            raise _too_long(state, param, f"at least {fewest}")
+            raise _too_long(state, param, f"at least {format_count(fewest, 'token')}")
     most = state.ready.max_model_len
     ids: list[int] = []
     encoded = state.tokenizer.encode_pieces(text, add_special_tokens, hidden)
     async with aclosing(state.text_work.each(encoded)) as pieces:
         async for piece in pieces:
             if piece and len(ids) >= most:
-                raise _too_long(state, param, f"at least {len(ids)}")
+                raise _too_long(state, param, f"at least {format_count(len(ids), 'token')}")
             ids += piece
     return ids
 
@@ -173,13 +174,13 @@ def check_prompt(state: ServerState, ids: list[int], param: str) -> None:
             code="invalid_value",
         )
     if len(ids) >= state.ready.max_model_len:
-        raise _too_long(state, param, str(len(ids)))
+        raise _too_long(state, param, format_count(len(ids), "token"))
 
 
 def _too_long(state: ServerState, param: str, tokens: str) -> ApiError:
     return ApiError(
         400,
-        f"`{param}` has {tokens} tokens; the context takes {state.ready.max_model_len} (--max-model-len), "
+        f"`{param}` has {tokens}; the context takes {state.ready.max_model_len} (--max-model-len), "
         "one of them for the answer",
         param=param,
         code="context_length_exceeded",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-import msgspec
-
 from homenode.engine.request import Request, SamplingParams
 from homenode.server.choices import Choice, Echo, echo_prompt
 from homenode.server.failures import ApiError
@@ -16,6 +14,7 @@ from homenode.server.openai import REMEDIES, ChatRequest, CompletionRequest, Sam
 from homenode.server.prompts import chat_ids, prompt_ids, split_prompt
 from homenode.server.state import ServerState
 from homenode.server.text_work import SHORT_TEXT, memory_of
+from homenode.units import format_count
 
 _PROMPTS_AT_ONCE = 16
 _MOST_PROMPT_TOKENS = 2**22  # of all sequences of a request; each takes its prompt to the engine
@@ -113,7 +112,7 @@ def _check_tokens(tokens: int) -> None:
     if tokens > _MOST_PROMPT_TOKENS:
         raise ApiError(
             400,
-            f"`prompt` and `n` ask for {tokens} prompt tokens or more; at most {_MOST_PROMPT_TOKENS} are taken "
+            f"`prompt` and `n` ask for {format_count(tokens, 'prompt token')} or more; at most {_MOST_PROMPT_TOKENS} are taken "
             "in one request",
             param="n",
             code="invalid_value",
@@ -130,7 +129,7 @@ def _check_sequences(state: ServerState, count: int) -> None:
     if count > most:
         raise ApiError(
             400,
-            f"`prompt` and `n` ask for {count} sequences; at most {most} are taken (--max-sequences-per-request)",
+            f"`prompt` and `n` ask for {format_count(count, 'sequence')}; at most {most} are taken (--max-sequences-per-request)",
             param="n",
             code="invalid_value",
         )
@@ -163,7 +162,7 @@ def _sequences(
         request = Request(
             id=state.next_id(),
             prompt_ids=ids,
-            params=_seeded(params, index),
+            params=params.of_answer(index),
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             arrival=recorder.arrival,
@@ -190,16 +189,16 @@ def _params(
     body: Sampling, defaults: Mapping[str, float], max_tokens: int, logprobs: int | None, prompt_logprobs: int | None
 ) -> SamplingParams:
     """`defaults` stand in for what the request leaves open; neutral values for what neither says."""
-    return SamplingParams(
+    asked = SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min(body.min_tokens or 0, max_tokens),
-        temperature=_or(body.temperature, defaults.get("temperature", 1.0)),
-        top_p=max(_or(body.top_p, defaults.get("top_p", 1.0)), _SMALLEST_TOP_P),
-        top_k=max(int(_or(body.top_k, defaults.get("top_k", 0))), 0),
-        min_p=_or(body.min_p, defaults.get("min_p", 0.0)),
-        presence_penalty=_or(body.presence_penalty, 0.0),
-        frequency_penalty=_or(body.frequency_penalty, 0.0),
-        repetition_penalty=_or(body.repetition_penalty, defaults.get("repetition_penalty", 1.0)),
+        temperature=body.temperature,
+        top_p=None if body.top_p is None else max(body.top_p, _SMALLEST_TOP_P),
+        top_k=None if body.top_k is None else max(body.top_k, 0),
+        min_p=body.min_p,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=body.repetition_penalty,
         seed=body.seed,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
@@ -207,13 +206,4 @@ def _params(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
-
-
-def _seeded(params: SamplingParams, index: int) -> SamplingParams:
-    if params.seed is None or index == 0:
-        return params
-    return msgspec.structs.replace(params, seed=(params.seed + index + 2**63) % 2**64 - 2**63)
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
+    return asked.with_defaults(defaults)

@@ -38,7 +38,7 @@ from homenode.simulate.costs import Link, StageCost
 from homenode.simulate.engine import SimulatedEngine
 from homenode.simulate.speeds import Speeds
 from homenode.simulate.worker import Owners, accelerator_worker, cpu_worker, link_of, teams_of, work_of
-from homenode.units import format_bytes
+from homenode.units import format_bytes, format_count
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def _workers(
         back,
         weights,
         kv,
-        f"{len(stages)} x {ranks} workers",
+        f"{len(stages)} x {format_count(ranks, 'worker')}",
         f"on {', '.join(devices)} [{spec.architecture}]",
     )
 

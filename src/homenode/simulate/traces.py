@@ -16,6 +16,7 @@ from typing import IO, Any, TypeGuard
 
 from homenode.errors import UserError
 from homenode.simulate.workload import BLOCK, MOST_REQUESTS, MOST_TOKENS, Job, Workload
+from homenode.units import format_count
 
 _LONGEST_LINE = 1 << 20  # characters: ids of half a million tokens and more
 _HEADER = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
@@ -76,7 +77,7 @@ def _lines(file: IO[str], path: str) -> Iterator[tuple[int, str]]:
 def _of_row(path: str, number: int, line: str) -> Job:
     row = next(csv.reader([line]))
     if len(row) != len(_HEADER):
-        raise _bad(path, number, f"it has {len(row)} values; {len(_HEADER)} are wanted")
+        raise _bad(path, number, f"it has {format_count(len(row), 'value')}; {len(_HEADER)} are wanted")
     try:
         at = datetime.fromisoformat(
             row[0].strip()[:26]

@@ -11,10 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from homenode.errors import UserError
+from homenode.spelling import with_suggestion
+from homenode.units import parse_tokens
 
 BLOCK = 512  # tokens that one of a job's `blocks` stands for
 MOST_REQUESTS = 5_000_000
 MOST_TOKENS = 10_000_000  # of one request
+_TOKENS = ("in", "out")  # figures that are counts of tokens, which may be given as 8k
 _DEFAULTS: dict[str, dict[str, float]] = {
     "poisson": {"rate": 1.0, "in": 512, "out": 128, "n": 100, "seed": 0},
     "closed": {"clients": 1, "in": 512, "out": 128, "n": 0},
@@ -102,10 +105,11 @@ def _figures(text: str, figures: str, known: Iterable[str]) -> dict[str, float]:
     for word in filter(None, figures.split(",")):
         name, _, value = word.partition("=")
         if name not in known or name in found:
-            raise _bad(text, f"{word!r} is none of {', '.join(known)}, each given once as NAME=NUMBER")
+            message = f"{word!r} is none of {', '.join(known)}, each given once as NAME=NUMBER"
+            raise _bad(text, message if name in found else with_suggestion(message, name, known))
         try:
-            found[name] = float(value)
-        except ValueError:
+            found[name] = parse_tokens(value) if name in _TOKENS and value[-1:].isalpha() else float(value)
+        except (ValueError, UserError):
             raise _bad(text, f"{word!r} has no number") from None
         if not 0 <= found[name] < 1e18:
             raise _bad(text, f"{word!r} is out of range")

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from homenode.errors import CapacityError, UnsupportedError, UserError
+from homenode.spelling import with_suggestion
 from homenode.transfer.settings import TransferConfig
 from homenode.transfer.surroundings import LIBRARIES, Surroundings, way_to_library
-from homenode.units import format_bytes
+from homenode.units import format_bytes, format_count
 
 _DEVICE = re.compile(r"(cpu|cuda|npu)(?::(\d{1,4}))?")
 _SAY_NOTHING = ("kv_transfer_config", "local_cpu", "enable_pd", "pd_role")
@@ -155,7 +156,8 @@ def _channel(config: TransferConfig, here: Surroundings) -> Iterator[UserError]:
         return
     known = ", ".join(dict.fromkeys((*here.channels, *LIBRARIES)))
     if channel not in LIBRARIES:
-        yield UserError(f"{named('transfer_channel')} is {channel!r}; there are {known}", param="transfer_channel")
+        message = f"{named('transfer_channel')} is {channel!r}; there are {known}"
+        yield UserError(with_suggestion(message, channel, (*here.channels, *LIBRARIES)), param="transfer_channel")
         return
     module = LIBRARIES[channel]
     why = (
@@ -203,10 +205,10 @@ def wrong_count(config: TransferConfig, ranks: int, engines: int | None) -> Iter
                 if engines == 1
                 else " of each engine"
                 if engines is None
-                else f" of each of {engines} engines, {ranks * engines} in all"
+                else f" of each of {format_count(engines, 'engine')}, {ranks * engines} in all"
             )
             yield UserError(
-                f"{named(name)} has {len(ports)} ports; wanted one for each of the {ranks} ranks of tensor_parallel_size (--tensor-parallel-size){of_engines}",
+                f"{named(name)} has {format_count(len(ports), 'port')}; wanted one for each of the {format_count(ranks, 'rank')} of tensor_parallel_size (--tensor-parallel-size){of_engines}",
                 param=name,
             )
 
@@ -269,7 +271,7 @@ def _sizes(config: TransferConfig, engine: EngineFacts) -> Iterator[UserError]:
     for name, size in (("pd_buffer_size", config.pd_buffer_size), ("pd_cpu_buffer_size", config.cpu_buffer_size)):
         if 0 < size < engine.block_bytes:
             yield CapacityError(
-                f"{named(name)} is {format_bytes(size)}, less than one KV block of {engine.block_size} tokens ({format_bytes(engine.block_bytes)}); "
+                f"{named(name)} is {format_bytes(size)}, less than one KV block of {format_count(engine.block_size, 'token')} ({format_bytes(engine.block_bytes)}); "
                 f"give at least that, or a smaller --block-size",
                 param=name,
             )

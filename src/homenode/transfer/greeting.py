@@ -16,6 +16,7 @@ import msgspec
 from homenode.errors import PeerError
 from homenode.transfer.framing import Direction, FrameMac, session_key
 from homenode.transfer.message import PROTOCOL, Buffer, Envelope, Gone, Greeted, Hello, Refused, decode, encode
+from homenode.units import format_count
 
 MAX_HELLO = 1 << 18  # bytes of a frame before the greeting is over
 _SECRET_FIELD = "pd_secret"
@@ -161,11 +162,11 @@ class Admission:
         """A connection came from there: None, or why it is closed at once."""
         waiting = self._waiting.total()
         if self._waiting[address] >= self.ungreeted_per_address:
-            return f"{self._waiting[address]} connections from {address} have not greeted yet"
+            return f"{format_count(self._waiting[address], 'connection')} from {address} have not greeted yet"
         if waiting >= self.ungreeted:
-            return f"{waiting} connections have not greeted yet"
+            return f"{format_count(waiting, 'connection has', 'connections have')} not greeted yet"
         if waiting + self._greeted >= self.connections:
-            return f"{waiting + self._greeted} connections are open"
+            return f"{format_count(waiting + self._greeted, 'connection is', 'connections are')} open"
         self._waiting[address] += 1
         return None
 

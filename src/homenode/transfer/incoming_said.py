@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from homenode.transfer.incoming_reads import IncomingReads
 from homenode.transfer.message import Data, Ready, places_of
+from homenode.units import format_count
 
 
 class IncomingSaid(IncomingReads):
@@ -38,7 +39,9 @@ class IncomingSaid(IncomingReads):
         if self.with_.push:
             return "pages to be read in push mode" if said.pages or said.epochs or said.buffer else None
         if len(said.pages) != 4 * count or len(said.epochs) != 8 * count:
-            return f"{len(said.pages)} bytes of places and {len(said.epochs)} of epochs for {count} pages"
+            return (
+                f"{len(said.pages)} bytes of places and {len(said.epochs)} of epochs for {format_count(count, 'page')}"
+            )
         numbers, _ = places_of(said)
         layout = self.process.buffers.get(said.buffer)
         if layout is None or max(numbers) >= layout.blocks:
@@ -79,7 +82,7 @@ class IncomingSaid(IncomingReads):
             return None
         nbytes = self._bytes(going.first, going.count)
         if data.count != going.count or data.nbytes != nbytes:
-            return f"{data.nbytes} bytes for {data.count} pages, where {nbytes} for {going.count} were asked for"
+            return f"{data.nbytes} bytes for {format_count(data.count, 'page')}, where {nbytes} for {going.count} were asked for"
         self._answered(data.first)
         if not self.hard:
             self._receive(peer, going.first, going.count, going.begun)

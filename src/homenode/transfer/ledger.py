@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from homenode.errors import InternalError
+from homenode.units import format_count
 
 Pages = npt.NDArray[np.int64]
 _SHARED = -1  # has several owners
@@ -113,7 +114,9 @@ class Ledger:
     def take(self, owner: str, count: int) -> list[int]:
         """Allocate pages, to be filled. InternalError if too few are free: room is reserved before (`Admission`)."""
         if count > len(self._free):
-            raise InternalError(f"{count} pages of the KV buffer wanted, {len(self._free)} are free", wanted=count)
+            raise InternalError(
+                f"{format_count(count, 'page')} of the KV buffer wanted, {len(self._free)} are free", wanted=count
+            )
         pages = [self._free.pop() for _ in range(count)]
         self.lend(owner, pages, PageState.FILLING)
         return pages

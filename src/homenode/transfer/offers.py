@@ -25,6 +25,7 @@ from homenode.transfer.processes import Process
 from homenode.transfer.seam import SendAdmitted, SendRefused, SendWanted
 from homenode.transfer.sending import Sending
 from homenode.transfer.settings import TransferConfig
+from homenode.units import format_count
 
 
 @dataclass
@@ -107,13 +108,16 @@ class Offers:
         if wanted.ticket in self._tickets or wanted.ticket in self._empty:
             return "duplicate", f"ticket {wanted.ticket!r} is in hand already"
         if wanted.tokens < 0 or pages != page_count(wanted.tokens, state.page_tokens):
-            return "internal", f"{pages} identities for {wanted.tokens} tokens in pages of {state.page_tokens}"
+            return (
+                "internal",
+                f"{pages} identities for {format_count(wanted.tokens, 'token')} in pages of {state.page_tokens}",
+            )
         if pages > MOST_PAGES:
-            return "too large", f"{pages} KV pages; at most {MOST_PAGES} are handed over at once"
+            return "too large", f"{format_count(pages, 'KV page')}; at most {MOST_PAGES} are handed over at once"
         if not state.admission.fits_ever(pages):
             return (
                 "too large",
-                f"{pages} KV pages are more than the transfer buffer holds ({state.admission.total}); raise pd_buffer_size",
+                f"{format_count(pages, 'KV page is', 'KV pages are')} more than the transfer buffer holds ({state.admission.total}); raise pd_buffer_size",
             )
         return None
 

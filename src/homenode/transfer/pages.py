@@ -8,6 +8,7 @@ from itertools import pairwise
 import msgspec
 
 from homenode.transfer.memory import TILE_TOKENS, KvLayout
+from homenode.units import format_count
 
 Heads = tuple[int, int]  # first, one past the last
 
@@ -64,7 +65,7 @@ def difference(source: KvLayout, target: KvLayout) -> str | None:
             return f"{name} is {here} in the sender's KV memory and {there} in the receiver's"
     for layout, whose in ((source, "sender"), (target, "receiver")):
         if layout.block_size <= 0 or layout.block_size % TILE_TOKENS:
-            return f"the {whose}'s KV blocks hold {layout.block_size} tokens, which is no multiple of {TILE_TOKENS}"
+            return f"the {whose}'s KV blocks hold {format_count(layout.block_size, 'token')}, which is no multiple of {TILE_TOKENS}"
     spans = region_spans(source, target)
     return spans if isinstance(spans, str) else None
 

@@ -25,6 +25,7 @@ from homenode.transfer.outgoing import Outgoing
 from homenode.transfer.pages import difference
 from homenode.transfer.processes import Process
 from homenode.transfer.seam import SendAdmitted
+from homenode.units import format_count
 
 
 class Receivers(Offers):
@@ -178,7 +179,7 @@ class Receivers(Offers):
             receiver.breaker.failed(state.now, reply.retry_after_s)
             state.tally.breaker_opens += receiver.breaker.open
             left = receiver.breaker.left(state.now) or reply.retry_after_s
-            reason = f"the receiver has no room ({reply.free_pages} pages free): {reply.reason}"
+            reason = f"the receiver has no room ({format_count(reply.free_pages, 'page')} free): {reply.reason}"
             self._refuse(outgoing, "no room", reason, left, notify=False)
             for ticket in state.admission.waits_for(receiver.address) if receiver.breaker.open else ():
                 self._refuse(self._tickets[ticket], "breaker", "the receiver has no room", left)

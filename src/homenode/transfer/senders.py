@@ -12,6 +12,7 @@ from homenode.transfer.message import Abandon, Data, DoneAck, Drained, Message, 
 from homenode.transfer.pages import difference, page_count
 from homenode.transfer.processes import Process
 from homenode.transfer.seam import Offered
+from homenode.units import format_count
 
 
 class Senders(Intake):
@@ -188,13 +189,13 @@ class Senders(Intake):
             or not offer.page_tokens
             or page_count(offer.tokens, offer.page_tokens) != len(offer.identities)
         ):
-            return f"{len(offer.identities)} identities for {offer.tokens} tokens in pages of {offer.page_tokens}"
+            return f"{len(offer.identities)} identities for {format_count(offer.tokens, 'token')} in pages of {offer.page_tokens}"
         if self._state.push:
             return None
         if not offer.done or self._done_at.get(process.incarnation, offer.done) != offer.done:
             return "no done address, or another one than before"
         if any(layout.block_size != offer.page_tokens for layout in process.buffers.values()):
-            return f"pages of {offer.page_tokens} tokens, unlike the buffers registered"
+            return f"pages of {format_count(offer.page_tokens, 'token')}, unlike the buffers registered"
         return None
 
     def _refusal(self, process: Process, offer: Offer, need: int) -> tuple[str, OfferReply] | None:
@@ -216,9 +217,11 @@ class Senders(Intake):
                 offer.pull_id, alloc_failed=True, reason="too many hand-overs at once", retry_after_s=1.0
             )
         if offer.page_tokens % 16:
-            return "pages", OfferReply(offer.pull_id, refused=True, reason=f"pages of {offer.page_tokens} tokens")
+            return "pages", OfferReply(
+                offer.pull_id, refused=True, reason=f"pages of {format_count(offer.page_tokens, 'token')}"
+            )
         if need > state.layout.blocks or (not state.delay and not state.admission.fits_ever(need)):
-            reason = f"{need} KV blocks are more than pd_buffer_size and the KV cache allow ({state.admission.total})"
+            reason = f"{format_count(need, 'KV block is', 'KV blocks are')} more than pd_buffer_size and the KV cache allow ({state.admission.total})"
             return "too large", OfferReply(offer.pull_id, refused=True, reason=reason)
         return None
 

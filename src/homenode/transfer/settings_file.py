@@ -9,6 +9,7 @@ from typing import Any
 
 from homenode.errors import UserError
 from homenode.options import EMPTY_SECRET, Option, is_empty_secret, options_of
+from homenode.spelling import closest
 from homenode.transfer.settings import TransferConfig
 
 _LARGEST_FILE = 1 << 20
@@ -55,7 +56,8 @@ def typed_settings(values: Mapping[Any, Any], source: str) -> dict[str, Any]:
     wrong: list[str] = []
     for key, value in values.items():
         if key not in declared:
-            wrong.append(f"{key!s:.60} is no setting of it")
+            near = closest(str(key), declared)
+            wrong.append(f"{key!s:.60} is no setting of it" + (f" (did you mean {near[0]}?)" if near else ""))
         elif value is not None:
             try:
                 typed[key] = _typed(value, hints[key], declared[key])

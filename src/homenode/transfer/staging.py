@@ -15,6 +15,7 @@ from homenode.transfer.machine import Receive
 from homenode.transfer.memory import TILE_TOKENS, KvLayout, KvMemory, KvRegion
 from homenode.transfer.message import Buffer
 from homenode.transfer.page_stream import PageReceiver, PageSender
+from homenode.units import format_count
 
 
 def tiles_of(tokens: int) -> int:
@@ -101,7 +102,7 @@ def private_memory(backend: KvBackend, layout: KvLayout) -> KvMemory:
         finally:
             os.close(fd)
     except OSError as error:
-        raise HostError(f"no memory for {layout.blocks} pages on their way: {error}") from error
+        raise HostError(f"no memory for {format_count(layout.blocks, 'page')} on their way: {error}") from error
 
 
 def contiguous(like: KvLayout, block_size: int, blocks: int) -> KvLayout:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from homenode.cli.report import print_note
 from homenode.engine.config import EngineConfig
-from homenode.units import format_bytes
+from homenode.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from homenode.engine.location.located import Announce
@@ -39,7 +39,7 @@ def _takes(taken: Candidate) -> str:
     available = format_bytes(Allowance.of_process(LiveSource()).memory_available)
     name = taken.repository if taken.file is None else f"{taken.repository}:{taken.file}"
     return (
-        f"{name} takes {format_bytes(taken.size)} of disk in {files} file{'s' * (files > 1)} of weights, in {cache}{disk}, and about as much memory, "
+        f"{name} takes {format_bytes(taken.size)} of disk in {format_count(files, 'file')} of weights, in {cache}{disk}, and about as much memory, "
         f"and KV memory beside it ({available} are available)"
     )
 

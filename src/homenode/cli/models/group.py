@@ -8,9 +8,10 @@ from homenode.cli.models.fetch import fetch
 from homenode.cli.models.fit import fit
 from homenode.cli.models.listing import list_models
 from homenode.cli.models.remove import remove
+from homenode.cli.suggestions import SuggestingGroup
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=SuggestingGroup, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 @click.pass_context
 def models(ctx: click.Context, as_json: bool) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from homenode import _native
 from homenode.errors import UserError
+from homenode.spelling import with_suggestion
 
 LEVELS = tuple(level.name for level in _native.Level)
 
@@ -41,9 +42,8 @@ def choose_level(name: str | None) -> _native.Level:
     if name is None:
         return _native.best_level()
     if name not in LEVELS:
-        raise UserError(
-            f"instruction set level {name!r} is unknown; choose one of {', '.join(LEVELS)}", param="HOMENODE_ISA"
-        )
+        message = f"instruction set level {name!r} is unknown; choose one of {', '.join(LEVELS)}"
+        raise UserError(with_suggestion(message, name, LEVELS), param="HOMENODE_ISA")
     level = _native.Level[name]
     if lack := _native.level_lack(level):
         raise UserError(

@@ -28,6 +28,7 @@ from homenode.compute.reference.kv import ReferenceKvCache
 from homenode.compute.reference.ops import EagerOps
 from homenode.dtypes import DType
 from homenode.errors import HostError
+from homenode.units import format_count
 
 
 class ReferenceBackend:
@@ -134,17 +135,21 @@ def check_arrays(arrays: StepArrays, limits: StepLimits) -> None:
     tokens, sequences, sampled = len(arrays.ids), len(arrays.context_len), len(arrays.sample_rows)
     if tokens > limits.max_tokens or sequences > limits.max_sequences or sampled > limits.max_sampled_rows:
         raise ValueError(
-            f"a step of {tokens} tokens, {sequences} sequences and {sampled} sampled rows is beyond {limits}"
+            f"a step of {format_count(tokens, 'token')}, {format_count(sequences, 'sequence')} and {sampled} sampled rows is beyond {limits}"
         )
     starts = arrays.query_start
     if len(starts) != sequences + 1 or starts[0] != 0 or starts[-1] != tokens or (np.diff(starts) < 0).any():
-        raise ValueError(f"query_start {starts.tolist()} does not divide {tokens} tokens among {sequences} sequences")
+        raise ValueError(
+            f"query_start {starts.tolist()} does not divide {format_count(tokens, 'token')} among {format_count(sequences, 'sequence')}"
+        )
     if len(arrays.positions) != tokens or len(arrays.block_table) != sequences:
         raise ValueError(
-            f"{len(arrays.positions)} positions for {tokens} tokens, {len(arrays.block_table)} block rows for {sequences}"
+            f"{format_count(len(arrays.positions), 'position')} for {format_count(tokens, 'token')}, {len(arrays.block_table)} block rows for {sequences}"
         )
     if arrays.hidden is not None and len(arrays.hidden) != tokens:
-        raise ValueError(f"{len(arrays.hidden)} rows of the stage before for {tokens} tokens")
+        raise ValueError(
+            f"{format_count(len(arrays.hidden), 'row')} of the stage before for {format_count(tokens, 'token')}"
+        )
     for i, context in enumerate(arrays.context_len):
         positions = arrays.positions[starts[i] : starts[i + 1]]
         if not np.array_equal(positions, np.arange(context - len(positions), context)):
@@ -152,7 +157,9 @@ def check_arrays(arrays: StepArrays, limits: StepLimits) -> None:
                 f"positions {positions.tolist()} of sequence {i} are not the last ones of a context of {context}"
             )
     if sampled and not 0 <= arrays.sample_rows.min() <= arrays.sample_rows.max() < tokens:
-        raise ValueError(f"sample_rows {arrays.sample_rows.tolist()} are not rows of a step of {tokens} tokens")
+        raise ValueError(
+            f"sample_rows {arrays.sample_rows.tolist()} are not rows of a step of {format_count(tokens, 'token')}"
+        )
 
 
 def _read(fd: int, offset: int, size: int) -> npt.NDArray[np.uint8]:

@@ -15,6 +15,7 @@ from homenode.compute.expert_uses import ExpertUses
 from homenode.compute.ops import Experts, FloatArray, IntArray, StepArrays
 from homenode.compute.ranks import RankGroup
 from homenode.compute.reference.kv import ReferenceKvCache
+from homenode.units import format_count
 
 
 class EagerOps:
@@ -200,7 +201,7 @@ class EagerOps:
 def choose_experts(logits: FloatArray, chosen: int, normalise: bool) -> tuple[IntArray, FloatArray]:
     """The experts of one row in ascending order, int32 [chosen], and their weights, float32 [chosen]: see `Ops.mixture`."""
     if not 1 <= chosen <= len(logits):
-        raise ValueError(f"{chosen} experts were to be chosen from {len(logits)}")
+        raise ValueError(f"{format_count(chosen, 'expert was', 'experts were')} to be chosen from {len(logits)}")
     indices = np.sort(np.argsort(-logits, kind="stable")[:chosen])
     likelihoods = np.exp(logits - logits.max())
     total = (likelihoods[indices] if normalise else likelihoods).sum(dtype=np.float32)

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from homenode.units import format_count
+
 Mlp = Callable[[torch.Tensor, int], torch.Tensor]  # rows, place of an expert among those here -> its output
 
 
@@ -23,7 +25,7 @@ def add_experts(
     """See `Ops.mixture`. `ids`: which experts are here; None: all. Besides the rows, for how many of them each expert was computed here."""
     experts = logits.shape[1]
     if not 1 <= chosen <= experts:
-        raise ValueError(f"{chosen} experts were to be chosen from {experts}")
+        raise ValueError(f"{format_count(chosen, 'expert was', 'experts were')} to be chosen from {experts}")
     indices, weights = choose(logits, chosen, normalise)
     out = torch.zeros_like(x) if residual is None else residual.clone()
     # Assignments by expert, then by row: a stable sort of the flat list, whose runs the host must know.

@@ -18,6 +18,7 @@ from homenode.compute.torch.kv import TorchKvCache
 from homenode.compute.torch.mixture import add_experts
 from homenode.compute.torch.products import Product
 from homenode.compute.torch.step import DeviceStep, check_ids
+from homenode.units import format_count
 
 
 @dataclass
@@ -66,7 +67,7 @@ class TorchOps:
         if hidden is None or hidden.shape != (self._step.ids.shape[0], columns):
             shape = None if hidden is None else tuple(hidden.shape)
             raise ValueError(
-                f"the rows of the stage before are {shape}; {len(self._step.ids)} of {columns} columns were expected"
+                f"the rows of the stage before are {shape}; {len(self._step.ids)} of {format_count(columns, 'column')} were expected"
             )
         return hidden
 

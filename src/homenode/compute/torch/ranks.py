@@ -17,6 +17,7 @@ import torch.distributed as dist
 from homenode.compute.ops import FloatArray
 from homenode.compute.torch.device import TorchDevice
 from homenode.errors import HostError, PeerError
+from homenode.units import format_count
 
 _LOOK_UP = timedelta(milliseconds=50)  # how often somebody who waits looks whether it is over
 _OTHERS_SAY_SO_S = 1.0  # after a failure, for the ranks that are there to tell
@@ -156,7 +157,9 @@ class _Meeting:
     def leave(self) -> None:
         """End it for everybody: those who wait for this rank fail, as their connection closes."""
         if self._over is None:
-            self._over = PeerError(f"rank {self.rank} left the group of {self.size} ranks", ranks=[self.rank])
+            self._over = PeerError(
+                f"rank {self.rank} left the group of {format_count(self.size, 'rank')}", ranks=[self.rank]
+            )
         self._store.set(f"left/{self.rank}", "1")
         self._store.set("over", "1")
 

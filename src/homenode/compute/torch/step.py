@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from homenode.compute.ops import IntArray, StepArrays, StepLimits
+from homenode.units import format_count
 
 
 @dataclass
@@ -43,14 +44,16 @@ def check_step(arrays: StepArrays, limits: StepLimits, block_size: int, blocks: 
     tokens, sequences, sampled = len(arrays.ids), len(arrays.context_len), len(arrays.sample_rows)
     if tokens > limits.max_tokens or sequences > limits.max_sequences or sampled > limits.max_sampled_rows:
         raise ValueError(
-            f"a step of {tokens} tokens, {sequences} sequences and {sampled} sampled rows is beyond {limits}"
+            f"a step of {format_count(tokens, 'token')}, {format_count(sequences, 'sequence')} and {sampled} sampled rows is beyond {limits}"
         )
     starts = arrays.query_start
     if len(starts) != sequences + 1 or starts[0] != 0 or starts[-1] != tokens or (np.diff(starts) < 0).any():
-        raise ValueError(f"query_start {starts.tolist()} does not divide {tokens} tokens among {sequences} sequences")
+        raise ValueError(
+            f"query_start {starts.tolist()} does not divide {format_count(tokens, 'token')} among {format_count(sequences, 'sequence')}"
+        )
     if len(arrays.positions) != tokens or len(arrays.block_table) != sequences:
         raise ValueError(
-            f"{len(arrays.positions)} positions for {tokens} tokens, {len(arrays.block_table)} block rows for {sequences}"
+            f"{format_count(len(arrays.positions), 'position')} for {format_count(tokens, 'token')}, {len(arrays.block_table)} block rows for {sequences}"
         )
     counts = np.diff(starts)
     expected = np.arange(tokens) + np.repeat(arrays.context_len - starts[1:], counts)
@@ -60,7 +63,9 @@ def check_step(arrays: StepArrays, limits: StepLimits, block_size: int, blocks: 
             f"token {at} of the step has position {arrays.positions[at]}; its sequence's context says {expected[at]}"
         )
     if sampled and not 0 <= arrays.sample_rows.min() <= arrays.sample_rows.max() < tokens:
-        raise ValueError(f"sample_rows {arrays.sample_rows.tolist()} are not rows of a step of {tokens} tokens")
+        raise ValueError(
+            f"sample_rows {arrays.sample_rows.tolist()} are not rows of a step of {format_count(tokens, 'token')}"
+        )
     if block_size:
         _check_blocks(arrays.block_table, arrays.context_len, block_size, blocks)
 
@@ -74,7 +79,9 @@ def check_ids(ids: IntArray, vocabulary: int) -> None:
 def _check_blocks(table: IntArray, context: IntArray, block_size: int, blocks: int) -> None:
     needed = -(-context // block_size)
     if needed.max(initial=0) > table.shape[1]:
-        raise ValueError(f"{table.shape[1]} blocks of {block_size} do not hold a context of {context.max()}")
+        raise ValueError(
+            f"{format_count(table.shape[1], 'block')} of {block_size} do not hold a context of {context.max()}"
+        )
     used = np.arange(table.shape[1]) < needed[:, None]
     if (bad := used & ((table < 0) | (table >= blocks))).any():
         raise ValueError(f"block {table[bad][0]} does not exist: there are {blocks}")

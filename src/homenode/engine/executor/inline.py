@@ -17,6 +17,7 @@ from homenode.engine.executor.protocol import StepError
 from homenode.engine.schedule.step import Step, StepResult, WorkerLimits
 from homenode.errors import HostError
 from homenode.host.refusals import start_thread
+from homenode.units import format_count
 
 _log = logging.getLogger(__name__)
 _EXPECTED = (
@@ -136,7 +137,7 @@ class InlineExecutor:
 def step_error(step: Step, error: Exception) -> StepError:
     """The failure of a step, in words: what was computed, what went wrong, what may help."""
     kind = type(error).__name__
-    text = f"step {step.number} ({len(step.items)} sequences, {step.num_tokens} tokens) failed with {kind}"
+    text = f"step {step.number} ({format_count(len(step.items), 'sequence')}, {format_count(step.num_tokens, 'token')}) failed with {kind}"
     if str(error):
         text += f": {error}"
     if isinstance(error, MemoryError):

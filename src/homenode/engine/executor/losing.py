@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from homenode.engine.executor.member import Member
 from homenode.engine.workers.messages import Probe
+from homenode.units import format_count
 
 _LONGEST_PROBE_S = 5.0  # between two questions to a worker
 _FIRST_WORD_S = 60.0  # a process that starts answers nothing before its interpreter has read the modules it needs
@@ -71,7 +72,12 @@ class LossRecord:
             self._at.popleft()
         text = f"worker {', '.join(map(str, sorted(why)))} of {workers} is being replaced: {'; '.join(why.values())}"
         if len(self._at) > _MOST_LOSSES:
-            return Loss(f"{len(self._at)} losses of workers in {_WITHIN_S:g} s, the last: {text}", fatal=True)
+            return Loss(
+                f"{format_count(len(self._at), 'loss', 'losses')} of workers in {_WITHIN_S:g} s, the last: {text}",
+                fatal=True,
+            )
         if self._in_a_row > _MOST_LOSSES:  # who fails only after minutes of loading will do so for ever
-            return Loss(f"{self._in_a_row} losses of workers in a row, the last: {text}", fatal=True)
+            return Loss(
+                f"{format_count(self._in_a_row, 'loss', 'losses')} of workers in a row, the last: {text}", fatal=True
+            )
         return Loss(text, fatal=False)

@@ -32,6 +32,7 @@ from homenode.engine.workers.messages import Alive, Broken, Done, Failed, Fits, 
 from homenode.errors import HomenodeError, InternalError, PeerError
 from homenode.host.refusals import start_thread
 from homenode.model.checkpoint.spec import ModelSpec
+from homenode.units import format_count
 
 _log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 3600.0  # reading a large model from a slow disk takes its time; a dead worker is noticed at once
@@ -348,7 +349,9 @@ class ProcessExecutor:
 
     def _lay_again(self, member: Member, fits: Fits) -> None:
         if fits.num_blocks < self._num_blocks:
-            text = f"has room for {fits.num_blocks} KV blocks now, and the engine has {self._num_blocks}"
+            text = (
+                f"has room for {format_count(fits.num_blocks, 'KV block')} now, and the engine has {self._num_blocks}"
+            )
             self._lose({member.plan.number: text})
         else:
             self._crew.lay(member, self._num_blocks)

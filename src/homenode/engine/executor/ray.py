@@ -26,6 +26,7 @@ from homenode.engine.workers.wire import WorkerSocket
 from homenode.errors import CapacityError, HostError, UnsupportedError
 from homenode.installation import extra_command
 from homenode.logs.setup import LEVEL_VARIABLE
+from homenode.units import format_count
 
 _log = logging.getLogger(__name__)
 _ROOM_S = 60.0  # for Ray to find a host for every worker
@@ -158,7 +159,7 @@ class RayLauncher:
         group = self._grouped(each, placement, _ROOM_S)
         if group is None:
             raise CapacityError(
-                f"the Ray cluster has no room for {len(workers)} workers ({placement}): they need {[dict(need) for need in each]}, there are "
+                f"the Ray cluster has no room for {format_count(len(workers), 'worker')} ({placement}): they need {[dict(need) for need in each]}, there are "
                 f"{ {name: amount for name, amount in announced.items() if name in ('CPU', 'GPU', _NODE)} }; add hosts, or have fewer workers",
                 param="executor",
             )

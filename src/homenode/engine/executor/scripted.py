@@ -18,6 +18,7 @@ from homenode.engine.executor.protocol import StepError, WorkerLostError
 from homenode.engine.request import SamplingParams, TokenLogprob
 from homenode.engine.schedule.step import PromptScores, Sampled, StartSequence, Step, StepItem, StepResult, WorkerLimits
 from homenode.errors import InternalError
+from homenode.units import format_count
 
 
 def checksum(tokens: Sequence[int], before: int = 0) -> int:
@@ -172,7 +173,9 @@ class ScriptedExecutor:
         for item in step.items:
             self._compute(item, result)
         rows = len(result.sampled) + sum(len(scored.scores) for scored in result.scored)
-        self._demand(rows <= self._limits.max_sampled_rows, f"step {step.number} samples and scores {rows} rows")
+        self._demand(
+            rows <= self._limits.max_sampled_rows, f"step {step.number} samples and scores {format_count(rows, 'row')}"
+        )
         return result
 
     def _check_step(self, step: Step) -> None:
@@ -183,9 +186,14 @@ class ScriptedExecutor:
             len({item.seq for item in step.items}) == len(step.items), f"step {step.number} holds a sequence twice"
         )
         if self._max_tokens is not None:
-            self._demand(step.num_tokens <= self._max_tokens, f"step {step.number} has {step.num_tokens} tokens")
+            self._demand(
+                step.num_tokens <= self._max_tokens, f"step {step.number} has {format_count(step.num_tokens, 'token')}"
+            )
         if self._max_sequences is not None:
-            self._demand(len(step.items) <= self._max_sequences, f"step {step.number} has {len(step.items)} sequences")
+            self._demand(
+                len(step.items) <= self._max_sequences,
+                f"step {step.number} has {format_count(len(step.items), 'sequence')}",
+            )
 
     def _end(self, seq: int) -> None:
         state = self._states.pop(seq, None)
@@ -271,7 +279,8 @@ class ScriptedExecutor:
             self._users[block] += 1
         wanted = -(-(item.start + item.count) // size)
         self._demand(
-            len(state.table) == wanted, f"sequence {item.seq} has {len(state.table)} blocks and needs {wanted}"
+            len(state.table) == wanted,
+            f"sequence {item.seq} has {format_count(len(state.table), 'block')} and needs {wanted}",
         )
 
     def _write(self, item: StepItem, state: _State) -> None:

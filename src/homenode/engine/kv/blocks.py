@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 
 from homenode.engine.kv.runs import FreeRuns
 from homenode.errors import InternalError
+from homenode.units import format_count
 
 
 class BlockPool:
@@ -47,7 +48,9 @@ class BlockPool:
         """
         if count > self.num_free:
             raise InternalError(
-                f"{count} KV blocks wanted, {self.num_free} available", wanted=count, available=self.num_free
+                f"{format_count(count, 'KV block')} wanted, {self.num_free} available",
+                wanted=count,
+                available=self.num_free,
             )
         while len(self._free) < count:
             block, _ = self._unused.popitem(last=False)
@@ -136,7 +139,9 @@ class BlockPool:
                 )
             places = (expected[block] > 0) + free[block] + (block in self._unused)
             if places != 1:
-                raise InternalError(f"KV block {block} is in {places} places of owned, free and cached", block=block)
+                raise InternalError(
+                    f"KV block {block} is in {format_count(places, 'place')} of owned, free and cached", block=block
+                )
             if block in self._unused and block not in self._digest_of:
                 raise InternalError(f"KV block {block} is kept for its content, but cannot be found", block=block)
         if {block: digest for digest, block in self._block_of.items()} != self._digest_of:

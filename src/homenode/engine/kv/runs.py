@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Iterator
 
 from homenode.errors import InternalError
+from homenode.units import format_count
 
 
 class FreeRuns:
@@ -50,7 +51,9 @@ class FreeRuns:
         InternalError when there are fewer than `count`.
         """
         if count > self._count:
-            raise InternalError(f"{count} free blocks wanted, {self._count} there", wanted=count, free=self._count)
+            raise InternalError(
+                f"{format_count(count, 'free block')} wanted, {self._count} there", wanted=count, free=self._count
+            )
         taken: list[int] = []
         if after + 1 in self._end and after >= 0:
             taken += self._cut(after + 1, count)

@@ -10,7 +10,7 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.sizing import problems
 from homenode.errors import CapacityError
 from homenode.model.hub.candidate import Candidate
-from homenode.units import format_bytes
+from homenode.units import format_bytes, format_count
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def take_largest(rated: Sequence[Rated]) -> Candidate:
     if fitting := [one.candidate for one in rated if not one.problem]:
         return max(fitting, key=lambda candidate: candidate.size)
     smallest = min(rated, key=lambda one: one.candidate.size)
-    of = f" (smallest of {len(rated)} GGUF files: {smallest.candidate.file})" if len(rated) > 1 else ""
+    of = f" (smallest of {format_count(len(rated), 'GGUF file')}: {smallest.candidate.file})" if len(rated) > 1 else ""
     raise CapacityError(f"model {smallest.candidate.repository}{of}: {smallest.problem}", param="model")
 
 

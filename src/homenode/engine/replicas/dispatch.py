@@ -21,6 +21,7 @@ from homenode.engine.replicas.patience import Patience
 from homenode.engine.replicas.router import Router
 from homenode.engine.request import Request
 from homenode.errors import CapacityError, InternalError, PeerError
+from homenode.units import format_count
 
 
 class RoutedEngine(Protocol):
@@ -194,7 +195,9 @@ class Dispatcher:
         return None if journey.ticket.route is None else self._engines[journey.ticket.route.number]
 
     def _refuse(self, journey: Journey, waiting: int) -> None:
-        text = f"{waiting} requests wait for an engine that takes them; try again later"
+        text = (
+            f"{format_count(waiting, 'request waits', 'requests wait')} for an engine that takes them; try again later"
+        )
         journey.fail("OverloadedError", text, retry_after_s=self._patience.silent_after_s)
 
     def _fail(self, journey: Journey, reason: str) -> None:
@@ -237,7 +240,10 @@ class Dispatcher:
         if self._ending is not None:
             self._fail(journey, self._ending)
         elif journey.losses >= self._patience.losses:
-            self._fail(journey, f"{journey.losses} engines were lost under it, the last because {reason}")
+            self._fail(
+                journey,
+                f"{format_count(journey.losses, 'engine was', 'engines were')} lost under it, the last because {reason}",
+            )
         else:
             if engine is not None:
                 self.moving_from(engine.number)

@@ -22,6 +22,7 @@ from homenode.host.placement.nodes import memory_of_cpus
 from homenode.host.placement.share import set_aside
 from homenode.host.placement.thread_layout import ranks_on_nodes
 from homenode.host.topology.host import Host
+from homenode.units import format_count
 
 _FLAG = "--data-parallel-size"
 
@@ -101,7 +102,7 @@ def _divided(host: Host, threads: int | None, count: int, reserve: int | None, w
         own = cut(host, allowance, cpus_of(pool))
         if threads is not None and threads > len(own.cpus):
             raise UserError(
-                f"--threads {threads}: of {count} {words.what}s ({words.flags}) {words.what} {number} has {len(own.cpus)} CPUs, "
+                f"--threads {threads}: of {count} {words.what}s ({words.flags}) {words.what} {number} has {format_count(len(own.cpus), 'CPU')}, "
                 f"{format_cpu_list(own.cpus)}; give {min(len(cpus_of(p)) for p in left.values())} or less",
                 param="threads",
             )
@@ -115,7 +116,7 @@ def _pools(cores: Mapping[int, Sequence[Core]], count: int, words: _Words) -> li
     total = sum(map(len, nodes))
     if total < count:
         raise UserError(
-            f"{words.flags} {count}: this process may use {total} physical cores, and each {words.what} computes on one at least; give {total} or less",
+            f"{words.flags} {count}: this process may use {format_count(total, 'physical core')}, and each {words.what} computes on one at least; give {total} or less",
             param=words.flags.removeprefix("--").replace("-", "_"),
         )
     if count >= len(nodes):
@@ -131,7 +132,7 @@ def _kept(total: int, count: int, reserve: int | None, words: _Words) -> int:
         return 1 if total > max(2, count) else 0
     if total - reserve < count:
         raise UserError(
-            f"--reserve-cpus {reserve}: this process may use {total} physical cores, and {words.flags} {count} computes on {count} at least; "
+            f"--reserve-cpus {reserve}: this process may use {format_count(total, 'physical core')}, and {words.flags} {count} computes on {count} at least; "
             f"give {max(0, total - count)} or less",
             param="reserve_cpus",
         )

@@ -6,6 +6,7 @@ from homenode.engine.request import Request
 from homenode.engine.schedule.config import KvConfig, SchedulerConfig
 from homenode.engine.schedule.step import WorkerLimits
 from homenode.errors import CapacityError, OverloadedError, UserError
+from homenode.units import format_count
 
 _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
 
@@ -52,8 +53,8 @@ def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> 
         return error
     if prompt >= limits.max_model_len:
         return CapacityError(
-            f"the prompt has {prompt} tokens, but a sequence may have at most {limits.max_model_len} with its answer (--max-model-len); "
-            f"shorten the prompt to {limits.max_model_len - 1} tokens or fewer",
+            f"the prompt has {format_count(prompt, 'token')}, but a sequence may have at most {limits.max_model_len} with its answer (--max-model-len); "
+            f"shorten the prompt to {format_count(limits.max_model_len - 1, 'token')} or fewer",
             param="prompt",
             prompt_tokens=prompt,
             max_model_len=limits.max_model_len,
@@ -61,7 +62,7 @@ def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> 
     blocks = -(-(prompt + 1) // limits.block_size)
     if blocks > limits.num_blocks:
         return CapacityError(
-            f"the prompt has {prompt} tokens and needs {blocks} KV blocks of {limits.block_size} tokens for itself and one more, but there "
+            f"the prompt has {format_count(prompt, 'token')} and needs {format_count(blocks, 'KV block')} of {format_count(limits.block_size, 'token')} for itself and one more, but there "
             f"are {limits.num_blocks}; shorten the prompt or raise --kv-cache-memory",
             param="prompt",
             prompt_tokens=prompt,
@@ -69,7 +70,7 @@ def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> 
         )
     if not config.enable_chunked_prefill and prompt > config.max_num_batched_tokens:
         return CapacityError(
-            f"the prompt has {prompt} tokens, but a step has at most {config.max_num_batched_tokens} (--max-num-batched-tokens) and prompts "
+            f"the prompt has {format_count(prompt, 'token')}, but a step has at most {config.max_num_batched_tokens} (--max-num-batched-tokens) and prompts "
             f"are not cut (--no-enable-chunked-prefill); shorten the prompt, raise the former or drop the latter",
             param="prompt",
             prompt_tokens=prompt,
@@ -142,11 +143,11 @@ def overload(
     if queued <= 0:
         return None
     if 0 < config.max_num_queued_requests < queued:
-        text = f"{waiting} requests are waiting already (--max-num-queued-requests {config.max_num_queued_requests}); try again later"
+        text = f"{format_count(waiting, 'request is', 'requests are')} waiting already (--max-num-queued-requests {config.max_num_queued_requests}); try again later"
         return "queued_requests", OverloadedError(text, retry_after_s=retry_after_s)
     tokens = waiting_tokens + len(request.prompt_ids)
     if 0 < config.max_num_queued_tokens < tokens:
-        text = f"{waiting_tokens} prompt tokens are waiting already and this request has {len(request.prompt_ids)}"
+        text = f"{format_count(waiting_tokens, 'prompt token is', 'prompt tokens are')} waiting already and this request has {len(request.prompt_ids)}"
         text += f" (--max-num-queued-tokens {config.max_num_queued_tokens}); try again later"
         return "queued_tokens", OverloadedError(text, retry_after_s=retry_after_s)
     return None

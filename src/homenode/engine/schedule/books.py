@@ -9,6 +9,7 @@ from homenode.engine.schedule.planner import Planner
 from homenode.engine.schedule.residents import Residents
 from homenode.engine.schedule.tally import Tally
 from homenode.errors import InternalError
+from homenode.units import format_count
 
 
 class Books:
@@ -57,5 +58,6 @@ class Books:
             )
         if len(self._live) != len(self._planner.running) + self._planner.num_waiting:
             raise InternalError(
-                f"{len(self._live)} live requests, but not as many running and waiting", statistics=self.statistics()
+                f"{format_count(len(self._live), 'live request')}, but not as many running and waiting",
+                statistics=self.statistics(),
             )

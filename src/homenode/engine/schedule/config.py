@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from homenode.options import option
-from homenode.units import parse_bytes, parse_seconds
+from homenode.units import parse_bytes, parse_seconds, parse_tokens
 
 USUAL_SEQUENCES = 128
 
@@ -15,7 +15,10 @@ class SchedulerConfig:
     """How steps are filled and who is let in."""
 
     max_num_batched_tokens: int = option(
-        512, "Most tokens computed in one step: the running sequences' next tokens and prefill.", minimum=1
+        512,
+        "Most tokens computed in one step: the running sequences' next tokens and prefill.",
+        parse=parse_tokens,
+        minimum=1,
     )
     max_num_seqs: int = option(
         0, "Most sequences running at once. 0: 128, or as many as a step has tokens if that is less.", minimum=0
@@ -28,7 +31,10 @@ class SchedulerConfig:
         1024, "Requests that may wait; further ones get 503 with Retry-After. 0: no limit.", minimum=0
     )
     max_num_queued_tokens: int = option(
-        0, "Prompt tokens that may wait; further requests get 503 with Retry-After. 0: no limit.", minimum=0
+        0,
+        "Prompt tokens that may wait; further requests get 503 with Retry-After. 0: no limit.",
+        parse=parse_tokens,
+        minimum=0,
     )
     max_preemptions: int = option(
         8,
@@ -60,7 +66,9 @@ class KvConfig:
         minimum=0.0,
         maximum=0.95,
     )
-    block_size: int = option(64, "Tokens in a KV block; a multiple of 32.", minimum=32, maximum=4096)
+    block_size: int = option(
+        64, "Tokens in a KV block; a multiple of 32.", parse=parse_tokens, minimum=32, maximum=4096
+    )
     kv_cache_dtype: str = option(
         "auto",
         "Storage of keys and values; auto is f32 for float32 models and bf16 for all others. int8 keeps a scale for each token and head.",

@@ -14,6 +14,7 @@ from homenode.engine.schedule.sequence import Residency, Sequence
 from homenode.engine.schedule.step import WorkerLimits
 from homenode.errors import UserError
 from homenode.transfer import seam
+from homenode.units import format_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +162,9 @@ class Handover:
         if self.workers_are_lost and offer.reserve:
             return "workers of the engine were lost and are being replaced"
         if tokens < 1 or offer.page_tokens < 1 or len(offer.identities) != -(-tokens // offer.page_tokens):
-            return f"{len(offer.identities)} pages of {offer.page_tokens} tokens do not make {tokens} tokens"
+            return f"{format_count(len(offer.identities), 'page')} of {format_count(offer.page_tokens, 'token')} do not make {format_count(tokens, 'token')}"
         if tokens + 2 > longest:
-            return f"a sequence may have {longest} tokens here, answer included; {tokens} would leave no room for the last of its prompt and one more"
+            return f"a sequence may have {format_count(longest, 'token')} here, answer included; {tokens} would leave no room for the last of its prompt and one more"
         return ""
 
     def _kept_free(self) -> int:
@@ -251,7 +252,7 @@ class Handover:
     def stuck_for(self) -> str:
         """Why requests may wait for ever, if the agent may never free blocks; empty if it cannot be blamed."""
         count = self._deliveries.num_quarantined
-        text = f"{count} KV blocks are out of use, since an engine that is out of reach may still write to them"
+        text = f"{format_count(count, 'KV block is', 'KV blocks are')} out of use, since an engine that is out of reach may still write to them"
         return f"{text}; the rest is too small for this request" if count else ""
 
     def awaits(self) -> bool:

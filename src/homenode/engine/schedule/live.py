@@ -17,6 +17,7 @@ from homenode.engine.schedule.queue import Deadlines
 from homenode.engine.schedule.sequence import Sequence
 from homenode.engine.schedule.tally import Tally
 from homenode.errors import HomenodeError, OverloadedError
+from homenode.units import format_count
 
 
 class LiveRequests:
@@ -130,5 +131,5 @@ class LiveRequests:
             text = "the request's deadline passed while it waited for its turn; try again later"
             self.fail(sequence, text, "OverloadedError", self.retry_after())
             return
-        text = f"the request's deadline passed after {sequence.num_outputs} output tokens; allow more time (--request-timeout) or ask for fewer"
+        text = f"the request's deadline passed after {format_count(sequence.num_outputs, 'output token')}; allow more time (--request-timeout) or ask for fewer"
         self.fail(sequence, text, "UserError")

@@ -13,6 +13,7 @@ from homenode.engine.schedule.planner import Planner
 from homenode.engine.schedule.residents import Residents
 from homenode.engine.schedule.sequence import Sequence
 from homenode.errors import InternalError
+from homenode.units import format_count
 
 _MOST_LOSSES = 3  # a request that was running when workers were lost more often than this may be why they are
 
@@ -92,7 +93,7 @@ class Losses:
     def _count_loss(self, sequence: Sequence, error: str) -> None:
         sequence.losses += 1
         if sequence.losses > _MOST_LOSSES:
-            text = f"worker_lost: workers were lost {sequence.losses} times while this request was computed, the last time because {error}"
+            text = f"worker_lost: workers were lost {format_count(sequence.losses, 'time')} while this request was computed, the last time because {error}"
             self._live.fail(sequence, text, "WorkerLostError", self._live.retry_after())
         elif self._handover.has_told(sequence):
             self._live.fail_refused(Refused(sequence, f"worker_lost: the KV of this request is lost: {error}"))

@@ -8,6 +8,7 @@ weights more often for the same tokens. Only prompts, whose parts wait for no to
 from __future__ import annotations
 
 from homenode.errors import InternalError
+from homenode.units import format_count
 
 _LEAST_PREFILL = 64  # tokens; a step of fewer takes nearly as long, since the weights are read all the same
 
@@ -22,7 +23,7 @@ class Pace:
             raise InternalError(f"lookahead is {lookahead}; it must be 0 or 1")
         if stages < 1 or (micro_batches != 1 and 0 != micro_batches < stages):
             raise InternalError(
-                f"{stages} stages and {micro_batches} micro-batches; at least one stage and a batch for each are needed"
+                f"{format_count(stages, 'stage')} and {micro_batches} micro-batches; at least one stage and a batch for each are needed"
             )
         self.stages = stages
         self._micro_batches = (micro_batches or stages) if stages > 1 else 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from homenode.engine.schedule.sequence import Sequence
+from homenode.units import format_count
 
 
 def choose_victim(
@@ -30,7 +31,7 @@ def preemption_warning(victim: Sequence, needy: Sequence, num_blocks: int, cost:
     """What the operator should know: who, why, what to raise, how often so far."""
     cause = "its own next token" if needy is victim else f"the next token of request {needy.id}"
     return (
-        f"request {victim.id} was preempted: none of the {num_blocks} KV blocks was free for {cause}. Up to {cost} tokens of it will be "
+        f"request {victim.id} was preempted: none of the {format_count(num_blocks, 'KV block')} was free for {cause}. Up to {format_count(cost, 'token')} of it will be "
         f"computed again (preemptions of this request: {victim.preemptions}). If this happens often raise --kv-cache-memory or lower "
         f"--max-num-seqs. Preemptions since the start: {total}"
     )

@@ -14,6 +14,7 @@ from homenode.engine.schedule.sequence import Residency, Sequence
 from homenode.engine.schedule.step import NO_TOKEN, PromptScores, Sampled, StepItem, StepResult, WorkerLimits
 from homenode.engine.schedule.tally import Tally
 from homenode.errors import InternalError, NotANumberError
+from homenode.units import format_count
 
 
 class Results:
@@ -154,7 +155,7 @@ class Results:
         cut_short = reason == "length" and sequence.num_outputs < sequence.params.max_tokens
         if cut_short and sequence.max_len < self._limits.max_model_len:
             self._live.warn(
-                f"request {sequence.id} ended at {sequence.max_len} tokens because the {self._limits.num_blocks} KV blocks hold no more, "
+                f"request {sequence.id} ended at {format_count(sequence.max_len, 'token')} because the {format_count(self._limits.num_blocks, 'KV block')} hold no more, "
                 f"below --max-model-len {self._limits.max_model_len}; raise --kv-cache-memory"
             )
 

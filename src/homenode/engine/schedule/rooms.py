@@ -8,6 +8,7 @@ from homenode.engine.schedule.delivery import Delivery
 from homenode.engine.schedule.residents import Residents
 from homenode.engine.schedule.sequence import Sequence
 from homenode.transfer.seam import Offered
+from homenode.units import format_count
 
 
 class Rooms:
@@ -23,7 +24,7 @@ class Rooms:
         blocks = residents.take(hits, offer.tokens + 1, residents.blocks_for(offer.tokens + 2) + kept_free, in_place)
         if blocks is None:
             wanted = residents.blocks_for(offer.tokens + 1) - len(hits) - in_place
-            return f"{wanted} KV blocks more are wanted, and {kept_free} are to stay free for those who run and wait"
+            return f"{format_count(wanted, 'KV block')} more are wanted, and {kept_free} are to stay free for those who run and wait"
         held = len(hits) * residents.block_size
         return Delivery(offer, blocks, held, arrived=held)
 

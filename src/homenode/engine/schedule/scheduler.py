@@ -50,6 +50,7 @@ from homenode.engine.schedule.step import Step, WorkerLimits
 from homenode.engine.schedule.tally import Tally
 from homenode.errors import InternalError, UserError
 from homenode.transfer.seam import ToAgent, Unused
+from homenode.units import format_count
 
 
 class Scheduler:
@@ -165,7 +166,8 @@ class Scheduler:
         first = self._planner.running[0] if self._planner.running else self._planner.waiting.first()
         if not reason or first is None:
             raise InternalError(
-                f"{len(self._live)} requests are there, but none of them can run", statistics=self.statistics()
+                f"{format_count(len(self._live), 'request is', 'requests are')} there, but none of them can run",
+                statistics=self.statistics(),
             )
         self._live.fail(first, reason, "OverloadedError", self._live.retry_after())
         return True
@@ -198,5 +200,5 @@ def _check(config: SchedulerConfig, limits: WorkerLimits) -> None:
         )
     if limits.max_sampled_rows < config.max_num_seqs:
         raise InternalError(
-            f"the worker samples {limits.max_sampled_rows} rows a step; {config.max_num_seqs} sequences may want one"
+            f"the worker samples {format_count(limits.max_sampled_rows, 'row')} a step; {format_count(config.max_num_seqs, 'sequence')} may want one"
         )

@@ -10,6 +10,7 @@ import numpy as np
 from homenode.compute.ops import IntArray, StepArrays
 from homenode.engine.schedule.step import StepItem
 from homenode.engine.worker.sequences import SequenceTable, SlotArray
+from homenode.units import format_count
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def _check(items: Sequence[StepItem], slots: SlotArray, starts: IntArray, ends: 
     if wrong.any():
         i = int(np.argmax(wrong))
         raise ValueError(
-            f"sequence {items[i].seq}: positions {starts[i]} to {ends[i] - 1} were asked for; {lengths[i]} tokens are known and its blocks hold {room[i]}"
+            f"sequence {items[i].seq}: positions {starts[i]} to {ends[i] - 1} were asked for; {format_count(lengths[i], 'token is', 'tokens are')} known and its blocks hold {room[i]}"
         )
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from homenode.compute.ops import FloatArray, IntArray
 from homenode.engine.request import SamplingParams
 from homenode.engine.schedule.step import StartSequence
+from homenode.units import format_count
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 SlotArray = npt.NDArray[np.intp]
@@ -112,7 +113,7 @@ class SequenceTable:
             raise ValueError(f"sequence {start.seq} was started twice")
         if not 1 <= start.num_prompt <= len(start.token_ids):
             raise ValueError(
-                f"sequence {start.seq} has {start.num_prompt} prompt tokens among {len(start.token_ids)} tokens"
+                f"sequence {start.seq} has {format_count(start.num_prompt, 'prompt token')} among {format_count(len(start.token_ids), 'token')}"
             )
         known = np.array(start.token_ids, np.int32)
         if not self._free:
@@ -166,8 +167,9 @@ class SequenceTable:
         return stops if bias is None else (np.concatenate((bias[0], stops[0])), np.concatenate((bias[1], stops[1])))
 
     def _set_sampling(self, slot: int, params: SamplingParams) -> None:
+        params = params.with_defaults({})  # who knows the model's own has put them in
         self.temperature[slot] = params.temperature
-        self.top_k[slot] = min(max(params.top_k, 0), 2**31 - 1)
+        self.top_k[slot] = min(max(params.top_k or 0, 0), 2**31 - 1)
         self.top_p[slot] = params.top_p
         self.min_p[slot] = params.min_p
         self.seed[slot] = (params.seed or 0) & _MASK64

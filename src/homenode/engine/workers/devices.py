@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from homenode.compute.devices import parse_device
 from homenode.errors import UserError
+from homenode.units import format_count
 
 CPU = "cpu"
 
@@ -50,7 +51,7 @@ def _of_workers(given: Sequence[str], text: str, stages: int, ranks: int, engine
     ways += [f"{workers}, one for each {'worker' if ranks > 1 else 'stage'}"]
     ways += [f"{workers * engines}, one for each worker of all engines"] if engines > 1 else []
     raise _refusal(
-        f"{text[:80]} names {len(given)} device{'s' if len(given) != 1 else ''} for --pipeline-parallel-size {stages} x "
+        f"{text[:80]} names {format_count(len(given), 'device')} for --pipeline-parallel-size {stages} x "
         f"--tensor-parallel-size {ranks}; give {' or '.join(ways)}"
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from homenode.errors import CapacityError, UserError
+from homenode.units import format_count
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def balanced_layers(costs: Sequence[StageCost], layers: int, rooms: Sequence[Roo
     """
     if len(costs) > layers:
         raise UserError(
-            f"--pipeline-parallel-size {len(costs)}: this model has {layers} layers, and a stage has one at least; give {layers} or less",
+            f"--pipeline-parallel-size {len(costs)}: this model has {format_count(layers, 'layer')}, and a stage has one at least; give {layers} or less",
             param="pipeline_parallel_size",
         )
     split = [1] * len(costs)
@@ -69,7 +70,7 @@ def _with_one_more(split: Sequence[int], stage: int) -> list[int]:
 def _no_room(rooms: Sequence[Room], layers: int) -> CapacityError:
     told = "; ".join(f"{room.where} has room for {in_words(room)}" for room in rooms)
     return CapacityError(
-        f"--layer-split auto: this model has {layers} layers, and {told}; use more or larger devices, allow more memory, or keep weights smaller (--quantize)",
+        f"--layer-split auto: this model has {format_count(layers, 'layer')}, and {told}; use more or larger devices, allow more memory, or keep weights smaller (--quantize)",
         param="layer_split",
     )
 
@@ -78,5 +79,5 @@ def in_words(room: Room) -> str:
     """How many layers of which stages."""
     stages = [stage for stage, takers in enumerate(room.takers) if takers]
     ranks = max(room.takers)
-    what = f"{max(0, room.shares)} shares of layers" if ranks > 1 else f"{max(0, room.shares)} layers"
+    what = f"{max(0, room.shares)} shares of layers" if ranks > 1 else format_count(max(0, room.shares), "layer")
     return f"{what} of stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"

@@ -23,6 +23,7 @@ from homenode.host.placement.numa_demand import Decision
 from homenode.host.placement.numa_policy import Chosen, Teams
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
+from homenode.units import format_count
 
 _OVER_SEVERAL = ("shard", "mirror", "interleave")
 
@@ -58,7 +59,7 @@ def over_own_nodes(
     )
     if placement.numa == "replicate" and several:
         raise UserError(
-            f"--numa replicate is an engine for each node, and these are the {len(places)} workers of one engine; `homenode serve` makes such engines, each "
+            f"--numa replicate is an engine for each node, and these are the {format_count(len(places), 'worker')} of one engine; `homenode serve` makes such engines, each "
             "with workers of its own. Elsewhere give auto, or leave it out",
             param="numa",
         )
@@ -87,17 +88,19 @@ def _settled(config: EngineConfig, teams: Teams) -> Chosen:
     settled = config.numa_settled
     if settled is not None and settled.policy in _OVER_SEVERAL:
         return Decision(settled.policy, settled.why)
-    return Decision("shard", f"one copy over the {len(teams)} nodes of this worker, each row with its thread")
+    return Decision(
+        "shard", f"one copy over the {format_count(len(teams), 'node')} of this worker, each row with its thread"
+    )
 
 
 def _nothing_to_spread(placement: PlacementConfig, workers: int) -> Finding:
-    message = f"--numa {placement.numa} is the same as local: each of the {workers} workers computes on one NUMA node"
+    message = f"--numa {placement.numa} is the same as local: each of the {format_count(workers, 'worker')} computes on one NUMA node"
     remedy = "Nothing to do where that is meant; else have fewer workers than nodes."
     if placement.numa_strict:
         raise PlacementError(
             "several_nodes_needed",
             f"--numa {placement.numa} needs several nodes, and --numa-strict refuses to do without",
-            seen=f"each of the {workers} workers computes on one NUMA node",
+            seen=f"each of the {format_count(workers, 'worker')} computes on one NUMA node",
             wanted="a worker that computes on two nodes at least",
             remedy="Have fewer workers than nodes, or leave out --numa-strict.",
             param="--numa-strict",

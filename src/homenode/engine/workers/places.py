@@ -20,6 +20,7 @@ from homenode.engine.workers.node_policy import divided_host, over_own_nodes
 from homenode.errors import UserError
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host
+from homenode.units import format_count
 
 
 @dataclass(frozen=True)
@@ -104,12 +105,15 @@ def _sharing(host: Host, config: EngineConfig, count: int) -> WorkerPlaces:
     cores = host.allowance.physical_cpus
     if config.compute.threads is not None and config.compute.threads > 1:
         raise UserError(
-            f"--threads {config.compute.threads}: {count} workers share {len(cores)} physical cores; leave it out, or allow more CPUs",
+            f"--threads {config.compute.threads}: {format_count(count, 'worker shares', 'workers share')} {format_count(len(cores), 'physical core')}; leave it out, or allow more CPUs",
             param="threads",
         )
-    message = f"{count} workers share {len(cores)} physical cores ({format_cpu_list(cores)}), so they wait for each other's turns"
+    message = f"{format_count(count, 'worker shares', 'workers share')} {format_count(len(cores), 'physical core')} ({format_cpu_list(cores)}), so they wait for each other's turns"
     finding = Finding(
-        "warning", "workers_share_cores", message, f"Allow {count} cores or more, or have fewer stages and ranks."
+        "warning",
+        "workers_share_cores",
+        message,
+        f"Allow {format_count(count, 'core')} or more, or have fewer stages and ranks.",
     )
     places = tuple(EnginePlace((cores[number * len(cores) // count],)) for number in range(count))
     return WorkerPlaces(places, shared=True, findings=(finding,))

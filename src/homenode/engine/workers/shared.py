@@ -15,6 +15,7 @@ from homenode.engine.workers.channels import Links, OpenChannels
 from homenode.engine.workers.layout import WorkerPlan
 from homenode.engine.workers.messages import Channel, Join
 from homenode.errors import PeerError
+from homenode.units import format_count
 
 _SPARE_SLOTS = 2  # beside one for each stage: the one being read, and the one being written
 
@@ -93,7 +94,7 @@ class RingInlet:
         """See `Inlet.take`."""
         came = self._ring.read(number, columns, self._timeout)
         if len(came) != rows:
-            raise PeerError(f"step {number} has {rows} rows, and the stage before sent {len(came)}")
+            raise PeerError(f"step {number} has {format_count(rows, 'row')}, and the stage before sent {len(came)}")
         return came
 
     def free(self) -> None:

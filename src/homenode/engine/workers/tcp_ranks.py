@@ -18,6 +18,7 @@ from homenode.engine.workers.greeting import Seated, Values, call
 from homenode.engine.workers.sites import SiteName, join_site
 from homenode.engine.workers.streams import Streams
 from homenode.errors import HomenodeError, PeerError
+from homenode.units import format_count
 
 _log = logging.getLogger(__name__)
 _GREETING_S = 10.0
@@ -92,7 +93,9 @@ class TcpRanks:
                 addresses: list[str] = decode_body(body, list[str])
                 if len(addresses) == self._name.ranks:
                     return addresses
-                raise PeerError(f"the engine told {len(addresses)} addresses of {self._name.ranks} ranks")
+                raise PeerError(
+                    f"the engine told {format_count(len(addresses), 'address', 'addresses')} of {format_count(self._name.ranks, 'rank')}"
+                )
             if self._streams.over or time.monotonic() - begin < self._timeout / 2:
                 raise PeerError("the engine does not tell where the others are")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from homenode.errors import PlacementError
+from homenode.host.binding.cpu_load import CpuLoad
 from homenode.host.binding.doctor_machine import machine_findings
 from homenode.host.binding.doctor_traps import trap_findings
 from homenode.host.binding.live_facts import CAP_SYS_NICE, CAP_SYS_PTRACE, LiveFacts, ProcessFacts
@@ -15,7 +16,11 @@ from homenode.host.placement.plan import Plan
 from homenode.host.topology.describe import fingerprint
 from homenode.host.topology.finding import SEVERITIES, Finding, worst
 from homenode.host.topology.host import Host
-from homenode.units import format_bytes
+from homenode.units import format_bytes, format_count
+
+_BUSY = 0.3  # part of the time of the allowed CPUs
+_WAITING = 0.3  # part of ten seconds in which some thread waited for a CPU
+_STOLEN = 0.02  # part of the time of the allowed CPUs
 
 
 def doctor(host: Host, plan: Plan | PlacementError | None = None, live: LiveFacts | None = None) -> list[Finding]:
@@ -61,6 +66,8 @@ def _living(host: Host, live: LiveFacts | None) -> Iterable[Finding]:
     if live is not None:
         yield from _permissions(host, live)
         yield from _daemons(live)
+        if live.load is not None:
+            yield from _load(live.load)
         if live.process is not None:
             yield from _process(host, live.process)
 
@@ -117,22 +124,44 @@ def _daemons(live: LiveFacts) -> Iterable[Finding]:
         yield Finding("info", "swap_on", message, "sysctl vm.swappiness=1, or swapoff -a on a host that only serves.")
 
 
+def _load(load: CpuLoad) -> Iterable[Finding]:
+    """Compute threads wait for each other: a CPU that something else keeps busy holds all of them up."""
+    waiting = load.waiting is not None and load.waiting >= _WAITING
+    if load.busy >= _BUSY or waiting:
+        told = [f"programs used {load.busy:.0%} of the CPU time of {format_count(load.cpus, 'allowed CPU')}"]
+        told += [] if load.load_average is None else [f"the load average is {load.load_average:.1f}"]
+        told += [f"threads waited for a CPU in {load.waiting:.0%} of the last 10 s"] if load.waiting else []
+        yield Finding(
+            "warning",
+            "machine_busy",
+            f"this machine is busy: {', '.join(told)}",
+            "Look with top who computes; end it, or bind it and homenode to CPUs of their own: homenode run --cpus LIST.",
+        )
+    if load.stolen >= _STOLEN:
+        yield Finding(
+            "warning",
+            "cpu_time_stolen",
+            f"the hypervisor gave {load.stolen:.0%} of the CPU time of this guest to others",
+            "Take an instance with CPUs of its own, or pin its virtual CPUs on the host.",
+        )
+
+
 def _process(host: Host, process: ProcessFacts) -> Iterable[Finding]:
     who = f"process {process.pid} ({process.name})"
     quota, cpus = host.allowance.cpu_quota, len(host.allowance.cpus)
     if quota is not None and process.threads > quota:
-        message = f"{who} has {process.threads} threads, its control group {quota:g} CPUs' worth of time: when all are busy they are throttled"
+        message = f"{who} has {format_count(process.threads, 'thread')}, its control group {format_count(quota, 'CPU')} worth of time: when all are busy they are throttled"
         yield Finding(
             "warning",
             "quota_below_threads",
             message,
-            f"Start it with {max(1, int(quota))} compute threads, or raise cpu.max.",
+            f"Start it with {format_count(max(1, int(quota)), 'compute thread')}, or raise cpu.max.",
         )
     if process.swapped:
         message = f"{format_bytes(process.swapped)} of {who} are in swap"
         yield Finding("warning", "swapped_out", message, "Free memory and start it again, or swapoff -a.")
     if cpus == 1 and len(host.cpus) > 1 and process.threads > 1:
-        message = f"all {process.threads} threads of {who} share CPU {host.allowance.cpus[0]} of {len(host.cpus)}"
+        message = f"all {format_count(process.threads, 'thread')} of {who} share CPU {host.allowance.cpus[0]} of {len(host.cpus)}"
         yield Finding(
             "warning",
             "threads_on_one_cpu",
@@ -143,12 +172,12 @@ def _process(host: Host, process: ProcessFacts) -> Iterable[Finding]:
 
 def _nothing_wrong(host: Host, plan: Plan | PlacementError | None, live: LiveFacts | None) -> Finding:
     looked: Sequence[str] = [
-        f"{len(host.cpus)} CPUs",
-        f"{len(host.nodes)} NUMA nodes",
-        f"{len(host.devices)} PCI functions",
-        f"{len(host.accelerators.chips)} accelerators",
+        format_count(len(host.cpus), "CPU"),
+        format_count(len(host.nodes), "NUMA node"),
+        format_count(len(host.devices), "PCI function"),
+        format_count(len(host.accelerators.chips), "accelerator"),
         "limits, masks and variables",
         *(["a plan"] if plan is not None else []),
-        *(["permissions, daemons and swap"] if live is not None else []),
+        *(["permissions, daemons, swap and load"] if live is not None else []),
     ]
     return Finding("info", "nothing_wrong", f"nothing is in the way; looked at: {', '.join(looked)}")

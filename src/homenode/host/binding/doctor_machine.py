@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from homenode.cpuset import format_cpu_list
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host, PciDevice
-from homenode.units import format_bytes
+from homenode.units import format_bytes, format_count
 
 _NETWORK, _NVME = 0x02, 0x0108  # PCI class codes whose place matters for what they feed: base class, base and subclass
 _MOST_NAMED = 4
@@ -52,7 +52,7 @@ def _partial_cores(host: Host) -> Iterable[Finding]:
     cut = [cpus for cpus in host.cores.values() if not allowed.isdisjoint(cpus) and not allowed.issuperset(cpus)]
     if cut:
         others = format_cpu_list(cpu for cpus in cut for cpu in cpus if cpu not in allowed)
-        message = f"of {_count(len(cut), 'core')} only some SMT siblings are allowed; whoever computes on the others ({others}) slows these down"
+        message = f"of {format_count(len(cut), 'core')} only some SMT siblings are allowed; whoever computes on the others ({others}) slows these down"
         yield Finding(
             "warning", "cores_in_part", message, f"Allow whole cores: add CPUs {others} to the cpuset or mask."
         )
@@ -61,12 +61,12 @@ def _partial_cores(host: Host) -> Iterable[Finding]:
 def _quota(host: Host) -> Iterable[Finding]:
     quota, cpus = host.allowance.cpu_quota, len(host.allowance.cpus)
     if quota is not None and quota < cpus:
-        message = f"the control group may use {quota:g} CPUs' worth of time on {cpus} CPUs: a program that starts a thread on each is throttled"
+        message = f"the control group may use {format_count(quota, 'CPU')} worth of time on {format_count(cpus, 'CPU')}: a program that starts a thread on each is throttled"
         yield Finding(
             "warning",
             "quota_below_cpus",
             message,
-            f"Start {max(1, int(quota))} threads (OMP_NUM_THREADS), or raise cpu.max to {cpus} CPUs.",
+            f"Start {format_count(max(1, int(quota)), 'thread')} (OMP_NUM_THREADS), or raise cpu.max to {format_count(cpus, 'CPU')}.",
         )
 
 
@@ -219,22 +219,20 @@ def _placeless(host: Host) -> Iterable[Finding]:
     own = {chip.address for chip in host.accelerators.chips if chip.node is None}
     chips = [device.address for device in placeless if device.address in own]
     if chips:
-        message = f"the firmware does not say which node is near {_count(len(chips), 'accelerator')}: {_named(chips)}"
+        message = (
+            f"the firmware does not say which node is near {format_count(len(chips), 'accelerator')}: {_named(chips)}"
+        )
         remedy = "Name the nodes: --strategy numa-bind --numa-bind-nodes ...; or set numa_node in /sys/bus/pci/devices/ADDRESS as root."
         yield Finding("warning", "accelerators_without_node", message, remedy)
     others = [device.address for device in placeless if _feeds(device)]
     if others:
-        message = f"the firmware does not say which node is near {_count(len(others), 'network or NVMe function')}: {_named(others)}"
+        message = f"the firmware does not say which node is near {format_count(len(others), 'network or NVMe function')}: {_named(others)}"
         yield Finding(
             "info",
             "devices_without_node",
             message,
             "Update the firmware, or set numa_node in /sys/bus/pci/devices/ADDRESS as root.",
         )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def _feeds(device: PciDevice) -> bool:

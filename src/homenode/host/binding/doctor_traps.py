@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from homenode.cpuset import format_cpu_list
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
+from homenode.units import format_count
 
 _OPENMP = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 _OFF = ("", "false", "none", "disabled")
@@ -56,7 +57,7 @@ def _many_cpus(host: Host) -> Iterable[Finding]:
         )
         yield Finding("warning", "cpus_beyond_1023", message, remedy)
     if highest >= _LLAMA_CPUS or len(host.nodes) > _LLAMA_NODES:
-        message = f"llama.cpp --numa knows {_LLAMA_CPUS} CPUs and {_LLAMA_NODES} nodes; here CPU ids reach {highest}, with {len(host.nodes)} nodes"
+        message = f"llama.cpp --numa knows {_LLAMA_CPUS} CPUs and {_LLAMA_NODES} nodes; here CPU ids reach {highest}, with {format_count(len(host.nodes), 'node')}"
         yield Finding(
             "info",
             "beyond_llama_numa",
@@ -68,7 +69,7 @@ def _many_cpus(host: Host) -> Iterable[Finding]:
 def _sparse_cpus(host: Host) -> Iterable[Finding]:
     beyond = [cpu for cpu in host.cpu_by_id if cpu >= len(host.cpus)]
     if beyond and host.accelerators.kind == "cuda":
-        message = f"{len(host.cpus)} CPUs are online and ids go beyond that: vLLM's automatic --numa-bind does not see CPUs {format_cpu_list(beyond)}"
+        message = f"{format_count(len(host.cpus), 'CPU is', 'CPUs are')} online and ids go beyond that: vLLM's automatic --numa-bind does not see CPUs {format_cpu_list(beyond)}"
         yield Finding(
             "warning",
             "cpu_ids_sparse",

@@ -23,7 +23,7 @@ from homenode.host.binding.state import State, boot_id
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.binding.threads import Process, alive, identify
 from homenode.host.topology.finding import Finding
-from homenode.units import format_bytes
+from homenode.units import format_bytes, format_count
 
 _FORMAT = "homenode-engine/1"
 _NAMES = {"weights": "weights", "kv": "KV memory", "scratch": "threads' own memory"}
@@ -86,7 +86,7 @@ def _threads(pid: int, plan: EnginePlan, calls: Syscalls) -> Report:
         return Report((skipped("threads", "they were not pinned"),))
     pinned = {mask[0] for _, mask in read_masks(identify(pid), calls).values() if len(mask) == 1}
     missing = sorted(set(plan.cpus) - pinned)
-    told = f"{len(plan.cpus)} compute threads, on CPUs {format_cpu_list(sorted(plan.cpus))}"
+    told = f"{format_count(len(plan.cpus), 'compute thread')}, on CPUs {format_cpu_list(sorted(plan.cpus))}"
     if not missing:
         return Report((StepResult("threads", "done", told),))
     message = f"no thread of engine {pid} is pinned to CPUs {format_cpu_list(missing)} any more, where compute threads were planned"

@@ -11,6 +11,7 @@ from homenode.host.binding.irqbalance import DEADLINE_S, Bans, Irqbalance, read_
 from homenode.host.binding.report import Report, StepResult, skipped
 from homenode.host.binding.state import State
 from homenode.host.topology.finding import Finding
+from homenode.units import format_count
 
 STEP = "irqbalance"
 _MOST_NAMED = 32
@@ -51,7 +52,13 @@ class Balance:
             return _not_told(error.message, sorted(self.fresh))
         kept = f", as well as {len(self.bans.irqs)} that were banned before" if self.bans.irqs else ""
         return Report(
-            (StepResult(STEP, "done", f"process {self.daemon.pid} leaves {len(self.fresh)} interrupts alone{kept}"),)
+            (
+                StepResult(
+                    STEP,
+                    "done",
+                    f"process {self.daemon.pid} leaves {format_count(len(self.fresh), 'interrupt')} alone{kept}",
+                ),
+            )
         )
 
 
@@ -64,10 +71,14 @@ def unban(daemon: Irqbalance | None, irqs: frozenset[int]) -> Report:
         if bans.irqs & irqs:
             set_bans(daemon, bans.irqs - irqs, bans.room)
     except HostError as error:
-        message = f"irqbalance was not told that it may move {len(irqs)} interrupts again: {error.message}"
+        message = (
+            f"irqbalance was not told that it may move {format_count(len(irqs), 'interrupt')} again: {error.message}"
+        )
         finding = Finding("warning", "irqbalance_not_told", message, "Restart it: systemctl restart irqbalance")
         return Report((StepResult(STEP, "failed", error.message),), (finding,))
-    return Report((StepResult(STEP, "undone", f"it may move {len(bans.irqs & irqs)} interrupts again"),))
+    return Report(
+        (StepResult(STEP, "undone", f"it may move {format_count(len(bans.irqs & irqs), 'interrupt')} again"),)
+    )
 
 
 @contextmanager
@@ -82,6 +93,6 @@ def one_at_a_time(state: State | None) -> Iterator[None]:
 
 def _not_told(why: str, irqs: Sequence[int]) -> Report:
     words = " ".join(f"--banirq={irq}" for irq in irqs[:_MOST_NAMED]) + (" ..." if len(irqs) > _MOST_NAMED else "")
-    message = f"irqbalance was not told to leave {len(irqs)} interrupts alone and will move them: {why}"
+    message = f"irqbalance was not told to leave {format_count(len(irqs), 'interrupt')} alone and will move them: {why}"
     remedy = f"Run this as root, or start irqbalance with {words} (its options are in /etc/default/irqbalance or /etc/sysconfig/irqbalance)"
     return Report((skipped(STEP, why),), (Finding("warning", "irqbalance_not_told", message, remedy),))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from homenode.host.binding.report import StepResult, skipped
 from homenode.host.binding.target import IrqRoute
 from homenode.host.topology.host import Host
+from homenode.units import format_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def _why_none(route: IrqRoute, host: Host) -> str:
     names = sorted({action for interrupt in host.interrupts if interrupt.irq in irqs for action in interrupt.actions})
     listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     return (
-        f"none of its {len(irqs)} interrupts has a handler of that name; they are called {listed}"
+        f"none of its {format_count(len(irqs), 'interrupt')} has a handler of that name; they are called {listed}"
         if names
         else "it has no interrupts in use"
     )

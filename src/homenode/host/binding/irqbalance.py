@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.errors import HostError
+from homenode.units import format_count
 
 DEADLINE_S = (
     15.0  # while it takes new bans into account it sleeps for one interval, 10 s by default, before it answers again
@@ -85,7 +86,7 @@ def set_bans(daemon: Irqbalance, irqs: Collection[int], room: int, deadline_s: f
     command = _command(irqs)
     if len(command) >= room:
         raise HostError(
-            f"this irqbalance reads commands of less than {room} bytes, banning {len(irqs)} interrupts takes {len(command)}"
+            f"this irqbalance reads commands of less than {room} bytes, banning {format_count(len(irqs), 'interrupt')} takes {len(command)}"
         )
     _, whole = _talk(daemon, command, deadline_s)
     if not whole:

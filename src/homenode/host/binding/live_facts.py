@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.errors import HostError
+from homenode.host.binding.cpu_load import CpuLoad, read_cpu_load
 from homenode.host.binding.irqbalance import find_irqbalance
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.topology.facts import FactReader, parse_number
@@ -32,7 +33,8 @@ class ProcessFacts:
 @dataclass(frozen=True, slots=True)
 class LiveFacts:
     """`capabilities`: the effective set as bits (capabilities(7)), of the calling process. `memory_policy_refusal`: name of the error that
-    set_mempolicy gives, empty where it works. `irqs_writable`: None without interrupts to try. `swap`, `swap_used`: bytes."""
+    set_mempolicy gives, empty where it works. `irqs_writable`: None without interrupts to try. `swap`, `swap_used`: bytes.
+    `load`: of the CPUs that the calling process, or the one asked about, may use."""
 
     capabilities: int | None = None
     memory_policy_refusal: str = ""
@@ -41,6 +43,7 @@ class LiveFacts:
     swap: int = 0
     swap_used: int = 0
     process: ProcessFacts | None = None
+    load: CpuLoad | None = None
 
     def may(self, capability: int) -> bool:
         """Whether the capability is held; taken to be where the kernel does not say."""
@@ -72,7 +75,16 @@ def read_live_facts(pid: int | None = None, calls: Syscalls | None = None) -> Li
         swap=swap,
         swap_used=swap - memory.get("SwapFree", swap),
         process=None if pid is None else _process(pid, source),
+        load=read_cpu_load(source, _mask(pid), pid),
     )
+
+
+def _mask(pid: int | None) -> tuple[int, ...] | None:
+    """The CPUs that a process may use; None where that cannot be told."""
+    try:
+        return tuple(os.sched_getaffinity(pid or 0))
+    except OSError:
+        return None
 
 
 def _capabilities(source: Source) -> int | None:

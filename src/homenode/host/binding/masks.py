@@ -18,6 +18,7 @@ from homenode.cpuset import format_cpu_list, parse_cpu_list
 from homenode.errors import HomenodeError, HostError, UserError
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.binding.threads import Process, Thread, same, threads
+from homenode.units import format_count
 
 Cpus = tuple[int, ...]
 Wanted = Callable[
@@ -199,9 +200,7 @@ def describe(masks: Sequence[Cpus]) -> str:
     for cpus in masks:
         counts[cpus] = counts.get(cpus, 0) + 1
     ordered = sorted(counts.items(), key=lambda item: -item[1])
-    return ", ".join(
-        f"{count} {'thread' if count == 1 else 'threads'} on CPUs {format_cpu_list(cpus)}" for cpus, count in ordered
-    )
+    return ", ".join(f"{format_count(count, 'thread')} on CPUs {format_cpu_list(cpus)}" for cpus, count in ordered)
 
 
 def _text(file: Path) -> str | None:

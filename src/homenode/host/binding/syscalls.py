@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from homenode.errors import HostError
+from homenode.units import format_count
 
 MPOL_DEFAULT, MPOL_PREFERRED, MPOL_BIND, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED_MANY, MPOL_WEIGHTED_INTERLEAVE = (
     range(7)
@@ -90,7 +91,7 @@ class Syscalls:
         """
         count = len(addresses)
         if nodes is not None and len(nodes) != count:
-            raise ValueError(f"{count} pages and {len(nodes)} nodes")
+            raise ValueError(f"{format_count(count, 'page')} and {format_count(len(nodes), 'node')}")
         pages = (ctypes.c_void_p * count)(*addresses)
         wanted = None if nodes is None else (ctypes.c_int * count)(*nodes)
         status = (ctypes.c_int * count)(*[NOT_TRIED] * count)

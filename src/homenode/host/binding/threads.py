@@ -76,6 +76,17 @@ def identify(pid: int) -> Process:
     return Process(pid, stat.start)
 
 
+def refuse_first_process(pid: int) -> None:
+    """UserError for process 1: it starts all others, and each inherits the CPUs that it may use."""
+    if pid == 1:
+        raise UserError(
+            "process 1 (init) is not bound: every process that it starts, and every later service, would inherit its "
+            "CPUs. Give the number of the program's own process, or start the program by `homenode run`",
+            param="pid",
+            pid=pid,
+        )
+
+
 def same(process: Process) -> bool:
     """Whether the number is still that of this process, living or only not yet waited for by its parent."""
     stat = _read_stat(_PROC / str(process.pid) / "stat")

@@ -14,7 +14,7 @@ from homenode.host.binding.syscalls import Syscalls
 from homenode.host.binding.target import Target
 from homenode.host.binding.threads import Process, Thread, identify, wanted_cpus
 from homenode.host.topology.finding import Finding
-from homenode.units import format_bytes
+from homenode.units import format_bytes, format_count
 
 HOME_SHARE = 0.95  # of private memory that should lie on the planned nodes
 _MOST_NAMED = 16  # threads that get a finding of their own; a process may have thousands
@@ -65,7 +65,9 @@ def _affinity(process: Process, target: Target, calls: Syscalls) -> Report:
     findings = [drift_finding(process.pid, *each) for each in off[:_MOST_NAMED]]
     if len(off) > _MOST_NAMED:
         others = describe([seen for _, seen, _ in off[_MOST_NAMED:]])
-        message = f"{len(off) - _MOST_NAMED} more threads of process {process.pid} are off the plan: {others}"
+        message = (
+            f"{format_count(len(off) - _MOST_NAMED, 'more thread')} of process {process.pid} are off the plan: {others}"
+        )
         findings.append(Finding("error", "thread_off_plan", message, _bind_again(process.pid)))
     return Report(
         (StepResult("affinity", "failed" if off else "done", describe([seen for _, seen in masks])),), tuple(findings)

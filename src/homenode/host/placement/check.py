@@ -14,6 +14,7 @@ from homenode.host.placement.plan import Plan, Worker
 from homenode.host.topology.accelerators.cells import noted
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host
+from homenode.units import format_count
 
 # Two pools under numa-bind share their node by the meaning of the flag; `fair` promises that no two ever meet.
 _OVERLAP_SEVERITY = {"fair": "error", "numa-bind": "info"}
@@ -147,10 +148,10 @@ def _not_local(host: Host, plan: Plan) -> Iterable[Finding]:
         own = sum(1 for cpu in cpus if cpu in host.cpu_by_id and host.cpu_by_id[cpu].node in near)
         home = f"its own node{'s' if len(near) > 1 else ''} {format_cpu_list(near)}"
         if not own:
-            message = f"none of the {len(cpus)} CPUs of device {device} ({format_cpu_list(cpus)}) is on {home}"
+            message = f"none of the {format_count(len(cpus), 'CPU')} of device {device} ({format_cpu_list(cpus)}) is on {home}"
             yield Finding("warning", "pool_not_local", message, _allow_more(host, near, plan))
         elif own < _MOSTLY_LOCAL * len(cpus):
-            message = f"{own} of the {len(cpus)} CPUs of device {device} are on {home}"
+            message = f"{own} of the {format_count(len(cpus), 'CPU')} of device {device} are on {home}"
             yield Finding(
                 "info",
                 "pool_not_local",
@@ -211,12 +212,12 @@ def _quota(host: Host, plan: Plan) -> Iterable[Finding]:
     quota = host.allowance.cpu_quota
     cpus = {cpu for worker in _bound(plan) for cpu in worker.cpus}
     if quota is not None and quota < len(cpus):
-        message = f"the control group may use {quota:g} CPUs' worth of time, the workers planned have {len(cpus)} CPUs: busy threads will be throttled"
+        message = f"the control group may use {format_count(quota, 'CPU')} worth of time, the workers planned have {format_count(len(cpus), 'CPU')}: busy threads will be throttled"
         yield Finding(
             "warning",
             "quota_below_pool",
             message,
-            f"Raise cpu.max to {len(cpus)} CPUs or more, or start at most {max(1, int(quota))} threads.",
+            f"Raise cpu.max to {format_count(len(cpus), 'CPU')} or more, or start at most {format_count(max(1, int(quota)), 'thread')}.",
         )
 
 
@@ -234,7 +235,7 @@ def _uneven(host: Host, plan: Plan) -> Iterable[Finding]:
     if not sizes or min(sizes.values()) >= _UNEVEN * max(sizes.values()):
         return
     least, most = min(sizes, key=lambda device: sizes[device]), max(sizes, key=lambda device: sizes[device])
-    message = f"device {least} has {sizes[least]} CPUs, device {most} has {sizes[most]}: in tensor parallelism the slowest rank decides"
+    message = f"device {least} has {format_count(sizes[least], 'CPU')}, device {most} has {sizes[most]}: in tensor parallelism the slowest rank decides"
     yield Finding(
         "info", "pools_uneven", message, "Allow more CPUs near the devices with few, or fewer near the others."
     )

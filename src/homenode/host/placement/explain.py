@@ -11,7 +11,7 @@ from homenode.host.placement.homes import local_nodes
 from homenode.host.placement.plan import ROLES, Place, Plan, Worker
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host
-from homenode.units import format_bytes
+from homenode.units import format_bytes, format_count
 
 
 def explain(host: Host, plan: Plan) -> list[str]:
@@ -30,9 +30,9 @@ def explain(host: Host, plan: Plan) -> list[str]:
 
 
 def _heading(host: Host, plan: Plan) -> str:
-    devices = f"{plan.devices_total} devices" if plan.devices_total != 1 else "1 device"
+    devices = format_count(plan.devices_total, "device")
     allowed = host.allowance.cpus
-    return f"strategy {plan.strategy}: {devices}, {len(plan.workers)} to place; {len(allowed)} CPUs allowed: {format_cpu_list(allowed) or 'none'}"
+    return f"strategy {plan.strategy}: {devices}, {len(plan.workers)} to place; {format_count(len(allowed), 'CPU')} allowed: {format_cpu_list(allowed) or 'none'}"
 
 
 def _worker_lines(host: Host, worker: Worker, chip: Accelerator | None, *, drives: bool) -> list[str]:
@@ -71,13 +71,13 @@ def _part_lines(host: Host, cpus: Sequence[int], own: Sequence[int]) -> list[str
         total = sum(1 for cpu in host.node_by_id[node].cpus if cpu in allowed)
         where = f"node {node}{_nearness(host, own, node)}"
         lines.append(
-            f"  {where}: {len(parts[node])} of its {total} allowed CPUs: {format_cpu_list(parts[node])}{_caches(host, parts[node])}"
+            f"  {where}: {len(parts[node])} of its {format_count(total, 'allowed CPU')}: {format_cpu_list(parts[node])}{_caches(host, parts[node])}"
         )
     return lines
 
 
 def _counted(cpus: Sequence[int]) -> str:
-    return f"{len(cpus)} CPU{'' if len(cpus) == 1 else 's'} {format_cpu_list(cpus)}"
+    return f"{format_count(len(cpus), 'CPU')} {format_cpu_list(cpus)}"
 
 
 def _caches(host: Host, cpus: Sequence[int]) -> str:

@@ -13,6 +13,7 @@ from homenode.errors import PlacementError, UserError
 from homenode.host.placement.cores import NO_NODE, Core, allowed_cores
 from homenode.host.placement.memory_nodes import memory_nodes
 from homenode.host.topology.host import Host
+from homenode.units import format_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ def _refused(host: Host, node: int, found: dict[int, list[Core]]) -> PlacementEr
 
 def _no_core_left(reserve: int, cores: int, elsewhere: int) -> UserError:
     return UserError(
-        f"--reserve-cpus {reserve}: {cores} physical cores are there to compute on and {elsewhere} others, so none would be left to compute; "
+        f"--reserve-cpus {reserve}: {format_count(cores, 'physical core is', 'physical cores are')} there to compute on and {elsewhere} others, so none would be left to compute; "
         f"give {cores + elsewhere - 1} or less",
         param="reserve_cpus",
     )
@@ -166,7 +167,7 @@ def _shared_out(cores: dict[int, list[Core]], threads: int, threads_per_core: in
     more = {node: tuple(cpu for core in own for cpu in core.cpus[threads_per_core:]) for node, own in cores.items()}
     usual, most = sum(map(len, first.values())), sum(len(core.cpus) for own in cores.values() for core in own)
     if threads > most:
-        message = f"--threads {threads}: this process may use {most} CPUs on NUMA node {format_cpu_list(cores)}; give {most} or less"
+        message = f"--threads {threads}: this process may use {format_count(most, 'CPU')} on NUMA node {format_cpu_list(cores)}; give {most} or less"
         raise UserError(message, param="threads")
     counts = in_proportion(min(threads, usual), [len(cpus) for cpus in first.values()])
     extra = (

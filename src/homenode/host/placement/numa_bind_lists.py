@@ -12,6 +12,7 @@ from homenode.host.placement.nodes import nodes_of, permitted_nodes
 from homenode.host.placement.numactl import left_out, parse_cpus, refused_node
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
+from homenode.units import format_count
 
 T = TypeVar("T")
 NODES, CPUS = "--numa-bind-nodes", "--numa-bind-cpus"
@@ -37,7 +38,7 @@ class BindLists:
         raise PlacementError(
             "numa_bind_too_short",
             f"{flag} has no entry for device {device}, worker {index}",
-            seen=f"{len(entries)} entries",
+            seen=format_count(len(entries), "entry", "entries"),
             wanted=f"at least {index + 1}, one for each visible device in the same order",
             remedy=f"Add the missing entries to {flag}, or leave it out.",
             param=flag,

@@ -23,6 +23,7 @@ from homenode.host.placement.node_teams import NodeTeam, node_teams, parse_node_
 from homenode.host.placement.numa_demand import Decision, NumaDemand
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
+from homenode.units import format_count
 
 Teams = tuple[NodeTeam, ...]
 
@@ -150,7 +151,7 @@ def _only(host: Host, demand: NumaDemand, team: NodeTeam) -> str:
         return f"--threads {demand.threads} are on {where}"
     quota = host.allowance.cpu_quota
     if quota is not None and int(quota) < len(host.allowance.physical_cpus):
-        return f"the CPU quota of {quota:g} CPUs has compute threads on {where}"
+        return f"the CPU quota of {format_count(quota, 'CPU')} has compute threads on {where}"
     if demand.reserve is not None:
         return f"--reserve-cpus {demand.reserve} leaves compute threads on {where}"
     return f"compute threads are on {where}, as the other cores are kept for the rest of the server"

@@ -14,6 +14,7 @@ from homenode.host.placement.demand import Demand
 from homenode.host.placement.parallelism import check_sizes, world_size
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
+from homenode.units import format_count
 
 Parts = tuple[tuple[str, int], ...]
 
@@ -105,7 +106,7 @@ def _devices(demand: Demand) -> int:
         raise PlacementError(
             "bad_parallelism",
             "there are fewer devices than workers",
-            seen=f"{devices} devices",
+            seen=format_count(devices, "device"),
             wanted=f"{told}: data-parallel x tensor-parallel x pipeline-parallel size",
             remedy="Give more --devices, or lower the parallel sizes.",
             param="--devices",
@@ -140,9 +141,7 @@ def _engine_need(demand: Demand, servers: int, cores: int) -> EngineNeed:
 def _findings(host: Host, demand: Demand, needed: int, cores: int) -> tuple[Finding, ...]:
     findings = []
     if cores < needed:
-        message = (
-            f"{needed} physical cores are needed and {cores} are there: processes will take turns and devices will wait"
-        )
+        message = f"{format_count(needed, 'physical core is', 'physical cores are')} needed and {cores} are there: processes will take turns and devices will wait"
         findings.append(
             Finding(
                 "warning",
@@ -154,16 +153,16 @@ def _findings(host: Host, demand: Demand, needed: int, cores: int) -> tuple[Find
     allowed = set(host.allowance.cpus)
     cut = sum(1 for cpus in host.cores.values() if not allowed.isdisjoint(cpus) and not allowed.issuperset(cpus))
     if cut:
-        message = f"of {cut} cores only some threads are allowed; somebody else may compute on the others, so they are not counted"
+        message = f"of {format_count(cut, 'core')} only some threads are allowed; somebody else may compute on the others, so they are not counted"
         findings.append(Finding("info", "cores_in_part", message, "Allow whole cores."))
     quota = host.allowance.cpu_quota
     if quota is not None and quota < len(allowed):
-        message = f"the CPU quota allows {quota:g} CPUs' worth of time on {len(allowed)} allowed CPUs"
+        message = f"the CPU quota allows {format_count(quota, 'CPU')} worth of time on {format_count(len(allowed), 'allowed CPU')}"
         findings.append(
             Finding("info", "quota_below_cpus", message, "Raise cpu.max, or count with the smaller number.")
         )
     told = world_size(demand.parallelism)
     if demand.parallelism.devices > told > 1:
-        message = f"{demand.parallelism.devices} devices are given and the parallel sizes use {told} of them"
+        message = f"{format_count(demand.parallelism.devices, 'device is', 'devices are')} given and the parallel sizes use {told} of them"
         findings.append(Finding("info", "devices_unused", message, "Raise a parallel size to use them all."))
     return tuple(findings)

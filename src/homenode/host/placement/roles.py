@@ -11,6 +11,7 @@ from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.placement.plan import Worker
 from homenode.host.topology.host import Host
+from homenode.units import format_count
 
 SMALLEST_POOL = 5  # two CPUs for interrupts, one at least for the process, one each for the acl and the release thread
 
@@ -28,7 +29,7 @@ def too_small(pools: Mapping[int, tuple[int, ...]]) -> dict[int, PlacementError]
 def _too_small(device: int, pool: tuple[int, ...]) -> PlacementError:
     return PlacementError(
         "pool_too_small",
-        f"the pool of NPU {device} has {len(pool)} CPUs",
+        f"the pool of NPU {device} has {format_count(len(pool), 'CPU')}",
         seen=f"CPUs {format_cpu_list(pool) or 'none'}",
         wanted=f"at least {SMALLEST_POOL}: two for interrupts, one for the process, one each for the acl and the release thread",
         remedy="Allow this process more CPUs near the device (cpuset, --cpuset-cpus), or choose --strategy fair, which lets roles share CPUs.",

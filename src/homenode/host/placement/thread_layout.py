@@ -9,6 +9,7 @@ from homenode.errors import PlacementError
 from homenode.host.placement.cores import Core, allowed_cores, deal
 from homenode.host.placement.variables import THREADS_BIND_FLAG
 from homenode.host.topology.host import Host, Node
+from homenode.units import format_count
 
 _LAST_SIBLING = ("x86_64", "i386", "i686", "amd64", "s390x")
 _ALL_SIBLINGS = ("aarch64", "arm64", "arm", "riscv")  # the beginnings of machine names
@@ -59,7 +60,9 @@ def ranks_on_nodes(cores: Sequence[int], ranks: int) -> list[int]:
     """
     if sum(cores) < ranks:
         raise insufficient_cpus(
-            f"{ranks} CPU workers do not fit", f"{sum(cores)} allowed cores", f"a core for each of {ranks} workers"
+            f"{format_count(ranks, 'CPU worker')} do not fit",
+            format_count(sum(cores), "allowed core"),
+            f"a core for each of {format_count(ranks, 'worker')}",
         )
     given = [int(position < ranks) for position in range(len(cores))]
     for _ in range(ranks - sum(given)):
@@ -83,10 +86,13 @@ def take_reserve(pools: Sequence[list[int]], count: int) -> list[int]:
     """
     spare = sum(len(pool) - 1 for pool in pools)
     if count > spare:
-        seen = f"{sum(map(len, pools))} compute CPUs for {len(pools)} workers"
+        seen = f"{format_count(sum(map(len, pools)), 'compute CPU')} for {format_count(len(pools), 'worker')}"
         wanted = f"one for each worker and {count} kept"
         raise insufficient_cpus(
-            f"{count} CPUs cannot be kept for other processes", seen, wanted, "lower --reserve-cpus (0 keeps none)"
+            f"{format_count(count, 'CPU')} cannot be kept for other processes",
+            seen,
+            wanted,
+            "lower --reserve-cpus (0 keeps none)",
         )
     taken: list[int] = []
     turn = 0

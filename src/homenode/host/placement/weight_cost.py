@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from homenode.host.placement.machine_speed import MachineSpeed, NodeSpeed, machine_speed
 from homenode.host.placement.step_cost import OWN, EngineKind, Load, Spread, StepTime, at_home, round_robin, step_time
-from homenode.units import format_bytes
+from homenode.units import format_bytes, format_count
 
 __all__ = [
     "POLICIES", "Choice", "MachineSpeed", "ModelWork", "NodeSpeed", "Prediction", "choose_policy", "load_of", "machine_speed", "predict",
@@ -210,7 +210,7 @@ def _why(machine: MachineSpeed, best: Prediction, ranked: Sequence[Prediction], 
     others = ", ".join(
         f"{p.policy} {p.decode_tok_s:.3g}" + ("" if p.fits else " (does not fit)") for p in ranked if p is not best
     )
-    sequences = "1 sequence" if batch == 1 else f"{batch} sequences"
-    lead = f"{best.policy} is predicted to decode {best.decode_tok_s:.3g} tokens/s with {sequences} of {context} tokens"
+    sequences = format_count(batch, "sequence")
+    lead = f"{best.policy} is predicted to decode {best.decode_tok_s:.3g} tokens/s with {sequences} of {format_count(context, 'token')}"
     size = f"in {format_bytes(best.memory_bytes)}" + ("" if best.fits else ", which does not fit, but nothing does")
     return f"{lead}, {size}; {others} (speeds of the nodes: {machine.origin or 'as given'})"

@@ -13,6 +13,7 @@ from homenode.host.topology.facts import FactReader, numbered
 from homenode.host.topology.host import Cpu
 from homenode.host.topology.online import CPU_FOLDER
 from homenode.host.topology.siblings import cores_within_nodes, groups, read_cores, shared_with
+from homenode.units import format_count
 
 _MOST_NAMED = 4  # cores in a message
 _FASTEST = 1024  # capacity of the fastest core: the scheduler's SCHED_CAPACITY_SCALE
@@ -43,7 +44,7 @@ def _read_cores(reader: FactReader, online: Sequence[int], node_of: Mapping[int,
     if spanning:
         threads = {head: [cpu for cpu in told if told[cpu] == head] for head in list(spanning)[:_MOST_NAMED]}
         named = [f"{format_cpu_list(cpus)} on nodes {_nodes_named(cpus, node_of)}" for cpus in threads.values()]
-        more = f"; and {len(spanning) - len(named)} more cores" if len(spanning) > len(named) else ""
+        more = f"; and {format_count(len(spanning) - len(named), 'more core')}" if len(spanning) > len(named) else ""
         message = f"the kernel calls CPUs on several nodes SMT siblings: {'; '.join(named)}{more}. The nodes are taken"
         remedy = (
             "Mend the guest's topology: threads of a core belong on one NUMA node. Elsewhere the firmware is wrong."

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from homenode.errors import UserError
+from homenode.units import format_count
 
 FORMAT = "homenode-nodes/1"
 _MOST_BYTES = 16 << 20
@@ -99,7 +100,7 @@ def _node(name: str, entry: object, at: int) -> MeasuredNode:
     where = f'"nodes"[{at}]'
     threads = _whole(name, entry, "threads", where)
     if threads < 1:
-        _refuse(name, f"{where} has {threads} threads")
+        _refuse(name, f"{where} has {format_count(threads, 'thread')}")
     read, multiply = (_positive(name, entry, figure, where) for figure in _FIGURES)
     node = _whole(name, entry, "node", where)
     own = _whole(name, entry, "memory_node", where) if isinstance(entry, dict) and "memory_node" in entry else node

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable
 from homenode.cpuset import format_cpu_list
 from homenode.host.topology.facts import FactReader, numbered
 from homenode.host.topology.status import process_cpus, process_memory_nodes
+from homenode.units import format_count
 
 CPU_FOLDER = "/sys/devices/system/cpu"
 NODE_FOLDER = "/sys/devices/system/node"
@@ -70,7 +71,8 @@ def read_node_ids(reader: FactReader) -> tuple[int, ...]:
         reader.note("node_online_disagrees", message, _RENUMBERED)
     if len(found) > _MOST_NODES:
         reader.note(
-            "too_many_nodes", f"{NODE_FOLDER}/online names {len(found)} nodes; the first {_MOST_NODES} are taken"
+            "too_many_nodes",
+            f"{NODE_FOLDER}/online names {format_count(len(found), 'node')}; the first {_MOST_NODES} are taken",
         )
     return tuple(sorted(found))[:_MOST_NODES]
 

@@ -11,6 +11,7 @@ from homenode.cpuset import format_cpu_list
 from homenode.host.topology.facts import FactReader, parse_number
 from homenode.host.topology.host import Node, PciDevice
 from homenode.host.topology.nodes import tells_place
+from homenode.units import format_count
 
 PCI_FOLDER = "/sys/bus/pci/devices"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
@@ -27,7 +28,8 @@ def read_devices(reader: FactReader, online_cpus: Iterable[int], nodes: Sequence
     addresses = [name for name in reader.source.names(PCI_FOLDER) if _ADDRESS.fullmatch(name.lower())]
     if len(addresses) > _MOST_DEVICES:
         reader.note(
-            "too_many_devices", f"{PCI_FOLDER} lists {len(addresses)} functions; the first {_MOST_DEVICES} are taken"
+            "too_many_devices",
+            f"{PCI_FOLDER} lists {format_count(len(addresses), 'function')}; the first {_MOST_DEVICES} are taken",
         )
     here = frozenset(online_cpus)
     by_id = {node.id: node for node in nodes}
@@ -62,7 +64,7 @@ def _note_disagreement(reader: FactReader, devices: Sequence[PciDevice], nodes: 
     astray = [one for one in devices if one.node is not None and _elsewhere(nodes[one.node], one.local_cpus)]
     if astray:
         first = astray[0]
-        functions = f"{len(astray)} PCI function{'s' if len(astray) > 1 else ''}"
+        functions = format_count(len(astray), "PCI function")
         message = (
             f"numa_node and local_cpulist of {functions} disagree, such as {first.address}: "
             f"node {first.node} and CPUs {format_cpu_list(first.local_cpus)}; the node is taken"

@@ -20,6 +20,7 @@ from homenode.errors import UserError
 from homenode.host.topology.read import read_host
 from homenode.host.topology.redaction import Redaction
 from homenode.host.topology.source import VARIABLES, CommandResult, RecordedSource, RecordingSource, Source
+from homenode.units import format_count
 
 FORMAT = "homenode-host/1"
 _MOST_BYTES = 64 << 20
@@ -196,7 +197,7 @@ def _mapping(name: str, key: str, raw: object, most: int) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise _bad(name, f'it has no object "{key}"' if raw is None else f'its "{key}" is {_kind(raw)}, not an object')
     if len(raw) > most:
-        raise _bad(name, f'its "{key}" has {len(raw)} entries, wanted at most {most}')
+        raise _bad(name, f'its "{key}" has {format_count(len(raw), "entry", "entries")}, wanted at most {most}')
     for word in raw:
         _text(name, f"a name in {_shown(key)}", word)
     return raw

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from homenode.units import format_count
+
 MOST_CPUS = 16384
 MOST_NODES = 1024
 MOST_DEVICES = 64
@@ -66,17 +68,20 @@ class Shape:
         nodes = self.cpu_node_count
         yield "it needs cores: say how many with 64c", not self.cores
         yield "it needs a socket and a thread per core at least", not self.sockets or not self.smt
-        yield f"it has {self.cpu_count} CPUs, at most {MOST_CPUS} are possible", self.cpu_count > MOST_CPUS
         yield (
-            f"it has {nodes + self.cpuless} nodes, at most {MOST_NODES} are possible",
+            f"it has {format_count(self.cpu_count, 'CPU')}, at most {MOST_CPUS} are possible",
+            self.cpu_count > MOST_CPUS,
+        )
+        yield (
+            f"it has {format_count(nodes + self.cpuless, 'node')}, at most {MOST_NODES} are possible",
             nodes + self.cpuless > MOST_NODES,
         )
         yield (
-            f"{self.cores} cores are too few for {self.sockets} sockets and {nodes} nodes",
+            f"{format_count(self.cores, 'core is', 'cores are')} too few for {format_count(self.sockets, 'socket')} and {format_count(nodes, 'node')}",
             self.cores < max(self.sockets, nodes),
         )
         yield (
-            f"{nodes} nodes and {self.sockets} sockets do not divide",
+            f"{format_count(nodes, 'node')} and {format_count(self.sockets, 'socket')} do not divide",
             bool(nodes and nodes % self.sockets and self.sockets % nodes),
         )
         yield (
@@ -94,10 +99,13 @@ class Shape:
             "memoryless=, cpuless= and ids= need nodes: 0n has none",
             not nodes and bool(self.cpuless or self.memoryless or self.ids),
         )
-        yield f"memoryless={self.memoryless}, but there are {nodes} nodes with CPUs", self.memoryless > nodes
+        yield (
+            f"memoryless={self.memoryless}, but there are {format_count(nodes, 'node')} with CPUs",
+            self.memoryless > nodes,
+        )
         yield "memoryless= leaves no node with memory", bool(nodes) and self.memoryless == nodes + self.cpuless
         yield (
-            f"ids= names {len(self.ids)} nodes, there are {nodes + self.cpuless}",
+            f"ids= names {format_count(len(self.ids), 'node')}, there are {nodes + self.cpuless}",
             bool(self.ids) and len(self.ids) != nodes + self.cpuless,
         )
         yield "ids= names a node twice", len(set(self.ids)) != len(self.ids)

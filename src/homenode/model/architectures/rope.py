@@ -16,6 +16,7 @@ import numpy as np
 from homenode.compute.ops import FloatArray
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.checkpoint.spec import ModelSpec, RopeSpec
+from homenode.units import format_count
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
@@ -77,11 +78,11 @@ def _check(rope: RopeSpec, rotary: int, head_dim: int) -> None:
     for factors in (rope.short_factors, rope.long_factors) if rope.kind == "longrope" else ():
         if len(factors) != rotary // 2:
             raise CheckpointError(
-                f"{len(factors)} longrope factors were given, but a rotary dimension of {rotary} has {rotary // 2} pairs"
+                f"{len(factors)} longrope factors were given, but a rotary dimension of {rotary} has {format_count(rotary // 2, 'pair')}"
             )
     if rope.factors and len(rope.factors) != rotary // 2:
         raise CheckpointError(
-            f"{len(rope.factors)} rope factors were given, but a rotary dimension of {rotary} has {rotary // 2} pairs"
+            f"{len(rope.factors)} rope factors were given, but a rotary dimension of {rotary} has {format_count(rotary // 2, 'pair')}"
         )
     numbers = {"theta": rope.theta, "factor": rope.factor, **{f"factors[{i}]": f for i, f in enumerate(rope.factors)}}
     for name, value in numbers.items():

@@ -19,6 +19,7 @@ from homenode.model.checkpoint.coded_rows import column_order
 from homenode.model.checkpoint.quantisation import Quantisation
 from homenode.model.checkpoint.reading import damaged, read_at
 from homenode.model.checkpoint.spec import CodedMatrix, TensorEntry
+from homenode.units import format_count
 
 _WORDS = frozenset({"I32", "U32"})
 _INDICES = frozenset({"I32", "I64"})
@@ -180,7 +181,7 @@ def _packed(module: _Module, q: Quantisation) -> _Matrix | None:
     rows, columns = _written_shape(module.need("weight_shape", _INDICES, (1,), codes))
     bits = next((b for b in range(1, 9) if codes.shape[1] == -(-columns * b // _WORD_BITS)), 0)
     if rows != codes.shape[0] or not bits:
-        wanted = f"{codes.shape[0]} rows of codes of at most 8 bits in {codes.shape[1]} words"
+        wanted = f"{format_count(codes.shape[0], 'row')} of codes of at most 8 bits in {codes.shape[1]} words"
         raise damaged(
             codes.file, f"values of tensor {module.name}.weight_shape", seen=f"{rows} and {columns}", wanted=wanted
         )

@@ -18,6 +18,7 @@ from homenode.dtypes import DType
 from homenode.errors import UnsupportedError
 from homenode.model.checkpoint.reading import damaged, open_file
 from homenode.model.checkpoint.spec import TensorEntry
+from homenode.units import format_count
 
 FloatArray = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -76,7 +77,7 @@ def decode_rows(data: bytes | Bytes, dtype: DType, shape: tuple[int, int]) -> Fl
         raise UnsupportedError(f"numbers stored as {dtype.name} cannot be decoded")
     if raw.size != rows * dtype.row_bytes(columns):
         raise ValueError(
-            f"{rows} rows of {columns} {dtype.name} are {rows * dtype.row_bytes(columns)} bytes; seen {raw.size}"
+            f"{format_count(rows, 'row')} of {columns} {dtype.name} are {rows * dtype.row_bytes(columns)} bytes; seen {raw.size}"
         )
     if dtype.name in _PLAIN:
         return raw.view(_PLAIN[dtype.name]).astype(np.float32).reshape(shape)

@@ -20,6 +20,7 @@ from homenode.model.checkpoint.quantisation import QUANTISATION_FILES, quantisat
 from homenode.model.checkpoint.reading import damaged, inside, is_there, quoted, read_json
 from homenode.model.checkpoint.safetensors import read_safetensors
 from homenode.model.checkpoint.spec import ModelSpec, TensorEntry
+from homenode.units import format_count
 
 CONFIG, GENERATION, INDEX, SINGLE = (
     "config.json",
@@ -158,10 +159,10 @@ def _read_indexed(folder: Path, index: Path) -> dict[str, TensorEntry]:
         raise damaged(index, "weight_map", seen=type(listed).__name__, wanted="an object of tensor and file names")
     names = {name for name in listed.values() if isinstance(name, str)}
     if len(names) > _MOST_SHARDS:
-        raise damaged(index, "weight_map", seen=f"{len(names)} files", wanted=f"at most {_MOST_SHARDS}")
+        raise damaged(index, "weight_map", seen=format_count(len(names), "file"), wanted=f"at most {_MOST_SHARDS}")
     paths = {name: inside(folder, name, index) for name in sorted(names)}
     if missing := [name for name, path in paths.items() if not is_there(path)]:
-        seen = f"{len(paths) - len(missing)} of {len(paths)} shards, without {', '.join(missing[:5])}"
+        seen = f"{len(paths) - len(missing)} of {format_count(len(paths), 'shard')}, without {', '.join(missing[:5])}"
         raise damaged(index, "shards", seen=seen, wanted="every file it names", do="fetch the missing files")
     shards = {name: read_safetensors(path) for name, path in paths.items()}
     tensors: dict[str, TensorEntry] = {}

@@ -16,6 +16,7 @@ from homenode.model.checkpoint.fields import Fields
 from homenode.model.checkpoint.folder_rope import ropes_from_config
 from homenode.model.checkpoint.reading import quoted
 from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, RopeSpec
+from homenode.units import format_count
 
 
 @dataclass(frozen=True)
@@ -297,7 +298,9 @@ def _said_window(fields: Fields, family: _Family, layers: int) -> tuple[int | No
         alternating = family.window == "alternating"
         sliding = tuple(layer < first and layer % 2 == 0 if alternating else layer >= first for layer in range(layers))
     elif len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
-        raise fields.wrong("layer_types", kinds, f"{layers} values, each full_attention or sliding_attention")
+        raise fields.wrong(
+            "layer_types", kinds, f"{format_count(layers, 'value')}, each full_attention or sliding_attention"
+        )
     else:
         sliding = tuple(kind == "sliding_attention" for kind in kinds)
     return (window, sliding) if any(sliding) else (None, ())

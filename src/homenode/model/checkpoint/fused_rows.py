@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from homenode.model.checkpoint.reading import damaged
 from homenode.model.checkpoint.spec import ModelSpec, TensorEntry
+from homenode.units import format_count
 
 FUSED = ("phi3",)  # architectures that store them so
 _DIMENSIONS = {"weight": 2, "bias": 1}
@@ -39,7 +40,7 @@ def _apart(entry: TensorEntry, module: str, kind: str, heights: dict[str, int]) 
             entry.file,
             f"shape of tensor {entry.name}",
             seen=list(entry.shape),
-            wanted=f"{rows} rows, of {', '.join(heights)}",
+            wanted=f"{format_count(rows, 'row')}, of {', '.join(heights)}",
         )
     front = module.rpartition(".")[0]
     first, found = 0, {}

@@ -21,6 +21,7 @@ import numpy as np
 from homenode.dtypes import BY_GGUF_ID, DType
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.checkpoint.reading import HeaderReader, damaged, file_size, open_file, quoted
+from homenode.units import format_count
 
 # Far above any real file (the largest vocabularies make headers of 20 MB); they bound the Python objects a hostile file can turn into.
 _MOST_HEADER_BYTES = 2**28
@@ -252,6 +253,6 @@ def _place(
 def _nbytes(path: Path, name: str, dtype: DType, shape: tuple[int, ...]) -> int:
     columns = shape[-1] if shape else 1
     if columns % dtype.block:
-        wanted = f"a multiple of the {dtype.block} elements in a block of {dtype.name}"
+        wanted = f"a multiple of the {format_count(dtype.block, 'element')} in a block of {dtype.name}"
         raise damaged(path, f"row length of tensor {name}", seen=columns, wanted=wanted)
     return math.prod(shape[:-1]) * dtype.row_bytes(columns)

@@ -10,6 +10,7 @@ from typing import Any
 from homenode.errors import UserError
 from homenode.model.checkpoint.gguf import GgufFile, GgufTensor, read_gguf
 from homenode.model.checkpoint.reading import damaged, quoted
+from homenode.units import format_count
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
 
@@ -57,7 +58,7 @@ def read_gguf_set(path: Path) -> GgufSet:
     parts = [path.with_name(f"{match['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
     missing = [part.name for part in parts if not part.exists()]
     if missing:
-        seen = f"{count - len(missing)} of {count} parts, without {', '.join(missing[:5])}"
+        seen = f"{count - len(missing)} of {format_count(count, 'part')}, without {', '.join(missing[:5])}"
         raise damaged(path, "split model", seen=seen, wanted="all parts in one folder", do="fetch the missing parts")
     return _merge([first if part == path else read_gguf(part) for part in parts], count)
 
@@ -80,7 +81,10 @@ def _merge(files: list[GgufFile], count: int) -> GgufSet:
     promised = _split_value(files[0], "split.tensors.count", len(tensors))
     if promised != len(tensors):
         raise damaged(
-            files[0].path, "split.tensors.count", seen=f"{len(tensors)} tensors in all parts", wanted=str(promised)
+            files[0].path,
+            "split.tensors.count",
+            seen=f"{format_count(len(tensors), 'tensor')} in all parts",
+            wanted=str(promised),
         )
     return GgufSet(files[0].path, files[0].metadata, tensors)
 

@@ -23,6 +23,7 @@ from homenode.model.checkpoint.gguf_token_ids import token_id_of, token_ids_of
 from homenode.model.checkpoint.known_keys import refuse_active_keys, refuse_other_kinds
 from homenode.model.checkpoint.reading import damaged, quoted, read_at
 from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, RopeSpec, TensorEntry
+from homenode.units import format_count
 
 # general.architecture -> ours. Converters name Mistral and Mixtral llama, too: see `gguf_architecture`.
 ARCHITECTURES = {
@@ -199,7 +200,7 @@ def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
     value = fields.integer("attention.value_length", key, maximum=limits.MOST_HEAD_DIM)
     if value != key:
         raise UnsupportedError(
-            f"{fields.path}: keys of {key} and values of {value} elements a head are not supported; homenode wants both equal"
+            f"{fields.path}: keys of {key} and values of {format_count(value, 'element')} a head are not supported; homenode wants both equal"
         )
     scale = fields.optional_number("attention.scale", least=0.0) or 0.0
     if scale and not math.isclose(scale, key**-0.5, rel_tol=1e-4):
@@ -221,8 +222,8 @@ def _vocab_size(fields: Fields, metadata: Mapping[str, Any], tensors: Mapping[st
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise damaged(fields.path, "tokenizer.ggml.tokens", seen=quoted(tokens), wanted="an array of strings")
     if len(tokens) > embedding.shape[0]:
-        wanted = f"at most the {embedding.shape[0]} rows of the embedding"
-        raise damaged(fields.path, "tokenizer.ggml.tokens", seen=f"{len(tokens)} tokens", wanted=wanted)
+        wanted = f"at most the {format_count(embedding.shape[0], 'row')} of the embedding"
+        raise damaged(fields.path, "tokenizer.ggml.tokens", seen=format_count(len(tokens), "token"), wanted=wanted)
     return embedding.shape[0]
 
 
@@ -235,7 +236,7 @@ def _rope(
     if rotary != head_dim and architecture in INTERLEAVED:
         # The converter interleaves whole heads, so the stored order and a shorter rotation do not agree on which elements turn.
         raise UnsupportedError(
-            f"{fields.path}: rope over {rotary} of {head_dim} elements of a head is not supported in llama GGUF files; homenode wants the whole head"
+            f"{fields.path}: rope over {rotary} of {format_count(head_dim, 'element')} of a head is not supported in llama GGUF files; homenode wants the whole head"
         )
     divisors = _rope_factors(factors[_FACTORS]) if _FACTORS in factors else ()
     linear = fields.number("rope.scale_linear", 1.0, least=0.0, most=1e6) or 1.0  # how early files spelled it

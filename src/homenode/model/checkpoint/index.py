@@ -22,6 +22,7 @@ from homenode.model.checkpoint.gguf_spec import (
 )
 from homenode.model.checkpoint.reading import damaged
 from homenode.model.checkpoint.spec import ModelSpec, TensorEntry
+from homenode.units import format_count
 
 _ADAPTER = "adapter_config.json"
 _MOST_TENSORS = 2**17 + 3 * limits.MOST_EXPERTS_IN_ALL
@@ -116,7 +117,12 @@ def _stacked_entries(file: Path, tensor: GgufTensor, experts: int, architecture:
     if not names:
         return []
     if len(tensor.shape) != 3 or tensor.shape[0] != experts:
-        raise damaged(file, f"shape of {tensor.name}", seen=list(tensor.shape), wanted=f"matrices of {experts} experts")
+        raise damaged(
+            file,
+            f"shape of {tensor.name}",
+            seen=list(tensor.shape),
+            wanted=f"matrices of {format_count(experts, 'expert')}",
+        )
     size = tensor.nbytes // experts
     return [
         TensorEntry(name, tensor.dtype, tensor.shape[1:], file, tensor.offset + e * size, size)
@@ -128,6 +134,6 @@ def _interleaved(entry: TensorEntry, spec: ModelSpec) -> TensorEntry:
     """`entry` with the number of heads its rows are interleaved in."""
     heads = permuted_heads(entry.name, spec.num_heads, spec.num_kv_heads)
     if heads and (not entry.shape or entry.shape[0] != heads * spec.head_dim):
-        wanted = f"{heads} heads of {spec.head_dim} rows"
+        wanted = f"{format_count(heads, 'head')} of {format_count(spec.head_dim, 'row')}"
         raise damaged(entry.file, f"shape of {entry.name}", seen=list(entry.shape), wanted=wanted)
     return replace(entry, permuted_heads=heads)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from homenode.model.checkpoint.reading import damaged
 from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, TensorEntry
+from homenode.units import format_count
 
 MOST_LAYERS = 10_000
 MOST_VOCAB = 10_000_000
@@ -27,7 +28,7 @@ _ASK = "correct or fetch the model's configuration again"
 def check_spec(spec: ModelSpec, source: Path) -> None:
     """CheckpointError when the figures contradict each other. Their single ranges were checked where they were read."""
     if spec.num_heads % spec.num_kv_heads:
-        wanted = f"a divisor of the {spec.num_heads} attention heads"
+        wanted = f"a divisor of the {format_count(spec.num_heads, 'attention head')}"
         raise damaged(source, "key-value heads", seen=spec.num_kv_heads, wanted=wanted, do=_ASK)
     if spec.mixture is not None:
         _check_mixture(spec.mixture, spec.num_layers, source)
@@ -63,7 +64,7 @@ def _check_mixture(mixture: MixtureSpec, layers: int, source: Path) -> None:
             do=_ASK,
         )
     if layers * mixture.num_experts > MOST_EXPERTS_IN_ALL:
-        seen = f"{mixture.num_experts} in each of {layers} layers"
+        seen = f"{mixture.num_experts} in each of {format_count(layers, 'layer')}"
         raise damaged(source, "experts", seen=seen, wanted=f"at most {MOST_EXPERTS_IN_ALL} in all", do=_ASK)
 
 
@@ -72,7 +73,12 @@ def check_embedding(spec: ModelSpec, tensors: dict[str, TensorEntry], source: Pa
     entry = tensors.get(EMBEDDING)
     wanted = f"[{spec.vocab_size}, {spec.hidden_size}]"
     if entry is None:
-        raise damaged(source, "token embedding", seen=f"none among {len(tensors)} tensors", wanted=f"a matrix {wanted}")
+        raise damaged(
+            source,
+            "token embedding",
+            seen=f"none among {format_count(len(tensors), 'tensor')}",
+            wanted=f"a matrix {wanted}",
+        )
     if entry.shape != (spec.vocab_size, spec.hidden_size):
         raise damaged(entry.file, f"shape of {EMBEDDING}", seen=list(entry.shape), wanted=wanted)
 

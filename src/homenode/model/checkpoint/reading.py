@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from homenode.errors import CheckpointError
-from homenode.units import format_bytes
+from homenode.units import format_bytes, format_count
 
 # A JSON value needs a comma or an opening bracket before it, so this bounds the Python objects a text can turn into (about 1 GiB).
 _MOST_JSON_VALUES = 2**23
@@ -53,9 +53,7 @@ def quoted(value: object) -> str:
     if isinstance(value, list | tuple | dict) and (
         len(value) > 20 or any(isinstance(item, list | dict) for item in value)
     ):
-        return (
-            f"a {type(value).__name__} of {len(value)} values"  # not their text: it may nest too deeply to be written
-        )
+        return f"a {type(value).__name__} of {format_count(len(value), 'value')}"  # not their text: it may nest too deeply to be written
     text = repr(value[:150] if isinstance(value, str | bytes) else value)
     return text if len(text) <= 160 else text[:150] + "..."
 

@@ -20,6 +20,7 @@ from homenode.model.tokenizer.pretokenizers import pre_tokenizer
 from homenode.model.tokenizer.scored_merges import scored_merges
 from homenode.model.tokenizer.stop_tokens import VocabularyNames, known_stop_tokens
 from homenode.model.tokenizer.token_bytes import placeholder
+from homenode.units import format_count
 
 _CONTROL, _USER_DEFINED, _UNKNOWN = 3, 4, 2
 _SPACE = "▁"
@@ -91,7 +92,9 @@ def _pair(merge: str) -> tuple[str, str]:
 def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer:
     scores = metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(tokens):
-        raise CheckpointError(f"tokenizer.ggml.scores must hold one number for each of {len(tokens)} tokens")
+        raise CheckpointError(
+            f"tokenizer.ggml.scores must hold one number for each of {format_count(len(tokens), 'token')}"
+        )
     vocabulary = _vocabulary(tokens)
     types = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
     unknown = (
@@ -121,7 +124,9 @@ def _token(tokens: Sequence[str], metadata: Mapping[str, Any], role: str) -> str
 def _add_special(tokenizer: Tokenizer, tokens: Sequence[str], metadata: Mapping[str, Any]) -> None:
     types = metadata.get("tokenizer.ggml.token_type") or []
     if not isinstance(types, list) or len(types) not in (0, len(tokens)):
-        raise CheckpointError(f"tokenizer.ggml.token_type must hold one number for each of {len(tokens)} tokens")
+        raise CheckpointError(
+            f"tokenizer.ggml.token_type must hold one number for each of {format_count(len(tokens), 'token')}"
+        )
     control = {t for t, kind in zip(tokens, types, strict=False) if kind in (_CONTROL, _UNKNOWN) and t}
     control |= {t for role in ("bos", "eos", "eot", "eom") if (t := _token(tokens, metadata, role))}
     control |= set(known_stop_tokens(VocabularyNames(tokenizer)))

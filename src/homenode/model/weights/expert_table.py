@@ -19,6 +19,7 @@ from homenode.model.weights.expert_header import HEADER_BYTES, IDENTITY, MAGIC, 
 from homenode.model.weights.expert_share import seats_of
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 from homenode.model.weights.packed_file import SourceFile
+from homenode.units import format_count
 
 PAGE, HUGE_PAGE = 4096, 2 << 20
 
@@ -62,7 +63,7 @@ def expert_table(layout: WeightLayout, part: ModelPart, members: int, packed_byt
     """The table of all experts' matrices of a part, shared by so many members. UserError for more of them than the header has room for."""
     if not 0 < members <= MOST_MEMBERS:
         raise UserError(
-            f"experts cannot be kept in common by {members} engines; give 1 to {MOST_MEMBERS}",
+            f"experts cannot be kept in common by {format_count(members, 'engine')}; give 1 to {MOST_MEMBERS}",
             param="data_parallel_size",
         )
 

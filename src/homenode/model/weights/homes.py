@@ -23,6 +23,7 @@ from homenode.dtypes import BY_NAME
 from homenode.errors import InternalError, UserError
 from homenode.host.placement.node_teams import NodeTeam
 from homenode.model.weights.layout import MatrixLayout, WeightLayout, padded_row_bytes
+from homenode.units import format_count
 
 GROUP_ROWS = 32  # rows that stand together in memory: kGroupRows of csrc/quant/coding.h
 PLANNED = ("shard", "mirror", "replicate", "interleave", "local")
@@ -156,7 +157,7 @@ def _matching(patterns: Sequence[str], names: Sequence[str]) -> frozenset[str]:
         matching = fnmatch.filter(names, pattern)
         if not matching:
             raise UserError(
-                f"--numa-mirror-tensors {pattern!r} matches none of the {len(names)} matrices of this model; they are called like {names[0]} "
+                f"--numa-mirror-tensors {pattern!r} matches none of the {format_count(len(names), 'matrix', 'matrices')} of this model; they are called like {names[0]} "
                 f"and {names[-1]}, and * stands for any text",
                 param="numa_mirror_tensors",
             )

@@ -13,7 +13,7 @@ from homenode.dtypes import BY_NAME, DType
 from homenode.errors import InternalError, UserError
 from homenode.model.checkpoint.spec import TensorEntry
 from homenode.model.weights.names import MatchedTensor
-from homenode.units import format_bytes
+from homenode.units import format_bytes, format_count
 
 QUANTIZE = ("q8_0", "q4_0")
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -95,7 +95,7 @@ class WeightLayout:
             if m.source != m.target:
                 key = (m.source, m.target, m.reason)
                 changed[key] = changed.get(key, 0) + 1
-        lines = [f"{n} {'matrix' if n == 1 else 'matrices'} {s} -> {t}: {why}" for (s, t, why), n in changed.items()]
+        lines = [f"{format_count(n, 'matrix', 'matrices')} {s} -> {t}: {why}" for (s, t, why), n in changed.items()]
         settings = [self.unaffected] if self.unaffected else []
         return tuple(settings + lines + [f"tensor {name} is not used" for name in self.ignored])
 

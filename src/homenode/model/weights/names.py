@@ -13,6 +13,7 @@ from homenode.model.architectures.parameters import Architecture, ExpectedTensor
 from homenode.model.checkpoint.fallback_decode import iter_decoded_rows
 from homenode.model.checkpoint.spec import Checkpoint, TensorEntry
 from homenode.model.part import ModelPart
+from homenode.units import format_count
 
 # Tensors old exporters wrote that carry nothing: constants computed from the configuration, and GGUF's rope divisors, already in the RopeSpec.
 _HARMLESS = re.compile(
@@ -60,8 +61,8 @@ def match_tensors(architecture: Architecture, checkpoint: Checkpoint, part: Mode
     missing = [e.name for e in wanted if e.name not in tensors]
     if missing:
         raise CheckpointError(
-            f"{checkpoint.path}: {_listed(missing)} missing: a {architecture.name} model with {spec.num_layers} layers has them, the "
-            f"{len(tensors)} tensors here do not; the files are incomplete, or their configuration describes another model",
+            f"{checkpoint.path}: {_listed(missing)} missing: a {architecture.name} model with {format_count(spec.num_layers, 'layer')} has them, the "
+            f"{format_count(len(tensors), 'tensor')} here do not; the files are incomplete, or their configuration describes another model",
             missing=missing,
         )
     matched = tuple(MatchedTensor(e, tensors[e.name]) for e in wanted)
@@ -95,7 +96,7 @@ def _check(checkpoint: Checkpoint, match: MatchedTensor) -> None:
     if columns % entry.dtype.block:
         raise CheckpointError(
             f"{checkpoint.path}: tensor {entry.name} is stored as {entry.dtype.name}, in blocks of {entry.dtype.block}, "
-            f"but its rows have {columns} elements",
+            f"but its rows have {format_count(columns, 'element')}",
             tensor=entry.name,
         )
     rows = want.shape[0] if len(want.shape) == 2 else 1

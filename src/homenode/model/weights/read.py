@@ -28,6 +28,7 @@ from homenode.model.weights.finite import check_finite
 from homenode.model.weights.layout import READ_BY_BACKENDS, WeightLayout
 from homenode.model.weights.names import MatchedTensor
 from homenode.model.weights.packed_cache import PackedCache
+from homenode.units import format_count
 
 IndexArray = npt.NDArray[np.int64]
 SpreadOf = Callable[[str], Spread]  # of a tensor's name
@@ -203,7 +204,7 @@ def _heads(entry: TensorEntry, rows: Span) -> int:
     head = entry.shape[0] // entry.permuted_heads
     if rows.first % head or rows.count % head:
         raise InternalError(
-            f"rows {rows.first} to {rows.end} of {entry.name} were asked for; heads of {head} rows cannot be cut"
+            f"rows {rows.first} to {rows.end} of {entry.name} were asked for; heads of {format_count(head, 'row')} cannot be cut"
         )
     return rows.count // head
 

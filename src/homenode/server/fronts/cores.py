@@ -11,6 +11,7 @@ from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
+from homenode.units import format_count
 
 
 def too_few_cores(configs: Sequence[EngineConfig], fronts: int, host: Host | None = None) -> tuple[Finding, ...]:
@@ -26,7 +27,7 @@ def too_few_cores(configs: Sequence[EngineConfig], fronts: int, host: Host | Non
     if needed.met:
         return ()
     message = (
-        f"{fronts} API servers, {len(configs)} engines with their workers and the coordinator want {needed.physical_cores} physical cores "
+        f"{format_count(fronts, 'API server')}, {format_count(len(configs), 'engine')} with their workers and the coordinator want {format_count(needed.physical_cores, 'physical core')} "
         f"({needed.formula}), and {needed.have_cores} are there: processes take turns"
     )
     return (

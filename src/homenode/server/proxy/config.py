@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from homenode.errors import UserError
 from homenode.options import option
 from homenode.server.config import HttpConfig
-from homenode.units import parse_seconds
+from homenode.units import parse_seconds, parse_tokens
 
 
 def server_urls(text: str) -> tuple[str, ...]:
@@ -51,6 +51,7 @@ class ProxyConfig(HttpConfig):
     min_handover_tokens: int = option(
         0,
         "A prompt of which the decoder probably lacks fewer tokens is computed there (four bytes of text count as a token).",
+        parse=parse_tokens,
         minimum=0,
     )
     prefill_tries: int = option(

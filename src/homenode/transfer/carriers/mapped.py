@@ -12,6 +12,7 @@ from homenode.errors import PeerError, UserError
 from homenode.transfer.carriers.carrier import Chunk, KvBackend, LocalBuffer
 from homenode.transfer.memory import TILE_TOKENS, Copier, EpochWords, KvLayout, KvMemory, KvRegion
 from homenode.transfer.pages import hole
+from homenode.units import format_count
 
 _WORD = 8
 _GEOMETRY = ("layers", "kv_heads", "head_dim", "dtype", "tile_bytes")
@@ -110,7 +111,7 @@ def check_layout(layout: KvLayout, own: KvLayout) -> None:
         and layout.block_size % TILE_TOKENS == 0
     ):
         raise PeerError(
-            f"a peer's memory of {layout.blocks} blocks of {layout.block_size} tokens in {layout.nbytes} bytes makes no sense"
+            f"a peer's memory of {format_count(layout.blocks, 'block')} of {format_count(layout.block_size, 'token')} in {layout.nbytes} bytes makes no sense"
         )
     if len(layout.regions) > _MOST_REGIONS or (wrong := hole(layout)) is not None:
         what = f"{len(layout.regions)} regions" if len(layout.regions) > _MOST_REGIONS else wrong

@@ -23,6 +23,7 @@ from homenode.host.placement.demand import Demand
 from homenode.host.placement.plan import Plan, Worker
 from homenode.host.placement.policies.ascend_plan import Npus, arm_gate, hidden_counted, no_near_cpus, npus_of
 from homenode.host.topology.host import Accelerator, Host
+from homenode.units import format_count
 
 STRATEGY = "topo-affinity"
 CORES_OF_CLUSTER = 8
@@ -64,7 +65,7 @@ def _threads_of_core(host: Host) -> int:
         raise PlacementError(
             "clusters_unknown",
             "the clusters of this processor are not known to the rules of the Ascend 950",
-            seen=f"{threads} threads a core",
+            seen=f"{format_count(threads, 'thread')} a core",
             wanted="one or two threads a core",
             remedy="Choose --strategy fair, which goes by cores and caches.",
         )
@@ -123,23 +124,25 @@ def _share_out(
     given = {
         device: tuple(sorted(cpus[at * size : (at + 1) * size])) for at, device in enumerate(members) if at < whole
     }
-    seen = f"{len(cpus)} allowed CPUs on node {node}: {whole} clusters for NPUs {format_cpu_list(members)}"
+    seen = (
+        f"{format_count(len(cpus), 'allowed CPU')} on node {node}: {whole} clusters for NPUs {format_cpu_list(members)}"
+    )
     return given, {device: _no_cluster(device, seen, size) for device in members[whole:]}
 
 
 def _no_cluster(device: int, seen: str, size: int) -> PlacementError:
     return PlacementError(
         "insufficient_cpus",
-        f"there is no cluster of {size} CPUs left for NPU {device}",
+        f"there is no cluster of {format_count(size, 'CPU')} left for NPU {device}",
         seen=seen,
-        wanted=f"{size} allowed CPUs for each NPU of the node, visible or not",
+        wanted=f"{format_count(size, 'allowed CPU')} for each NPU of the node, visible or not",
         remedy="Allow this process more CPUs of that node (cpuset, --cpuset-cpus), or choose --strategy fair, which shares out what there is.",
     )
 
 
 def _why(device: int, homes: Mapping[int, int], size: int) -> str:
     members = [other for other, home in homes.items() if home == homes[device]]
-    cluster = f"cluster {members.index(device)} of node {homes[device]}, the node of its affinity: {CORES_OF_CLUSTER} cores, {size} CPUs"
+    cluster = f"cluster {members.index(device)} of node {homes[device]}, the node of its affinity: {CORES_OF_CLUSTER} cores, {format_count(size, 'CPU')}"
     return cluster if len(members) == 1 else f"{cluster}; NPUs {format_cpu_list(members)} have one each"
 
 

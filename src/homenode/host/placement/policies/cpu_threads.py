@@ -30,6 +30,7 @@ from homenode.host.placement.thread_layout import (
 from homenode.host.placement.threads_bind import AUTO, NOBIND, ThreadLists, bad_threads_bind, parse_threads_bind
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host, Node
+from homenode.units import format_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,12 @@ def _memory(host: Host, demand: Demand, cpus: Sequence[int]) -> tuple[int, ...]:
 def _listed(host: Host, demand: Demand, count: int, lists: ThreadLists) -> _Layout:
     """The lists as they are: nothing is kept from them, and a CPU that may not be used is refused."""
     if len(lists) != count:
-        why = f"has {_counted(len(lists), 'list')} for {_counted(count, 'worker')}"
-        wanted = "one list, for the only worker" if count == 1 else f"{count} lists joined by |, one for each worker"
+        why = f"has {format_count(len(lists), 'list')} for {format_count(count, 'worker')}"
+        wanted = (
+            "one list, for the only worker"
+            if count == 1
+            else f"{format_count(count, 'list')} joined by |, one for each worker"
+        )
         raise bad_threads_bind(demand.threads_bind, why, wanted, demand.threads_bind_origin)
     allowed = set(host.allowance.cpus)
     for worker, cpus in enumerate(lists):
@@ -124,11 +129,18 @@ def _automatic(host: Host, demand: Demand, count: int) -> _Layout:
     reserve, findings = _reserve(host, demand, count)
     taken = take_reserve(pools, reserve)
     if idle := nodes[count:]:
-        message = f"nodes {format_cpu_list(idle)} have no worker: there are {count} for {len(nodes)} nodes"
-        findings.append(Finding("info", "nodes_unused", message, f"Start {len(nodes)} workers to use all of them."))
+        message = (
+            f"nodes {format_cpu_list(idle)} have no worker: there are {count} for {format_count(len(nodes), 'node')}"
+        )
+        findings.append(
+            Finding("info", "nodes_unused", message, f"Start {format_count(len(nodes), 'worker')} to use all of them.")
+        )
     return _Layout(
         pools=tuple(map(tuple, pools)),
-        whys=tuple(f"{len(cpus)} compute threads on cores of node {nodes[position]}" for position, cpus in placed),
+        whys=tuple(
+            f"{format_count(len(cpus), 'compute thread')} on cores of node {nodes[position]}"
+            for position, cpus in placed
+        ),
         reserved=with_idle_siblings(host, taken, [cpu for pool in pools for cpu in pool]),
         findings=tuple(findings),
     )
@@ -155,7 +167,7 @@ def _reserve(host: Host, demand: Demand, count: int) -> tuple[int, list[Finding]
     rule = (count if every_thread_computes(host.machine) else 1) + demand.kv_transfer
     if demand.reserve_cpus is None or demand.reserve_cpus >= rule:
         return (rule if demand.reserve_cpus is None else demand.reserve_cpus), []
-    message = f"{demand.reserve_cpus} CPUs are kept for front, scheduler and KV transfer; {rule} would be usual here"
+    message = f"{format_count(demand.reserve_cpus, 'CPU is', 'CPUs are')} kept for front, scheduler and KV transfer; {rule} would be usual here"
     return demand.reserve_cpus, [
         Finding("warning", "reserve_below_rule", message, f"Give --reserve-cpus {rule}, or leave it out.")
     ]
@@ -166,7 +178,3 @@ def _reserved(host: Host, demand: Demand, layout: _Layout) -> tuple[Place, ...]:
         return ()
     why = "kept for API server, scheduler and KV transfer: no compute thread runs there"
     return (Place("reserved", layout.reserved, _memory(host, demand, layout.reserved), why),)
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

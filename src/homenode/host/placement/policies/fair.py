@@ -26,6 +26,7 @@ from homenode.host.placement.ranks import assign_ranks, given_one, npu_inventory
 from homenode.host.placement.share import set_aside, share
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host
+from homenode.units import format_count
 
 STRATEGY = "fair"
 _NPU_MAP_ERRORS = "npu_map_"
@@ -93,7 +94,7 @@ def _workers_on(host: Host, demand: Demand, cores: Mapping[int, Sequence[Core]])
         raise PlacementError(
             "bad_worker_count",
             "there is nobody to place",
-            seen=f"{count} workers",
+            seen=format_count(count, "worker"),
             wanted="one worker or more",
             remedy="Give a positive number of workers, or none to have one for each node.",
         )
@@ -103,7 +104,7 @@ def _workers_on(host: Host, demand: Demand, cores: Mapping[int, Sequence[Core]])
     pools, kept = _kept_back(shares.pools, demand.reserve_cpus or 0)
     hidden_by = host.accelerators.hidden_by
     why = f"{hidden_by} hides all accelerators" if hidden_by else "no accelerator was found"
-    note = f"{why}: {count} CPU {'worker' if count == 1 else 'workers'} on the nodes with allowed CPUs"
+    note = f"{why}: {format_count(count, 'CPU worker')} on the nodes with allowed CPUs"
     return Plan(
         strategy=STRATEGY,
         devices_total=0,
@@ -156,7 +157,7 @@ def _require_cores(have: int, parties: int, reserve: int) -> None:
     raise PlacementError(
         "insufficient_cpus",
         "there are too few cores for one in each pool" + (" besides those kept back" if reserve else ""),
-        seen=f"{have} cores that can be given out, for {parties} pools"
+        seen=f"{format_count(have, 'core')} that can be given out, for {parties} pools"
         + (f", {reserve} to be kept back" if reserve else ""),
         wanted=f"at least {parties + reserve}",
         remedy="Allow this process more CPUs (cpuset, taskset), keep fewer back, or end what claims them.",
@@ -189,7 +190,7 @@ def _roles_shared(workers: Sequence[Worker]) -> list[Finding]:
 def _why(kind: str | None, device: int, cpus: Sequence[int], local: int, shares: _Shares) -> str:
     home = shares.homes[device]
     if home == (NO_NODE,):
-        return f"{len(cpus)} CPUs; the kernel tells of no NUMA node for them"
+        return f"{format_count(len(cpus), 'CPU')}; the kernel tells of no NUMA node for them"
     where, own = _nodes_named(home), shares.near[device]
     if own and not set(own).intersection(home):
         where = f"its own {_nodes_named(own)}; its share is of {where}"
@@ -197,7 +198,7 @@ def _why(kind: str | None, device: int, cpus: Sequence[int], local: int, shares:
         where = f"its own {where}"
     elif kind is not None:
         where = f"{where}, given to it as its locality is unknown"
-    return f"{local} of its {len(cpus)} CPUs are on {where}{_beside(device, shares, 'worker' if kind is None else 'device')}"
+    return f"{local} of its {format_count(len(cpus), 'CPU')} are on {where}{_beside(device, shares, 'worker' if kind is None else 'device')}"
 
 
 def _nodes_named(nodes: Sequence[int]) -> str:
@@ -221,7 +222,7 @@ def _most_first(pool: Sequence[Core]) -> tuple[int, ...]:
 def _reserved(host: Host, kept: Sequence[Core]) -> tuple[Place, ...]:
     if not kept:
         return ()
-    why = f"{len(kept)} core{'' if len(kept) == 1 else 's'} kept back for API server, tokenizer, scheduler and KV transfer"
+    why = f"{format_count(len(kept), 'core')} kept back for API server, tokenizer, scheduler and KV transfer"
     return (Place("reserved", cpus_of(kept), memory_nodes(host, _most_first(kept)), why),)
 
 

@@ -17,6 +17,7 @@ from homenode.host.placement.plan import Plan
 from homenode.host.placement.policies.ascend_plan import Npus, arm_gate, hidden_counted, npus_of
 from homenode.host.placement.roles import SMALLEST_POOL, too_small
 from homenode.host.topology.host import Host
+from homenode.units import format_count
 
 STRATEGY = "global-slice"
 
@@ -38,9 +39,9 @@ def slices(allowed: Sequence[int], ids: Sequence[int]) -> dict[int, tuple[int, .
     if base < SMALLEST_POOL:
         raise PlacementError(
             "insufficient_cpus",
-            f"{len(allowed)} allowed CPUs are too few for {len(ids)} NPUs",
-            seen=f"{base} CPUs for each NPU, cut from {format_cpu_list(allowed) or 'none'}",
-            wanted=f"at least {SMALLEST_POOL} for each of all {len(ids)} NPUs, visible or not: {SMALLEST_POOL * len(ids)} CPUs",
+            f"{format_count(len(allowed), 'allowed CPU is', 'allowed CPUs are')} too few for {format_count(len(ids), 'NPU')}",
+            seen=f"{format_count(base, 'CPU')} for each NPU, cut from {format_cpu_list(allowed) or 'none'}",
+            wanted=f"at least {SMALLEST_POOL} for each of all {format_count(len(ids), 'NPU')}, visible or not: {format_count(SMALLEST_POOL * len(ids), 'CPU')}",
             remedy="Widen the cpuset of this process, show the container fewer NPUs, or choose --strategy fair, which lets roles share CPUs.",
         )
     starts = [position * base + min(position, extra) for position in range(len(ids) + 1)]
@@ -49,4 +50,4 @@ def slices(allowed: Sequence[int], ids: Sequence[int]) -> dict[int, tuple[int, .
 
 def _why(npus: Npus, position: int, size: int) -> str:
     total = len(npus.chips)
-    return f"{size} of {len(npus.allowed)} allowed CPUs: slice {position + 1} of {total}, one for each NPU of the host"
+    return f"{size} of {format_count(len(npus.allowed), 'allowed CPU')}: slice {position + 1} of {total}, one for each NPU of the host"

@@ -24,6 +24,7 @@ from homenode.host.placement.ranks import assign_ranks, given_one, offered
 from homenode.host.topology.accelerators.cells import node_of_cpus
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host, Node
+from homenode.units import format_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ def _seat(host: Host, device: int, index: int, lists: BindLists) -> _Seat:
     cpus = allowed_cpus(host, found)
     if not cpus:
         raise _no_cpus(host, device, found)
-    return _Seat(device, node, cpus, memory, f"the {len(cpus)} allowed CPUs of node {node}, {origin}")
+    return _Seat(device, node, cpus, memory, f"the {format_count(len(cpus), 'allowed CPU')} of node {node}, {origin}")
 
 
 def _automatic_node(host: Host, device: int, given: tuple[int, ...] | None) -> tuple[int, str]:
@@ -225,7 +226,7 @@ def _engine_core(host: Host, rank: int, own: Sequence[_Seat]) -> Place:
     wanted = {seat.node for seat in own}
     cpus = tuple(sorted({cpu for node in nodes_of(host) if node.id in wanted for cpu in allowed_cpus(host, node)}))
     memory = tuple(dict.fromkeys(seat.memory for seat in own if seat.memory is not None))
-    why = f"spans the nodes of its {len(own)} worker(s): {format_cpu_list(wanted)}"
+    why = f"spans the nodes of its {format_count(len(own), 'worker')}: {format_cpu_list(wanted)}"
     return Place(
         f"engine_core_dp{rank}", cpus or tuple(sorted({cpu for seat in own for cpu in seat.cpus})), memory, why
     )
@@ -237,14 +238,14 @@ def _count_findings(host: Host, devices: Sequence[int], demand: Demand, lists: B
     if host.accelerators.kind is None and demand.workers is None:
         hidden_by = host.accelerators.hidden_by
         why = f"{hidden_by} hides all accelerators" if hidden_by else "no accelerator is seen on this host"
-        message = f"{why}; the plan is for {len(devices)} CPU worker{'' if len(devices) == 1 else 's'}"
+        message = f"{why}; the plan is for {format_count(len(devices), 'CPU worker')}"
         remedy = f"unset {hidden_by}" if hidden_by else "mend the driver and its tool"
         findings.append(
             Finding("info", "no_accelerators", message, f"Give --workers, or {remedy} if accelerators should be used.")
         )
     for flag, given in ((NODES, lists.nodes), (CPUS, lists.cpus)):
         if given is not None and len(given) > len(devices) > 1:
-            message = f"{flag} has {len(given)} entries for {len(devices)} visible devices; the last {len(given) - len(devices)} are for nobody"
+            message = f"{flag} has {format_count(len(given), 'entry', 'entries')} for {format_count(len(devices), 'visible device')}; the last {len(given) - len(devices)} are for nobody"
             findings.append(
                 Finding(
                     "warning",

@@ -30,6 +30,7 @@ from homenode.host.placement.policies.ascend_plan import (
 from homenode.host.placement.roles import too_small
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
+from homenode.units import format_count
 
 STRATEGY = "topo-affinity"
 
@@ -126,8 +127,8 @@ def _why(near: tuple[int, ...], extended: tuple[int, ...], device: int, members:
     added = format_cpu_list(set(extended) - set(near))
     source = f"{format_cpu_list(near)} of its affinity" + (f" and {added} of the next node" if added else "")
     if len(members) == 1:
-        return f"all {size} allowed CPUs {source}"
-    return f"{size} of the {len(extended)} allowed CPUs {source}: part {members.index(device) + 1} of {len(members)}, shared by NPU {format_cpu_list(members)}"
+        return f"all {format_count(size, 'allowed CPU')} {source}"
+    return f"{size} of the {format_count(len(extended), 'allowed CPU')} {source}: part {members.index(device) + 1} of {len(members)}, shared by NPU {format_cpu_list(members)}"
 
 
 def _fell_back(host: Host) -> Finding:

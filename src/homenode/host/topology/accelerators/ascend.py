@@ -20,6 +20,7 @@ from homenode.host.topology.accelerators.cells import (
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Accelerators, Node, PciDevice
 from homenode.host.topology.source import Source
+from homenode.units import format_count
 
 _MAP = ("npu-smi", "info", "-m")
 _INFO = ("npu-smi", "info")
@@ -141,7 +142,7 @@ def _running(processes: Sequence[ProcessRow], rows: tuple[MapRow, ...], problems
                 "npu_unmapped",
                 "a process runs on a chip whose logical id cannot be told",
                 seen=process.line,
-                wanted=f"an NPU and chip of `npu-smi info -m`, which has {len(chips)} chips for NPU {process.npu}",
+                wanted=f"an NPU and chip of `npu-smi info -m`, which has {format_count(len(chips), 'chip')} for NPU {process.npu}",
                 remedy="Compare `npu-smi info` with `npu-smi info -m`; --strategy fair does not need the processes.",
             )
             continue

@@ -13,6 +13,7 @@ from homenode.errors import PlacementError
 from homenode.host.topology.accelerators.cells import number, quoted
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Accelerators
+from homenode.units import format_count
 
 _FLAG = "--visible-devices"
 _NONE = "NoDevFiles"  # what Slurm and CUDA's own tools set for: no device
@@ -169,7 +170,11 @@ def _by_uuid(word: str, origin: str, text: str, chips: Sequence[Accelerator]) ->
         return chips[0].id
     matches = [chip.id for chip in chips if len(wanted) > len("gpu-") and chip.uuid.lower().startswith(wanted)]
     if len(matches) != 1:
-        how = f"fits {len(matches)} devices" if matches else "fits no device that is known here; name its GPU by number"
+        how = (
+            f"fits {format_count(len(matches), 'device')}"
+            if matches
+            else "fits no device that is known here; name its GPU by number"
+        )
         _refuse(origin, text, f"{quoted(word)} {how}")
     return matches[0]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from homenode.errors import CheckpointError
 from homenode.model.tokenizer.tokenizer import Tokenizer
+from homenode.units import format_count
 
 _MOST_TOKENS_A_BYTE = 4  # of a text of many scripts: byte fallback gives one, taking letters apart some more
 _SOME_TOKENS = 64  # that come with any text
@@ -44,7 +45,7 @@ def _texts(tokenizer: Tokenizer) -> list[str]:
 def _check(tokenizer: Tokenizer, text: str, ids: list[int]) -> None:
     size = len(text.encode())
     if len(ids) > _SOME_TOKENS + _MOST_TOKENS_A_BYTE * size:
-        raise CheckpointError(f"it makes {len(ids)} tokens of a text of {size} bytes")
+        raise CheckpointError(f"it makes {format_count(len(ids), 'token')} of a text of {size} bytes")
     for token in set(ids):
         if not tokenizer.has_token(token):
             raise CheckpointError(f"it gives the token id {token}, which is not in its vocabulary")
