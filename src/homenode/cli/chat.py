@@ -22,6 +22,7 @@ from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
 from homenode.logs.setup import hold_log
 from homenode.model.tokenizer.config import TextConfig
+from homenode.units import format_count
 
 if TYPE_CHECKING:
     from homenode.engine.completion import Completion
@@ -106,7 +107,7 @@ def chat(
 
 def _banner(llm: LLM) -> str:
     ready = llm.ready
-    return f"{ready.model}, context of {ready.max_model_len} tokens; /help lists commands, Ctrl-D ends"
+    return f"{ready.model}, context of {format_count(ready.max_model_len, 'token')}; /help lists commands, Ctrl-D ends"
 
 
 def _tell(text: str, style: str = "dim") -> None:
@@ -189,7 +190,7 @@ def _print_wrapped(pieces: Iterable[str]) -> None:
 def _figures(found: Completion) -> str:
     """How long the answer is and how fast it came."""
     count, timings = len(found.token_ids), found.timings
-    figures = [f"{count} token{'' if count == 1 else 's'}"]
+    figures = [format_count(count, "token")]
     if timings.tokens_per_second is not None:
         speed = timings.tokens_per_second
         figures.append(f"{speed:.{0 if speed >= 100 else 1}f} tokens/s")

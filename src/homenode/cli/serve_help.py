@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from homenode.cli.help_groups import GroupedHelpCommand, HelpGroup
+from homenode.cli.log_options import LogConfig
 from homenode.cli.options import settings_of
 from homenode.cli.placement_options import ManyValuesCommand
 from homenode.engine.config import EngineConfig
@@ -37,7 +38,8 @@ _OF_SETTING = {
 
 
 def _groups() -> Iterator[tuple[str, HelpGroup]]:
-    yield from ((setting.name, HelpGroup.SERVER) for setting in settings_of(ServerConfig))
+    for config in (ServerConfig, LogConfig):
+        yield from ((setting.name, HelpGroup.SERVER) for setting in settings_of(config))
     yield from ((setting.name, HelpGroup.MODEL) for setting in settings_of(TextConfig))
     for setting in settings_of(EngineConfig):
         yield setting.name, _OF_PART.get(setting.path[0], HelpGroup.SERVER)
@@ -59,5 +61,6 @@ class ServeCommand(GroupedHelpCommand, ManyValuesCommand):
             "kv_cache_memory",
             "threads",
             "numa",
+            "verbose",
         }
     )
