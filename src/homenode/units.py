@@ -83,3 +83,10 @@ def format_count(number: float, noun: str, plural: str | None = None) -> str:
     """`number` things: 1 -> '1 thread', 2 -> '2 threads'. `plural`: where more than an s is to differ ('cores are')."""
     shown = f"{number:g}" if isinstance(number, float) else str(number)
     return f"{shown} {noun if number == 1 else plural or noun + 's'}"
+
+
+def format_progress(done: int, total: int, seconds: float, first: int = 0) -> str:
+    """How far something of `total` bytes is after `seconds`, `first` of which were there before: bytes, bytes a second and, unless it is done, seconds left."""
+    rate = max(0.0, (done - first) / max(seconds, 1e-3))
+    left = f", {(total - done) / rate:.0f} s left" if rate > 0 and done < total else ""
+    return f"{format_bytes(done)} of {format_bytes(total)}, {format_bytes(int(rate))}/s{left}"

@@ -11,9 +11,10 @@ import msgspec
 
 from homenode.cli.bench_options import Numbers, engine_backend, meter_of
 from homenode.cli.engine_notes import tell_unused_settings
+from homenode.cli.loading_progress import loading_progress
 from homenode.cli.log_options import with_command_log
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
-from homenode.cli.report import ERR, OUT, loading_bar, plain_errors
+from homenode.cli.report import ERR, OUT, plain_errors, print_note
 from homenode.cli.token_counts import TokenCount
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
@@ -92,7 +93,7 @@ def model(
         path = locate(model)
         checkpoint, folder = open_checkpoint(path), packed_folder(packed_cache, path)
         backend, place, host = engine_backend(config, checkpoint)
-        with loading_bar("loading") as update:
+        with loading_progress(print_note) as update:
             loaded = load_model(
                 checkpoint,
                 backend,

@@ -13,9 +13,10 @@ import click
 
 from homenode.cli.conversation import Conversation, Messages
 from homenode.cli.engine_notes import tell_unused_sampling, tell_unused_settings
+from homenode.cli.loading_progress import loading_progress
 from homenode.cli.log_options import with_command_log
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
-from homenode.cli.report import ERR, OUT, loading_bar, plain_errors, print_note, print_piece, show_controls
+from homenode.cli.report import ERR, OUT, plain_errors, print_note, print_piece, show_controls
 from homenode.cli.sampling_flags import with_sampling_flags
 from homenode.cli.word_wrap import WordWrap
 from homenode.engine.config import EngineConfig
@@ -93,7 +94,7 @@ def chat(
             )
         for remark in remarks_on_settings(config):
             print_note(remark)
-        with loading_bar("loading") as update:
+        with loading_progress(print_note) as update:
             llm = LLM(config=config, tokenizer=text, progress=update)
         with llm:
             params = SamplingParams(

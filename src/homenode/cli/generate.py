@@ -10,9 +10,10 @@ import click
 import msgspec
 
 from homenode.cli.engine_notes import tell_unused_sampling, tell_unused_settings
+from homenode.cli.loading_progress import loading_progress
 from homenode.cli.log_options import with_command_log
 from homenode.cli.options import NUMA_SETTINGS, with_some_settings
-from homenode.cli.report import OUT, loading_bar, plain_errors, print_note, print_piece
+from homenode.cli.report import OUT, plain_errors, print_note, print_piece
 from homenode.cli.sampling_flags import with_sampling_flags
 from homenode.engine.config import EngineConfig
 from homenode.logs.setup import hold_log
@@ -75,7 +76,7 @@ def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, 
         params = SamplingParams(**options)
         tell_unused_sampling(params.temperature)
         config, tokenizer = _sized(config, trial, prompt, chat, params.max_tokens)
-        with loading_bar("loading") as update:
+        with loading_progress(print_note) as update:
             llm = LLM(config=config, tokenizer=tokenizer, progress=update)
         with llm:
             if as_json:

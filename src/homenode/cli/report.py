@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -186,28 +186,3 @@ def _error_dict(error: HomenodeError) -> dict[str, str]:
         return error.to_dict()
     code = "bad_input" if isinstance(error, UserError) else "host_refused"
     return {"code": code, "message": error.message, "seen": "", "wanted": "", "remedy": ""}
-
-
-@contextmanager
-def loading_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar for weights: yields a function (bytes done, bytes in all). Shown only on a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    from homenode.cli.report import ERR
-
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-    )
-    with Progress(*columns, console=ERR, transient=True, disable=not ERR.is_terminal) as progress:
-        task = progress.add_task(what, total=None)
-
-        def update(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
-
-        yield update

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from homenode.cli.loading_progress import loading_progress
 from homenode.cli.log_options import LogConfig
 from homenode.cli.options import build, shown_settings, source_of, with_settings
-from homenode.cli.report import exit_code, loading_bar, plain_errors, print_error, print_labelled, print_note
+from homenode.cli.report import exit_code, plain_errors, print_error, print_labelled, print_note
 from homenode.cli.serve_help import ServeCommand
 from homenode.cli.transfer_file import take_transfer_file
 from homenode.engine.config import EngineConfig
@@ -100,7 +101,7 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig, s
     client = _client(configs)
     mark_phase("settings")
     try:
-        with loading_bar("loading") as update:
+        with loading_progress(_LOG.info) as update:
             loading = asyncio.ensure_future(client.start(update))
             await asyncio.sleep(0)  # the child is started first: it has the longer way to go
             from homenode.server.run import bind, serve
@@ -139,7 +140,7 @@ async def _serve_by_fronts(
 
     coordinator = Coordinator(configs, server, text, count)
     try:
-        with loading_bar("loading") as update:
+        with loading_progress(_LOG.info) as update:
             ready = await coordinator.start(bind(server), update)
         warn_if_open(server)
         for finding in too_few_cores(configs, count):

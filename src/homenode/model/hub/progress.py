@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from homenode.model.hub.repository import HubFile
-from homenode.units import format_bytes
+from homenode.units import format_progress
 
 _EVERY_S = 3.0
 _EVERY_ON_TERMINAL_S = 0.25
@@ -43,9 +43,7 @@ def progress_lines(repository: str, files: Sequence[HubFile], cache: Path) -> It
 
 def progress_line(repository: str, done: int, total: int, first: int, seconds: float) -> str:
     """The line. `first`: bytes that were there before, `seconds`: since then."""
-    rate = (done - first) / max(seconds, 1e-3)
-    left = f", {(total - done) / rate:.0f} s left" if rate > 0 and done < total else ""
-    return f"fetching {repository}: {format_bytes(done)} of {format_bytes(total)}, {format_bytes(int(max(rate, 0)))}/s{left}"
+    return f"fetching {repository}: {format_progress(done, total, seconds, first)}"
 
 
 def bytes_there(blobs: Path, files: Sequence[HubFile]) -> int:
