@@ -58,6 +58,11 @@ class Terminal:
         return whole[: found.end()]
 
     def type(self, text: str) -> None:
+        """Type it, once lines are edited by the program and not by the terminal, as they are when it asks."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while termios.tcgetattr(self._master)[3] & termios.ICANON:
+            assert time.monotonic() < deadline, self._text
+            time.sleep(0.01)
         os.write(self._master, text.encode())
 
     def end(self) -> int:
