@@ -153,11 +153,13 @@ def _announce(url: str, ready: Any, fronts: int = 1) -> None:
     details = ready.details
     for note in details.get("notes", ()):
         print_note(note)
+    if growth := details.get("kv_growth"):
+        ERR.print(str(growth), style="dim", highlight=False, soft_wrap=True)
     tokens = ready.num_blocks * ready.block_size
     compute = details.get("compute", {})
     ERR.print(
         f"[bold green]ready[/] {url}  {f'{fronts} fronts, ' if fronts > 1 else ''}{_engines(details)}{_workers(details)}{details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}{_in_common(details)}, "
-        f"KV {format_bytes(int(details.get('kv_bytes', 0)))} ({details.get('kv_dtype')}, {tokens} tokens), "
+        f"KV {'up to ' if details.get('kv_growth') else ''}{format_bytes(int(details.get('kv_bytes', 0)))} ({details.get('kv_dtype')}, {tokens} tokens), "
         f"{_huge_pages(compute)}{compute.get('threads', 1)} threads, {compute.get('level', '')}, loaded in {details.get('load_seconds')} s",
         highlight=False,
     )

@@ -104,6 +104,8 @@ _COUNTERS = (
     ("num_preemptions", "Preemptions for lack of KV blocks.", "preemptions"),
     ("prompt_tokens", "Prompt tokens processed.", "prompt_tokens"),
     ("generation_tokens", "Tokens generated.", "generation_tokens"),
+    ("kv_cache_released_bytes", "KV memory given back to the machine after a time of disuse.", "kv_released_bytes"),
+    ("kv_cache_growths_refused", "Times KV memory could not grow, as the machine had no memory.", "kv_growths_refused"),
 )
 
 

@@ -13,6 +13,7 @@ from homenode.transfer import figures
 
 _COUNTERS = (
     "prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generation_tokens", "steps", "step_tokens", "handed_tokens", "recomputed_tokens",
+    "kv_released_bytes", "kv_growths_refused",
 )  # fmt: skip
 
 

@@ -1,0 +1,16 @@
+"""What the machine can still give to the KV memory of an engine, read anew each time it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from homenode.host.topology.facts import FactReader
+from homenode.host.topology.headroom import Headroom as Headroom
+from homenode.host.topology.headroom import read_headroom
+from homenode.host.topology.source import LiveSource, Source
+
+
+def headroom_of(nodes: Sequence[int] = (), source: Source | None = None) -> Callable[[], Headroom]:
+    """Reads it for memory of `nodes`, empty: of the whole machine. It takes some tens of microseconds for each control group."""
+    files = source or LiveSource()
+    return lambda: read_headroom(FactReader(files), nodes)
