@@ -196,7 +196,10 @@ def build_engine(
         experts=None if common is None else common.share(0),
     )
     room = _room(config, place, taken=mine.own)
-    sizes, left = _sizes(config, model.spec, geometry, room, on_nodes), _left(room, on_nodes, 0) - step_bytes(config, model.spec)
+    sizes, left = (
+        _sizes(config, model.spec, geometry, room, on_nodes),
+        _left(room, on_nodes, 0) - step_bytes(config, model.spec),
+    )
     sharing = _sharing(config, checkpoint, layout, geometry, backend)
     growing = growing_backend(config, backend)
     if growing is not None:
@@ -244,7 +247,7 @@ def build_engine(
             handing_over = sharing.hand_over(cache)
             ready.details["kv_transfer"] = msgspec.to_builtins(handing_over.published)
         undone.pop_all()
-    headroom = None if growing is None else headroom_of(room_nodes(place))
+    headroom = None if growing is None else headroom_of(memory_parts(place))
     return Engine(scheduler, executor, ready, handing_over, headroom)
 
 
@@ -260,9 +263,11 @@ def page_changer(backend: GrowingBackend) -> Callable[[Sequence[PageChange]], No
     return lambda changes: backend.change_kv_pages([(c.first, c.past, bool(c.presence)) for c in changes])
 
 
-def room_nodes(place: EnginePlace) -> tuple[int, ...]:
-    """The nodes KV memory comes from, where those are known; empty: any."""
-    return tuple(sorted(set(place.thread_memory or place.memory_nodes)))
+def memory_parts(place: EnginePlace) -> tuple[tuple[int, ...], ...]:
+    """The nodes that the parts of an engine's KV memory come from, about as much from each; empty: any of the machine's."""
+    if place.thread_memory:
+        return tuple((node,) for node in sorted(set(place.thread_memory)))
+    return (tuple(place.memory_nodes),) if place.memory_nodes else ()
 
 
 def counting(executor: Executor, config: EngineConfig, spec: ModelSpec) -> Executor:

@@ -319,7 +319,7 @@ class EngineCore:
 
     def _change_pages(self) -> None:
         """Have pages of KV memory taken and given back, after the steps sent so far and before those that follow."""
-        if self._headroom is not None and (changes := self._scheduler.page_changes()):
+        if self._headroom is not None and self._executor.serving and (changes := self._scheduler.page_changes()):
             self._executor.change_pages(changes)
 
     def _flush(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from homenode.compute.ops import KvGeometry, StepLimits
@@ -121,6 +122,13 @@ def chunk_of(geometry: KvGeometry, num_blocks: int) -> dict[str, int]:
     """How many KV blocks are taken and given back together, and their bytes: about a huge page, of a small KV memory a part of it."""
     blocks = min(-(-_CHUNK_BYTES // geometry.block_bytes), max(1, num_blocks // _LEAST_CHUNKS))
     return {"chunk_blocks": blocks, "chunk_bytes": blocks * geometry.block_bytes}
+
+
+def chunk_of_parts(geometries: Sequence[KvGeometry], num_blocks: int) -> dict[str, int]:
+    """The same for several workers, each of which has its part of every block."""
+    least = min(geometries, key=lambda geometry: geometry.block_bytes)
+    chunk = chunk_of(least, num_blocks)
+    return {**chunk, "chunk_bytes": chunk["chunk_blocks"] * sum(geometry.block_bytes for geometry in geometries)}
 
 
 def growth_text(config: EngineConfig, sizes: Sizes, geometry: KvGeometry, memory_available: int) -> str:

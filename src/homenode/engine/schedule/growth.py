@@ -61,6 +61,11 @@ class Growth:
             chunks.withheld, self._withheld_since = False, None
             self.warnings.append(f"KV memory can grow again: {format_bytes(event.nbytes)} are there")
 
+    def start_anew(self) -> None:
+        """Workers were lost, and nothing that was computed is of use: all memory goes back, as those in their places have none."""
+        for chunk in self._chunks.idle_since(self._chunks.now):
+            self._chunks.give_back(chunk)
+
     def wants_headroom(self) -> bool:
         """Whether the machine should be looked at before the next step is planned."""
         grown = self._chunks.num_present > self._present_then

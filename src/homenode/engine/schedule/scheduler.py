@@ -123,6 +123,8 @@ class Scheduler:
                 self._losses.step_failed(error, kind)
             case WorkersLost(_, error):
                 self._losses.workers_lost(error)
+                if self._growth is not None:
+                    self._growth.start_anew()
             case WorkersBack():
                 self._losses.workers_back()
             case DrainStarted():

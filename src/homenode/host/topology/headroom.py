@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from homenode.cpuset import format_cpu_list
 from homenode.host.topology.cgroups import memory_groups
 from homenode.host.topology.facts import FactReader
 from homenode.host.topology.memory import available_on, read_available, read_meminfo
@@ -27,18 +28,18 @@ class Headroom:
     reason: str
 
 
-def read_headroom(reader: FactReader, nodes: Sequence[int] = ()) -> Headroom:
-    """The least that a control group, its pressure, and the free memory of `nodes` (empty: of the machine) leave. A part of each limit is kept for
-    others, and for what else this process takes."""
-    return min(_limits(reader, nodes), key=lambda limit: limit.nbytes)
+def read_headroom(reader: FactReader, parts: Sequence[Sequence[int]] = ()) -> Headroom:
+    """The least that control groups, pressure, and the available memory of the machine leave, and that of the nodes of each of `parts`, from which equal
+    parts of the memory come. Something of each limit is kept for others, and for what else this process takes."""
+    return min(_limits(reader, parts), key=lambda limit: limit.nbytes)
 
 
-def _limits(reader: FactReader, nodes: Sequence[int]) -> Iterator[Headroom]:
+def _limits(reader: FactReader, parts: Sequence[Sequence[int]]) -> Iterator[Headroom]:
     meminfo = read_meminfo(reader, "/proc/meminfo")
     kept = min(_MOST_KEPT_OF_MACHINE, meminfo.get("MemTotal", 0) // _KEPT_SHARE)
-    if nodes:
-        where = "NUMA node " + ", ".join(map(str, nodes))
-        yield _left(available_on(reader, nodes), kept, f"of available memory on {where}")
+    for nodes in parts:
+        left = _left(available_on(reader, nodes), kept, f"of available memory on NUMA node {format_cpu_list(nodes)}")
+        yield Headroom(left.nbytes * len(parts), left.reason)
     yield _left(read_available(reader), kept, "of available memory on this machine")
     yield from _pressure(reader, _PRESSURE, "this machine")
     for group in memory_groups(reader):
