@@ -39,6 +39,12 @@ class BlockPool:
         return len(self._free) + len(self._unused)
 
     @property
+    def num_owned(self) -> int:
+        """Blocks somebody refers to."""
+        free = len(self._free) if self.chunks is None else self.chunks.num_free
+        return self.num_blocks - free - len(self._unused)
+
+    @property
     def num_cached(self) -> int:
         """Blocks whose content can be found, owned or not."""
         return len(self._digest_of)

@@ -74,6 +74,11 @@ class ChunkTable:
             yield from (chunk * self.chunk_blocks + bit for bit in range(self.chunk_blocks) if mask >> bit & 1)
 
     @property
+    def num_free(self) -> int:
+        """All free blocks, those that are withheld included."""
+        return sum(self._num_free.values())
+
+    @property
     def num_ready(self) -> int:
         """Free blocks whose pages are there."""
         return self._num_free[Presence.present]

@@ -71,6 +71,11 @@ class Growth:
         grown = self._chunks.num_present > self._present_then
         return grown or self._chunks.now - self._looked_at >= LOOK_EVERY_S
 
+    @property
+    def withholds(self) -> bool:
+        """Whether blocks without memory are not handed out now."""
+        return self._chunks.withheld
+
     def changes(self) -> list[PageChange]:
         """What is to be done about the pages before the next step is computed. Told once."""
         self._watch()
@@ -87,6 +92,7 @@ class Growth:
 
     def refuses(self) -> str | None:
         """For a request that nobody's end can help: why it cannot be computed; empty as long as it is to wait; None: for another reason."""
+        self._watch()
         if self._withheld_since is None:
             return None
         if self._chunks.now - self._withheld_since < LONGEST_WAIT_S:

@@ -171,4 +171,4 @@ class Residents:
     @property
     def usage(self) -> float:
         """Share of the blocks that is owned, 0 to 1."""
-        return 1 - self.pool.num_free / self.pool.num_blocks
+        return self.pool.num_owned / self.pool.num_blocks

@@ -159,13 +159,19 @@ class Scheduler:
         """The next step to send, or None: nothing to do, no workers, or the results of steps in flight must come first."""
         if self._losses.workers_are_lost or not self._pace.may_send(len(self._flights), self._flights.draw):
             return None
+        withheld = self._withholds()
         plan = self._planner.plan(self._sending.number, self._flights.prefill)
         ended = self._planner.nothing_left and self._end_with_nothing_left()
         if not plan.empty:
             return self._sending.send(plan)
+        if self._withholds() and not withheld and not self._flights:
+            return self.next_step()  # with the memory there is, as far as it goes
         if self._live and not self._flights and not ended and not self._handover.awaits():
             ended = self._end_stuck()
         return self.next_step() if ended else None
+
+    def _withholds(self) -> bool:
+        return self._growth is not None and self._growth.withholds
 
     def page_changes(self) -> list[PageChange]:
         """What the workers are to do about the pages of KV memory before they compute the next step; told once."""
