@@ -119,8 +119,9 @@ def num_blocks(config: EngineConfig, geometry: KvGeometry, max_model_len: int, m
 
 
 def chunk_of(geometry: KvGeometry, num_blocks: int) -> dict[str, int]:
-    """How many KV blocks are taken and given back together, and their bytes: about a huge page, of a small KV memory a part of it."""
-    blocks = min(-(-_CHUNK_BYTES // geometry.block_bytes), max(1, num_blocks // _LEAST_CHUNKS))
+    """How many KV blocks are taken and given back together, and their bytes: at most a huge page, so that one taken between two steps delays the second
+    by little; of a small KV memory a part of it."""
+    blocks = max(1, min(_CHUNK_BYTES // geometry.block_bytes, num_blocks // _LEAST_CHUNKS))
     return {"chunk_blocks": blocks, "chunk_bytes": blocks * geometry.block_bytes}
 
 
