@@ -159,7 +159,7 @@ def _announce(url: str, ready: Any, fronts: int = 1) -> None:
     compute = details.get("compute", {})
     ERR.print(
         f"[bold green]ready[/] {url}  {f'{fronts} fronts, ' if fronts > 1 else ''}{_engines(details)}{_workers(details)}{details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}{_in_common(details)}, "
-        f"KV {'up to ' if details.get('kv_growth') else ''}{format_bytes(int(details.get('kv_bytes', 0)))} ({details.get('kv_dtype')}, {tokens} tokens), "
+        f"KV {'up to ' if 'may grow' in str(details.get('kv_growth')) else ''}{format_bytes(int(details.get('kv_bytes', 0)))} ({details.get('kv_dtype')}, {tokens} tokens), "
         f"{_huge_pages(compute)}{compute.get('threads', 1)} threads, {compute.get('level', '')}, loaded in {details.get('load_seconds')} s",
         highlight=False,
     )

@@ -30,6 +30,7 @@ from homenode.engine.headroom import Headroom, headroom_of
 from homenode.engine.huge_pages import on_small_pages
 from homenode.engine.kv.chunks import PageChange
 from homenode.engine.location.located import located as located
+from homenode.engine.memory_growth import taken_whole_because
 from homenode.engine.messages import Ready
 from homenode.engine.node_room import KvRoom, check_homes, kv_room
 from homenode.engine.numa_default import auto_is_meant
@@ -201,7 +202,7 @@ def build_engine(
         _left(room, on_nodes, 0) - step_bytes(config, model.spec),
     )
     sharing = _sharing(config, checkpoint, layout, geometry, backend)
-    growing = growing_backend(config, backend)
+    growing = growing_backend(config, backend, devices)
     if growing is not None:
         sizes = replace(sizes, **chunk_of(geometry, sizes.num_blocks))
         cache = growing.kv_cache(geometry, sizes.num_blocks, touched=False)
@@ -251,11 +252,10 @@ def build_engine(
     return Engine(scheduler, executor, ready, handing_over, headroom)
 
 
-def growing_backend(config: EngineConfig, backend: Backend) -> GrowingBackend | None:
-    """The backend, if its KV memory is to be taken when it is used. None where it is wanted at once, where others map it, or where it cannot grow."""
-    if config.kv.kv_cache_prealloc or config.transfer.on or not isinstance(backend, GrowingBackend):
-        return None
-    return backend
+def growing_backend(config: EngineConfig, backend: Backend, devices: Sequence[str]) -> GrowingBackend | None:
+    """The backend, if its KV memory is to be taken when it is used."""
+    grows = taken_whole_because(config, devices) is None
+    return backend if grows and isinstance(backend, GrowingBackend) else None
 
 
 def page_changer(backend: GrowingBackend) -> Callable[[Sequence[PageChange]], None]:
@@ -519,7 +519,7 @@ def _ready(
             ],
             "kv_bytes": sizes.num_blocks * geometry.block_bytes,
             "kv_dtype": geometry.dtype,
-            "kv_growth": growth_text(config, sizes, geometry, room) if sizes.chunk_blocks else "",
+            "kv_growth": growth_text(config, sizes, geometry, room),
             "compute": backend.statistics(),
             "numa": place.numa,
             "free_cpus": list(place.free_of_compute),  # where a front disturbs nobody

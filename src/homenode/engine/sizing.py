@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from homenode.compute.ops import KvGeometry, StepLimits
 from homenode.engine.config import EngineConfig
 from homenode.engine.kv.release import floor_bytes
+from homenode.engine.memory_growth import taken_whole_because
 from homenode.engine.schedule.admission import check_config as check_scheduler
 from homenode.engine.schedule.step import WorkerLimits
+from homenode.engine.workers.devices import CPU
 from homenode.errors import CapacityError, UserError
 from homenode.host.placement.node_teams import spare_cores
 from homenode.host.topology.allowance import Allowance
@@ -132,11 +134,16 @@ def chunk_of_parts(geometries: Sequence[KvGeometry], num_blocks: int) -> dict[st
     return {**chunk, "chunk_bytes": chunk["chunk_blocks"] * sum(geometry.block_bytes for geometry in geometries)}
 
 
-def growth_text(config: EngineConfig, sizes: Sizes, geometry: KvGeometry, memory_available: int) -> str:
-    """What KV memory may grow to, why so much, and what becomes of it when nobody uses it; for whoever starts the engine."""
+def growth_text(
+    config: EngineConfig, sizes: Sizes, geometry: KvGeometry, memory_available: int, devices: Sequence[str] = (CPU,)
+) -> str:
+    """What KV memory may grow to, why so much, and what becomes of it when nobody uses it, or why it does not grow; for whoever starts the engine.
+    `memory_available`: beside weights and buffers; 0: not known."""
     kv, nbytes = config.kv, sizes.num_blocks * geometry.block_bytes
     if kv.kv_cache_memory is not None:
         why = "the limit of --kv-cache-memory"
+    elif not memory_available:
+        why = "what its workers have room for"
     elif sizes.num_blocks == config.scheduler.max_num_seqs * -(-sizes.max_model_len // sizes.block_size):
         why = f"all that --max-num-seqs {config.scheduler.max_num_seqs} sequences of full length can fill"
     else:
@@ -144,6 +151,8 @@ def growth_text(config: EngineConfig, sizes: Sizes, geometry: KvGeometry, memory
             f"{kv.kv_cache_fraction:.0%} (--kv-cache-fraction) of the {format_bytes(memory_available)} available beside weights and buffers; "
             "the rest is left to others"
         )
+    if whole := taken_whole_because(config, devices):
+        return f"KV memory of {format_bytes(nbytes)} is taken at the start, as {whole}; its size is {why}"
     back = "it is kept, as --kv-cache-release is 0"
     if kv.kv_cache_release:
         floor = format_bytes(floor_bytes(nbytes))

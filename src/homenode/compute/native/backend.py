@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -37,10 +38,13 @@ from homenode.compute.ranks import RankGroup
 from homenode.compute.team_memory import TeamMemory
 from homenode.dtypes import BY_NAME, DType
 from homenode.errors import InternalError, UnsupportedError, UserError
+from homenode.host.binding.arrivals import settle_arrivals
 from homenode.host.binding.huge_pages import residences
 from homenode.host.binding.residency import PlannedRange, node_residencies
 from homenode.host.binding.syscalls import Syscalls
+from homenode.units import format_bytes
 
+_log = logging.getLogger(__name__)
 _COUNT_S = 1.0  # between two counts of huge pages
 _WATCH_S, _WATCHED_PAGES = 5.0, 2048  # a sample takes a millisecond
 _UNEVEN = 1.125  # what a thread may have of the weights, of its even part: rows go in groups
@@ -84,6 +88,7 @@ class NativeBackend:
         self._kv_changed = False  # since its huge pages were counted
         self._kv_counted = 0.0
         self._kv_huge = 0
+        self._kv_away_told = False
         self._pages: dict[str, Any] | None = None  # what the kernel said, as long as nothing was added since
         self._homes: dict[str, list[dict[str, int]] | None] | None = None  # as last seen
         self._homes_seen = 0.0
@@ -264,9 +269,24 @@ class NativeBackend:
         to be there). Between two steps."""
         if self._kv_reserved is None:
             return
+        came: list[tuple[tuple[int, int], tuple[int, int, int]]] = []
         for first, past, present in changes:
-            (self._kv_reserved.take if present else self._kv_reserved.give_back)(first, past)
+            if present:
+                came += zip(self._kv_reserved.take(first, past), self._kv_ranges, strict=True)
+            else:
+                self._kv_reserved.give_back(first, past)
         self._kv_changed = True
+        self._keep_at_home([(at, size, home) for (at, size), (_, _, home) in came if size])
+
+    def _keep_at_home(self, came: Sequence[tuple[int, int, int]]) -> None:
+        """Pages that have come later are asked for as those at the start are, where memory is bound to nodes, and brought home; what stays away is said
+        once, and is seen in `residency`."""
+        if self._memory is None or not self._memory.bound or not came:
+            return
+        away = settle_arrivals(self._memory.planned(came), Syscalls())
+        if away and not self._kv_away_told:
+            self._kv_away_told = True
+            _log.warning("of KV memory that was just taken %s lie on other nodes than planned", format_bytes(away))
 
     def kv_memory(self, cache: _native.KvCache) -> NativeKvMemory:
         """What a KV cache of this backend is to others."""

@@ -44,8 +44,9 @@ class RegionPages:
         last = self._taken[-1] * (-self._size % self.unit)
         return self._taken.count(1) * self.unit - last
 
-    def take(self, first: int, past: int) -> None:
-        """Have the pages of blocks `first` .. `past` - 1 there. OSError where the kernel refuses: they then come when they are first written."""
+    def take(self, first: int, past: int) -> tuple[int, int]:
+        """Have the pages of blocks `first` .. `past` - 1 there: their address and bytes. OSError where the kernel refuses: they then come when they are
+        first written."""
         self._wanted[first:past] = b"\1" * (past - first)
         begin, end = self._pages_over(first, past)
         self._taken[begin:end] = b"\1" * (end - begin)
@@ -56,6 +57,7 @@ class RegionPages:
             if error.errno != errno.EINVAL:
                 raise
             _touch(address, size)
+        return address, size
 
     def give_back(self, first: int, past: int) -> None:
         """Blocks `first` .. `past` - 1 are of no use any more: the pages go that hold none of another block that is."""
@@ -91,25 +93,30 @@ class KvPages:
         """Bytes that were taken and not given back."""
         return sum(region.present for region in self._regions)
 
-    def take(self, first: int, past: int) -> None:
-        """Have the pages of these blocks there; what the kernel refuses is said once, and comes when it is first written."""
+    def take(self, first: int, past: int) -> list[tuple[int, int]]:
+        """Have the pages of these blocks there: address and bytes in each region; what the kernel refuses is said once, and comes when it is first
+        written."""
+        taken = []
         for region in self._regions:
-            self._try(region.take, first, past)
+            try:
+                taken.append(region.take(first, past))
+            except OSError as error:
+                taken.append((0, 0))
+                self._refuse(error)
+        return taken
 
     def give_back(self, first: int, past: int) -> None:
         """Give back the pages of these blocks, which nobody reads or writes."""
         for region in self._regions:
-            self._try(region.give_back, first, past)
+            try:
+                region.give_back(first, past)
+            except OSError as error:
+                self._refuse(error)
 
-    def _try(self, change: Callable[[int, int], None], first: int, past: int) -> None:
-        try:
-            change(first, past)
-        except OSError as error:
-            if not self._refused:
-                self._refused = True
-                _log.warning(
-                    "KV memory: the kernel refused to take or to give back pages ahead of their use: %s", error
-                )
+    def _refuse(self, error: OSError) -> None:
+        if not self._refused:
+            self._refused = True
+            _log.warning("KV memory: the kernel refused to take or to give back pages ahead of their use: %s", error)
 
 
 def _touch(address: int, size: int) -> None:

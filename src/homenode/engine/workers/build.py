@@ -17,6 +17,7 @@ from homenode.engine.executor.protocol import Executor
 from homenode.engine.expert_room import ExpertsInCommon
 from homenode.engine.headroom import Headroom, headroom_of
 from homenode.engine.location.located import located
+from homenode.engine.memory_growth import taken_whole_because
 from homenode.engine.messages import Ready
 from homenode.engine.placement import UNPINNED
 from homenode.engine.schedule.scheduler import Scheduler
@@ -100,11 +101,8 @@ def _sizes(planned: Planned, fits: Sequence[Fits]) -> Sizes:
 
 
 def _grows(planned: Planned) -> bool:
-    """Whether KV memory is taken when it is used. Not where others map it, nor where a worker's machine is not the one that is looked at."""
-    config = planned.config
-    if config.kv.kv_cache_prealloc or config.transfer.on or config.parallel.executor == "ray":
-        return False
-    return config.compute.backend == "native" and any(w.device == "cpu" for w in planned.layout.workers)
+    """Whether KV memory is taken when it is used."""
+    return taken_whole_because(planned.config, [worker.device for worker in planned.layout.workers]) is None
 
 
 _MANY = 1 << 62  # bytes: that there is memory enough was looked at by each worker
@@ -187,7 +185,7 @@ def _ready(planned: Planned, executor: Executor, sizes: Sizes, fits: Sequence[Fi
             "notes": list(notes),
             "kv_bytes": sum(sizes.num_blocks * geometry.block_bytes for geometry in planned.geometries),
             "kv_dtype": planned.geometries[0].dtype,
-            "kv_growth": _growth(planned, sizes) if sizes.chunk_blocks else "",
+            "kv_growth": _growth(planned, sizes),
             "compute": executor.statistics(),
             "numa": next((worker.place.numa for worker in layout.workers if worker.place.numa), None),
             "free_cpus": list(layout.loop),
@@ -199,7 +197,8 @@ def _ready(planned: Planned, executor: Executor, sizes: Sizes, fits: Sequence[Fi
 def _growth(planned: Planned, sizes: Sizes) -> str:
     """See `growth_text`, of all workers together."""
     left = sum(planned.left(worker) or 0 for worker in planned.layout.workers)
-    return growth_text(planned.config, sizes, planned.whole_geometry, left)
+    devices = [worker.device for worker in planned.layout.workers]
+    return growth_text(planned.config, sizes, planned.whole_geometry, left, devices)
 
 
 def _stage(worker: WorkerPlan) -> dict[str, Any]:
