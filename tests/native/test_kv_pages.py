@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import mmap
+import os
 import random
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from homenode.compute.native import NativeBackend
 from homenode.compute.native.kv_pages import KvPages, RegionPages
 from homenode.compute.ops import KvGeometry
+from homenode.compute.team_memory import TeamMemory
 from homenode.host.binding.huge_pages import residences
 
 HUGE, SMALL = 2 << 20, 4096
@@ -109,6 +111,32 @@ def test_kernels_that_cannot_be_asked_are_touched_and_nothing_is_overwritten() -
     found = residences([(view.ctypes.data, 8 * SMALL)])
     assert found is not None
     assert found[0].present >= 8 * SMALL
+
+
+def test_pages_of_a_home_nobody_is_bound_to_are_touched_by_its_cpus() -> None:
+    before = os.sched_getaffinity(0)
+    cpu, seen = max(before), list[set[int]]()
+
+    def advise(address: int, length: int, advice: int) -> None:
+        seen.append(os.sched_getaffinity(0))
+
+    region = RegionPages(HUGE, HUGE, SMALL, 8, advise, cpus=(cpu,))
+    region.take(0, 1)
+    region.give_back(0, 1)
+    assert seen == [{cpu}, before]
+    RegionPages(HUGE, HUGE, SMALL, 8, advise, cpus=(1 << 20,)).take(0, 1)  # no such CPU
+    assert seen[-1] == os.sched_getaffinity(0) == before
+
+
+@pytest.mark.parametrize(("bound", "touched"), [(True, False), (False, True)])
+def test_regions_of_several_homes_come_from_their_own_nodes(bound: bool, touched: bool) -> None:
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    if len(cpus) < 2:
+        pytest.skip("needs two CPUs")
+    backend = NativeBackend(cpus, spin_us=20, memory=TeamMemory((0, 1), (0, 1), bound=bound))
+    assert [backend._touched_by(home, 0) for home in (0, 1)] == [(cpu,) if touched else () for cpu in cpus]
+    assert backend._touched_by(0, errno.EPERM) == (cpus[0],)
+    assert backend._touched_by(-1, errno.EPERM) == ()
 
 
 def test_a_refusal_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

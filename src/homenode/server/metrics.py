@@ -152,7 +152,7 @@ class _EngineCollector(Collector):
 
     def _memory(self, names: tuple[str, ...], parts: list[tuple[tuple[str, ...], Statistics]]) -> Metric:
         """Bytes of weights (`shared`: its own experts that other engines read, too) and KV memory by kind of page, as the kernel told after they were
-        loaded; none where it is not known."""
+        loaded, and of KV memory that grows now; none where it is not known."""
         pages = GaugeMetricFamily(
             "homenode:memory_bytes", "Weights and KV memory, by kind of page.", labels=(*names, "use", "pages")
         )

@@ -255,14 +255,22 @@ class NativeBackend:
         return cache
 
     def _pages_of(self, cache: _native.KvCache) -> KvPages:
+        """The pages of a KV cache that is reserved only. Its regions are in the order of `ranges`."""
         regions = _native.KvMemory.of(cache).layout[4]
-        strides = [region[4] for region in regions]
         return KvPages(
             [
-                RegionPages(at, size, stride, cache.blocks)
-                for (at, size, _), stride in zip(cache.ranges, strides, strict=True)
+                RegionPages(at, size, region[4], cache.blocks, cpus=self._touched_by(home, cache.refused))
+                for (at, size, home), region in zip(cache.ranges, regions, strict=True)
             ]
         )
+
+    def _touched_by(self, home: int, refused: int) -> tuple[int, ...]:
+        """The CPUs of a home, where its memory comes from whoever touches it first and there are other homes. `refused`: the errno with which the kernel
+        refused to take it from its node."""
+        memory = self._memory
+        if memory is None or home < 0 or len(memory.nodes) < 2 or (memory.bound and not refused):
+            return ()
+        return tuple(cpu for cpu, of in zip(self._team.cpus, memory.homes, strict=True) if of == home and cpu >= 0)
 
     def change_kv_pages(self, changes: Sequence[tuple[int, int, bool]]) -> None:
         """Take or give back the pages of blocks first .. past - 1 of the last KV memory made, where it is reserved only: (first, past, whether they are

@@ -10,7 +10,8 @@ import ctypes
 import errno
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 _log = logging.getLogger(__name__)
 _SMALL_PAGE, _HUGE_PAGE = 4096, 2 << 20  # csrc/host/memory.h
@@ -28,15 +29,25 @@ def advise(address: int, size: int, advice: int) -> None:
 
 
 class RegionPages:
-    """The pages of one region: `blocks` blocks of `block_bytes` each, from `address`, a page's beginning, in `size` bytes."""
+    """The pages of one region: `blocks` blocks of `block_bytes` each, from `address`, a page's beginning, in `size` bytes. `cpus`: those of its home, on
+    which pages are taken where the kernel is not asked to take them from its node; empty: anywhere."""
 
-    def __init__(self, address: int, size: int, block_bytes: int, blocks: int, advise: Advise = advise) -> None:
+    def __init__(
+        self,
+        address: int,
+        size: int,
+        block_bytes: int,
+        blocks: int,
+        advise: Advise = advise,
+        cpus: Collection[int] = (),
+    ) -> None:
         huge = size >= _HUGE_PAGE and address % _HUGE_PAGE == 0
         self.unit = _HUGE_PAGE if huge else _SMALL_PAGE
         self._address, self._size, self._block_bytes = address, size, block_bytes
         self._wanted = bytearray(blocks)
         self._taken = bytearray(-(-size // self.unit))
         self._advise = advise
+        self._cpus = cpus
 
     @property
     def present(self) -> int:
@@ -51,12 +62,13 @@ class RegionPages:
         begin, end = self._pages_over(first, past)
         self._taken[begin:end] = b"\1" * (end - begin)
         address, size = self._bytes_of(begin, end)
-        try:
-            self._advise(address, size, _POPULATE_WRITE)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            _touch(address, size)
+        with _on(self._cpus):
+            try:
+                self._advise(address, size, _POPULATE_WRITE)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                _touch(address, size)
         return address, size
 
     def give_back(self, first: int, past: int) -> None:
@@ -117,6 +129,22 @@ class KvPages:
         if not self._refused:
             self._refused = True
             _log.warning("KV memory: the kernel refused to take or to give back pages ahead of their use: %s", error)
+
+
+@contextmanager
+def _on(cpus: Collection[int]) -> Iterator[None]:
+    """The calling thread on these CPUs, so that what it touches first comes from their node; where it may not go there it stays."""
+    if not cpus:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    with suppress(OSError):
+        os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.sched_setaffinity(0, before)
 
 
 def _touch(address: int, size: int) -> None:

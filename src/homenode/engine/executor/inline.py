@@ -135,14 +135,21 @@ class InlineExecutor:
             if isinstance(task, _Resume):
                 broken = False
             elif isinstance(task, _PageChanges):
-                if self._change_pages is not None:
-                    self._change_pages(task.changes)
-                    self._notify()  # figures have changed
+                self._carry_out(task)
             elif not broken:
                 outcome = self._outcome(task)
                 broken = isinstance(outcome, StepError)
                 self._results.put(outcome)
                 self._notify()
+
+    def _carry_out(self, task: _PageChanges) -> None:
+        if self._change_pages is None:
+            return
+        try:
+            self._change_pages(task.changes)
+        except Exception:  # pages come when they are first written, too
+            _log.exception("pages of KV memory could not be taken or given back")
+        self._notify()  # figures have changed
 
     def _outcome(self, step: Step) -> StepResult | StepError:
         try:

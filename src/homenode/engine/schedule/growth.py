@@ -68,6 +68,8 @@ class Growth:
 
     def wants_headroom(self) -> bool:
         """Whether the machine should be looked at before the next step is planned."""
+        if self._chunks.num_present == self._chunks.num_chunks:
+            return False
         grown = self._chunks.num_present > self._present_then
         return grown or self._chunks.now - self._looked_at >= LOOK_EVERY_S
 
