@@ -51,7 +51,7 @@ class Release:
                 self._pool.empty_chunk(chunk)
                 self._chunks.give_back(chunk)
                 given += 1
-        self._next = now if given == most else now + max(_SHORTEST_S, self._after_s / _LOOKS)
+        self._next = now + (_SHORTEST_S if given == most else max(_SHORTEST_S, self._after_s / _LOOKS))
         if self._chunks.num_present <= self._floor and not self._chunks.has_idle_empty():
             self._resting = self._chunks.num_changes
         return given

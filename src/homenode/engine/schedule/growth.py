@@ -17,7 +17,7 @@ from homenode.units import format_bytes
 
 LOOK_EVERY_S = 0.25  # at the machine's memory, while there is something to compute
 LONGEST_WAIT_S = 10.0  # of a request that nobody's end can give memory to
-_MOST_AT_ONCE = 64 << 20  # bytes given back at once; while there is something to compute one chunk
+_MOST_AT_ONCE = 64 << 20  # bytes given back at once
 _RESUMING = 2  # times the memory that was lacking has to be there before blocks are handed out again
 
 
@@ -46,10 +46,10 @@ class Growth:
         self._released = self._refused = 0
         self.warnings: list[str] = []  # for the operator; the scheduler passes them on
 
-    def advance(self, now: float, busy: bool) -> None:
-        """Time has passed: what is due goes back, little of it at once while something is computed."""
+    def advance(self, now: float) -> None:
+        """Time has passed: what is due goes back, so much at once that a step waits for it less than a millisecond."""
         self._chunks.now = now
-        self._released += self._release.look(1 if busy else max(1, _MOST_AT_ONCE // self._chunk_bytes))
+        self._released += self._release.look(max(1, _MOST_AT_ONCE // self._chunk_bytes))
         self._watch()
 
     def take(self, event: KvHeadroom) -> None:

@@ -110,7 +110,7 @@ class Scheduler:
         InternalError if the event cannot have happened, such as the result of a step that was never sent.
         """
         if self._growth is not None:
-            self._growth.advance(event.now, busy=bool(self._flights))
+            self._growth.advance(event.now)
         match event:
             case Arrived(now, request):
                 self._intake.take(request, now)
