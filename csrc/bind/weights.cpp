@@ -202,12 +202,13 @@ std::vector<std::tuple<int64_t, int64_t, uint64_t>> pieces_of(const WeightHandle
 }
 
 std::shared_ptr<KvCache> make_cache(std::shared_ptr<Team> team, int layers, int kv_heads, int head_dim, int block_size, KvType type, int64_t blocks,
-                                    const Arena* arena, bool interleaved, std::optional<Sharing> sharing, std::optional<std::tuple<int, size_t, size_t>> share) {
+                                    const Arena* arena, bool interleaved, std::optional<Sharing> sharing, std::optional<std::tuple<int, size_t, size_t>> share,
+                                    bool touched) {
   auto result = [&] {
     nb::gil_scoped_release unlocked;
     const KvShape shape{layers, kv_heads, head_dim, block_size, type};
     const Homes* homes = arena ? arena->homes().get() : nullptr;
-    if (!share) return KvCache::create(*team, shape, blocks, homes, interleaved, sharing);
+    if (!share) return KvCache::create(*team, shape, blocks, homes, interleaved, sharing, touched);
     const auto [fd, offset, bytes] = *share;
     return KvCache::create_in({fd, offset, bytes}, *team, shape, blocks, homes, interleaved);
   }();
@@ -270,8 +271,9 @@ void bind_weights(nb::module_& m) {
       .def_prop_ro("refused", &KvCache::refused, "The errno with which the kernel last refused to take a region from its home, or 0.");
   m.def("kv_cache", &make_cache, nb::arg("team"), nb::arg("layers"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("block_size"), nb::arg("type"),
         nb::arg("blocks"), nb::arg("arena") = nb::none(), nb::arg("interleaved") = false, nb::arg("sharing") = nb::none(),
-        nb::arg("share") = nb::none(),
-        "At the homes of `arena`, if given. share: descriptor, offset and bytes of somebody else's memfd to lie in; the descriptor is not kept.");
+        nb::arg("share") = nb::none(), nb::arg("touched") = true,
+        "At the homes of `arena`, if given. share: descriptor, offset and bytes of somebody else's memfd to lie in; the descriptor is not kept. touched: "
+        "whether every page of private memory is there at once.");
 }
 
 }  // namespace homenode

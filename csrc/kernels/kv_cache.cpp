@@ -36,9 +36,9 @@ std::vector<HeadGroup> groups_of(const Homes& homes, const std::vector<int>& pas
 }  // namespace
 
 Result<std::shared_ptr<KvCache>> KvCache::create(Team& team, const KvShape& shape, int64_t blocks, const Homes* homes, bool interleaved,
-                                                 std::optional<Sharing> sharing) {
-  if (!sharing) return make(team, shape, blocks, homes, interleaved, nullptr);
-  return make(team, shape, blocks, homes, interleaved, [&](size_t bytes) { return create_shared(bytes, "homenode KV cache", *sharing); });
+                                                 std::optional<Sharing> sharing, bool touched) {
+  if (!sharing) return make(team, shape, blocks, homes, interleaved, nullptr, touched);
+  return make(team, shape, blocks, homes, interleaved, [&](size_t bytes) { return create_shared(bytes, "homenode KV cache", *sharing); }, true);
 }
 
 Result<std::shared_ptr<KvCache>> KvCache::create_in(const FileShare& share, Team& team, const KvShape& shape, int64_t blocks, const Homes* homes,
@@ -48,11 +48,11 @@ Result<std::shared_ptr<KvCache>> KvCache::create_in(const FileShare& share, Team
     auto pages = map_shared(share.fd, share.bytes, true, share.offset);
     if (!pages) return pages.error();
     return SharedFile{nullptr, std::move(pages.value())};
-  });
+  }, true);
 }
 
 Result<std::shared_ptr<KvCache>> KvCache::make(Team& team, const KvShape& shape, int64_t blocks, const Homes* homes, bool interleaved,
-                                               const TakeFile& take_file) {
+                                               const TakeFile& take_file, bool touched) {
   if (auto error = check(shape)) return std::move(*error);
   int64_t total;
   if (blocks < 1 || blocks > INT32_MAX || __builtin_mul_overflow(head_bytes_of(shape) * shape.kv_heads, shape.layers * blocks, &total)) {
@@ -79,7 +79,7 @@ Result<std::shared_ptr<KvCache>> KvCache::make(Team& team, const KvShape& shape,
     if (auto error = cache->add_region(whole ? -1 : home, first, ends[static_cast<size_t>(home)], nodes)) return std::move(*error);
   }
   if (!whole) cache->head_groups_ = groups_of(*homes, ends);
-  cache->clear(team, whole ? nullptr : homes);
+  if (touched) cache->clear(team, whole ? nullptr : homes);
   if (!cache->in_file()) {
     for (Region& region : cache->regions_) shrink(region.pages, cache->region_bytes(region.past_head - region.first_head));
   }
@@ -120,7 +120,7 @@ KvLayout KvCache::layout() const {
   KvLayout layout{shape_, tile_bytes_, blocks_, 0, {}};
   for (const Region& region : regions_) {
     const int64_t step = head_bytes_ * (region.past_head - region.first_head);
-    layout.regions.push_back({region.first_head, region.past_head, layout.nbytes, blocks_ * step, step, head_bytes_, 0, shape_.layers});
+    layout.regions.push_back({region.first_head, region.past_head, layout.nbytes, step, shape_.layers * step, head_bytes_, 0, shape_.layers});
     layout.nbytes += static_cast<int64_t>(region.pages.bytes);
   }
   if (in_file()) layout.nbytes = static_cast<int64_t>(file_.pages.bytes);

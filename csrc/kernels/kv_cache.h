@@ -1,7 +1,8 @@
 // Paged memory of keys and values.
 //
 // KV heads are shared among the team's homes (see host/arena.h), as many for a home as it has threads; the heads of a home lie in a region of its
-// memory. There layers in order; in a layer, blocks in order; in a block, heads in order; for each head first the keys, then the values:
+// memory. There blocks in order, so that the memory of a block can be taken and given back by itself; in a block, layers in order; in a layer, heads
+// in order; for each head first the keys, then the values:
 //   f32   keys   [tile of 16 tokens][head element][16]           values [token][head element]
 //   bf16  keys   [tile of 16 tokens][pair of elements][16][2]    values [tile of 16 tokens][pair of tokens][head element][2]
 //   int8  as bf16, and behind each tile the scales of its 16 tokens: float32 [16], value = scale * code
@@ -40,10 +41,12 @@ struct FileShare {
 
 class KvCache {
  public:
-  // Zeroed, each part by a thread of the team at its home; all is one region without homes, or when pages are to come from all homes in turn.
-  // With `sharing` the regions lie in one sealed memfd, which others may map. Error when the shape is impossible or the memory is not to be had.
+  // Zeroed; all is one region without homes, or when pages are to come from all homes in turn. With `touched` every page is there at once, taken by a
+  // thread of the team at its home; without, a page comes when it is first written, or when whoever made the cache has the kernel take it.
+  // With `sharing` the regions lie in one sealed memfd, which others may map, and are touched. Error when the shape is impossible or the memory is not
+  // to be had.
   static Result<std::shared_ptr<KvCache>> create(Team&, const KvShape&, int64_t blocks, const Homes* homes = nullptr, bool interleaved = false,
-                                                 std::optional<Sharing> sharing = std::nullopt);
+                                                 std::optional<Sharing> sharing = std::nullopt, bool touched = true);
   // In memory that belongs to somebody else and outlives this; what it holds is left as it is. Error when it is too small.
   static Result<std::shared_ptr<KvCache>> create_in(const FileShare&, Team&, const KvShape&, int64_t blocks, const Homes* homes = nullptr,
                                                     bool interleaved = false);
@@ -101,7 +104,7 @@ class KvCache {
   const KvKernels& kernels(const Kernels& table) const { return table.kv[static_cast<int>(shape_.type)]; }
 
  private:
-  // Where a head's first block of the first layer lies, and how far it is to the next block.
+  // Where a head of the first layer of block 0 lies, and how far it is to the next layer.
   struct HeadPlace {
     std::byte* first;
     int64_t step;
@@ -109,7 +112,7 @@ class KvCache {
 
   std::byte* head(int layer, int64_t block, int kv_head) const {
     const HeadPlace& place = places_[static_cast<size_t>(kv_head)];
-    return place.first + (layer * blocks_ + block) * place.step;
+    return place.first + (block * shape_.layers + layer) * place.step;
   }
   struct Attached {
     int64_t first, past;
@@ -122,7 +125,7 @@ class KvCache {
   const std::byte* attached_head(int layer, int64_t block, int kv_head) const;
 
   using TakeFile = std::function<Result<SharedFile>(size_t bytes)>;
-  static Result<std::shared_ptr<KvCache>> make(Team&, const KvShape&, int64_t blocks, const Homes*, bool interleaved, const TakeFile&);
+  static Result<std::shared_ptr<KvCache>> make(Team&, const KvShape&, int64_t blocks, const Homes*, bool interleaved, const TakeFile&, bool touched);
   bool in_file() const { return file_.pages.data != nullptr; }
   size_t region_bytes(int heads) const;
   size_t region_room(int heads) const;

@@ -158,6 +158,7 @@ def kv_cache(
     interleaved: bool = False,
     sharing: Sharing | None = None,
     share: tuple[int, int, int] | None = None,
+    touched: bool = True,
 ) -> KvCache: ...
 
 _Shape = tuple[int, int, int, int, KvType]  # layers, heads, head_dim, block_size, type

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from homenode.host.binding.arrivals import settle_arrivals
 from homenode.host.binding.memory_map import MemoryMap, Placement, Policy, Range, read_memory_map
 from homenode.host.binding.pages import BATCH, Moves, bring_home, move_private_pages
 from homenode.host.binding.residency import PlannedRange
@@ -374,3 +375,24 @@ def test_a_kernel_that_does_not_tell_is_not_asked_again() -> None:
     calls = Forbidden({})
     assert bring_home(parts, calls).stopped.startswith("EPERM")
     assert len(calls.asked) == 1
+
+
+def test_pages_that_come_later_are_asked_for_and_brought_home() -> None:
+    part, pages = planned(0x40000000, [1] * 1024, (1,))
+    calls = SimulatedNodes(pages)
+    assert settle_arrivals([part], calls) == 0
+    assert (sum(calls.asked), calls.touched) == (2, set())  # one for each huge page
+    part, pages = planned(0x40000000, [0] * 1024, (1,))
+    calls = SimulatedNodes(pages, room={1: 1000})
+    assert settle_arrivals([part], calls) == 24 * PAGE
+    assert len(calls.touched) >= 1000
+
+
+def test_arrivals_are_left_alone_where_the_kernel_does_not_tell() -> None:
+    class Forbidden(SimulatedNodes):
+        def move_pages(
+            self, pid: int, addresses: Sequence[int], nodes: Sequence[int] | None, flags: int = 2
+        ) -> tuple[int, ...]:
+            raise OSError(errno.EPERM, "move_pages")
+
+    assert settle_arrivals([planned(0x40000000, [0, 0], (1,))[0]], Forbidden({})) == 0

@@ -17,6 +17,7 @@ from homenode.engine.schedule.events import (
     Emit,
     Event,
     Instruction,
+    KvHeadroom,
     StepDone,
     StepFailed,
     Ticked,
@@ -29,10 +30,16 @@ from homenode.engine.schedule.step import Step, WorkerLimits
 from homenode.transfer.seam import KvTicket
 
 EOS = 0
+BLOCK_BYTES = 1000  # of KV memory that grows
 
 
 def limits_of(
-    num_blocks: int = 64, block_size: int = 4, max_model_len: int = 64, vocab_size: int = 40, max_sampled_rows: int = 16
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_model_len: int = 64,
+    vocab_size: int = 40,
+    max_sampled_rows: int = 16,
+    chunk_blocks: int = 0,
 ) -> WorkerLimits:
     return WorkerLimits(
         num_blocks=num_blocks,
@@ -40,6 +47,8 @@ def limits_of(
         max_model_len=max_model_len,
         vocab_size=vocab_size,
         max_sampled_rows=max_sampled_rows,
+        chunk_blocks=chunk_blocks,
+        chunk_bytes=chunk_blocks * BLOCK_BYTES,
     )
 
 
@@ -72,12 +81,16 @@ class Bench:
         fault: Callable[[Step], Exception | None] | None = None,
         stages: int = 1,
         micro_batches: int = 0,
+        headroom: Callable[[], int] = lambda: 1 << 40,
+        release_s: float = 0.0,
     ) -> None:
+        """`headroom`: bytes that the machine can give to KV memory that grows, whenever it is looked at."""
+        self._headroom = headroom
         self.config = config or SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=8)
         self.limits = limits or limits_of()
         self.lookahead = lookahead
         self.stages, self.micro_batches = stages, (micro_batches or stages) if stages > 1 else 1
-        kv = KvConfig(block_size=self.limits.block_size, enable_prefix_caching=caching)
+        kv = KvConfig(block_size=self.limits.block_size, enable_prefix_caching=caching, kv_cache_release=release_s)
         self.scheduler = Scheduler(
             self.config,
             kv,
@@ -149,7 +162,10 @@ class Bench:
         decoding = [s for s in self._running() if s.residency and s.residency.decoding and not s.exhausted]
         before = [s for s in decoding if self.stages == 1 or not s.pending]
         handles = {s.id: s.residency.seq for s in before if s.residency}
+        if self.scheduler.wants_headroom():
+            self.apply(KvHeadroom(self.now, self._headroom(), "this is a test"))
         step = self.scheduler.next_step()
+        self._change_pages()
         self._obey(self.scheduler.instructions())
         self.scheduler.audit()
         if step is None:
@@ -209,14 +225,23 @@ class Bench:
             self.restore()
         for _ in range(most):
             sent = self.fill()
-            if not self.finish_step() and not sent:
+            if self.finish_step() or sent:
+                continue
+            if self.scheduler.idle():
                 break
+            assert self.limits.chunk_blocks, "nothing goes on"
+            self.tick(0.3)  # the machine may have memory again
         assert self.scheduler.idle()
         self.check_rest()
 
     def apply(self, event: Event) -> None:
         self._obey(self.scheduler.apply(event))
+        self._change_pages()
         self.scheduler.audit()
+
+    def _change_pages(self) -> None:
+        if self.executor.serving:
+            self.executor.change_pages(self.scheduler.page_changes())
 
     def _obey(self, told: list[Instruction]) -> None:
         self.instructions += told
@@ -238,7 +263,7 @@ class Bench:
     def check_rest(self) -> None:
         """Nothing is left of anything, and every request had its answer."""
         pool = self.scheduler._residents.pool
-        assert pool.num_free == pool.num_blocks
+        assert pool.num_owned == 0
         assert self.executor.live == set(self.scheduler._residents.ends) or self.executor._failed
         statistics = self.scheduler.statistics()
         assert (statistics.num_running, statistics.num_waiting, statistics.kv_usage) == (0, 0, 0.0)

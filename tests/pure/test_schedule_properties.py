@@ -14,9 +14,15 @@ from homenode.engine.schedule.residents import Residents
 from homenode.engine.schedule.sequence import Sequence
 from homenode.engine.schedule.step import Step
 from homenode.errors import InternalError
-from tests.pure.schedule_bench import Bench, limits_of
+from tests.pure.schedule_bench import BLOCK_BYTES, Bench, limits_of
 
 _STEMS = [[random.Random(7 * n).randrange(40) for _ in range(60)] for n in range(4)]  # beginnings that prompts share
+_BORNE = (
+    "CapacityError",
+    "OverloadedError",
+    "WorkerLostError",
+    "UserError",
+)  # how a request may end; the last: its deadline
 
 
 def _submit(bench: Bench, rng: random.Random) -> None:
@@ -125,6 +131,34 @@ def test_short_lives_shrink_to_the_shortest_that_fails(rng: random.Random, looka
             _submit(bench, rng)
             bench.step()
     bench.run()
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("faults", [False, True])
+@pytest.mark.parametrize("seed", range(30))
+def test_memory_that_comes_and_goes_changes_no_token(seed: int, faults: bool, lookahead: int) -> None:
+    """The machine has memory now and then, what is unused goes back, and workers are lost. Everybody gets an answer, the right one or 503."""
+    rng = random.Random(seed)
+    blocks, length = rng.choice([(16, 64), (24, 90), (60, 50)])
+    limits = limits_of(num_blocks=blocks, max_model_len=length, chunk_blocks=rng.choice([1, 2, 5]))
+    bench = Bench(
+        SchedulerConfig(max_num_batched_tokens=rng.choice([8, 17, 40]), max_num_seqs=rng.choice([1, 5, 8])),
+        limits=limits,
+        lookahead=lookahead,
+        caching=rng.random() < 0.8,
+        headroom=lambda: rng.choice([0, 0, 3, 8, 1000]) * BLOCK_BYTES,
+        release_s=rng.choice([0.0, 0.5, 3.0]),
+    )
+    for _ in range(300):
+        if rng.random() < 0.1:
+            bench.tick(rng.choice([0.1, 0.3, 1.0, 7.0]))
+        elif faults:
+            _move_with_losses(bench, rng)
+        else:
+            _move(bench, rng, arrivals=0.12)
+    bench.run()
+    for number in bench.requests:
+        assert bench.final(number).error_kind in (None, *_BORNE)
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])

@@ -27,6 +27,17 @@ CASES: dict[str, tuple[Any, list[Side], list[Side]]] = {
     "enforce_eager": (True, [({}, CPU)], [({}, GPU)]),
     "gpu_memory_utilization": (0.5, [({}, CPU)], [({}, GPU)]),
     "kv_cache_fraction": (0.1, [({"kv_cache_memory": "1GiB"}, CPU)], [({}, CPU)]),
+    "kv_cache_release": (
+        3.0,
+        [
+            ({"kv_cache_prealloc": True}, CPU),
+            (SENDER, CPU),
+            ({}, GPU),
+            ({"backend": "torch"}, CPU),
+            ({"executor": "ray"}, CPU),
+        ],
+        [({}, CPU), ({"tensor_parallel_size": 2}, CPU * 2), ({}, (*CPU, *GPU))],
+    ),
     "memory_nodes": (
         "0",
         [({"numa_bind": True}, CPU), ({"cpu_threads_bind": "nobind"}, CPU)],

@@ -411,6 +411,18 @@ class SharingBackend(PackedBackend, Protocol):
 
 
 @runtime_checkable
+class GrowingBackend(Protocol):
+    """A backend whose KV memory can be reserved only, its pages taken when they are used and given back afterwards."""
+
+    def kv_cache(self, geometry: KvGeometry, blocks: int, *, touched: bool = True) -> Any:
+        """See `Backend.kv_cache`. Without `touched` it is reserved: what was never written reads as zeros."""
+
+    def change_kv_pages(self, changes: Sequence[tuple[int, int, bool]]) -> None:
+        """Take (True) or give back (False) the pages of blocks first .. past - 1 of the last KV memory that was made so. Between two steps; what was in
+        blocks that are given back is lost."""
+
+
+@runtime_checkable
 class PlacedBackend(Protocol):
     """A backend that can prove where its memory lies."""
 

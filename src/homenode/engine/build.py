@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from homenode.compute.devices import torch_missing
-from homenode.compute.ops import Backend, KvGeometry, PlacedBackend
+from homenode.compute.ops import Backend, GrowingBackend, KvGeometry, PlacedBackend
 from homenode.compute.team_memory import TeamMemory
 from homenode.cpuset import format_cpu_list
 from homenode.engine.config import ComputeConfig, EngineConfig
@@ -26,8 +26,11 @@ from homenode.engine.expert_counts import counts_problem
 from homenode.engine.expert_room import ExpertsInCommon, Kept, kept_of, missing_layout
 from homenode.engine.expert_seat import expert_problem, not_in_common, seat_of
 from homenode.engine.expert_table import of_part
+from homenode.engine.headroom import Headroom, headroom_of
 from homenode.engine.huge_pages import on_small_pages
+from homenode.engine.kv.chunks import PageChange
 from homenode.engine.location.located import located as located
+from homenode.engine.memory_growth import taken_whole_because
 from homenode.engine.memory_report import log_memory
 from homenode.engine.messages import Ready
 from homenode.engine.node_room import KvRoom, check_homes, kv_room
@@ -38,7 +41,7 @@ from homenode.engine.placement import UNPINNED, EnginePlace, alone, place_engine
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.settings_without_effect import settings_without_effect
 from homenode.engine.settle import MemoryRoom, keep_to, memory_room, settle
-from homenode.engine.sizing import Sizes, problems, resolve
+from homenode.engine.sizing import Sizes, chunk_of, growth_text, problems, resolve, step_bytes
 from homenode.engine.worker.runner import Runner
 from homenode.engine.workers.layout import executor_kind
 from homenode.engine.workers.there import devices_of_service
@@ -83,6 +86,9 @@ class Engine:
     executor: Executor
     ready: Ready
     handing_over: HandingOver | None = None
+    headroom: Callable[[], Headroom] | None = (
+        None  # what the machine can give to KV memory that grows; None: it does not
+    )
 
 
 def make_backend(
@@ -194,10 +200,19 @@ def build_engine(
         spread_of=spread_of(place),
         experts=None if common is None else common.share(0),
     )
-    sizes = _sizes(config, model.spec, geometry, _room(config, place, taken=mine.own), on_nodes)
+    room = _room(config, place, taken=mine.own)
+    sizes, left = (
+        _sizes(config, model.spec, geometry, room, on_nodes),
+        _left(room, on_nodes, 0) - step_bytes(config, model.spec),
+    )
     mark_phase("weights")
     sharing = _sharing(config, checkpoint, layout, geometry, backend)
-    cache = sharing.kv_cache(sizes.num_blocks) if sharing else backend.kv_cache(geometry, sizes.num_blocks)
+    growing = growing_backend(config, backend, devices)
+    if growing is not None:
+        sizes = replace(sizes, **chunk_of(geometry, sizes.num_blocks))
+        cache = growing.kv_cache(geometry, sizes.num_blocks, touched=False)
+    else:
+        cache = sharing.kv_cache(sizes.num_blocks) if sharing else backend.kv_cache(geometry, sizes.num_blocks)
     program = backend.compile(model.forward(cache), sizes.step_limits())
     mark_phase("KV memory and buffers")
     runner = Runner(program, backend, sizes.block_size, eos_token_ids=model.spec.eos_token_ids)
@@ -212,6 +227,7 @@ def build_engine(
                 backend.statistics() | ({USES: of_part(whole, spec, program.expert_uses())} if spec.mixture else {})
             ),
             cpu=cpu,
+            change_pages=None if growing is None else page_changer(growing),
         ),
         config,
         spec,
@@ -233,13 +249,32 @@ def build_engine(
             if own_process:
                 leave_plan(place, backend.planned())
         findings += on_small_pages(backend.statistics(), host.transparent_huge_pages, disabled_for_this_process())
-        ready = _ready(config, sizes, geometry, model, mine, backend, time.monotonic() - begin, place, findings)
+        ready = _ready(config, sizes, geometry, model, mine, backend, time.monotonic() - begin, place, findings, left)
         handing_over = None
         if sharing is not None:
             handing_over = sharing.hand_over(cache)
             ready.details["kv_transfer"] = msgspec.to_builtins(handing_over.published)
         undone.pop_all()
-    return Engine(scheduler, executor, ready, handing_over)
+    headroom = None if growing is None else headroom_of(memory_parts(place))
+    return Engine(scheduler, executor, ready, handing_over, headroom)
+
+
+def growing_backend(config: EngineConfig, backend: Backend, devices: Sequence[str]) -> GrowingBackend | None:
+    """The backend, if its KV memory is to be taken when it is used."""
+    grows = taken_whole_because(config, devices) is None
+    return backend if grows and isinstance(backend, GrowingBackend) else None
+
+
+def page_changer(backend: GrowingBackend) -> Callable[[Sequence[PageChange]], None]:
+    """What carries out changes of the pages of a backend's KV memory."""
+    return lambda changes: backend.change_kv_pages([(c.first, c.past, bool(c.presence)) for c in changes])
+
+
+def memory_parts(place: EnginePlace) -> tuple[tuple[int, ...], ...]:
+    """The nodes that the parts of an engine's KV memory come from, about as much from each; empty: any of the machine's."""
+    if place.thread_memory:
+        return tuple((node,) for node in sorted(set(place.thread_memory)))
+    return (tuple(place.memory_nodes),) if place.memory_nodes else ()
 
 
 def counting(executor: Executor, config: EngineConfig, spec: ModelSpec) -> Executor:
@@ -467,6 +502,7 @@ def _ready(
     seconds: float,
     place: EnginePlace,
     findings: Sequence[Finding],
+    room: int,
 ) -> Ready:
     return Ready(
         model=config.model_name,
@@ -490,6 +526,7 @@ def _ready(
             ],
             "kv_bytes": sizes.num_blocks * geometry.block_bytes,
             "kv_dtype": geometry.dtype,
+            "kv_growth": growth_text(config, sizes, geometry, room),
             "compute": backend.statistics(),
             "numa": place.numa,
             "free_cpus": list(place.free_of_compute),  # where a front disturbs nobody

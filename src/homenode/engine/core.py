@@ -15,6 +15,8 @@ from homenode.engine.executor.protocol import Executor, StepError, WorkerLostErr
 from homenode.engine.fronts.messages import AbortFront
 from homenode.engine.fronts.numbers import front_of
 from homenode.engine.handoff import Agent, AgentLost, FiguresChanged, without_agent
+from homenode.engine.headroom import Headroom
+from homenode.engine.kv.chunks import PageChange
 from homenode.engine.messages import (
     Abort,
     Drain,
@@ -37,6 +39,7 @@ from homenode.engine.schedule.events import (
     Emit,
     Event,
     Instruction,
+    KvHeadroom,
     StepDone,
     StepFailed,
     Ticked,
@@ -75,6 +78,10 @@ class StepScheduler(Protocol):
 
     def lends_next(self) -> tuple[str, ...]: ...
 
+    def wants_headroom(self) -> bool: ...
+
+    def page_changes(self) -> list[PageChange]: ...
+
     def has_work(self) -> bool: ...
 
     def next_deadline(self) -> float | None: ...
@@ -102,13 +109,15 @@ class EngineCore:
         *,
         inbox: SimpleQueue[object] | Inbox | None = None,
         agent: Agent | None = None,
+        headroom: Callable[[], Headroom] | None = None,
         log_stats: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`send` gives a message to the front; `inbox` may already hold messages that came while the model was loaded. `agent` hands KV over, to
-        or from other engines, and leaves its events in the inbox; whoever made it closes it."""
+        or from other engines, and leaves its events in the inbox; whoever made it closes it. `headroom` says what the machine can give to KV memory that grows; None: it does not."""
         self._scheduler, self._executor, self._send, self._clock = scheduler, executor, send, clock
         self._agent = agent
+        self._headroom = headroom
         self._inbox: SimpleQueue[object] | Inbox = SimpleQueue() if inbox is None else inbox
         self._log_stats = log_stats
         self._lent_next: tuple[str, ...] = ()  # tickets of which the next result brings the last pages
@@ -293,11 +302,25 @@ class EngineCore:
 
     def _submit_steps(self) -> None:
         """Keep the executor busy before anything else; the outputs can wait those microseconds."""
-        while self._executor.serving and (step := self._scheduler.next_step()) is not None:
+        while self._executor.serving and (step := self._next_step()) is not None:
+            self._change_pages()
             self._executor.submit(step)
+        self._change_pages()
         if self._agent is not None:
             self._lent_next = self._scheduler.lends_next()
         self._obey(self._scheduler.instructions())
+
+    def _next_step(self) -> Step | None:
+        """The next step. The machine is looked at before KV memory grows for it."""
+        if self._headroom is not None and self._scheduler.wants_headroom():
+            there = self._headroom()
+            self._apply(KvHeadroom(self._clock(), there.nbytes, there.reason))
+        return self._scheduler.next_step()
+
+    def _change_pages(self) -> None:
+        """Have pages of KV memory taken and given back, after the steps sent so far and before those that follow."""
+        if self._headroom is not None and self._executor.serving and (changes := self._scheduler.page_changes()):
+            self._executor.change_pages(changes)
 
     def _flush(self) -> None:
         if self._outputs:

@@ -30,7 +30,13 @@ class LocalEngine:
         self.ready: Ready = engine.ready
         self.statistics = Statistics()
         self._executor = engine.executor
-        self._core = EngineCore(engine.scheduler, engine.executor, self._take, log_stats=not config.disable_log_stats)
+        self._core = EngineCore(
+            engine.scheduler,
+            engine.executor,
+            self._take,
+            headroom=engine.headroom,
+            log_stats=not config.disable_log_stats,
+        )
         self._sinks: dict[int, Sink] = {}
         self._lock = threading.Lock()  # around the sinks and the end
         self._lost: str | None = None

@@ -117,6 +117,8 @@ class Statistics(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     waiting_for_kv: int = 0  # requests that wait for another engine: for room there, or for their KV to come
     handed_tokens: int = 0  # positions whose KV came from another engine and was used
     rejected: dict[str, int] = {}  # by reason
+    kv_released_bytes: int = 0  # KV memory that went back to the machine
+    kv_growths_refused: int = 0  # times the machine had no memory for KV
     compute: dict[str, object] = {}
     recomputed_tokens: int = (
         0  # prompt tokens computed here, beyond the last one, of requests whose KV was to come from elsewhere

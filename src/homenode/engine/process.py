@@ -118,7 +118,13 @@ def serve(
         engine.ready.details["start_phases"] = marked_phases()
         front.send(engine.ready)
         EngineCore(
-            engine.scheduler, engine.executor, send, inbox=inbox, agent=agent, log_stats=not config.disable_log_stats
+            engine.scheduler,
+            engine.executor,
+            send,
+            inbox=inbox,
+            agent=agent,
+            headroom=engine.headroom,
+            log_stats=not config.disable_log_stats,
         ).run()
     finally:
         if engine.handing_over is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.engine.config import EngineConfig
+from homenode.engine.memory_growth import taken_whole_because
 from homenode.engine.workers.devices import is_torch
 from homenode.engine.workers.layout import executor_kind
 from homenode.host.placement.threads_bind import AUTO, NOBIND
@@ -42,6 +43,11 @@ class Situation:
     def has_processes(self) -> bool:
         """Whether workers live apart from the engine's own process."""
         return executor_kind(self.config, self.devices) != "inline"
+
+    @property
+    def kv_grows(self) -> bool:
+        """Whether KV memory is taken when it is used."""
+        return taken_whole_because(self.config, self.devices) is None
 
     @property
     def engines(self) -> int:
@@ -93,6 +99,7 @@ _RULES = (
         lambda at: at.config.kv.kv_cache_memory is None,
         "the size of KV memory is given (--kv-cache-memory)",
     ),
+    _Rule("kv", "kv_cache_release", lambda at: at.kv_grows, "all KV memory is taken at the start and kept"),
     _Rule(
         "placement",
         "memory_nodes",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from homenode.compute.ops import KvGeometry, StepLimits
 from homenode.engine.config import EngineConfig
+from homenode.engine.kv.release import floor_bytes
+from homenode.engine.memory_growth import taken_whole_because
 from homenode.engine.schedule.admission import check_config as check_scheduler
 from homenode.engine.schedule.step import WorkerLimits
+from homenode.engine.workers.devices import CPU
 from homenode.errors import CapacityError, UserError
 from homenode.host.placement.node_teams import spare_cores
 from homenode.host.topology.allowance import Allowance
@@ -15,6 +19,8 @@ from homenode.model.checkpoint.spec import ModelSpec
 from homenode.units import format_bytes, format_count
 
 _LOGITS_BYTES = 256 * 2**20
+_CHUNK_BYTES = 2 << 20
+_LEAST_CHUNKS = 8
 _MANY_ROWS = 256  # sampled and scored rows of a step, where the vocabulary allows it
 
 
@@ -29,6 +35,8 @@ class Sizes:
     max_num_seqs: int
     max_sampled_rows: int
     vocab_size: int
+    chunk_blocks: int = 0  # of KV memory that grows, see `chunk_of`
+    chunk_bytes: int = 0
 
     def step_limits(self) -> StepLimits:
         """Bounds of a step, for the program's buffers."""
@@ -43,6 +51,8 @@ class Sizes:
             max_model_len=self.max_model_len,
             vocab_size=self.vocab_size,
             max_sampled_rows=self.max_sampled_rows,
+            chunk_blocks=self.chunk_blocks,
+            chunk_bytes=self.chunk_bytes,
         )
 
 
@@ -108,6 +118,46 @@ def num_blocks(config: EngineConfig, geometry: KvGeometry, max_model_len: int, m
     if config.kv.kv_cache_memory is not None:
         return fitting
     return min(fitting, config.scheduler.max_num_seqs * -(-max_model_len // geometry.block_size))
+
+
+def chunk_of(geometry: KvGeometry, num_blocks: int) -> dict[str, int]:
+    """How many KV blocks are taken and given back together, and their bytes: at most a huge page, so that one taken between two steps delays the second
+    by little; of a small KV memory a part of it."""
+    blocks = max(1, min(_CHUNK_BYTES // geometry.block_bytes, num_blocks // _LEAST_CHUNKS))
+    return {"chunk_blocks": blocks, "chunk_bytes": blocks * geometry.block_bytes}
+
+
+def chunk_of_parts(geometries: Sequence[KvGeometry], num_blocks: int) -> dict[str, int]:
+    """The same for several workers, each of which has its part of every block."""
+    least = min(geometries, key=lambda geometry: geometry.block_bytes)
+    chunk = chunk_of(least, num_blocks)
+    return {**chunk, "chunk_bytes": chunk["chunk_blocks"] * sum(geometry.block_bytes for geometry in geometries)}
+
+
+def growth_text(
+    config: EngineConfig, sizes: Sizes, geometry: KvGeometry, memory_available: int, devices: Sequence[str] = (CPU,)
+) -> str:
+    """What KV memory may grow to, why so much, and what becomes of it when nobody uses it, or why it does not grow; for whoever starts the engine.
+    `memory_available`: beside weights and buffers; 0: not known."""
+    kv, nbytes = config.kv, sizes.num_blocks * geometry.block_bytes
+    if kv.kv_cache_memory is not None:
+        why = "the limit of --kv-cache-memory"
+    elif not memory_available:
+        why = "what its workers have room for"
+    elif sizes.num_blocks == config.scheduler.max_num_seqs * -(-sizes.max_model_len // sizes.block_size):
+        why = f"all that --max-num-seqs {config.scheduler.max_num_seqs} sequences of full length can fill"
+    else:
+        why = (
+            f"{kv.kv_cache_fraction:.0%} (--kv-cache-fraction) of the {format_bytes(memory_available)} available beside weights and buffers; "
+            "the rest is left to others"
+        )
+    if whole := taken_whole_because(config, devices):
+        return f"KV memory of {format_bytes(nbytes)} is taken at the start, as {whole}; its size is {why}"
+    back = "it is kept, as --kv-cache-release is 0"
+    if kv.kv_cache_release:
+        floor = format_bytes(floor_bytes(nbytes))
+        back = f"unused for {kv.kv_cache_release:g} s (--kv-cache-release) it goes back, but for {floor} of the prefix cache"
+    return f"KV memory may grow to {format_bytes(nbytes)}, {why}; {back}"
 
 
 def kv_bytes(config: EngineConfig, memory_available: int) -> int:

@@ -105,6 +105,8 @@ _COUNTERS = (
     ("num_preemptions", "Preemptions for lack of KV blocks.", "preemptions"),
     ("prompt_tokens", "Prompt tokens processed.", "prompt_tokens"),
     ("generation_tokens", "Tokens generated.", "generation_tokens"),
+    ("kv_cache_released_bytes", "KV memory given back to the machine after a time of disuse.", "kv_released_bytes"),
+    ("kv_cache_growths_refused", "Times KV memory could not grow, as the machine had no memory.", "kv_growths_refused"),
 )
 
 
@@ -152,7 +154,7 @@ class _EngineCollector(Collector):
 
     def _memory(self, names: tuple[str, ...], parts: list[tuple[tuple[str, ...], Statistics]]) -> Metric:
         """Bytes of weights (`shared`: its own experts that other engines read, too) and KV memory by kind of page, as the kernel told after they were
-        loaded; none where it is not known."""
+        loaded, and of KV memory that grows now; none where it is not known."""
         pages = GaugeMetricFamily(
             "homenode:memory_bytes", "Weights and KV memory, by kind of page.", labels=(*names, "use", "pages")
         )

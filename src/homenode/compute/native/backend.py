@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +15,7 @@ from homenode import _native
 from homenode.compute.kv_memory import KvLayout
 from homenode.compute.native.capability import available_levels, choose_level
 from homenode.compute.native.kv_memory import NativeKvMemory, kv_type, map_memory, pool
+from homenode.compute.native.kv_pages import KvPages, RegionPages
 from homenode.compute.native.meter import NativeMeter
 from homenode.compute.native.ranks import NativeRankGroup
 from homenode.compute.native.recorder import RecordingOps
@@ -36,10 +38,14 @@ from homenode.compute.ranks import RankGroup
 from homenode.compute.team_memory import TeamMemory
 from homenode.dtypes import BY_NAME, DType
 from homenode.errors import InternalError, UnsupportedError, UserError
+from homenode.host.binding.arrivals import settle_arrivals
 from homenode.host.binding.huge_pages import residences
 from homenode.host.binding.residency import PlannedRange, node_residencies
 from homenode.host.binding.syscalls import Syscalls
+from homenode.units import format_bytes
 
+_log = logging.getLogger(__name__)
+_COUNT_S = 1.0  # between two counts of huge pages
 _WATCH_S, _WATCHED_PAGES = 5.0, 2048  # a sample takes a millisecond
 _UNEVEN = 1.125  # what a thread may have of the weights, of its even part: rows go in groups
 _SPREADS = {"split": _native.Spread.split, "copied": _native.Spread.copied, "interleaved": _native.Spread.interleaved}
@@ -78,6 +84,11 @@ class NativeBackend:
         self._kv_ranges: list[tuple[int, int, int]] = []
         self._own_ranges: list[tuple[int, int, int]] = []  # of the last program made
         self._kv_shared = False
+        self._kv_reserved: KvPages | None = None  # of KV memory that is taken when it is used
+        self._kv_changed = False  # since its huge pages were counted
+        self._kv_counted = 0.0
+        self._kv_huge = 0
+        self._kv_away_told = False
         self._pages: dict[str, Any] | None = None  # what the kernel said, as long as nothing was added since
         self._homes: dict[str, list[dict[str, int]] | None] | None = None  # as last seen
         self._homes_seen = 0.0
@@ -211,10 +222,12 @@ class NativeBackend:
         shared: bool = False,
         others_write: bool = False,
         share: tuple[int, int, int] | None = None,
+        touched: bool = True,
     ) -> _native.KvCache:
         """See `Backend.kv_cache`. With `shared` it lies in a memfd (see `kv_memory`), which others may map: for reading, or to write as well.
 
-        `share`: descriptor, offset and bytes of a memfd of somebody else's that it lies in instead, with what that holds. ValueError when it is too small.
+        `share`: descriptor, offset and bytes of a memfd of somebody else's that it lies in instead, with what that holds. ValueError when it is too small. Without `touched`
+        private memory is reserved only, and its pages are taken and given back by `change_kv_pages`, or come when they are first written.
         """
         g, kind = geometry, kv_type(geometry.dtype)
         interleaved = self._memory is not None and self._memory.interleaved
@@ -232,11 +245,56 @@ class NativeBackend:
                 interleaved,
                 sharing,
                 share,
+                touched,
             )
+        reserved = not touched and not shared and share is None
+        self._kv_reserved = self._pages_of(cache) if reserved else None
         self._kv_bytes += cache.nbytes
         self._kv_ranges, self._pages, self._homes = cache.ranges, None, None
         self._kv_shared = shared or share is not None
         return cache
+
+    def _pages_of(self, cache: _native.KvCache) -> KvPages:
+        """The pages of a KV cache that is reserved only. Its regions are in the order of `ranges`."""
+        regions = _native.KvMemory.of(cache).layout[4]
+        return KvPages(
+            [
+                RegionPages(at, size, region[4], cache.blocks, cpus=self._touched_by(home, cache.refused))
+                for (at, size, home), region in zip(cache.ranges, regions, strict=True)
+            ]
+        )
+
+    def _touched_by(self, home: int, refused: int) -> tuple[int, ...]:
+        """The CPUs of a home, where its memory comes from whoever touches it first and there are other homes. `refused`: the errno with which the kernel
+        refused to take it from its node."""
+        memory = self._memory
+        if memory is None or home < 0 or len(memory.nodes) < 2 or (memory.bound and not refused):
+            return ()
+        return tuple(cpu for cpu, of in zip(self._team.cpus, memory.homes, strict=True) if of == home and cpu >= 0)
+
+    def change_kv_pages(self, changes: Sequence[tuple[int, int, bool]]) -> None:
+        """Take or give back the pages of blocks first .. past - 1 of the last KV memory made, where it is reserved only: (first, past, whether they are
+        to be there). Between two steps."""
+        if self._kv_reserved is None:
+            return
+        came: list[tuple[tuple[int, int], tuple[int, int, int]]] = []
+        for first, past, present in changes:
+            if present:
+                came += zip(self._kv_reserved.take(first, past), self._kv_ranges, strict=True)
+            else:
+                self._kv_reserved.give_back(first, past)
+        self._kv_changed = True
+        self._keep_at_home([(at, size, home) for (at, size), (_, _, home) in came if size])
+
+    def _keep_at_home(self, came: Sequence[tuple[int, int, int]]) -> None:
+        """Pages that have come later are asked for as those at the start are, where memory is bound to nodes, and brought home; what stays away is said
+        once, and is seen in `residency`."""
+        if self._memory is None or not self._memory.bound or not came:
+            return
+        away = settle_arrivals(self._memory.planned(came), Syscalls())
+        if away and not self._kv_away_told:
+            self._kv_away_told = True
+            _log.warning("of KV memory that was just taken %s lie on other nodes than planned", format_bytes(away))
 
     def kv_memory(self, cache: _native.KvCache) -> NativeKvMemory:
         """What a KV cache of this backend is to others."""
@@ -320,7 +378,7 @@ class NativeBackend:
         `scratch_bytes`: of the last program, what threads of several homes have for themselves.
         `weight_pages`, `shared_pages` and `kv_pages`: bytes of weights that are this process's alone, of those that others map as well, and of the last
         KV memory made that were in memory, `present`, and of them on huge pages,
-        `huge`, when this was first asked for after the last of them was made; None where the kernel does not tell. `residency`: see there; at most
+        `huge`, when this was first asked for after the last of them was made, or, of KV memory that grows, now; None where the kernel does not tell. `residency`: see there; at most
         some seconds old, of a sample of the pages.
         """
         return {
@@ -356,7 +414,18 @@ class NativeBackend:
             }
             seen = residences(*map(_extents, ranges.values())) or (None,) * len(ranges)
             self._pages = {name: found and asdict(found) for name, found in zip(ranges, seen, strict=True)}
+        if self._kv_reserved is not None:
+            self._pages["kv_pages"] = self._read_reserved(self._kv_reserved)
         return self._pages
+
+    def _read_reserved(self, pages: KvPages) -> dict[str, int]:
+        """Of KV memory that grows: what was taken, and of it what the kernel says lies on huge pages, asked anew now and then."""
+        now = time.monotonic()
+        if self._kv_changed and now - self._kv_counted >= _COUNT_S:
+            self._kv_changed, self._kv_counted = False, now
+            seen = residences(_extents(self._kv_ranges))
+            self._kv_huge = seen[0].huge if seen else 0
+        return {"present": pages.present, "huge": min(self._kv_huge, pages.present)}
 
     def planned(self) -> dict[str, tuple[PlannedRange, ...]]:
         """See `PlacedBackend.planned`."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from homenode.engine.executor.protocol import Executor
 from homenode.engine.expert_counts import add_counts
 from homenode.engine.expert_table import Table, empty, figures
+from homenode.engine.kv.chunks import PageChange
 from homenode.engine.schedule.step import Step, StepResult, WorkerLimits
 from homenode.errors import HomenodeError
 from homenode.model.checkpoint.spec import ModelSpec
@@ -55,6 +56,10 @@ class CountingExecutor:
     def on_result(self, callback: Callable[[], None]) -> None:
         """See `Executor.on_result`."""
         self.inner.on_result(callback)
+
+    def change_pages(self, changes: Sequence[PageChange]) -> None:
+        """See `Executor.change_pages`."""
+        self.inner.change_pages(changes)
 
     def submit(self, step: Step) -> None:
         """See `Executor.submit`."""

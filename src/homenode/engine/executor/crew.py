@@ -13,11 +13,12 @@ from homenode.compute.kv_memory import KvLayout
 from homenode.engine.executor.member import Member
 from homenode.engine.executor.worker_process import StartedWorker
 from homenode.engine.expert_table import Table
+from homenode.engine.kv.chunks import PageChange
 from homenode.engine.wire import decode_body
 from homenode.engine.workers.channels import Channels, MakeChannels
 from homenode.engine.workers.kv_file import KvFile
 from homenode.engine.workers.layout import WorkerPlan
-from homenode.engine.workers.messages import Alive, Attach, Detach, Forget, FromWorker, Join, Lay, Leave
+from homenode.engine.workers.messages import Alive, Attach, Detach, Forget, FromWorker, Join, Lay, Leave, Pages
 from homenode.engine.workers.neighbours import Attached, sliced
 from homenode.errors import PeerError
 from homenode.model.checkpoint.spec import ModelSpec
@@ -49,6 +50,7 @@ class Crew:
         self._memories_of = memories_of
         self._channels: Channels | None = None
         self.kv_file: KvFile | None = None  # where the workers' KV memory lies, if that is not their own
+        self.grows = False  # KV memory is taken when it is used
         self._attached = Attached()
         self._generation = 0
         self.members: list[Member] = []
@@ -81,11 +83,11 @@ class Crew:
                 member.process.socket.send(Forget(self._generation, channels), descriptors)
 
     def lay(self, member: Member, num_blocks: int) -> None:
-        """Have a worker take KV memory."""
+        """Have a worker take KV memory, or reserve it where that `grows`."""
         member.state, member.answers = "laying", member.answers + 1
         file = self.kv_file
         if file is None:
-            member.process.socket.send(Lay(num_blocks))
+            member.process.socket.send(Lay(num_blocks, grows=self.grows))
         else:
             member.process.socket.send(Lay(num_blocks, file.shares[member.plan.number]), [file.fd])
         for message, fd in self._attached.of(member.plan.part):
@@ -104,6 +106,12 @@ class Crew:
         self._attached.remove(first)
         for member in self._laid():
             member.process.socket.send(Detach(first))
+
+    def change_pages(self, changes: Sequence[PageChange]) -> None:
+        """Have all workers take and give back pages of KV memory."""
+        told = Pages([(change.first, change.past, bool(change.presence)) for change in changes])
+        for member in self._laid():
+            member.process.socket.send(told)
 
     def _laid(self) -> list[Member]:
         """Those that were told to take KV memory; others will be told of everything then."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from homenode.engine.executor.protocol import StepError
+from homenode.engine.kv.chunks import PageChange
 from homenode.engine.schedule.step import Step, StepResult, WorkerLimits
 from homenode.errors import HostError
 from homenode.host.refusals import start_thread
@@ -37,6 +39,13 @@ class _Resume:
     """Tells the thread that the steps lost with a failed one end here."""
 
 
+@dataclass(frozen=True, slots=True)
+class _PageChanges:
+    """What the thread is to do about pages before the next step."""
+
+    changes: tuple[PageChange, ...]
+
+
 class InlineExecutor:
     """`Executor` with a thread in place of workers, on `cpu` if that is not -1. `figures` gives the statistics of what computes."""
 
@@ -47,11 +56,14 @@ class InlineExecutor:
         figures: Callable[[], dict[str, Any]] = dict,
         name: str = "homenode-steps",
         cpu: int = -1,
+        change_pages: Callable[[Sequence[PageChange]], None] | None = None,
     ) -> None:
+        """`change_pages` carries out what becomes of the pages of KV memory; None: they stay as they are."""
         self._runner = runner
         self._limits = limits
         self._figures = figures
-        self._tasks: SimpleQueue[Step | _Resume | None] = SimpleQueue()
+        self._change_pages = change_pages
+        self._tasks: SimpleQueue[Step | _PageChanges | _Resume | None] = SimpleQueue()
         self._results: SimpleQueue[StepResult | StepError] = SimpleQueue()
         self._notify: Callable[[], None] = lambda: None
         self._cpu = cpu
@@ -82,6 +94,10 @@ class InlineExecutor:
         """See `Executor.submit`."""
         self._pending += 1
         self._tasks.put(step)
+
+    def change_pages(self, changes: Sequence[PageChange]) -> None:
+        """See `Executor.change_pages`."""
+        self._tasks.put(_PageChanges(tuple(changes)))
 
     def result(self, timeout: float | None = None) -> StepResult | None:
         """See `Executor.result`."""
@@ -119,11 +135,22 @@ class InlineExecutor:
         while (task := self._tasks.get()) is not None and not self._closed.is_set():
             if isinstance(task, _Resume):
                 broken = False
+            elif isinstance(task, _PageChanges):
+                self._carry_out(task)
             elif not broken:
                 outcome = self._outcome(task)
                 broken = isinstance(outcome, StepError)
                 self._results.put(outcome)
                 self._notify()
+
+    def _carry_out(self, task: _PageChanges) -> None:
+        if self._change_pages is None:
+            return
+        try:
+            self._change_pages(task.changes)
+        except Exception:  # pages come when they are first written, too
+            _log.exception("pages of KV memory could not be taken or given back")
+        self._notify()  # figures have changed
 
     def _outcome(self, step: Step) -> StepResult | StepError:
         try:

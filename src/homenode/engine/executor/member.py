@@ -45,17 +45,18 @@ class Member:
     watched: bool = True
 
     def tells(self, compute: dict[str, object], spec: ModelSpec | None, now: float) -> bool:
-        """It tells its figures; whether experts were used since it last did. PeerError when what it says of them makes no sense. `spec`: of the model,
-        where experts are counted."""
+        """It tells its figures; whether experts were used, or pages of KV memory taken or given back, since it last did. PeerError when what it says of
+        experts makes no sense. `spec`: of the model, where experts are counted."""
         told = compute.pop(USES, None)
+        pages_changed = self.compute.get("kv_pages") != compute.get("kv_pages")
         self.compute, self.told_at = compute, now
         if told is None or spec is None:
-            return False
+            return pages_changed
         own = read_table(told, self.plan.part.layers.count, spec)
         if own is None:
             raise PeerError(f"its counts of experts are not those of {self.plan.part.name}")
         before, self.uses = self.uses, own if self.uses_before is None else own + self.uses_before
-        return before is None or not np.array_equal(before, self.uses)
+        return pages_changed or before is None or not np.array_equal(before, self.uses)
 
     @property
     def known_at(self) -> float:

@@ -23,6 +23,7 @@ from homenode.engine.executor.protocol import StepError, WorkerLostError
 from homenode.engine.executor.traffic import StepTraffic
 from homenode.engine.executor.worker_process import PROGRAM, WorkerProcess
 from homenode.engine.failures import named_error
+from homenode.engine.kv.chunks import PageChange
 from homenode.engine.schedule.step import Step, StepResult, WorkerLimits
 from homenode.engine.wire import decode_body
 from homenode.engine.workers.channels import MakeChannels
@@ -109,6 +110,7 @@ class ProcessExecutor:
         with self._changed:
             self._crew.kv_file = kv_file
             self._limits, self._num_blocks = limits, limits.num_blocks
+            self._crew.grows = limits.chunk_blocks > 0
             for member in self.members:
                 self._crew.lay(member, self._num_blocks)
         self._wait(lambda: self._serving, "ready")
@@ -169,6 +171,12 @@ class ProcessExecutor:
             behind = self._traffic.submit(step, self.members, self._clock())
         if behind:
             self._wake()
+
+    def change_pages(self, changes: Sequence[PageChange]) -> None:
+        """See `Executor.change_pages`. Workers that are being replaced have no pages, and take them when they are used."""
+        with self._changed:
+            self._crew.change_pages(changes)
+        self._wake()
 
     def result(self, timeout: float | None = None) -> StepResult | None:
         """See `Executor.result`."""

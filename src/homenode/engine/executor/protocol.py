@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from homenode.engine.kv.chunks import PageChange
 from homenode.engine.schedule.step import Step, StepResult, WorkerLimits
 from homenode.errors import InternalError
 
@@ -52,6 +53,10 @@ class Executor(Protocol):
 
     def submit(self, step: Step) -> None:
         """Hand over a step; returns at once. One that comes too late, when a worker has just been lost, is lost as well."""
+
+    def change_pages(self, changes: Sequence[PageChange]) -> None:
+        """Have pages of KV memory taken, or given back, after the steps submitted so far and before those that are submitted later; returns at once.
+        What cannot be taken comes when it is first used."""
 
     def result(self, timeout: float | None = None) -> StepResult | None:
         """The result of the oldest pending step; None when there is none within `timeout` seconds (None: wait for it).

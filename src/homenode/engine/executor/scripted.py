@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from homenode.engine.executor.protocol import StepError, WorkerLostError
+from homenode.engine.kv.chunks import PageChange
 from homenode.engine.request import SamplingParams, TokenLogprob
 from homenode.engine.schedule.step import PromptScores, Sampled, StartSequence, Step, StepItem, StepResult, WorkerLimits
 from homenode.errors import InternalError
@@ -53,7 +54,8 @@ class ScriptedExecutor:
 
     Every breach of the step protocol raises InternalError: unknown or ended handles, gaps in positions, wrong block tables, writes into a
     block that another sequence uses, reading a position whose content is not this sequence's, or more than the limits allow. With several
-    stages also: computing a sequence whose last token was drawn by a step whose result was not taken yet.
+    stages also: computing a sequence whose last token was drawn by a step whose result was not taken yet. With `chunk_blocks` in the limits also: writing
+    to a block whose pages were not taken, and reading what was in pages given back.
 
     `lose` makes it as if a worker had died, `restore` as if it had been replaced.
     """
@@ -79,6 +81,7 @@ class ScriptedExecutor:
         self._memory: list[list[tuple[int, int] | None]] = [
             [None] * limits.block_size for _ in range(limits.num_blocks)
         ]
+        self._present: set[int] = set()  # blocks whose pages were taken, where memory grows
         self._attached: dict[int, list[list[tuple[int, int] | None]]] = {}  # other memory, by its first block
         self._next_first = limits.num_blocks
         self._users: Counter[int] = Counter()  # live sequences that have the block in their table
@@ -118,6 +121,17 @@ class ScriptedExecutor:
         self._results.append(self._outcome(step))
         self._notify()
 
+    def change_pages(self, changes: Sequence[PageChange]) -> None:
+        """Blocks whose pages are given back hold nothing any more."""
+        for change in changes:
+            blocks = range(change.first, change.past)
+            if change.presence:
+                self._present.update(blocks)
+                continue
+            self._present.difference_update(blocks)
+            for block in blocks:
+                self._memory[block] = [None] * self._limits.block_size
+
     def result(self, timeout: float | None = None) -> StepResult | None:
         """The oldest result not taken yet; None if there is none. Raises StepError for a lost step; those after it are lost as well. Raises
         WorkerLostError once for each `lose`."""
@@ -137,6 +151,7 @@ class ScriptedExecutor:
         self._serving = False
         self._results.clear()
         self._lose_everything()
+        self._present.clear()
         self._failed = False  # whoever sends steps has been told
         self._loss = WorkerLostError(reason, fatal=fatal)
         self._notify()
@@ -226,6 +241,7 @@ class ScriptedExecutor:
             f"sequence {item.seq} has no position {end - 1}",
         )
         self._append_blocks(item, state)
+        self._demand(self._has_pages(item, state), f"sequence {item.seq} is computed in a block without pages")
         self._write(item, state)
         self._read_back(item, state, end)
         state.computed = end
@@ -234,6 +250,12 @@ class ScriptedExecutor:
         if item.sample:
             self._demand(end == len(state.tokens), f"sequence {item.seq} is sampled before all its tokens are computed")
             result.sampled.append(self._draw(item.seq, state))
+
+    def _has_pages(self, item: StepItem, state: _State) -> bool:
+        """Whether all blocks it writes to have pages."""
+        size = self._limits.block_size
+        written = state.table[item.start // size : -(-(item.start + item.count) // size)]
+        return not self._limits.chunk_blocks or self._present.issuperset(written)
 
     def _draws(self, seq: int) -> bool:
         """Whether the result of a token drawn for it was not taken yet."""

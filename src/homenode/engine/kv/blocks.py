@@ -6,7 +6,7 @@ A block is in exactly one of three places:
     cached  nobody refers to it, but its content can still be found; given up least recently used first
     free    nobody refers to it and nothing in it is worth keeping
 
-Free blocks are handed out before cached ones. A sequence's blocks come back last block first, so that of equally old blocks the end of a
+Free blocks are handed out before cached ones, those that are present before those whose pages are still to be taken (see `chunks`). A sequence's blocks come back last block first, so that of equally old blocks the end of a
 prompt is given up before its beginning, which more prompts share.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
+from homenode.engine.kv.chunks import ChunkTable
 from homenode.engine.kv.runs import FreeRuns
 from homenode.errors import InternalError
 from homenode.units import format_count
@@ -23,10 +24,12 @@ from homenode.units import format_count
 class BlockPool:
     """Blocks 0 .. num_blocks - 1 of the paged KV memory. All operations cost O(log num_blocks) a block."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, chunks: ChunkTable | None = None) -> None:
+        """`chunks`: of memory that is taken when it is used. None: all of it is there."""
         self.num_blocks = num_blocks
+        self.chunks = chunks
         self._references = [0] * num_blocks
-        self._free = FreeRuns(num_blocks)
+        self._free: FreeRuns | ChunkTable = FreeRuns(num_blocks) if chunks is None else chunks
         self._unused: OrderedDict[int, None] = OrderedDict()  # cached blocks nobody refers to, oldest first
         self._digest_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
@@ -35,6 +38,12 @@ class BlockPool:
     def num_free(self) -> int:
         """Blocks that can be handed out now: free ones and cached ones nobody refers to."""
         return len(self._free) + len(self._unused)
+
+    @property
+    def num_owned(self) -> int:
+        """Blocks somebody refers to."""
+        free = len(self._free) if self.chunks is None else self.chunks.num_free
+        return self.num_blocks - free - len(self._unused)
 
     @property
     def num_cached(self) -> int:
@@ -59,6 +68,8 @@ class BlockPool:
         blocks = self._free.take(count, after)
         for block in blocks:
             self._references[block] = 1
+            if self.chunks is not None:
+                self.chunks.own(block)
         return blocks
 
     def acquire(self, blocks: Iterable[int]) -> None:
@@ -68,6 +79,8 @@ class BlockPool:
                 if block not in self._unused:
                     raise InternalError(f"KV block {block} is free, it cannot be shared", block=block)
                 del self._unused[block]
+                if self.chunks is not None:
+                    self.chunks.own(block)
             self._references[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -86,6 +99,8 @@ class BlockPool:
                 self._unused[block] = None
             else:
                 self._free.add(block)
+            if self.chunks is not None:
+                self.chunks.disown(block)
 
     def publish(self, block: int, digest: bytes) -> bool:
         """Let the content of an owned block be found under `digest`. False if another block is found there already."""
@@ -127,6 +142,24 @@ class BlockPool:
         self._digest_of.clear()
         self._block_of.clear()
 
+    def secure(self, blocks: Iterable[int]) -> bool:
+        """Have the pages of these blocks taken if they are not there. False: the machine has no memory for all of them."""
+        return self.chunks is None or self.chunks.secure(blocks)
+
+    def affords(self, count: int) -> bool:
+        """Whether so many blocks could be handed out with pages, without giving up what is cached."""
+        return self.chunks is None or self.chunks.affords(count)
+
+    def empty_chunk(self, chunk: int) -> int:
+        """Forget what is cached in a chunk that nobody's blocks are in, so that it can be given back. The number of blocks that were."""
+        assert self.chunks is not None
+        cached = [block for block in self.chunks.blocks_of(chunk) if block in self._unused]
+        for block in cached:
+            del self._unused[block]
+            self._forget(block)
+            self._free.add(block)
+        return len(cached)
+
     def audit(self, owners: Iterable[Sequence[int]]) -> None:
         """Check every block against the block tables of all owners. InternalError names the first one that is in the wrong place. O(n)."""
         expected = Counter(block for table in owners for block in table)
@@ -148,6 +181,12 @@ class BlockPool:
             raise InternalError("the KV cache index and the blocks disagree")
         if free and self._digest_of.keys() & free.keys():
             raise InternalError("a free KV block can still be found in the cache")
+        if self.chunks is not None:
+            self.chunks.audit(self._references)
+            if missing := self.chunks.missing(self._digest_of):
+                raise InternalError(
+                    f"blocks of chunk {missing[0]} can be found in the cache, but the chunk is not there"
+                )
 
     def _forget(self, block: int) -> None:
         del self._block_of[self._digest_of.pop(block)]

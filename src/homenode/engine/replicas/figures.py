@@ -13,6 +13,7 @@ from homenode.transfer import figures
 
 _COUNTERS = (
     "prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generation_tokens", "steps", "step_tokens", "handed_tokens", "recomputed_tokens",
+    "kv_released_bytes", "kv_growths_refused",
 )  # fmt: skip
 
 
@@ -55,6 +56,9 @@ def all_ready(parts: Sequence[Ready], places: Sequence[EnginePlace]) -> Ready:
             "weight_bytes": sum(_number(part, "weight_bytes") for part in parts),
             "shared_weight_bytes": sum(_number(part, "shared_weight_bytes") for part in parts),
             "kv_bytes": sum(_number(part, "kv_bytes") for part in parts),
+            "kv_growth": f"each of {len(parts)} engines: {growth}"
+            if (growth := first.details.get("kv_growth"))
+            else "",
             "notes": _notes(parts),
             "compute": _compute([part.details.get("compute") for part in parts]),
             "free_cpus": list(_free_cpus(places)),

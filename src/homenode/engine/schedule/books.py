@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from homenode.engine.messages import Statistics
+from homenode.engine.schedule.growth import Growth, GrowthFigures
 from homenode.engine.schedule.handover import Handover
 from homenode.engine.schedule.live import LiveRequests
 from homenode.engine.schedule.planner import Planner
@@ -16,17 +17,25 @@ class Books:
     """Looks at what the others keep, and changes nothing."""
 
     def __init__(
-        self, planner: Planner, residents: Residents, handover: Handover, live: LiveRequests, tally: Tally
+        self,
+        planner: Planner,
+        residents: Residents,
+        handover: Handover,
+        live: LiveRequests,
+        tally: Tally,
+        growth: Growth | None = None,
     ) -> None:
         self._planner = planner
         self._residents = residents
         self._handover = handover
         self._live = live
         self._tally = tally
+        self._growth = growth
 
     def statistics(self) -> Statistics:
         """Counters since the start and gauges of now."""
         tally = self._tally
+        growth = GrowthFigures() if self._growth is None else self._growth.figures()
         return Statistics(
             num_running=len(self._planner.running),
             num_waiting=self._planner.num_waiting,
@@ -42,6 +51,8 @@ class Books:
             steps=tally.steps,
             step_tokens=tally.step_tokens,
             rejected=dict(tally.rejected),
+            kv_released_bytes=growth.released,
+            kv_growths_refused=growth.refused,
         )
 
     def audit(self) -> None:

@@ -66,6 +66,14 @@ class KvConfig:
         minimum=0.0,
         maximum=0.95,
     )
+    kv_cache_release: float = option(
+        60.0,
+        "Time after which KV memory that is not used goes back to the machine, such as 3s; what only the prefix cache holds goes back after twice that. "
+        "0: never.",
+        parse=parse_seconds,
+        minimum=0,
+    )
+    kv_cache_prealloc: bool = option(False, "Take all KV memory at the start instead of when it is used, and keep it.")
     block_size: int = option(
         64, "Tokens in a KV block; a multiple of 32.", parse=parse_tokens, minimum=32, maximum=4096
     )

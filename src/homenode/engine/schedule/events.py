@@ -68,7 +68,26 @@ class DrainStarted(msgspec.Struct, frozen=True, tag=True):
     now: float
 
 
-Event = Arrived | Aborted | StepDone | StepFailed | WorkersLost | WorkersBack | Ticked | DrainStarted | ToScheduler
+class KvHeadroom(msgspec.Struct, frozen=True, tag=True):
+    """The machine was looked at: KV memory may grow by `nbytes` now; `reason`: what it is that sets the limit."""
+
+    now: float
+    nbytes: int
+    reason: str
+
+
+Event = (
+    Arrived
+    | Aborted
+    | StepDone
+    | StepFailed
+    | WorkersLost
+    | WorkersBack
+    | Ticked
+    | DrainStarted
+    | KvHeadroom
+    | ToScheduler
+)
 
 
 class Emit(msgspec.Struct, frozen=True, tag=True):

@@ -8,7 +8,7 @@ from homenode.engine.schedule.budget import StepPlan, prefill_count
 from homenode.engine.schedule.config import SchedulerConfig
 from homenode.engine.schedule.deliveries import Deliveries
 from homenode.engine.schedule.pace import Pace
-from homenode.engine.schedule.policy import choose_victim, preemption_warning
+from homenode.engine.schedule.policy import choose_victim, growth_warning, preemption_warning
 from homenode.engine.schedule.queue import WaitingQueue
 from homenode.engine.schedule.residents import Residents
 from homenode.engine.schedule.sequence import Residency, Sequence, residencies
@@ -60,10 +60,12 @@ class Planner:
             plan.keep_prefill_to(self._pace.prefill(waiting, prefill_in_flight, plan.tokens_left))
         for sequence, residency in zip(prompts, residencies(prompts), strict=True):
             count = self._prefill_count(sequence, residency, plan)
-            if count > 0:
+            if count > 0 and self._secure_memory(sequence, residency, count, plan):
                 plan.add(sequence, residency, count)
         if not plan.short:
             self._admit(plan)
+        if not plan.empty:
+            self._residents.take_ahead(len(self.running))
         return plan
 
     def _planned_decodes(self, plan: StepPlan, stopped: list[Sequence]) -> list[Sequence]:
@@ -84,7 +86,7 @@ class Planner:
             lacking = [s for s in able[:left] if s.residency.scheduled >= s.residency.until]  # type: ignore[union-attr]
         size = self._residents.block_size
         wanted = sum(r.scheduled >= len(r.blocks) * size for r in residencies(lacking))
-        if wanted > self._residents.pool.num_free:
+        if wanted > self._residents.pool.num_free or not self._residents.pool.affords(wanted):
             return self._squeezed_decodes(able.copy(), left, plan)
         for residency in residencies(lacking):
             self._residents.grow(residency)
@@ -177,6 +179,8 @@ class Planner:
         self._enter(sequence, proposal)
         if nothing_left:
             self.nothing_left.append(sequence)
+        elif not self._secure_memory(sequence, proposal, count, plan):
+            return False
         else:
             plan.add(sequence, proposal, count)
         return True
@@ -239,6 +243,16 @@ class Planner:
                 return False
         return True
 
+    def _secure_memory(self, sequence: Sequence, residency: Residency, count: int, plan: StepPlan) -> bool:
+        """See that the next positions of a prompt have memory. False: the machine has none, and the sequence waits until there is some in the blocks
+        that others give back. Nobody else gives way: what it has computed stays in the prefix cache, and the memory there is in use."""
+        if self._residents.secure(residency, count):
+            return True
+        plan.short = True
+        self._send_back(sequence)
+        self.warnings.append(growth_warning(sequence, self._tally.preemptions))
+        return False
+
     def _take_from_ready(self) -> bool:
         """The first in order always advances: those who hold blocks without running give way. False: what they hold comes back later, if at all.
 
@@ -259,8 +273,11 @@ class Planner:
 
     def _preempt(self, victim: Sequence, needy: Sequence) -> None:
         cost = self._residents.recompute_cost(victim)
+        self._send_back(victim)
+        num_blocks = self._residents.pool.num_blocks
+        self.warnings.append(preemption_warning(victim, needy, num_blocks, cost, self._tally.preemptions))
+
+    def _send_back(self, victim: Sequence) -> None:
         self.requeue(victim)
         victim.preemptions += 1
         self._tally.preemptions += 1
-        num_blocks = self._residents.pool.num_blocks
-        self.warnings.append(preemption_warning(victim, needy, num_blocks, cost, self._tally.preemptions))

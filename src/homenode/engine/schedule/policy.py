@@ -35,3 +35,11 @@ def preemption_warning(victim: Sequence, needy: Sequence, num_blocks: int, cost:
         f"computed again (preemptions of this request: {victim.preemptions}). If this happens often raise --kv-cache-memory or lower "
         f"--max-num-seqs. Preemptions since the start: {total}"
     )
+
+
+def growth_warning(victim: Sequence, total: int) -> str:
+    """That the machine had no memory for the prompt of `victim`."""
+    return (
+        f"request {victim.id} was preempted: KV memory cannot grow for its prompt, and it waits for memory that others give back "
+        f"(preemptions of this request: {victim.preemptions}). Preemptions since the start: {total}"
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homenode.engine.kv.blocks import BlockPool
+from homenode.engine.kv.chunks import ChunkTable
 from homenode.engine.kv.prefix import PrefixCache
 from homenode.engine.schedule.sequence import Residency, Sequence
 
@@ -17,10 +18,16 @@ class Residents:
     """Makes and ends residencies; every owned block of the pool is owned by one of them, or by a hand-over of KV (`loans`, `deliveries`)."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool, hash_seed: bytes | None = None
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool,
+        hash_seed: bytes | None = None,
+        chunks: ChunkTable | None = None,
     ) -> None:
         self.block_size = block_size
-        self.pool = BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks, chunks)
         self.cache = PrefixCache(self.pool, block_size, enabled=enable_prefix_caching, seed=hash_seed)
         self.unused: list[
             str
@@ -82,13 +89,26 @@ class Residents:
         sequence.residency = residency
 
     def grow(self, residency: Residency) -> bool:
-        """Add the block of its next position if it lacks one. False when none is free."""
+        """Add the block of its next position if it lacks one. False when none is free, or the machine has no memory for one."""
         if residency.scheduled < len(residency.blocks) * self.block_size:
             return True
-        if not self.pool.num_free:
-            return False
-        residency.blocks += self.pool.allocate(1, after=residency.blocks[-1])
-        return True
+        while self.pool.num_free:
+            block = self.pool.allocate(1, after=residency.blocks[-1])
+            if self.pool.secure(block):
+                residency.blocks += block
+                return True
+            self.pool.release(block)  # the next one comes out of the memory there is, if it comes at all
+        return False
+
+    def secure(self, residency: Residency, count: int) -> bool:
+        """See that the blocks of its next `count` positions have memory. False when the machine has not enough."""
+        first, past = residency.scheduled // self.block_size, self.blocks_for(residency.scheduled + count)
+        return self.pool.secure(residency.blocks[first:past])
+
+    def take_ahead(self, running: int) -> None:
+        """Have memory taken before it is needed: a block for each of those who run, a little in every step."""
+        if self.pool.chunks is not None:
+            self.pool.chunks.take_ahead(running + 1, 1 + running // self.block_size)
 
     def end(self, sequence: Sequence) -> None:
         """End the sequence's stay, if it has one: its blocks come back now or with the last step in flight that contains it."""
@@ -151,4 +171,4 @@ class Residents:
     @property
     def usage(self) -> float:
         """Share of the blocks that is owned, 0 to 1."""
-        return 1 - self.pool.num_free / self.pool.num_blocks
+        return self.pool.num_owned / self.pool.num_blocks

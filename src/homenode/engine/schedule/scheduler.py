@@ -18,6 +18,7 @@ import random
 import secrets
 from collections.abc import Iterable
 
+from homenode.engine.kv.chunks import ChunkTable, PageChange
 from homenode.engine.messages import Statistics
 from homenode.engine.schedule.books import Books
 from homenode.engine.schedule.config import KvConfig, SchedulerConfig
@@ -28,6 +29,7 @@ from homenode.engine.schedule.events import (
     DrainStarted,
     Event,
     Instruction,
+    KvHeadroom,
     StepDone,
     StepFailed,
     Ticked,
@@ -37,6 +39,7 @@ from homenode.engine.schedule.events import (
     WorkersLost,
 )
 from homenode.engine.schedule.flights import Flights
+from homenode.engine.schedule.growth import Growth
 from homenode.engine.schedule.handover import Handover
 from homenode.engine.schedule.intake import Intake
 from homenode.engine.schedule.live import LiveRequests
@@ -75,8 +78,16 @@ class Scheduler:
         """
         _check(config, limits)
         self._pace = pace = Pace(stages, lookahead, micro_batches)
+        chunks = ChunkTable(limits.num_blocks, limits.chunk_blocks) if limits.chunk_blocks else None
         self._residents = residents = Residents(
-            limits.num_blocks, limits.block_size, enable_prefix_caching=kv.enable_prefix_caching, hash_seed=hash_seed
+            limits.num_blocks,
+            limits.block_size,
+            enable_prefix_caching=kv.enable_prefix_caching,
+            hash_seed=hash_seed,
+            chunks=chunks,
+        )
+        self._growth = (
+            None if chunks is None else Growth(residents.pool, chunks, limits.chunk_bytes, kv.kv_cache_release)
         )
         tally = Tally()
         self._messages: list[ToAgent] = []
@@ -92,13 +103,15 @@ class Scheduler:
         self._sending = Sending(residents, flights)
         self._results = Results(limits, flights=flights, residents=residents, handover=handover, live=live, tally=tally)
         self._losses = Losses(pace, flights=flights, residents=residents, planner=planner, handover=handover, live=live)
-        self._books = Books(planner, residents, handover, live, tally)
+        self._books = Books(planner, residents, handover, live, tally, self._growth)
 
     def apply(self, event: Event) -> list[Instruction]:
         """Take in what happened. Returns everything to be told since the last call.
 
         InternalError if the event cannot have happened, such as the result of a step that was never sent.
         """
+        if self._growth is not None:
+            self._growth.advance(event.now)
         match event:
             case Arrived(now, request):
                 self._intake.take(request, now)
@@ -111,11 +124,16 @@ class Scheduler:
                 self._losses.step_failed(error, kind)
             case WorkersLost(_, error):
                 self._losses.workers_lost(error)
+                if self._growth is not None:
+                    self._growth.start_anew()
             case WorkersBack():
                 self._losses.workers_back()
             case DrainStarted():
                 self._intake.start_drain()
                 self._handover.start_drain()
+            case KvHeadroom():
+                if self._growth is not None:
+                    self._growth.take(event)
             case Ticked():
                 pass
             case _:
@@ -129,6 +147,9 @@ class Scheduler:
         instructions = self._live.tell()
         self._messages += [Unused(ticket) for ticket in self._residents.unused]
         self._residents.unused.clear()
+        if self._growth is not None and self._growth.warnings:
+            instructions += map(Warn, self._growth.warnings)
+            self._growth.warnings.clear()
         if self._planner.warnings or self._messages:
             instructions += [*map(Warn, self._planner.warnings), *map(ToTransfer, self._messages)]
             self._planner.warnings.clear()
@@ -139,13 +160,27 @@ class Scheduler:
         """The next step to send, or None: nothing to do, no workers, or the results of steps in flight must come first."""
         if self._losses.workers_are_lost or not self._pace.may_send(len(self._flights), self._flights.draw):
             return None
+        withheld = self._withholds()
         plan = self._planner.plan(self._sending.number, self._flights.prefill)
         ended = self._planner.nothing_left and self._end_with_nothing_left()
         if not plan.empty:
             return self._sending.send(plan)
+        if self._withholds() and not withheld and not self._flights:
+            return self.next_step()  # with the memory there is, as far as it goes
         if self._live and not self._flights and not ended and not self._handover.awaits():
             ended = self._end_stuck()
         return self.next_step() if ended else None
+
+    def _withholds(self) -> bool:
+        return self._growth is not None and self._growth.withholds
+
+    def page_changes(self) -> list[PageChange]:
+        """What the workers are to do about the pages of KV memory before they compute the next step; told once."""
+        return [] if self._growth is None else self._growth.changes()
+
+    def wants_headroom(self) -> bool:
+        """Whether a `KvHeadroom` event is needed before the next step: KV memory may grow."""
+        return self._growth is not None and bool(self._live) and self._growth.wants_headroom()
 
     def lends_next(self) -> tuple[str, ...]:
         """Tickets of which the next result brings the last pages; these are told of as soon as it is taken."""
@@ -162,7 +197,9 @@ class Scheduler:
 
     def _end_stuck(self) -> bool:
         """Nothing runs, nothing is in flight and nothing is waited for: that must not be, unless blocks are out of use for good."""
-        reason = self._handover.stuck_for()
+        reason: str | None = self._handover.stuck_for()
+        if not reason and self._growth is not None and (reason := self._growth.refuses()) == "":
+            return False
         first = self._planner.running[0] if self._planner.running else self._planner.waiting.first()
         if not reason or first is None:
             raise InternalError(
@@ -182,7 +219,9 @@ class Scheduler:
 
     def next_deadline(self) -> float | None:
         """When a `Ticked` event is needed at the latest, if ever."""
-        return self._live.next_deadline()
+        due = self._live.next_deadline()
+        growth = None if self._growth is None else self._growth.due(bool(self._live))
+        return growth if due is None else due if growth is None else min(due, growth)
 
     def statistics(self) -> Statistics:
         """Counters since the start and gauges of now; `compute` is left to the engine."""

@@ -91,3 +91,7 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     vocab_size: int
     max_sampled_rows: int  # sampled and scored rows together in one step
+    chunk_blocks: int = (
+        0  # KV blocks whose memory is taken and given back together; 0: all memory is there from the start
+    )
+    chunk_bytes: int = 0  # of such a chunk, all workers together

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from homenode.engine.build import Engine, Progress, counting, make_backend
+from homenode.engine.build import Engine, Progress, counting, make_backend, memory_parts
 from homenode.engine.config import EngineConfig
 from homenode.engine.executor.protocol import Executor
 from homenode.engine.expert_room import ExpertsInCommon
+from homenode.engine.headroom import Headroom, headroom_of
 from homenode.engine.location.located import located
+from homenode.engine.memory_growth import taken_whole_because
 from homenode.engine.messages import Ready
 from homenode.engine.placement import UNPINNED
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.settle import keep_to
-from homenode.engine.sizing import Sizes, resolve
+from homenode.engine.sizing import Sizes, chunk_of_parts, growth_text, resolve
 from homenode.engine.workers.calibrate import calibrated
 from homenode.engine.workers.devices import is_accelerator
 from homenode.engine.workers.kv_file import KvFile, joined
@@ -94,7 +96,13 @@ def _sizes(planned: Planned, fits: Sequence[Fits]) -> Sizes:
     blocks = min(fit.num_blocks for fit in fits)
     enough = replace(planned.config, kv=replace(planned.config.kv, kv_cache_memory=blocks * geometry.block_bytes))
     sizes = resolve(enough, spec, geometry, 2 * blocks * geometry.block_bytes + _MANY)
-    return replace(sizes, num_blocks=blocks)
+    sizes = replace(sizes, num_blocks=blocks)
+    return replace(sizes, **chunk_of_parts(planned.geometries, blocks)) if _grows(planned) else sizes
+
+
+def _grows(planned: Planned) -> bool:
+    """Whether KV memory is taken when it is used."""
+    return taken_whole_because(planned.config, [worker.device for worker in planned.layout.workers]) is None
 
 
 _MANY = 1 << 62  # bytes: that there is memory enough was looked at by each worker
@@ -145,7 +153,14 @@ def _engine(
         seeds=None if config.model.seed is None else random.Random(config.model.seed),
         hash_seed=sharing.hash_seed if sharing is not None else None,
     )
-    return Engine(scheduler, executor, _ready(planned, executor, sizes, fits, seconds))
+    ready = _ready(planned, executor, sizes, fits, seconds)
+    return Engine(scheduler, executor, ready, headroom=_headroom(planned) if sizes.chunk_blocks else None)
+
+
+def _headroom(planned: Planned) -> Callable[[], Headroom]:
+    """What the nodes of all workers together can give, and this machine."""
+    places = [worker.place for worker in planned.layout.workers]
+    return headroom_of(tuple(dict.fromkeys(part for place in places for part in memory_parts(place))))
 
 
 def _ready(planned: Planned, executor: Executor, sizes: Sizes, fits: Sequence[Fits], seconds: float) -> Ready:
@@ -170,12 +185,20 @@ def _ready(planned: Planned, executor: Executor, sizes: Sizes, fits: Sequence[Fi
             "notes": list(notes),
             "kv_bytes": sum(sizes.num_blocks * geometry.block_bytes for geometry in planned.geometries),
             "kv_dtype": planned.geometries[0].dtype,
+            "kv_growth": _growth(planned, sizes),
             "compute": executor.statistics(),
             "numa": next((worker.place.numa for worker in layout.workers if worker.place.numa), None),
             "free_cpus": list(layout.loop),
             "stages": [_stage(worker) for worker in layout.workers],
         },
     )
+
+
+def _growth(planned: Planned, sizes: Sizes) -> str:
+    """See `growth_text`, of all workers together."""
+    left = sum(planned.left(worker) or 0 for worker in planned.layout.workers)
+    devices = [worker.device for worker in planned.layout.workers]
+    return growth_text(planned.config, sizes, planned.whole_geometry, left, devices)
 
 
 def _stage(worker: WorkerPlan) -> dict[str, Any]:

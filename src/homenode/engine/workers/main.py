@@ -37,6 +37,7 @@ from homenode.engine.workers.messages import (
     Lay,
     Leave,
     Loading,
+    Pages,
     Probe,
     ToWorker,
     Work,
@@ -122,9 +123,9 @@ class _Post:
         while True:
             epoch, message, descriptors = self._todo.get()
             match message:
-                case Lay(num_blocks, share):
+                case Lay(num_blocks, share, grows):
                     memory = None if share is None else (descriptors[0], share)
-                    self._kv = self._worker.lay(num_blocks, memory)
+                    self._kv = self._worker.lay(num_blocks, memory, grows)
                     _close_all(descriptors)
                     self._laid = True
                     self._engine.send(self._prepared(epoch))
@@ -133,6 +134,8 @@ class _Post:
                     _close_all(descriptors)
                 case Detach(first):
                     self._worker.detach(first)
+                case Pages(changes):
+                    self._worker.change_pages(changes)
                 case Forget(_, channels):
                     failed = False
                     _close_all(self._given[1])

@@ -89,11 +89,13 @@ class Fits(msgspec.Struct, frozen=True, tag=True):
 class Lay(msgspec.Struct, frozen=True, tag=True):
     """Engine to worker: take KV memory of so many blocks, the fewest over all workers, and prepare to compute.
 
-    `share`: of the file that comes with the frame, where it is to lie, with what it holds; None: in memory of its own.
+    `share`: of the file that comes with the frame, where it is to lie, with what it holds; None: in memory of its own. `grows`: that is reserved only,
+    where the worker's backend can, and `Pages` say what of it is to be there.
     """
 
     num_blocks: int
     share: Share | None = None
+    grows: bool = False
 
 
 class Laid(msgspec.Struct, frozen=True, tag=True):
@@ -124,6 +126,13 @@ class Work(msgspec.Struct, frozen=True, tag=True):
 
     step: Step
     drawn: list[tuple[int, int]] = []
+
+
+class Pages(msgspec.Struct, frozen=True, tag=True):
+    """Engine to worker: between the steps before this and those after it take the pages of KV blocks first .. past - 1, or give them back: (first,
+    past, whether they are to be there)."""
+
+    changes: list[tuple[int, int, bool]]
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -176,5 +185,5 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-ToWorker = Join | Lay | Attach | Detach | Work | Forget | Probe | Leave
+ToWorker = Join | Lay | Attach | Detach | Pages | Work | Forget | Probe | Leave
 FromWorker = Loading | Fits | Laid | Done | Failed | Alive | Broken

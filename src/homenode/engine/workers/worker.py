@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from homenode.compute.kv_memory import KvLayout
-from homenode.compute.ops import KvCache, Program
+from homenode.compute.ops import GrowingBackend, KvCache, Program
 from homenode.engine.executor.counting import USES
 from homenode.engine.expert_table import Table, of_part
 from homenode.engine.worker.stage import StageRunner
@@ -25,8 +25,11 @@ class Worker(Protocol):
     def load(self, progress: Callable[[int, int], None], experts: int | None = None) -> Fits:
         """Load. `experts`: the descriptor of the memory that comes with `Join.experts`; it stays open. Raises what the engine is to be told of."""
 
-    def lay(self, num_blocks: int, memory: tuple[int, Share] | None = None) -> KvLayout | None:
-        """Take KV memory; where that is to lie in a share of a file, how it does. The descriptor stays the caller's."""
+    def lay(self, num_blocks: int, memory: tuple[int, Share] | None = None, grows: bool = False) -> KvLayout | None:
+        """Take KV memory; where that is to lie in a share of a file, how it does. The descriptor stays the caller's. `grows`: see `Lay`."""
+
+    def change_pages(self, changes: Sequence[tuple[int, int, bool]]) -> None:
+        """Of KV memory that grows: see `Pages`."""
 
     def attach(self, fd: int, first: int, layout: KvLayout) -> None:
         """Read other memory in place, as blocks from `first` on. The descriptor stays the caller's."""
@@ -51,6 +54,7 @@ class PartWorker:
         self._join = join
         self._loaded: LoadedPart | None = None
         self._cache: KvCache | None = None
+        self._growing: GrowingBackend | None = None  # whose KV memory is taken when it is used
         self._shared: SharedKv | None = None
         self._program: Program | None = None
         self._runner: StageRunner | None = None
@@ -65,17 +69,28 @@ class PartWorker:
         kept = loaded.kept
         return Fits(loaded.sizes.num_blocks, kept.own, time.monotonic() - begin, list(loaded.notes), kept.common)
 
-    def lay(self, num_blocks: int, memory: tuple[int, Share] | None = None) -> KvLayout | None:
+    def lay(self, num_blocks: int, memory: tuple[int, Share] | None = None, grows: bool = False) -> KvLayout | None:
         """See `Worker.lay`."""
         loaded = self._loaded = replace(self._part, sizes=replace(self._part.sizes, num_blocks=num_blocks))
         self._program = None
         if memory is None:
-            self._cache = loaded.backend.kv_cache(loaded.geometry, num_blocks)
+            growing = loaded.backend if grows and isinstance(loaded.backend, GrowingBackend) else None
+            self._growing = growing
+            self._cache = (
+                loaded.backend.kv_cache(loaded.geometry, num_blocks)
+                if growing is None
+                else growing.kv_cache(loaded.geometry, num_blocks, touched=False)
+            )
             return None
         fd, share = memory
         self._shared = SharedKv(loaded.backend, loaded.geometry, num_blocks, fd, share)
         self._cache = self._shared.cache
         return self._shared.layout
+
+    def change_pages(self, changes: Sequence[tuple[int, int, bool]]) -> None:
+        """See `Worker.change_pages`."""
+        if self._growing is not None:
+            self._growing.change_kv_pages(changes)
 
     def attach(self, fd: int, first: int, layout: KvLayout) -> None:
         """See `Worker.attach`. UserError or ValueError for memory that is not what is said of it."""

@@ -45,6 +45,29 @@ def read_group_limits(reader: FactReader) -> GroupLimits:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryGroup:
+    """A control group with limits of memory: `limits` by the file they are in, and bytes `used` of them that cannot be had back at once."""
+
+    folder: str
+    used: int
+    limits: tuple[tuple[str, int], ...]
+
+
+def memory_groups(reader: FactReader) -> list[MemoryGroup]:
+    """This process's groups and all above them that limit memory: memory.high, from where the kernel slows a group down, as well as the limit at
+    which it ends a process."""
+    found = []
+    for folder in _folders(reader):
+        high = reader.number(f"{folder}/memory.high") if reader.text(f"{folder}/memory.high") != "max" else None
+        most = _memory_limit(reader, folder)
+        name = "memory.max" if reader.text(f"{folder}/memory.max") else "memory.limit_in_bytes"
+        limits = tuple((name, size) for name, size in (("memory.high", high), (name, most)) if size is not None)
+        if limits:
+            found.append(MemoryGroup(folder, _memory_used(reader, folder), limits))
+    return found
+
+
 def _folders(reader: FactReader) -> list[str]:
     """Folders of this process's groups, each followed by those above it.
 
