@@ -177,15 +177,14 @@ def _announce(url: str, ready: Any, fronts: int = 1) -> None:
     details = ready.details
     for note in details.get("notes", ()):
         _LOG.warning("%s", note)
-    growth = str(details.get("kv_growth", ""))
-    if growth:
+    if growth := details.get("kv_growth"):
         _LOG.info("%s", growth)
     tokens = ready.num_blocks * ready.block_size
     compute = details.get("compute", {})
     _LOG.info(
         "%s",
         f"ready {url}  {_fronts(fronts)}{_engines(details)}{_workers(details)}{details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}{_in_common(details)}, "
-        f"KV {'up to ' if 'may grow' in growth else ''}{format_bytes(int(details.get('kv_bytes', 0)))} ({details.get('kv_dtype')}, {format_count(tokens, 'token')}), "
+        f"KV {'up to ' if details.get('kv_grows') else ''}{format_bytes(int(details.get('kv_bytes', 0)))} ({details.get('kv_dtype')}, {format_count(tokens, 'token')}), "
         f"{_huge_pages(compute)}{format_count(compute.get('threads', 1), 'thread')}, {compute.get('level', '')}, loaded in {details.get('load_seconds')} s",
     )
 

@@ -527,6 +527,7 @@ def _ready(
             "kv_bytes": sizes.num_blocks * geometry.block_bytes,
             "kv_dtype": geometry.dtype,
             "kv_growth": growth_text(config, sizes, geometry, room),
+            "kv_grows": sizes.chunk_blocks > 0,
             "compute": backend.statistics(),
             "numa": place.numa,
             "free_cpus": list(place.free_of_compute),  # where a front disturbs nobody

@@ -186,6 +186,7 @@ def _ready(planned: Planned, executor: Executor, sizes: Sizes, fits: Sequence[Fi
             "kv_bytes": sum(sizes.num_blocks * geometry.block_bytes for geometry in planned.geometries),
             "kv_dtype": planned.geometries[0].dtype,
             "kv_growth": _growth(planned, sizes),
+            "kv_grows": sizes.chunk_blocks > 0,
             "compute": executor.statistics(),
             "numa": next((worker.place.numa for worker in layout.workers if worker.place.numa), None),
             "free_cpus": list(layout.loop),
