@@ -137,7 +137,7 @@ def test_the_command_prints_json_and_draws(capsys: pytest.CaptureFixture[str], t
         (("--formats", "Q9_9"), "no kernel for format Q9_9"),
         (("--shapes", "12"), "no list of shapes"),
         (("--shapes", "0x32"), "no list of shapes"),
-        (("--tokens", "0"), "no list of numbers above 0"),
+        (("--tokens", "0"), "0 is too small"),
         (("--shapes", "100x32", "--formats", "Q8_0"), "blocks of 32"),
         (("--plot", "roof.gif"), ".svg or .png"),
         (("--plot", "/nowhere/roof.svg"), "/nowhere"),
