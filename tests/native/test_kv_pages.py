@@ -149,3 +149,13 @@ def test_a_refusal_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         pages.take(0, 1)
     assert [record.message.count("no memory") for record in caplog.records] == [1]
+
+
+def test_the_rest_of_a_page_that_is_somebody_elses_stays() -> None:
+    """As where a sanitizer's heap gives exactly as many bytes as were asked for."""
+    calls: list[tuple[int, int]] = []
+    region = RegionPages(HUGE, SMALL + 904, 1000, 5, lambda address, length, advice: calls.append((address, length)))
+    region.take(0, 5)
+    region.give_back(0, 5)
+    region.give_back(4, 5)
+    assert calls == [(HUGE, SMALL + 904), (HUGE, SMALL), (HUGE, SMALL)]

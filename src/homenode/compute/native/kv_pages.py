@@ -85,7 +85,10 @@ class RegionPages:
             end = min(end, self._pages_over(right, right + 1)[0])
         if begin < end:
             self._taken[begin:end] = bytes(end - begin)
-            self._advise(*self._bytes_of(begin, end), _DONTNEED)
+            address, size = self._bytes_of(begin, end)
+            # Of memory that ends within a page the rest of that page is somebody else's.
+            if size := size - (address + size) % _SMALL_PAGE:
+                self._advise(address, size, _DONTNEED)
 
     def _pages_over(self, first: int, past: int) -> tuple[int, int]:
         """The pages that hold something of these blocks, from and past the last."""
