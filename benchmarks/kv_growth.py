@@ -3,11 +3,13 @@
     python -m benchmarks.kv_growth MODEL [--pairs 15] [--threads N] [--prompt 1024] [--tokens 256] [--batch 1,8] [--memory 1GiB]
                                  [--json FILE]
 
-Two engines of one process, on the same CPUs, compute in turns (A B B A ...), so that whatever changes on the machine meanwhile changes for both: one
-that took all KV memory at its start (--kv-cache-prealloc), and one that has given back whatever it had before each turn, and so grows in it from
-nothing. The prefix cache is off. A turn is a prefill of `--prompt` tokens, and for each batch a decode of `--tokens` tokens after 32. Of both the
-medians count, and of each pair of turns the ratio of on demand to prealloc: below 1 is slower. `longest step` is the longest time between two tokens of
-a decode in relation to the median of that turn, the first two apart; its median over the turns, and the worst.
+Two engines of one process, on the same CPUs, compute in turns (A B B A ...), so that whatever changes on the machine
+meanwhile changes for both: one that took all KV memory at its start (--kv-cache-prealloc), and one that has given
+back whatever it had before each turn, and so grows in it from nothing. The prefix cache is off. A turn is a prefill
+of `--prompt` tokens, and for each batch a decode of `--tokens` tokens after 32. Of both the medians count, and of
+each pair of turns the ratio of on demand to prealloc: below 1 is slower. `longest step` is the longest time between
+two tokens of a decode in relation to the median of that turn, the first two apart; its median over the turns, and the
+worst.
 """
 
 from __future__ import annotations

@@ -37,7 +37,14 @@ def steps(done: Done) -> dict[str, str]:
 def server() -> Iterator[LiveServer]:
     pytest.importorskip("homenode._native", reason="needs the compiled core")
     running = LiveServer(
-        "--numa-bind", "--numa-bind-nodes", str(WHOLE[-1].id), "--kv-cache-memory", str(KV), "--quantize", "q8_0"
+        "--numa-bind",
+        "--numa-bind-nodes",
+        str(WHOLE[-1].id),
+        "--kv-cache-memory",
+        str(KV),
+        "--kv-cache-prealloc",
+        "--quantize",
+        "q8_0",
     )
     yield running
     running.close()

@@ -29,10 +29,11 @@ from homenode.compute.native import NativeBackend
 
 pytestmark = [several_nodes, own_machine, pytest.mark.usefixtures("as_before")]
 KV, MIB, AWAY = 2 << 20, 1 << 20, 256 << 10
-FLAGS = ("--kv-cache-memory", KV, "--max-num-batched-tokens", 64)
+FLAGS = ("--kv-cache-memory", KV, "--kv-cache-prealloc", "--max-num-batched-tokens", 64)
 MUCH = (
     "--kv-cache-memory",
     64 * MIB,
+    "--kv-cache-prealloc",
     "--max-num-batched-tokens",
     64,
 )  # a node does not stay as full as it was made: the kernel drops file pages

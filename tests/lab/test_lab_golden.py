@@ -72,7 +72,7 @@ def test_weights_take_as_many_copies_as_the_policy_says_and_two_per_cent(
         pytest.skip("small pages on one machine of each processor")
     with (
         small_pages() if pages == "small" else contextlib.nullcontext(),
-        LLM(str(heavy), kv_cache_memory=KV, numa=policy) as llm,
+        LLM(str(heavy), kv_cache_memory=KV, kv_cache_prealloc=True, numa=policy) as llm,
     ):
         (answer,) = llm.generate([list(PROMPTS[0])], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
         found = placed_memory(os.getpid())

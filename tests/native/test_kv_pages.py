@@ -1,4 +1,5 @@
-"""KV memory that is reserved: its pages come when they are asked for or written, go when they are given back, and hold what neighbours wrote."""
+"""KV memory that is reserved: its pages come when they are asked for or written, go when they are given back, and
+hold what neighbours wrote."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ def test_all_of_it_is_there_at_once_unless_told_otherwise() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_pages_hold_all_that_is_wanted_and_nothing_else(seed: int) -> None:
-    """Against a plain model of pages: whatever a block that is wanted touches is there; a page that no such block touches is not."""
+    """Against a plain model of pages: whatever a block that is wanted touches is there; a page that no such block
+    touches is not."""
     rng = random.Random(seed)
     block_bytes, blocks = rng.choice([(1000, 50), (4096, 20), (HUGE // 3, 30), (3 * HUGE + 5000, 9), (HUGE, 7)])
     size = -(-(block_bytes * blocks + 256) // SMALL) * SMALL
@@ -147,3 +149,13 @@ def test_a_refusal_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         pages.take(0, 1)
     assert [record.message.count("no memory") for record in caplog.records] == [1]
+
+
+def test_the_rest_of_a_page_that_is_somebody_elses_stays() -> None:
+    """As where a sanitizer's heap gives exactly as many bytes as were asked for."""
+    calls: list[tuple[int, int]] = []
+    region = RegionPages(HUGE, SMALL + 904, 1000, 5, lambda address, length, advice: calls.append((address, length)))
+    region.take(0, 5)
+    region.give_back(0, 5)
+    region.give_back(4, 5)
+    assert calls == [(HUGE, SMALL + 904), (HUGE, SMALL), (HUGE, SMALL)]

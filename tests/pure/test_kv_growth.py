@@ -1,4 +1,5 @@
-"""What becomes of requests when the machine has no memory for their KV: who waits, who is preempted, and what is said."""
+"""What becomes of requests when the machine has no memory for their KV: who waits, who is preempted, and what is
+said."""
 
 from __future__ import annotations
 

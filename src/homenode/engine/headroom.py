@@ -11,7 +11,7 @@ from homenode.host.topology.source import LiveSource, Source
 
 
 def headroom_of(parts: Sequence[Sequence[int]] = (), source: Source | None = None) -> Callable[[], Headroom]:
-    """Reads it for memory that comes in equal parts from these groups of nodes, empty: from anywhere. It takes some tens of microseconds for each
-    control group."""
+    """Reads it for memory that comes in equal parts from these groups of nodes, empty: from anywhere. It takes some
+    tens of microseconds for each control group."""
     files = source or LiveSource()
     return lambda: read_headroom(FactReader(files), parts)

@@ -45,7 +45,7 @@ from homenode.host.binding.syscalls import Syscalls
 from homenode.units import format_bytes
 
 _log = logging.getLogger(__name__)
-_COUNT_S = 1.0  # between two counts of huge pages
+_COUNT_S = 5.0  # between two counts of huge pages
 _WATCH_S, _WATCHED_PAGES = 5.0, 2048  # a sample takes a millisecond
 _UNEVEN = 1.125  # what a thread may have of the weights, of its even part: rows go in groups
 _SPREADS = {"split": _native.Spread.split, "copied": _native.Spread.copied, "interleaved": _native.Spread.interleaved}

@@ -1,7 +1,9 @@
-"""Pages of a KV cache that is only reserved at first: taken block by block, and given back, on the nodes its memory was bound to.
+"""Pages of a KV cache that is only reserved at first: taken block by block, and given back, on the nodes its memory
+was bound to.
 
-Whole pages are taken and given back, huge ones where the memory was asked to be on them; one that holds parts of two blocks stays as long as one of
-them is wanted. Sources: madvise(2), MADV_POPULATE_WRITE (Linux 5.14) and MADV_DONTNEED.
+Whole pages are taken and given back, huge ones where the memory was asked to be on them; one that holds parts of two
+blocks stays as long as one of them is wanted. Sources: madvise(2), MADV_POPULATE_WRITE (Linux 5.14) and
+MADV_DONTNEED.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ def advise(address: int, size: int, advice: int) -> None:
 
 
 class RegionPages:
-    """The pages of one region: `blocks` blocks of `block_bytes` each, from `address`, a page's beginning, in `size` bytes. `cpus`: those of its home, on
-    which pages are taken where the kernel is not asked to take them from its node; empty: anywhere."""
+    """The pages of one region: `blocks` blocks of `block_bytes` each, from `address`, a page's beginning, in `size`
+    bytes. `cpus`: those of its home, on which pages are taken where the kernel is not asked to take them from its
+    node; empty: anywhere."""
 
     def __init__(
         self,
@@ -56,8 +59,8 @@ class RegionPages:
         return self._taken.count(1) * self.unit - last
 
     def take(self, first: int, past: int) -> tuple[int, int]:
-        """Have the pages of blocks `first` .. `past` - 1 there: their address and bytes. OSError where the kernel refuses: they then come when they are
-        first written."""
+        """Have the pages of blocks `first` .. `past` - 1 there: their address and bytes. OSError where the kernel
+        refuses: they then come when they are first written."""
         self._wanted[first:past] = b"\1" * (past - first)
         begin, end = self._pages_over(first, past)
         self._taken[begin:end] = b"\1" * (end - begin)
@@ -82,7 +85,10 @@ class RegionPages:
             end = min(end, self._pages_over(right, right + 1)[0])
         if begin < end:
             self._taken[begin:end] = bytes(end - begin)
-            self._advise(*self._bytes_of(begin, end), _DONTNEED)
+            address, size = self._bytes_of(begin, end)
+            # Of memory that ends within a page the rest of that page is somebody else's.
+            if size := size - (address + size) % _SMALL_PAGE:
+                self._advise(address, size, _DONTNEED)
 
     def _pages_over(self, first: int, past: int) -> tuple[int, int]:
         """The pages that hold something of these blocks, from and past the last."""
@@ -106,8 +112,8 @@ class KvPages:
         return sum(region.present for region in self._regions)
 
     def take(self, first: int, past: int) -> list[tuple[int, int]]:
-        """Have the pages of these blocks there: address and bytes in each region; what the kernel refuses is said once, and comes when it is first
-        written."""
+        """Have the pages of these blocks there: address and bytes in each region; what the kernel refuses is said
+        once, and comes when it is first written."""
         taken = []
         for region in self._regions:
             try:
@@ -133,7 +139,8 @@ class KvPages:
 
 @contextmanager
 def _on(cpus: Collection[int]) -> Iterator[None]:
-    """The calling thread on these CPUs, so that what it touches first comes from their node; where it may not go there it stays."""
+    """The calling thread on these CPUs, so that what it touches first comes from their node; where it may not go
+    there it stays."""
     if not cpus:
         yield
         return

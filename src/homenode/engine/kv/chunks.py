@@ -1,9 +1,11 @@
-"""Free KV blocks of memory that is taken when it is used: which part of it is present, and which of its blocks nobody needs.
+"""Free KV blocks of memory that is taken when it is used: which part of it is present, and which of its blocks nobody
+needs.
 
-The memory is cut into chunks of some neighbouring blocks, about a huge page large. A chunk is `absent`, when only its addresses are reserved, or
-`present`. Blocks of present chunks are handed out first, and the lowest first, so that what is high becomes empty and can be given back. A block
-of an absent chunk can be owned before its pages are there; they are taken by `secure` when the block is about to be used, as long as the machine
-has memory to give: `credit` chunks, as somebody has looked up who can read the machine. Pure; `changes` is what is to be done about the pages.
+The memory is cut into chunks of some neighbouring blocks, about a huge page large. A chunk is `absent`, when only its
+addresses are reserved, or `present`. Blocks of present chunks are handed out first, and the lowest first, so that
+what is high becomes empty and can be given back. A block of an absent chunk can be owned before its pages are there;
+they are taken by `secure` when the block is about to be used, as long as the machine has memory to give: `credit`
+chunks, as somebody has looked up who can read the machine. Pure; `changes` is what is to be done about the pages.
 """
 
 from __future__ import annotations
@@ -91,8 +93,8 @@ class ChunkTable:
         self._queue(chunk)
 
     def take(self, count: int, after: int = -1) -> list[int]:
-        """Remove and return `count` blocks: those behind `after` as long as they are free and present, then the lowest present ones, then the
-        lowest of the others. InternalError when there are fewer than `count`."""
+        """Remove and return `count` blocks: those behind `after` as long as they are free and present, then the
+        lowest present ones, then the lowest of the others. InternalError when there are fewer than `count`."""
         if count > len(self):
             raise InternalError(f"{count} free blocks wanted, {len(self)} there", wanted=count, free=len(self))
         taken: list[int] = []
@@ -129,8 +131,8 @@ class ChunkTable:
         return sorted(chunk for chunk in chunks if self._presence[chunk] is Presence.absent)
 
     def secure(self, blocks: Iterable[int]) -> bool:
-        """Have the pages of these blocks taken. False when the machine has not enough for all of them: what it has is taken, for whoever gets these
-        blocks next, and absent chunks are withheld from now on."""
+        """Have the pages of these blocks taken. False when the machine has not enough for all of them: what it has is
+        taken, for whoever gets these blocks next, and absent chunks are withheld from now on."""
         wanted = self.missing(blocks)
         affordable = len(wanted) if self.credit is None else min(len(wanted), self.credit)
         for chunk in wanted[:affordable]:
@@ -146,7 +148,8 @@ class ChunkTable:
         return lacking <= 0 or (not self.withheld and (self.credit is None or lacking <= self.credit))
 
     def take_ahead(self, ready: int, most: int) -> None:
-        """Have the lowest absent chunks taken until `ready` free blocks are present, `most` chunks at once, as far as the machine has memory."""
+        """Have the lowest absent chunks taken until `ready` free blocks are present, `most` chunks at once, as far as
+        the machine has memory."""
         while most > 0 and self._num_free[Presence.present] < ready and self._num_free[Presence.absent]:
             if self.withheld or self.credit == 0:
                 return
@@ -190,7 +193,8 @@ class ChunkTable:
         self._move(chunk, Presence.absent)
 
     def audit(self, references: list[int]) -> None:
-        """Check the counts against the references of each block. InternalError names the first chunk that is wrong. O(blocks)."""
+        """Check the counts against the references of each block. InternalError names the first chunk that is wrong.
+        O(blocks)."""
         for chunk in range(self.num_chunks):
             owned = sum(references[block] > 0 for block in self.blocks_of(chunk))
             present = self._presence[chunk] is Presence.present

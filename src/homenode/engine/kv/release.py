@@ -1,4 +1,5 @@
-"""When KV memory that nobody uses goes back to the machine: what is empty first, what only the prefix cache holds last and by age. Pure."""
+"""When KV memory that nobody uses goes back to the machine: what is empty first, what only the prefix cache holds
+last and by age. Pure."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ def floor_bytes(kv_bytes: int) -> int:
 
 
 class Release:
-    """Gives back the chunks of `pool` that were idle for `after_s` seconds (0: never), and those with cached blocks after twice that time, the
-    longest idle first, until no more than `floor` chunks are present."""
+    """Gives back the chunks of `pool` that were idle for `after_s` seconds (0: never), and those with cached blocks
+    after twice that time, the longest idle first, until no more than `floor` chunks are present."""
 
     def __init__(self, pool: BlockPool, chunks: ChunkTable, after_s: float, floor: int) -> None:
         self._pool = pool

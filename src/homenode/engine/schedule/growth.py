@@ -1,8 +1,9 @@
-"""KV memory that grows and goes back: what the machine can give, how long a lack of it is borne, and what the operator is told. Pure.
+"""KV memory that grows and goes back: what the machine can give, how long a lack of it is borne, and what the
+operator is told. Pure.
 
-The machine is looked at from outside (`engine.headroom`) before anything grows; `KvHeadroom` brings what it has. When that is too little, blocks
-without memory are withheld: who runs does so in the memory there is, newcomers wait, and whoever needs more is preempted as when all blocks are
-in use. It ends when the machine has memory again.
+The machine is looked at from outside (`engine.headroom`) before anything grows; `KvHeadroom` brings what it has. When
+that is too little, blocks without memory are withheld: who runs does so in the memory there is, newcomers wait, and
+whoever needs more is preempted as when all blocks are in use. It ends when the machine has memory again.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class GrowthFigures:
 
 
 class Growth:
-    """Of the memory of `pool` in `chunks` of `chunk_bytes` each, which goes back when it is idle for `release_s` seconds."""
+    """Of the memory of `pool` in `chunks` of `chunk_bytes` each, which goes back when it is idle for `release_s`
+    seconds."""
 
     def __init__(self, pool: BlockPool, chunks: ChunkTable, chunk_bytes: int, release_s: float) -> None:
         self._chunks = chunks
@@ -62,7 +64,8 @@ class Growth:
             self.warnings.append(f"KV memory can grow again: {format_bytes(event.nbytes)} are there")
 
     def start_anew(self) -> None:
-        """Workers were lost, and nothing that was computed is of use: all memory goes back, as those in their places have none."""
+        """Workers were lost, and nothing that was computed is of use: all memory goes back, as those in their places
+        have none."""
         for chunk in self._chunks.idle_since(self._chunks.now):
             self._chunks.give_back(chunk)
 
@@ -93,7 +96,8 @@ class Growth:
         return due
 
     def refuses(self) -> str | None:
-        """For a request that nobody's end can help: why it cannot be computed; empty as long as it is to wait; None: for another reason."""
+        """For a request that nobody's end can help: why it cannot be computed; empty as long as it is to wait; None:
+        for another reason."""
         self._watch()
         if self._withheld_since is None:
             return None

@@ -13,9 +13,11 @@ _HUGE_PAGE = 2 << 20
 
 
 def settle_arrivals(came: Sequence[PlannedRange], calls: Syscalls) -> int:
-    """Bytes that lie on none of the nodes planned, after what could be moved at once was. 0 where the kernel does not tell.
+    """Bytes that lie on none of the nodes planned, after what could be moved at once was. 0 where the kernel does not
+    tell.
 
-    One small page in each huge page is asked for, as those of a huge page are together; of what lies elsewhere all are looked at.
+    One small page in each huge page is asked for, as those of a huge page are together; of what lies elsewhere all
+    are looked at.
     """
     try:
         if not any(_away(part, calls, _HUGE_PAGE // PAGE) for part in came):

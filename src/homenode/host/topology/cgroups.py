@@ -58,7 +58,7 @@ def memory_groups(reader: FactReader) -> list[MemoryGroup]:
     """This process's groups and all above them that limit memory: memory.high, from where the kernel slows a group down, as well as the limit at
     which it ends a process."""
     found = []
-    for folder in _folders(reader):
+    for folder in _folders(reader, ("memory",)):
         high = reader.number(f"{folder}/memory.high") if reader.text(f"{folder}/memory.high") != "max" else None
         most = _memory_limit(reader, folder)
         name = "memory.max" if reader.text(f"{folder}/memory.max") else "memory.limit_in_bytes"
@@ -68,8 +68,8 @@ def memory_groups(reader: FactReader) -> list[MemoryGroup]:
     return found
 
 
-def _folders(reader: FactReader) -> list[str]:
-    """Folders of this process's groups, each followed by those above it.
+def _folders(reader: FactReader, wanted: Sequence[str] = _CONTROLLERS) -> list[str]:
+    """Folders of this process's groups with these controllers, and of those of version 2, each followed by those above it.
 
     In a container /proc/self/cgroup may name a path as the host sees it, which is not there: then only the mount's root has files.
     """
@@ -79,16 +79,18 @@ def _folders(reader: FactReader) -> list[str]:
         controllers, _, path = rest.partition(":")
         parts = [part for part in path.split("/") if part][:_MOST_GROUPS]
         parts = [] if ".." in parts else parts  # a group outside this cgroup namespace
-        for mount in _mounts(number, controllers):
+        for mount in _mounts(number, controllers, wanted):
             folders |= dict.fromkeys("/".join([mount, *parts[:depth]]) for depth in range(len(parts), -1, -1))
     return list(folders)
 
 
-def _mounts(number: str, controllers: str) -> list[str]:
+def _mounts(number: str, controllers: str, wanted: Sequence[str]) -> list[str]:
     """Where a hierarchy may be mounted: version 2 has number 0 and no controllers; on hybrid systems it lies in `unified`."""
     if number == "0" and not controllers:
         return [_MOUNT, f"{_MOUNT}/unified"]
     names = [name for name in controllers.split(",") if name in _CONTROLLERS]
+    if not set(names) & set(wanted):
+        return []
     joined = [",".join(names), ",".join(reversed(names))] if len(names) > 1 else []
     return [f"{_MOUNT}/{name}" for name in dict.fromkeys([*joined, *names])]
 

@@ -1,7 +1,8 @@
-"""How much more memory this process can take before the kernel slows it down or ends something: control groups, pressure, the machine.
+"""How much more memory this process can take before the kernel slows it down or ends something: control groups,
+pressure, the machine.
 
-Sources: the kernel's Documentation/admin-guide/cgroup-v2.rst (memory.high, memory.max, memory.pressure), cgroup-v1/memory.rst and
-accounting/psi.rst.
+Sources: the kernel's Documentation/admin-guide/cgroup-v2.rst (memory.high, memory.max, memory.pressure),
+cgroup-v1/memory.rst and accounting/psi.rst.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ class Headroom:
 
 
 def read_headroom(reader: FactReader, parts: Sequence[Sequence[int]] = ()) -> Headroom:
-    """The least that control groups, pressure, and the available memory of the machine leave, and that of the nodes of each of `parts`, from which equal
-    parts of the memory come. Something of each limit is kept for others, and for what else this process takes."""
+    """The least that control groups, pressure, and the available memory of the machine leave, and that of the nodes
+    of each of `parts`, from which equal parts of the memory come. Something of each limit is kept for others, and for
+    what else this process takes."""
     return min(_limits(reader, parts), key=lambda limit: limit.nbytes)
 
 
