@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -66,6 +67,11 @@ def cli() -> None:
     """
 
 
+def _leave(number: int, frame: object) -> NoReturn:
+    """End in order, before anything is served."""
+    raise SystemExit(0)
+
+
 @contextmanager
 def _early_engine(arguments: list[str]) -> Iterator[None]:
     """Within it the process of an engine that these arguments will need runs already, until the command takes it."""
@@ -75,6 +81,8 @@ def _early_engine(arguments: list[str]) -> Iterator[None]:
     from homenode.engine.early_start import end_early_engine, needs_engine, start_engine_early
     from homenode.server.connections.descriptors import raise_descriptor_limit
 
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _leave)  # until `serve` itself listens to them
     if needs_engine(arguments):
         raise_descriptor_limit()  # the engine's process has the limit of the one that starts it
         start_engine_early()
