@@ -7,6 +7,7 @@ may use, SECONDS its processor time.
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from pathlib import Path
@@ -40,8 +41,12 @@ def _failure(kind: str, message: str) -> dict[str, Any]:
     return {"failure": kind, "message": message}
 
 
+_NICE = 10  # an engine loads its weights meanwhile, with as many threads as there are CPUs
+
+
 def main(arguments: list[str]) -> int:
     """Try one tokenizer and say what came of it; the exit code."""
+    os.nice(_NICE)
     confine(int(arguments[2]))
     allow_cpu(float(arguments[3]))
     frames = FrameStream(socket.socket(fileno=int(arguments[0])))
