@@ -116,6 +116,10 @@ class PackedCache:
         self._weights[name] = weight
         return weight
 
+    def has(self, name: str) -> bool:
+        """Whether the matrix is there, as far as is known before it is read."""
+        return self._fd is not None and name in self._found
+
     def has_begun(self, name: str) -> bool:
         """Whether some of the matrix may have been read from the file to where it is to be, though it was not given."""
         return name in self._begun

@@ -28,6 +28,7 @@ from homenode.model.weights.finite import check_finite
 from homenode.model.weights.layout import READ_BY_BACKENDS, WeightLayout
 from homenode.model.weights.names import MatchedTensor
 from homenode.model.weights.packed_cache import PackedCache
+from homenode.model.weights.read_ahead import Extent, ReadAhead
 from homenode.units import format_count
 
 IndexArray = npt.NDArray[np.int64]
@@ -63,7 +64,7 @@ def read_parameters(
         if progress is not None:
             progress(done, total)
 
-    with _Files() as files:
+    with _Files() as files, ReadAhead([_extents(t, cache) for t in here], files.open) as ahead:
         for tensor in here:
             entry, expected = tensor.entry, tensor.expected
             with _said_of(entry):
@@ -73,12 +74,24 @@ def read_parameters(
                 else:
                     handles[entry.name] = matrices.load(files, tensor)
             done += tensor.nbytes
+            ahead.advance()
             tell()
     if experts:
         handles |= matrices.keep(experts.complete(tell))
     if cache:
         cache.complete()
     return _by_key(todo, handles, layers)
+
+
+def _extents(tensor: MatchedTensor, cache: PackedCache | None) -> list[Extent]:
+    """Where the bytes lie that will be read of a tensor, in whole rows; nowhere where the packed cache has it."""
+    entry, cut = tensor.entry, tensor.expected.cut
+    if cache is not None and cache.has(entry.name):
+        return []
+    if entry.coded or len(cut) != 2:
+        return [(part.file, part.offset, part.nbytes) for part in entry.stored]
+    row_bytes = entry.dtype.row_bytes(entry.shape[1])
+    return [(entry.file, entry.offset + cut[0].first * row_bytes, cut[0].count * row_bytes)]
 
 
 @contextmanager
