@@ -16,7 +16,9 @@ from homenode.engine.kv.release import Release, floor_bytes
 from homenode.engine.schedule.events import KvHeadroom
 from homenode.units import format_bytes
 
-LOOK_EVERY_S = 0.25  # at the machine's memory, while there is something to compute
+LOOK_EVERY_S = 0.25  # at the machine's memory, while there is something to compute and it is scarce...
+LOOK_SELDOM_S = 1.0  # ...and while there is plenty
+_PLENTY = 1 << 30  # bytes that the machine can give: no growth of a second comes near
 LONGEST_WAIT_S = 10.0  # of a request that nobody's end can give memory to
 _MOST_AT_ONCE = 64 << 20  # bytes given back at once
 _RESUMING = 2  # times the memory that was lacking has to be there before blocks are handed out again
@@ -73,8 +75,12 @@ class Growth:
         """Whether the machine should be looked at before the next step is planned."""
         if self._chunks.num_present == self._chunks.num_chunks:
             return False
-        grown = self._chunks.num_present > self._present_then
-        return grown or self._chunks.now - self._looked_at >= LOOK_EVERY_S
+        chunks, waited = self._chunks, self._chunks.now - self._looked_at
+        if chunks.credit is not None and chunks.credit * self._chunk_bytes >= _PLENTY:
+            return (
+                waited >= LOOK_SELDOM_S
+            )  # a look costs as much as a chunk, and where threads compute on every CPU it delays the step
+        return chunks.num_present > self._present_then or waited >= LOOK_EVERY_S
 
     @property
     def withholds(self) -> bool:
