@@ -55,7 +55,7 @@ def test_memory_that_is_lacking_is_withheld_and_what_there_is_is_taken() -> None
     pool.release(blocks)
     assert pool.num_free == 4
     assert pool.allocate(4) == [0, 1, 2, 3]
-    with pytest.raises(InternalError, match="1 KV blocks wanted, 0 available"):
+    with pytest.raises(InternalError, match="1 KV block wanted, 0 available"):
         pool.allocate(1)
     chunks.withheld = False
     assert pool.num_free == 12
