@@ -102,3 +102,14 @@ def test_lines_of_a_hold_come_after_it_with_their_counts() -> None:
         "homenode: warning: 4 more like this one: too warm",
         "homenode: warning: later",
     ]
+
+
+def test_clients_that_leave_are_not_warned_of() -> None:
+    lines, _ = said(
+        "import logging\n"
+        "from homenode.logs.setup import begin_service_log\n"
+        "begin_service_log('server')\n"
+        "logging.getLogger('asyncio').warning('socket.send() raised exception.')\n"
+        "logging.getLogger('asyncio').error('Task exception was never retrieved')\n"
+    )
+    assert [line.rpartition("server: ")[2] for line in lines] == ["Task exception was never retrieved"]
