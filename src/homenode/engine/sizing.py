@@ -145,7 +145,9 @@ def growth_text(
     elif not memory_available:
         why = "what its workers have room for"
     elif sizes.num_blocks == config.scheduler.max_num_seqs * -(-sizes.max_model_len // sizes.block_size):
-        why = f"all that --max-num-seqs {config.scheduler.max_num_seqs} sequences of full length can fill"
+        why = (
+            f"all that --max-num-seqs {format_count(config.scheduler.max_num_seqs, 'sequence')} of full length can fill"
+        )
     else:
         why = (
             f"{kv.kv_cache_fraction:.0%} (--kv-cache-fraction) of the {format_bytes(memory_available)} available beside weights and buffers; "

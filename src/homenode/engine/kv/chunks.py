@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from homenode.errors import InternalError
+from homenode.units import format_count
 
 
 class Presence(IntEnum):
@@ -96,7 +97,9 @@ class ChunkTable:
         """Remove and return `count` blocks: those behind `after` as long as they are free and present, then the
         lowest present ones, then the lowest of the others. InternalError when there are fewer than `count`."""
         if count > len(self):
-            raise InternalError(f"{count} free blocks wanted, {len(self)} there", wanted=count, free=len(self))
+            raise InternalError(
+                f"{format_count(count, 'free block')} wanted, {len(self)} there", wanted=count, free=len(self)
+            )
         taken: list[int] = []
         if after >= 0:
             self._take_behind(after, count, taken)
@@ -200,12 +203,14 @@ class ChunkTable:
             present = self._presence[chunk] is Presence.present
             if owned != self._owned[chunk] or (chunk in self._idle) != (present and not owned):
                 raise InternalError(
-                    f"chunk {chunk} of the KV memory: {self._owned[chunk]} blocks in use counted, {owned} found"
+                    f"chunk {chunk} of the KV memory: {format_count(self._owned[chunk], 'block')} in use counted, {owned} found"
                 )
         for presence, count in self._num_free.items():
             found = sum(m.bit_count() for m, p in zip(self._masks, self._presence, strict=True) if p is presence)
             if found != count:
-                raise InternalError(f"{count} free KV blocks counted that are {presence.name}, {found} found")
+                raise InternalError(
+                    f"{format_count(count, 'free KV block')} counted, {presence.name}, but {found} found"
+                )
 
     def _bring(self, chunk: int) -> None:
         if self.credit is not None:

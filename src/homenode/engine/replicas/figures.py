@@ -10,6 +10,7 @@ import msgspec
 from homenode.engine.messages import Ready, Statistics
 from homenode.engine.place import EnginePlace
 from homenode.transfer import figures
+from homenode.units import format_count
 
 _COUNTERS = (
     "prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generation_tokens", "steps", "step_tokens", "handed_tokens", "recomputed_tokens",
@@ -56,7 +57,7 @@ def all_ready(parts: Sequence[Ready], places: Sequence[EnginePlace]) -> Ready:
             "weight_bytes": sum(_number(part, "weight_bytes") for part in parts),
             "shared_weight_bytes": sum(_number(part, "shared_weight_bytes") for part in parts),
             "kv_bytes": sum(_number(part, "kv_bytes") for part in parts),
-            "kv_growth": f"each of {len(parts)} engines: {growth}"
+            "kv_growth": f"each of {format_count(len(parts), 'engine')}: {growth}"
             if (growth := first.details.get("kv_growth"))
             else "",
             "notes": _notes(parts),
