@@ -57,11 +57,11 @@ check: $(VENV)/tools  ## style, types and floors; nothing is run
 	$(BIN)/lint-imports
 
 # Side by side on up to four CPUs, and then what has to be alone. One thread for each library: every process has its CPU.
-# The latter two by two first, as much of it waits for deadlines; what fails beside another is decided alone.
+# The latter two by two first, as much of it waits for deadlines. What fails beside another is decided alone.
 test: $(VENV)/torch  ## all tests that take seconds each
-	@echo "running the tests that take seconds each: about 25 minutes on two CPUs, less on more; make test-all runs the slow ones as well"
+	@echo "running the tests that take seconds each: about 15 minutes on two CPUs, less on more; make test-all runs the slow ones as well"
 	@failed=0; \
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal --durations=40 -m "not slow and not alone" || failed=1; \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal --durations=40 -m "not slow and not alone" || $(BIN)/pytest --last-failed -m "not slow and not alone" || failed=1; \
 	alone=$$(grep -rl mark.alone tests --include='test_*.py'); \
 	$(BIN)/pytest -n 2 --dist worksteal --durations=20 -m "alone and not slow" $$alone || $(BIN)/pytest --last-failed -m "alone and not slow" $$alone || failed=1; \
 	exit $$failed
