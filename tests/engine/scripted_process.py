@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
+from homenode.engine.build import Engine
 from homenode.engine.config import EngineConfig
 from homenode.engine.executor.scripted import ScriptedExecutor
 from homenode.engine.messages import Ready
@@ -36,7 +35,7 @@ class TimedExecutor(ScriptedExecutor):
         super().submit(step)
 
 
-def build(config: EngineConfig, progress: Callable[[int, int], None], experts: Sequence[int]) -> Any:
+def build(config: EngineConfig, progress: Callable[[int, int], None], experts: Sequence[int]) -> Engine:
     folder, number = Path(str(config.model.path)), config.replica.number if config.replica else 0
     if (folder / "broken").exists():
         raise HostError("this machine is broken")
@@ -54,7 +53,7 @@ def build(config: EngineConfig, progress: Callable[[int, int], None], experts: S
         "scripted", LIMITS.max_model_len, LIMITS.vocab_size, LIMITS.num_blocks, LIMITS.block_size, config.scheduler.max_num_batched_tokens,
         config.scheduler.max_num_seqs, True,
     )  # fmt: skip
-    return SimpleNamespace(
+    return Engine(
         scheduler=Scheduler(config.scheduler, config.kv, LIMITS, [0], lookahead=1),
         executor=executor,
         ready=ready,
