@@ -62,6 +62,16 @@ def test_a_process_that_nobody_takes_is_ended():
     assert take_early_engine() is None
 
 
+def test_a_process_with_another_environment_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would log at another level than the one that a flag has set meanwhile."""
+    start_engine_early()
+    left = early_start._early
+    assert left is not None
+    monkeypatch.setenv("HOMENODE_LOG_LEVEL", "debug")
+    assert take_early_engine() is None
+    assert left.process.poll() is not None
+
+
 def test_the_front_takes_it(tmp_path):
     start_engine_early()
     started = take_early_engine()
