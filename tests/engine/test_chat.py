@@ -42,7 +42,15 @@ class Terminal:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, _COLUMNS, 0, 0))
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(_COLUMNS)}
         self.process = subprocess.Popen(
-            [*_COMMAND, *flags], stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
+            [*_COMMAND, *flags],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            ),  # ignored where the tests run in the background of a shell
         )
         os.close(slave)
         self._text = ""
