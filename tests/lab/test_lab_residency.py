@@ -48,7 +48,9 @@ def test_pages_that_were_moved_away_are_missed_by_both_witnesses(away: int) -> N
         assert proof.ratio == pytest.approx(1 - away / (SMALL * len(HOMES)), abs=1e-9) and proof.ratio < 1
         part, after = range_at(running.pid, address), bytes_by_node(ranges_of(running.pid))
         assert (held - part.bytes_on(home), part.bytes_on(other)) == (away, away)
-        assert (before[home] - after[home], after[other] - before[other]) == (away, away)
+        assert after[other] - before[other] == away
+        taken = after[home] - (before[home] - away)  # by the process itself meanwhile
+        assert 0 <= taken <= 16 * PAGE
         move(running.pid, (address + SMALL // 2, away), home)
         assert prove(running.pid, plan).ratio == 1.0
 
