@@ -8,7 +8,7 @@ import pytest
 
 from homenode.engine.kv.blocks import BlockPool
 from homenode.engine.kv.chunks import ChunkTable, PageChange, Presence
-from homenode.engine.kv.release import Release
+from homenode.engine.kv.release import ChunkRelease
 from homenode.errors import InternalError
 
 
@@ -91,7 +91,7 @@ def test_some_memory_is_taken_ahead_a_little_at_once() -> None:
 
 def test_what_is_empty_goes_back_first_and_what_is_cached_by_age_down_to_the_floor() -> None:
     pool, chunks = _pool(12, 2)
-    release = Release(pool, chunks, after_s=10.0, floor=1)
+    release = ChunkRelease(pool, chunks, after_s=10.0, floor=1)
     kept, older, newer, empty = (pool.allocate(2) for _ in range(4))
     for blocks in (kept, older, newer, empty):
         assert pool.secure(blocks)
@@ -131,7 +131,7 @@ def test_nothing_goes_back_where_it_is_to_stay() -> None:
     pool, chunks = _pool(4, 2)
     pool.secure(pool.allocate(1))
     pool.release([0])
-    release = Release(pool, chunks, after_s=0.0, floor=0)
+    release = ChunkRelease(pool, chunks, after_s=0.0, floor=0)
     chunks.now = 1e9
     assert (release.due(), release.look(9)) == (None, 0)
 
@@ -150,7 +150,7 @@ def test_any_life_adds_up_and_nothing_owned_or_cached_goes_back(seed: int) -> No
     rng = random.Random(seed)
     num_blocks, chunk_blocks = rng.choice([(30, 4), (17, 1), (64, 8), (5, 9)])
     pool, chunks = _pool(num_blocks, chunk_blocks)
-    release = Release(pool, chunks, after_s=2.0, floor=rng.choice([0, 2]))
+    release = ChunkRelease(pool, chunks, after_s=2.0, floor=rng.choice([0, 2]))
     tables: list[list[int]] = []
     there: set[int] = set()
     number = 0

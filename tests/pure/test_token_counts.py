@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from homenode.cli.main import cli
 from homenode.cli.options import settings_of
-from homenode.cli.token_counts import TokenCount, TokenCounts
+from homenode.cli.token_counts import TokenCount, TokenCountList
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
 from homenode.server.proxy.config import ProxyConfig
@@ -110,7 +110,7 @@ def test_every_option_that_takes_a_count_of_tokens_takes_4k(name: str, option: s
 @pytest.mark.parametrize("name", OPTIONS)
 def test_no_option_whose_name_speaks_of_tokens_is_left_out(name: str) -> None:
     command, _ = parameter(name, OPTIONS[name].split()[0])
-    counts = {param.opts[0] for param in command.params if isinstance(param.type, TokenCount | TokenCounts)}
+    counts = {param.opts[0] for param in command.params if isinstance(param.type, TokenCount | TokenCountList)}
     named = {param.opts[0] for param in command.params if param.opts[0].endswith(("-tokens", "-model-len"))}
     assert counts | named <= set(OPTIONS[name].split())
 

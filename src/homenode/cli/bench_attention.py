@@ -13,7 +13,7 @@ from homenode.cli.bench_options import HeadShapes, Names, meter_of, native_backe
 from homenode.cli.log_options import with_command_log
 from homenode.cli.options import with_some_settings
 from homenode.cli.report import OUT, plain_errors
-from homenode.cli.token_counts import TokenCounts
+from homenode.cli.token_counts import TokenCountList
 from homenode.engine.config import EngineConfig
 from homenode.units import format_count
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     help="Query heads x KV heads x elements of a head.",
 )
 @click.option(
-    "--contexts", type=TokenCounts(), default="512,8192,32768", show_default=True, help="Tokens of each context."
+    "--contexts", type=TokenCountList(), default="512,8192,32768", show_default=True, help="Tokens of each context."
 )
 @click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, help="Sequences decoded at once.")
 @with_some_settings(EngineConfig, "threads", "isa")

@@ -15,7 +15,7 @@ from homenode.cli.bench_options import Names, Shapes, meter_of, native_backend
 from homenode.cli.log_options import with_command_log
 from homenode.cli.options import with_some_settings
 from homenode.cli.report import OUT, plain_errors
-from homenode.cli.token_counts import TokenCounts
+from homenode.cli.token_counts import TokenCountList
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
 from homenode.units import format_count
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     help="Inputs x outputs of the matrices.",
 )
 @click.option(
-    "--tokens", type=TokenCounts(), default="1,4,8,32,512", show_default=True, help="Rows multiplied at once."
+    "--tokens", type=TokenCountList(), default="1,4,8,32,512", show_default=True, help="Rows multiplied at once."
 )
 @with_some_settings(EngineConfig, "threads", "isa")
 @click.option(

@@ -27,7 +27,7 @@ class TokenCount(click.ParamType[int]):
         return count
 
 
-class TokenCounts(click.ParamType[tuple[int, ...]]):
+class TokenCountList(click.ParamType[tuple[int, ...]]):
     """Counts of tokens, joined by commas, all above 0: `512,8k,32k`."""
 
     name = "N,N,..."

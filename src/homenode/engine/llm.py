@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from homenode.engine.completion import Answer, Completion
+from homenode.engine.completion_stream import CompletionStream
 from homenode.engine.config import EngineConfig
 from homenode.engine.failures import named_error
 from homenode.engine.fitting_text import encode_fitting
@@ -29,7 +30,6 @@ from homenode.engine.local import LocalEngine
 from homenode.engine.location.located import located
 from homenode.engine.messages import Output, Ready, Statistics
 from homenode.engine.request import Request, SamplingParams
-from homenode.engine.text_stream import TextStream
 from homenode.errors import NotANumberError, UserError
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S
 from homenode.model.tokenizer import Tokenizer, load_model_tokenizer
@@ -142,21 +142,23 @@ class LLM:
         _refuse_several(params)
         return self.generate([ids], params or self._rest_of_context(ids), stop=stop)[0]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, stop: Sequence[str] = ()) -> TextStream:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, stop: Sequence[str] = ()
+    ) -> CompletionStream:
         """The text of one continuation as it is made. Closing the stream ends the request."""
         return self._stream(self._prompts(prompt)[0], params or SamplingParams(), stop)
 
     def stream_chat(
         self, /, messages: Messages, params: SamplingParams | None = None, *, stop: Sequence[str] = (), **values: Any
-    ) -> TextStream:
+    ) -> CompletionStream:
         """The answer to a conversation as it is made. Closing the stream ends the request."""
         ids = self._chat_prompt(messages, values)
         return self._stream(ids, params or self._rest_of_context(ids), stop)
 
-    def _stream(self, ids: list[int], params: SamplingParams, stop: Sequence[str]) -> TextStream:
+    def _stream(self, ids: list[int], params: SamplingParams, stop: Sequence[str]) -> CompletionStream:
         _refuse_several(params)
         answer = self._answer(ids, params, stop)
-        return TextStream(self._pieces(ids, params, answer), answer)
+        return CompletionStream(self._pieces(ids, params, answer), answer)
 
     def _pieces(self, ids: list[int], params: SamplingParams, answer: Answer) -> Generator[str, None, None]:
         number, sink = next(self._ids), SimpleQueue[Output]()

@@ -148,7 +148,9 @@ class InlineExecutor:
             return
         try:
             self._change_pages(task.changes)
-        except Exception:  # pages come when they are first written, too
+        except (
+            Exception
+        ):  # whatever it is: pages that did not come are taken by the kernel when they are written, others stay
             _log.exception("pages of KV memory could not be taken or given back")
         self._notify()  # figures have changed
 

@@ -18,7 +18,7 @@ def floor_bytes(kv_bytes: int) -> int:
     return min(FLOOR_BYTES, kv_bytes // _FLOOR_SHARE)
 
 
-class Release:
+class ChunkRelease:
     """Gives back the chunks of `pool` that were idle for `after_s` seconds (0: never), and those with cached blocks
     after twice that time, the longest idle first, until no more than `floor` chunks are present."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from homenode.engine.kv.blocks import BlockPool
 from homenode.engine.kv.chunks import ChunkTable, PageChange
-from homenode.engine.kv.release import Release, floor_bytes
+from homenode.engine.kv.release import ChunkRelease, floor_bytes
 from homenode.engine.schedule.events import KvHeadroom
 from homenode.units import format_bytes
 
@@ -41,7 +41,7 @@ class Growth:
         self._chunks = chunks
         self._chunk_bytes = chunk_bytes
         total = chunks.num_chunks * chunk_bytes
-        self._release = Release(pool, chunks, release_s, floor_bytes(total) // chunk_bytes)
+        self._release = ChunkRelease(pool, chunks, release_s, floor_bytes(total) // chunk_bytes)
         self._looked_at = -LOOK_EVERY_S
         self._present_then = 0  # chunks, when the machine was last looked at
         self._withheld_since: float | None = None

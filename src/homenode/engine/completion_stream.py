@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator
 from homenode.engine.completion import Answer, Completion
 
 
-class TextStream(Iterator[str]):
+class CompletionStream(Iterator[str]):
     """Pieces of text; the request begins with the first one that is asked for, and ends when the stream is closed."""
 
     def __init__(self, pieces: Generator[str, None, None], answer: Answer) -> None:
