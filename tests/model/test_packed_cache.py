@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("homenode._native", reason="the compiled core is not built; `make build` builds it")
 
 from homenode.compute.native import NativeBackend
-from homenode.compute.ops import FloatArray, PackedPlace, Weight
+from homenode.compute.ops import FloatArray, PackedLocation, Weight
 from homenode.compute.reference import ReferenceBackend
 from homenode.errors import UserError
 from homenode.model.checkpoint.spec import Checkpoint
@@ -83,7 +83,7 @@ def test_it_does_not_matter_how_many_matrices_are_read_at_once(
     calls: list[int] = []
     read = NativeBackend.weights_from_packed
 
-    def counted(backend: NativeBackend, fd: int, places: Sequence[PackedPlace]) -> list[tuple[Weight, str]]:
+    def counted(backend: NativeBackend, fd: int, places: Sequence[PackedLocation]) -> list[tuple[Weight, str]]:
         calls.append(len(places))
         return read(backend, fd, places)
 
@@ -113,7 +113,7 @@ def test_a_file_that_shrinks_while_it_is_read(
     file = packed_file(tmp_path / "cache")
     size, read = file.stat().st_size, NativeBackend.weights_from_packed
 
-    def cutting(backend: NativeBackend, fd: int, places: Sequence[PackedPlace]) -> list[tuple[Weight, str]]:
+    def cutting(backend: NativeBackend, fd: int, places: Sequence[PackedLocation]) -> list[tuple[Weight, str]]:
         if places[0].offset > size // 2:
             os.truncate(file, places[0].offset + 1)
         return read(backend, fd, places)

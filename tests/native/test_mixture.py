@@ -54,7 +54,7 @@ class Case:
     ) -> FloatArray:
         def forward(ops: Ops) -> Tensor:
             x, logits, residual = (backend.constant(v[rows]) for v in (self.x, self.logits, self.residual))
-            return ops.mixture(x, logits, experts, chosen, normalise, residual)
+            return ops.moe(x, logits, experts, chosen, normalise, residual)
 
         return evaluate(backend, forward, len(self.x[rows]))
 
@@ -146,7 +146,7 @@ def test_uses_of_experts_are_counted(backend: NativeBackend, ids: tuple[int, ...
     sizes = (1, 5, 20)  # of which the mixture computes the last in another way
     x, logits = backend.constant(case.x), backend.constant(case.logits)
     program = backend.compile(
-        lambda ops: ops.mixture(x, ops.mixture(x, logits, experts, 2, True, None) and logits, experts, 3, True, None),
+        lambda ops: ops.moe(x, ops.moe(x, logits, experts, 2, True, None) and logits, experts, 3, True, None),
         limits(20),
     )
     wanted = np.zeros((2, 7), np.uint64)
@@ -157,7 +157,7 @@ def test_uses_of_experts_are_counted(backend: NativeBackend, ids: tuple[int, ...
                 wanted[mixture, choose_experts(row, chosen, True)[0]] += np.uint64(1)
     if ids is not None:
         wanted[:, [e for e in range(7) if e not in ids]] = 0
-    assert np.array_equal(program.expert_uses(), wanted)
+    assert np.array_equal(program.expert_usage(), wanted)
 
 
 def test_gated_sum(backend: NativeBackend) -> None:

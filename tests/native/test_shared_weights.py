@@ -11,7 +11,7 @@ import pytest
 from homenode import _native
 from homenode.compute.native import NativeBackend, available_levels
 from homenode.compute.native.shared_weights import NativeSharedWeights
-from homenode.compute.ops import Experts, Ops, PackedPlace, SharedPlace, Tensor
+from homenode.compute.ops import Experts, Ops, PackedLocation, SharedPlacement, Tensor
 from homenode.compute.team_memory import TeamMemory
 from homenode.dtypes import BY_NAME
 from homenode.engine.huge_pages import on_small_pages
@@ -30,7 +30,7 @@ def put(
 ) -> _native.Weight:
     """A matrix read from `file`, where `load` wrote it, into shared memory."""
     with file.open("rb") as opened:
-        place = SharedPlace(memory, at)
+        place = SharedPlacement(memory, at)
         return backend.weight_from_file(opened.fileno(), 77, BY_NAME[format], rows, columns, format, spread=place)
 
 
@@ -46,7 +46,7 @@ def test_a_shared_matrix_has_the_bits_of_an_ordinary_one(tmp_path: Path, format:
         own = put(writer, memory, tmp_path / "w", format, rows, columns, BASE + 4096)
         memory.close()
         other = reader.attached_weight(
-            SharedPlace(reader.shared_weights(fd, SIZE), BASE + 4096), format, rows, columns, own=False
+            SharedPlacement(reader.shared_weights(fd, SIZE), BASE + 4096), format, rows, columns, own=False
         )
     assert len(other.pieces) == threads[1] and other.nbytes == reader.packed_bytes(format, rows, columns)
     assert same_bits(unpacked(own), unpacked(plain)) and same_bits(unpacked(other), unpacked(plain))
@@ -72,14 +72,14 @@ def test_a_mixture_over_own_and_others_experts_is_that_over_ordinary_ones(
             put(filler, memory, tmp_path / "w", format, inner, columns, i * size)
             memory.close()
             shared[kind].append(
-                backend.attached_weight(SharedPlace(mine, i * size), format, inner, columns, own=e % 2 == 0)
+                backend.attached_weight(SharedPlacement(mine, i * size), format, inner, columns, own=e % 2 == 0)
             )
     random = np.random.default_rng(5)
     x, logits = (random.standard_normal((tokens, n)).astype(np.float32) for n in (columns, count))
 
     def result(experts: Experts, rows: int) -> np.ndarray:
         def forward(ops: Ops) -> Tensor:
-            return ops.mixture(backend.constant(x[:rows]), backend.constant(logits[:rows]), experts, 2, True, None)
+            return ops.moe(backend.constant(x[:rows]), backend.constant(logits[:rows]), experts, 2, True, None)
 
         return evaluate(backend, forward, rows)
 
@@ -94,9 +94,9 @@ def test_float32_rows_and_packed_files_go_there_too(tmp_path: Path) -> None:
     with experts_memory(SIZE) as fd, (tmp_path / "packed").open("w+b") as file:
         memory = backend.shared_weights(fd, SIZE)
         memory.open(BASE, SIZE)
-        first = backend.weight_from_array(values, "Q8_0", SharedPlace(memory, BASE))
+        first = backend.weight_from_array(values, "Q8_0", SharedPlacement(memory, BASE))
         checksum = backend.write_packed(first, file.fileno(), 0)
-        places = [PackedPlace(0, "Q8_0", 70, 96, SharedPlace(memory, BASE + (i << 16))) for i in (1, 2)]
+        places = [PackedLocation(0, "Q8_0", 70, 96, SharedPlacement(memory, BASE + (i << 16))) for i in (1, 2)]
         (second, read), _ = backend.weights_from_packed(file.fileno(), places)
     assert read == checksum
     assert same_bits(unpacked(first), unpacked(plain)) and same_bits(unpacked(second), unpacked(plain))
@@ -125,7 +125,7 @@ def test_a_weight_keeps_the_memory_whoever_else_lets_go_of_it() -> None:
     with experts_memory(SIZE) as fd:
         memory = backend.shared_weights(fd, SIZE)
         memory.open(BASE, SIZE)
-        weight = backend.weight_from_array(np.ones((3, 32), np.float32), "F32", SharedPlace(memory, BASE))
+        weight = backend.weight_from_array(np.ones((3, 32), np.float32), "F32", SharedPlacement(memory, BASE))
     del memory, backend
     assert np.array_equal(unpacked(weight), np.ones((3, 32), np.float32))
 
@@ -145,13 +145,13 @@ def test_only_what_is_open_is_written_and_only_what_is_inside_is_read() -> None:
             if opened[1]:
                 memory.open(*opened)
             with pytest.raises(ValueError, match="open for writing"):
-                backend.weight_from_array(ones, "F32", SharedPlace(memory, at))
+                backend.weight_from_array(ones, "F32", SharedPlacement(memory, at))
         memory.close()
         with pytest.raises(ValueError, match="open for writing"):
-            backend.weight_from_array(ones, "F32", SharedPlace(memory, 4096))
+            backend.weight_from_array(ones, "F32", SharedPlacement(memory, 4096))
         for at in (SIZE, SIZE - 4096, 2**63, 100):
             with pytest.raises(ValueError, match="inside bytes 0 to"):
-                backend.attached_weight(SharedPlace(memory, at), "F32", 40, 64, own=False)
+                backend.attached_weight(SharedPlacement(memory, at), "F32", 40, 64, own=False)
         for begin, end in ((0, SIZE + 4096), (4096, 4096), (8192, 4096), (1, 4096), (0, 100)):
             with pytest.raises(UserError, match="whole pages"):
                 memory.open(begin, end)
@@ -201,8 +201,8 @@ def test_own_ranges_count_as_weights_and_others_do_not() -> None:
         memory = backend.shared_weights(fd, SIZE)
         memory.own(runs)
         memory.open(BASE, SIZE)
-        mine = backend.weight_from_array(np.ones((16, 64), np.float32), "F32", SharedPlace(memory, BASE))
-        backend.attached_weight(SharedPlace(memory, BASE), "F32", 16, 64, own=False)
+        mine = backend.weight_from_array(np.ones((16, 64), np.float32), "F32", SharedPlacement(memory, BASE))
+        backend.attached_weight(SharedPlacement(memory, BASE), "F32", 16, 64, own=False)
     address, _ = memory.handle.range
     assert [(at - address, size, home) for at, size, home in memory.ranges] == [
         (BASE, 3 * 4096, 0),
@@ -223,7 +223,7 @@ def test_what_is_shared_lies_on_huge_pages_where_the_kernel_gives_them() -> None
         memory.own([(BASE, size)])
         memory.open(BASE, size)
         memory.take_huge()
-        backend.weight_from_array(np.ones((4096, 5632), np.float32), "F32", SharedPlace(memory, BASE))
+        backend.weight_from_array(np.ones((4096, 5632), np.float32), "F32", SharedPlacement(memory, BASE))
         assert os.pread(fd, 16, BASE - 16) == bytes(16)
     seen = backend.statistics()["shared_pages"]
     if seen is None:

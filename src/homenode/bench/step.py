@@ -81,9 +81,9 @@ class _TimedProgram:
         self._times.append(_Times(begin, time.perf_counter()))
         return logits
 
-    def expert_uses(self) -> npt.NDArray[np.uint64]:
-        """See `Program.expert_uses`."""
-        return self._program.expert_uses()
+    def expert_usage(self) -> npt.NDArray[np.uint64]:
+        """See `Program.expert_usage`."""
+        return self._program.expert_usage()
 
 
 class _TimedSampling:

@@ -15,16 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from homenode.compute.ranks import RankGroup
 from homenode.dtypes import DType
 from homenode.host.binding.residency import PlannedRange
-
-if TYPE_CHECKING:
-    from homenode.compute.ranks import RankGroup
 
 Tensor = Any  # a backend's activation or parameter handle, float32 [rows, columns] (parameters: [columns])
 Weight = Any  # a backend's packed matrix handle, [rows = output features, columns = input features]
@@ -72,14 +70,14 @@ class SharedWeights(Protocol):
         """A range that others have filled will be read: whatever the first reads would have to do for that is done now."""
 
 
-class SharedPlace(NamedTuple):
+class SharedPlacement(NamedTuple):
     """Where a matrix goes, or is, in memory that several processes share: all of it from byte `offset` on."""
 
     memory: SharedWeights
     offset: int
 
 
-Place = Spread | SharedPlace  # where a matrix lies
+MatrixPlacement = Spread | SharedPlacement  # where a matrix lies
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -181,10 +179,10 @@ class SampledRows:
 
 @dataclass(frozen=True)
 class Experts:
-    """The gated MLPs of a mixture, one for each expert: gate and up [intermediate, columns], down [columns, intermediate].
+    """The gated MLPs of an MoE layer, one for each expert: gate and up [intermediate, columns], down [columns, intermediate].
 
     All experts have the same shapes; the matrices of each of the three lists are kept in one format, gate and up in the same. `ids`: which of the
-    mixture's experts these are, ascending; None: all of them. A row whose chosen experts are elsewhere gets nothing from these.
+    layer's experts these are, ascending; None: all of them. A row whose chosen experts are elsewhere gets nothing from these.
     """
 
     gate: Sequence[Weight]
@@ -263,7 +261,7 @@ class Ops(Protocol):
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
         """cap * tanh(x / cap), cap being above 0."""
 
-    def mixture(
+    def moe(
         self, x: Tensor, logits: Tensor, experts: Experts, chosen: int, normalise: bool, residual: Tensor | None
     ) -> Tensor:
         """residual (or 0) + the sum of weight * down(silu(gate(x)) * up(x)) over the `chosen` experts with the largest logits of each row.
@@ -290,8 +288,8 @@ class Program(Protocol):
         of the group did not come.
         """
 
-    def expert_uses(self) -> npt.NDArray[np.uint64]:
-        """For each `Ops.mixture`, in the order of the calls, how many tokens each of its experts was computed for so far: [mixtures, experts].
+    def expert_usage(self) -> npt.NDArray[np.uint64]:
+        """For each `Ops.moe`, in the order of the calls, how many tokens each of its experts was computed for so far: [MoE layers, experts].
 
         Experts that are elsewhere have 0. Any thread may ask while a step is computed; a program that learns its calls by making them has no rows for
         those that its first step has not come to yet.
@@ -315,7 +313,7 @@ class Backend(Protocol):
         columns: int,
         target: str,
         permuted_heads: int = 0,
-        spread: Place = "split",
+        spread: MatrixPlacement = "split",
         row_bytes: int = 0,
     ) -> Weight:
         """Read a [rows, columns] matrix stored as `dtype` at `offset` of an open file and keep it as `target` (see weight_types).
@@ -326,7 +324,7 @@ class Backend(Protocol):
         in Hugging Face order.
         """
 
-    def weight_from_array(self, array: npt.NDArray[Any], target: str, spread: Place = "split") -> Weight:
+    def weight_from_array(self, array: npt.NDArray[Any], target: str, spread: MatrixPlacement = "split") -> Weight:
         """The same from a float32 [rows, columns] array."""
 
     def vector(self, array: npt.NDArray[Any]) -> Tensor:
@@ -362,14 +360,14 @@ class FittingBackend(Protocol):
         """The last one was made: memory that none of them needs may be given back."""
 
 
-class PackedPlace(NamedTuple):
+class PackedLocation(NamedTuple):
     """Where a [rows, columns] matrix kept as `target` is in a file: its first byte; and how it is to lie in memory."""
 
     offset: int
     target: str
     rows: int
     columns: int
-    spread: Place = "split"
+    spread: MatrixPlacement = "split"
 
 
 @runtime_checkable
@@ -389,7 +387,7 @@ class PackedBackend(Protocol):
     def write_packed(self, weight: Weight, fd: int, offset: int) -> str:
         """Write a weight at `offset` of an open file. The result is its checksum, 16 hexadecimal digits. HostError when writing fails."""
 
-    def weights_from_packed(self, fd: int, places: Sequence[PackedPlace]) -> list[tuple[Weight, str]]:
+    def weights_from_packed(self, fd: int, places: Sequence[PackedLocation]) -> list[tuple[Weight, str]]:
         """What `write_packed` wrote at each place, and the checksum of what was read. ValueError when the file ends early, HostError when reading
         fails. Many at once are read faster than one after the other: threads need not wait for each other in between.
         """
@@ -406,7 +404,7 @@ class SharingBackend(PackedBackend, Protocol):
     def shared_weights(self, fd: int, size: int) -> SharedWeights:
         """The first `size` bytes of such a memfd, nothing of it open. Its weights keep it mapped."""
 
-    def attached_weight(self, place: SharedPlace, target: str, rows: int, columns: int, *, own: bool) -> Weight:
+    def attached_weight(self, place: SharedPlacement, target: str, rows: int, columns: int, *, own: bool) -> Weight:
         """A matrix that is there already, kept as `target`. `own`: this process's, though it did not read it this time."""
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from homenode.compute.ops import FloatArray
+import numpy as np
+import numpy.typing as npt
 
 
 class RankGroup(Protocol):
@@ -18,10 +19,10 @@ class RankGroup(Protocol):
     rank: int
     size: int
 
-    def sum(self, values: FloatArray) -> None:
+    def sum(self, values: npt.NDArray[np.float32]) -> None:
         """Replace `values` (C-contiguous float32) by the element-wise sum over all ranks, added in the order of the ranks: the same bits everywhere."""
 
-    def gather(self, values: FloatArray, widths: Sequence[int]) -> FloatArray:
+    def gather(self, values: npt.NDArray[np.float32], widths: Sequence[int]) -> npt.NDArray[np.float32]:
         """The columns of all ranks beside each other in their order: values [rows, widths[rank]] -> [rows, sum of widths]."""
 
     def leave(self) -> None:

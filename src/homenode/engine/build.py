@@ -224,7 +224,7 @@ def build_engine(
             runner,
             sizes.worker_limits(),
             lambda: (
-                backend.statistics() | ({USES: of_part(whole, spec, program.expert_uses())} if spec.mixture else {})
+                backend.statistics() | ({USES: of_part(whole, spec, program.expert_usage())} if spec.mixture else {})
             ),
             cpu=cpu,
             change_pages=None if growing is None else page_changer(growing),

@@ -18,7 +18,7 @@ Table = npt.NDArray[np.uint64]
 
 
 def of_part(part: ModelPart, spec: ModelSpec, uses: Table) -> Table:
-    """The table of a part's layers. `uses`: a row for each mixture of its program, see `Program.expert_uses`; for the first ones only where its first
+    """The table of a part's layers. `uses`: a row for each mixture of its program, see `Program.expert_usage`; for the first ones only where its first
     step is still being computed."""
     table = empty(part.layers.count, spec)
     mixtures = [layer for layer in range(part.layers.count) if every_expert(spec, part.layers.first + layer)]

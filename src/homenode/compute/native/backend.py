@@ -24,12 +24,12 @@ from homenode.compute.native.shared_weights import NativeSharedWeights, shared_w
 from homenode.compute.ops import (
     IntArray,
     KvGeometry,
+    MatrixPlacement,
     Ops,
-    PackedPlace,
-    Place,
+    PackedLocation,
     SampledRows,
     SamplingArrays,
-    SharedPlace,
+    SharedPlacement,
     StepArrays,
     StepLimits,
     Tensor,
@@ -113,7 +113,7 @@ class NativeBackend:
         columns: int,
         target: str,
         permuted_heads: int = 0,
-        spread: Place = "split",
+        spread: MatrixPlacement = "split",
         row_bytes: int = 0,
     ) -> _native.Weight:
         """See `Backend.weight_from_file`. UnsupportedError for a format the core cannot decode or keep, HostError when reading fails."""
@@ -138,7 +138,9 @@ class NativeBackend:
             )
         return self._count(packed)
 
-    def weight_from_array(self, array: npt.NDArray[Any], target: str, spread: Place = "split") -> _native.Weight:
+    def weight_from_array(
+        self, array: npt.NDArray[Any], target: str, spread: MatrixPlacement = "split"
+    ) -> _native.Weight:
         """See `Backend.weight_from_array`."""
         with host_errors():
             values = np.ascontiguousarray(array, np.float32)
@@ -177,7 +179,7 @@ class NativeBackend:
         with host_errors():
             return f"{weight.write(fd, offset):016x}"
 
-    def weights_from_packed(self, fd: int, places: Sequence[PackedPlace]) -> list[tuple[_native.Weight, str]]:
+    def weights_from_packed(self, fd: int, places: Sequence[PackedLocation]) -> list[tuple[_native.Weight, str]]:
         """See `PackedBackend.weights_from_packed`."""
         wanted = [
             (p.offset, self._target(p.target), p.rows, p.columns, _spread(p.spread), *_shared(p.spread)) for p in places
@@ -196,7 +198,9 @@ class NativeBackend:
         self._shared.append(memory)
         return memory
 
-    def attached_weight(self, place: SharedPlace, target: str, rows: int, columns: int, *, own: bool) -> _native.Weight:
+    def attached_weight(
+        self, place: SharedPlacement, target: str, rows: int, columns: int, *, own: bool
+    ) -> _native.Weight:
         """See `SharingBackend.attached_weight`. ValueError for a place that is not inside the memory."""
         shared, at = _in_shared(place)
         weight = _native.attach_weight(self._team, shared, at, self._target(target), rows, columns)
@@ -511,8 +515,8 @@ class NativeProgram:
                 a.ids, a.positions, a.query_start, a.context_len, a.block_table, a.sample_rows, a.hidden
             )
 
-    def expert_uses(self) -> npt.NDArray[np.uint64]:
-        """See `Program.expert_uses`."""
+    def expert_usage(self) -> npt.NDArray[np.uint64]:
+        """See `Program.expert_usage`."""
         return self._program.expert_uses()
 
     def barriers(self, tokens: int = 1, sequences: int = 1) -> int:
@@ -528,16 +532,16 @@ class NativeProgram:
         return [PhaseTime(*line) for line in self._program.phase_times() if line[1]]
 
 
-def _spread(place: Place) -> _native.Spread:
-    return _native.Spread.split if isinstance(place, SharedPlace) else _SPREADS[place]
+def _spread(place: MatrixPlacement) -> _native.Spread:
+    return _native.Spread.split if isinstance(place, SharedPlacement) else _SPREADS[place]
 
 
-def _shared(place: Place) -> tuple[_native.WeightMemory | None, int]:
+def _shared(place: MatrixPlacement) -> tuple[_native.WeightMemory | None, int]:
     """The native core's memory, and where in it; none for what is not shared."""
-    return _in_shared(place) if isinstance(place, SharedPlace) else (None, 0)
+    return _in_shared(place) if isinstance(place, SharedPlacement) else (None, 0)
 
 
-def _in_shared(place: SharedPlace) -> tuple[_native.WeightMemory, int]:
+def _in_shared(place: SharedPlacement) -> tuple[_native.WeightMemory, int]:
     if not isinstance(place.memory, NativeSharedWeights):
         raise InternalError(f"a weight of the native core in memory of {type(place.memory).__name__}")
     return place.memory.handle, place.offset

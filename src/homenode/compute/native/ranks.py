@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -49,16 +48,14 @@ class RankMemory:
         self._memory.end(list(gone))
 
 
-class Carrier(Protocol):
-    """A thread that carries values of a rank from host to host, until it is closed or the group is over."""
-
-    def close(self) -> None:
-        """End it. A group whose values are not carried any more is over."""
+# Threads that carry values of a rank from host to host, until they are closed or the group is over, which closing one brings about.
+RankSender = _native.RankSender
+RankReceiver = _native.RankReceiver
 
 
 def send_rank(
     memory: RankMemory, rank: int, hosts: Sequence[tuple[socket.socket, Sequence[int]]], timeout_s: float
-) -> Carrier:
+) -> RankSender:
     """Send what a rank of this host writes to other hosts: for each a connection, which is taken over, and the ranks there, ascending.
 
     The group is over when what was written is not gone within `timeout_s`, or a connection ends. UserError for ranks that there are not.
@@ -72,7 +69,7 @@ def send_rank(
             raise UserError(f"sending the values of a rank: {error}") from error
 
 
-def receive_rank(memory: RankMemory, rank: int, sock: socket.socket, timeout_s: float) -> Carrier:
+def receive_rank(memory: RankMemory, rank: int, sock: socket.socket, timeout_s: float) -> RankReceiver:
     """Be a rank of another host here: take its seat, and write there what `send_rank` sends. As `send_rank`; UserError as well for a seat that is taken."""
     with host_errors():
         try:

@@ -103,7 +103,7 @@ class RecordingOps:
             raise ValueError(f"values capped at {cap}; wanted more than 0")
         return self._recorder.soft_cap(x, cap)
 
-    def mixture(
+    def moe(
         self,
         x: _native.Tensor,
         logits: _native.Tensor,
@@ -112,10 +112,10 @@ class RecordingOps:
         normalise: bool,
         residual: _native.Tensor | None,
     ) -> _native.Tensor:
-        """See `Ops.mixture`."""
+        """See `Ops.moe`."""
         gate, up, down = list(experts.gate), list(experts.up), list(experts.down)
         if experts.ids is not None and not experts.ids:
-            raise ValueError("mixture: none of the experts; leave it out where there are none")
+            raise ValueError("moe: none of the experts; leave it out where there are none")
         return self._recorder.mixture(x, logits, gate, up, down, chosen, normalise, residual, list(experts.ids or ()))
 
     def add_gated(self, x: _native.Tensor, y: _native.Tensor, gate: _native.Tensor) -> _native.Tensor:

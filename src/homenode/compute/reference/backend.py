@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from homenode.compute.expert_uses import Counts, ExpertUses
+from homenode.compute.expert_usage import Counts, ExpertUsage
 from homenode.compute.ops import (
     FloatArray,
     IntArray,
     KvGeometry,
+    MatrixPlacement,
     Ops,
-    Place,
     SampledRows,
     SamplingArrays,
     StepArrays,
@@ -56,7 +56,7 @@ class ReferenceBackend:
         columns: int,
         target: str,
         permuted_heads: int = 0,
-        spread: Place = "split",
+        spread: MatrixPlacement = "split",
         row_bytes: int = 0,
     ) -> FloatArray:
         """See `Backend.weight_from_file`. HostError when the file ends early."""
@@ -72,7 +72,7 @@ class ReferenceBackend:
             matrix = matrix.reshape(permuted_heads, half, 2, columns).swapaxes(1, 2).reshape(rows, columns)
         return self._keep(matrix if target == dtype.name else formats.round_to(matrix, target))
 
-    def weight_from_array(self, array: npt.NDArray[Any], target: str, spread: Place = "split") -> FloatArray:
+    def weight_from_array(self, array: npt.NDArray[Any], target: str, spread: MatrixPlacement = "split") -> FloatArray:
         """See `Backend.weight_from_array`."""
         return self._keep(formats.round_to(np.asarray(array, np.float32), target))
 
@@ -117,17 +117,17 @@ class ReferenceProgram:
         self._forward = forward
         self._limits = limits
         self._group = group
-        self._uses = ExpertUses()
+        self._usage = ExpertUsage()
 
     def run(self, arrays: StepArrays) -> FloatArray:
         """See `Program.run`. ValueError when the arrays contradict each other or the limits."""
         check_arrays(arrays, self._limits)
-        logits: FloatArray = self._forward(EagerOps(arrays, self._group, self._uses))
+        logits: FloatArray = self._forward(EagerOps(arrays, self._group, self._usage))
         return logits
 
-    def expert_uses(self) -> Counts:
-        """See `Program.expert_uses`."""
-        return self._uses.table()
+    def expert_usage(self) -> Counts:
+        """See `Program.expert_usage`."""
+        return self._usage.table()
 
 
 def check_arrays(arrays: StepArrays, limits: StepLimits) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from homenode.compute.expert_uses import ExpertUses
+from homenode.compute.expert_usage import ExpertUsage
 from homenode.compute.ops import Experts, FloatArray, IntArray, StepArrays
 from homenode.compute.ranks import RankGroup
 from homenode.compute.reference.kv import ReferenceKvCache
@@ -21,12 +21,12 @@ from homenode.units import format_count
 class EagerOps:
     """`Ops` over NumPy arrays for the step described by `arrays`. Weights and vectors are float32 arrays."""
 
-    def __init__(self, arrays: StepArrays, group: RankGroup | None = None, uses: ExpertUses | None = None) -> None:
-        """`uses`: where the experts computed are counted, if anywhere."""
+    def __init__(self, arrays: StepArrays, group: RankGroup | None = None, usage: ExpertUsage | None = None) -> None:
+        """`usage`: where the experts computed are counted, if anywhere."""
         self._step = arrays
         self._group = group
-        self._uses = uses
-        self._mixtures = 0  # seen so far
+        self._usage = usage
+        self._moe_layers = 0  # seen so far
 
     def embedding(self, table: FloatArray, first: int = 0, vocabulary: int | None = None) -> FloatArray:
         """See `Ops.embedding`. ValueError for an id outside the vocabulary."""
@@ -159,7 +159,7 @@ class EagerOps:
         """See `Ops.soft_cap`."""
         return np.asarray(np.float32(cap) * np.tanh(x / np.float32(cap)), np.float32)
 
-    def mixture(
+    def moe(
         self,
         x: FloatArray,
         logits: FloatArray,
@@ -168,7 +168,7 @@ class EagerOps:
         normalise: bool,
         residual: FloatArray | None,
     ) -> FloatArray:
-        """See `Ops.mixture`. ValueError unless 1 <= chosen <= experts."""
+        """See `Ops.moe`. ValueError unless 1 <= chosen <= experts."""
         out = np.zeros(x.shape, np.float32) if residual is None else np.array(residual, np.float32)
         places = {
             expert: place for place, expert in enumerate(range(logits.shape[1]) if experts.ids is None else experts.ids)
@@ -183,9 +183,9 @@ class EagerOps:
                 tokens[index] += np.uint64(1)
                 inner = self.silu_mul(np.concatenate([experts.gate[place] @ row, experts.up[place] @ row])[None])[0]
                 total += weight * (experts.down[place] @ inner)
-        if self._uses is not None:
-            self._uses.add(self._mixtures, tokens)
-        self._mixtures += 1
+        if self._usage is not None:
+            self._usage.add(self._moe_layers, tokens)
+        self._moe_layers += 1
         return out
 
     def add_gated(self, x: FloatArray, y: FloatArray, gate: FloatArray) -> FloatArray:
@@ -199,7 +199,7 @@ class EagerOps:
 
 
 def choose_experts(logits: FloatArray, chosen: int, normalise: bool) -> tuple[IntArray, FloatArray]:
-    """The experts of one row in ascending order, int32 [chosen], and their weights, float32 [chosen]: see `Ops.mixture`."""
+    """The experts of one row in ascending order, int32 [chosen], and their weights, float32 [chosen]: see `Ops.moe`."""
     if not 1 <= chosen <= len(logits):
         raise ValueError(f"{format_count(chosen, 'expert was', 'experts were')} to be chosen from {len(logits)}")
     indices = np.sort(np.argsort(-logits, kind="stable")[:chosen])

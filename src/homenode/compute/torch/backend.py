@@ -10,7 +10,16 @@ import numpy.typing as npt
 import torch
 
 from homenode.compute.devices import attention_problem
-from homenode.compute.ops import IntArray, KvGeometry, Ops, Place, SampledRows, SamplingArrays, StepLimits, Tensor
+from homenode.compute.ops import (
+    IntArray,
+    KvGeometry,
+    MatrixPlacement,
+    Ops,
+    SampledRows,
+    SamplingArrays,
+    StepLimits,
+    Tensor,
+)
 from homenode.compute.ranks import RankGroup
 from homenode.compute.torch import sampling
 from homenode.compute.torch.attention import choose_attention
@@ -56,14 +65,16 @@ class TorchBackend:
         columns: int,
         target: str,
         permuted_heads: int = 0,
-        spread: Place = "split",
+        spread: MatrixPlacement = "split",
         row_bytes: int = 0,
     ) -> torch.Tensor:
         """See `Backend.weight_from_file`. HostError when the file ends early, UnsupportedError for a target it has no type for."""
         stored = StoredMatrix(fd, offset, dtype, rows, columns, row_bytes or dtype.row_bytes(columns))
         return self._count(self._reader.read(stored, target, permuted_heads))
 
-    def weight_from_array(self, array: npt.NDArray[Any], target: str, spread: Place = "split") -> torch.Tensor:
+    def weight_from_array(
+        self, array: npt.NDArray[Any], target: str, spread: MatrixPlacement = "split"
+    ) -> torch.Tensor:
         """See `Backend.weight_from_array`."""
         return self._count(self._reader.keep(np.asarray(array, np.float32), target))
 

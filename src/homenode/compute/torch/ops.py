@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from homenode.compute.expert_uses import ExpertUses
+from homenode.compute.expert_usage import ExpertUsage
 from homenode.compute.ops import Experts, FloatArray
 from homenode.compute.ranks import RankGroup
-from homenode.compute.torch.attention import Attention, Scoring
 from homenode.compute.torch.device import TorchDevice
 from homenode.compute.torch.exchange import gather_columns, sum_over_ranks
 from homenode.compute.torch.kv import TorchKvCache
-from homenode.compute.torch.mixture import add_experts
+from homenode.compute.torch.moe import add_experts
 from homenode.compute.torch.products import Product
+from homenode.compute.torch.scoring import Attention, Scoring
 from homenode.compute.torch.step import DeviceStep, check_ids
 from homenode.units import format_count
 
@@ -28,7 +28,7 @@ class Seen:
     vocabulary: int | None = None  # of the ids it looks up
     hidden: int | None = None  # columns it wants from the stage before
     cache: TorchKvCache | None = None
-    uses: ExpertUses = field(default_factory=ExpertUses)  # counted in every run
+    usage: ExpertUsage = field(default_factory=ExpertUsage)  # counted in every run
     frequencies: dict[bytes, torch.Tensor] = field(default_factory=dict)  # of rotary embeddings, on the device
 
 
@@ -46,7 +46,7 @@ class TorchOps:
     ) -> None:
         self._step, self._device, self._product, self._attention = step, device, product, attention
         self._group, self._seen = group, seen
-        self._mixtures = 0  # seen so far
+        self._moe_layers = 0  # seen so far
 
     def embedding(self, table: torch.Tensor, first: int = 0, vocabulary: int | None = None) -> torch.Tensor:
         """See `Ops.embedding`. ValueError for an id outside the vocabulary."""
@@ -173,7 +173,7 @@ class TorchOps:
         """See `Ops.soft_cap`. By way of exp, as torch's own tanh depends on where an element lies."""
         return cap * (1 - 2 / (1 + torch.exp(x * (2 / cap))))
 
-    def mixture(
+    def moe(
         self,
         x: torch.Tensor,
         logits: torch.Tensor,
@@ -182,7 +182,7 @@ class TorchOps:
         normalise: bool,
         residual: torch.Tensor | None,
     ) -> torch.Tensor:
-        """See `Ops.mixture`. ValueError unless 1 <= chosen <= experts."""
+        """See `Ops.moe`. ValueError unless 1 <= chosen <= experts."""
         self._seen_waiting()
 
         def mlp(rows: torch.Tensor, place: int) -> torch.Tensor:
@@ -190,8 +190,8 @@ class TorchOps:
             return self._product(inner, experts.down[place])
 
         out, tokens = add_experts(x, logits, experts.ids, mlp, chosen, normalise, residual)
-        self._seen.uses.add(self._mixtures, tokens)
-        self._mixtures += 1
+        self._seen.usage.add(self._moe_layers, tokens)
+        self._moe_layers += 1
         return out
 
     def add_gated(self, x: torch.Tensor, y: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:

@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from homenode.compute.expert_uses import Counts
+from homenode.compute.expert_usage import Counts
 from homenode.compute.ops import FloatArray, Ops, StepArrays, StepLimits, Tensor
 from homenode.compute.ranks import RankGroup
-from homenode.compute.torch.attention import Attention
 from homenode.compute.torch.device import TorchDevice
 from homenode.compute.torch.graphs import Capture, StepGraphs
 from homenode.compute.torch.ops import Seen, TorchOps
 from homenode.compute.torch.products import Product
+from homenode.compute.torch.scoring import Attention
 from homenode.compute.torch.step import DeviceStep, check_ids, check_step
 
 
@@ -64,9 +64,9 @@ class TorchProgram:
         """Captured steps there are."""
         return 0 if self._graphs is None else len(self._graphs)
 
-    def expert_uses(self) -> Counts:
-        """See `Program.expert_uses`."""
-        return self._seen.uses.table()
+    def expert_usage(self) -> Counts:
+        """See `Program.expert_usage`."""
+        return self._seen.usage.table()
 
     def run(self, arrays: StepArrays) -> TorchRows:
         """See `Program.run`. ValueError when the arrays contradict each other, the limits, or the KV memory."""

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from homenode.compute.torch.attention import Scoring
 from homenode.compute.torch.kv import TorchKvCache
+from homenode.compute.torch.scoring import Scoring
 from homenode.compute.torch.step import DeviceStep
 from homenode.compute.torch.tiled import tiled_attention
 
@@ -23,7 +23,7 @@ _MASKED = 2**24  # elements of a mask, which kernels may widen to floats
 
 
 @dataclass(frozen=True)
-class Decoding:
+class DecodingGroup:
     """Sequences of one token each: their rows of the step, their numbers, and a length that holds the context of each."""
 
     rows: torch.Tensor
@@ -32,7 +32,7 @@ class Decoding:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class PromptChunk:
     """Rows begin .. end - 1 of the step: the last tokens of a context of this length."""
 
     begin: int
@@ -45,8 +45,8 @@ class Chunk:
 class Grouped:
     """A step divided so."""
 
-    decoding: Sequence[Decoding]
-    chunks: Sequence[Chunk]
+    decoding: Sequence[DecodingGroup]
+    chunks: Sequence[PromptChunk]
 
 
 def sdpa_attention(q: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring) -> torch.Tensor:
@@ -68,7 +68,7 @@ def group_step(step: DeviceStep, block_size: int) -> Grouped:
     """Divide the sequences of a step."""
     if step.captured:
         everybody = torch.arange(step.ids.shape[0], device=step.ids.device)
-        return Grouped([Decoding(everybody, everybody, step.table.shape[1] * block_size)], [])
+        return Grouped([DecodingGroup(everybody, everybody, step.table.shape[1] * block_size)], [])
     starts, contexts = step.host.query_start, step.host.context_len
     counts = np.diff(starts)
     one = np.flatnonzero(counts == 1)
@@ -79,13 +79,15 @@ def group_step(step: DeviceStep, block_size: int) -> Grouped:
         rows, numbers = (
             torch.from_numpy(part.astype(np.int64)).to(step.ids.device) for part in (starts[sequences], sequences)
         )
-        decoding.append(Decoding(rows, numbers, int(length)))
-    chunks = [Chunk(int(starts[i]), int(starts[i + 1]), int(i), int(contexts[i])) for i in np.flatnonzero(counts > 1)]
+        decoding.append(DecodingGroup(rows, numbers, int(length)))
+    chunks = [
+        PromptChunk(int(starts[i]), int(starts[i + 1]), int(i), int(contexts[i])) for i in np.flatnonzero(counts > 1)
+    ]
     return Grouped(decoding, chunks)
 
 
 def _decode(
-    q: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring, number: int, some: Decoding
+    q: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring, number: int, some: DecodingGroup
 ) -> torch.Tensor:
     """q [sequences, kv_heads, group, head_dim] of the newest tokens."""
     known = step.planned.get(("decode", number, how.window))
@@ -99,7 +101,7 @@ def _decode(
 
 
 def _keys_of(
-    step: DeviceStep, some: Decoding, window: int | None, block_size: int
+    step: DeviceStep, some: DecodingGroup, window: int | None, block_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Slots [sequences, keys] of the keys a newest token may see, and which of them it does see, bool [sequences, 1, 1, keys]."""
     newest = step.context[some.sequences].unsqueeze(1) - 1
@@ -111,7 +113,13 @@ def _keys_of(
 
 
 def _prefill(
-    q: torch.Tensor, out: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring, chunk: Chunk
+    q: torch.Tensor,
+    out: torch.Tensor,
+    cache: TorchKvCache,
+    layer: int,
+    step: DeviceStep,
+    how: Scoring,
+    chunk: PromptChunk,
 ) -> None:
     """Fill rows begin .. end - 1 of `out`."""
     oldest = chunk.context - (chunk.end - chunk.begin)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from homenode.compute.torch.attention import Scoring
 from homenode.compute.torch.kv import TorchKvCache
+from homenode.compute.torch.scoring import Scoring
 from homenode.compute.torch.step import DeviceStep
 
 QUERIES = 8

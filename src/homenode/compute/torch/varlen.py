@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from homenode.compute.torch.attention import Scoring
 from homenode.compute.torch.kv import TorchKvCache
+from homenode.compute.torch.scoring import Scoring
 from homenode.compute.torch.step import DeviceStep
 from homenode.errors import HostError
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from homenode.compute.native.ranks import Carrier, NativeRankGroup, RankMemory, receive_rank
+from homenode.compute.native.ranks import NativeRankGroup, RankMemory, RankReceiver, receive_rank
 from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
 from homenode.engine.workers.greeting import Group, Share, Topic, Values, accept_next, answer, introduce, name_of
 from homenode.engine.workers.streams import Streams
@@ -142,7 +142,7 @@ class Keeper:
             self._streams.leave()
             raise
         self._lock = threading.Lock()
-        self._receivers: list[Carrier] = []
+        self._receivers: list[RankReceiver] = []
         self._greetings = threading.BoundedSemaphore(_MOST_GREETINGS)
         self._address = f"{name.ip}:{others.getsockname()[1]}"
         for server in (here, others):

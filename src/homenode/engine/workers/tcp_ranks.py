@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from homenode.compute.native.ranks import Carrier, NativeRankGroup, send_rank
+from homenode.compute.native.ranks import NativeRankGroup, RankSender, send_rank
 from homenode.engine.wire import FrameSocket, decode_body
 from homenode.engine.workers.greeting import Seated, Values, call
 from homenode.engine.workers.sites import SiteName, join_site
@@ -39,7 +39,7 @@ class TcpRanks:
             self._site.close()
             raise
         self._lock = threading.Lock()
-        self._sender: Carrier | None = None
+        self._sender: RankSender | None = None
         threading.Thread(target=self._reach_others, name="homenode-ranks", daemon=True).start()
 
     def leave(self) -> None:

@@ -139,7 +139,7 @@ class PartWorker:
         if self._counts is None or not (spec := self._part.model.spec).mixture:
             return None
         program, before = self._counts
-        own = of_part(self._join.part, spec, program.expert_uses())
+        own = of_part(self._join.part, spec, program.expert_usage())
         return own if before is None else own + before
 
     @property

@@ -50,9 +50,9 @@ def feed_forward(ops: Ops, model: Forward, index: int, x: Tensor) -> Tensor:
     experts = Experts(layer["expert_gate"], layer["expert_up"], layer["expert_down"], ids)
     if part.leads:
         x = _add_shared(ops, layer, h, x)
-        x = ops.mixture(h, logits, experts, mixture.experts_per_token, mixture.normalise, x)
+        x = ops.moe(h, logits, experts, mixture.experts_per_token, mixture.normalise, x)
     else:
-        x = ops.mixture(h, logits, experts, mixture.experts_per_token, mixture.normalise, None)
+        x = ops.moe(h, logits, experts, mixture.experts_per_token, mixture.normalise, None)
         x = _add_shared(ops, layer, h, x)
     return blocks.over_ranks(ops, model, x)
 

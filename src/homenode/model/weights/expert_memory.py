@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from homenode.compute.ops import SharedPlace, SharingBackend, Weight
+from homenode.compute.ops import SharedPlacement, SharingBackend, Weight
 from homenode.errors import HostError, InternalError, PeerError, UserError
 from homenode.model.weights.expert_header import (
     HEADER_BYTES,
@@ -97,10 +97,10 @@ class ExpertMemory:
         matrix = self._table.matrices.get(name)
         return matrix is None or (self._claimed and matrix.owner == self._share.member)
 
-    def place(self, name: str) -> SharedPlace | None:
+    def place(self, name: str) -> SharedPlacement | None:
         """Where in shared memory a matrix goes; None for one that is not shared."""
         matrix = self._table.matrices.get(name)
-        return None if matrix is None else SharedPlace(self._memory, matrix.offset)
+        return None if matrix is None else SharedPlacement(self._memory, matrix.offset)
 
     def clear(self, name: str) -> None:
         """Take away what may have been written of a matrix: it will be read again, to where zeros are."""
@@ -124,7 +124,7 @@ class ExpertMemory:
         for m in unread:
             own = m.owner == self._share.member
             found[m.name] = self._backend.attached_weight(
-                SharedPlace(self._memory, m.offset), m.target, m.rows, m.columns, own=own
+                SharedPlacement(self._memory, m.offset), m.target, m.rows, m.columns, own=own
             )
             self.shared_bytes += 0 if own else m.size
         return found

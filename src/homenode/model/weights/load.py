@@ -14,8 +14,8 @@ from homenode.compute.ops import (
     FittingBackend,
     KvCache,
     KvGeometry,
+    MatrixPlacement,
     Ops,
-    Place,
     SharingBackend,
     Tensor,
 )
@@ -159,7 +159,7 @@ def load_model(
     )
 
 
-def _place(shared: ExpertMemory | None, spread_of: SpreadOf, name: str) -> Place:
+def _place(shared: ExpertMemory | None, spread_of: SpreadOf, name: str) -> MatrixPlacement:
     return (shared and shared.place(name)) or spread_of(name)
 
 

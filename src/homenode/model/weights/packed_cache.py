@@ -16,7 +16,7 @@ from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 
-from homenode.compute.ops import Backend, PackedBackend, PackedPlace, Place, Weight
+from homenode.compute.ops import Backend, MatrixPlacement, PackedBackend, PackedLocation, Weight
 from homenode.dtypes import BY_NAME
 from homenode.errors import HostError, UserError
 from homenode.model.checkpoint.spec import TensorEntry
@@ -56,7 +56,7 @@ class PackedCache:
         entries: Sequence[TensorEntry],
         layout: WeightLayout,
         backend: Backend,
-        spread_of: Callable[[str], Place] = lambda name: "split",
+        spread_of: Callable[[str], MatrixPlacement] = lambda name: "split",
         part: ModelPart | None = None,
         is_read: Callable[[str], bool] = lambda name: True,
         writes: bool = True,
@@ -136,8 +136,8 @@ class PackedCache:
         for matrix, (weight, checksum) in zip(some, read, strict=True):
             self._ahead[matrix.name] = weight, checksum, matrix.checksum
 
-    def _place(self, matrix: PackedMatrix) -> PackedPlace:
-        return PackedPlace(matrix.offset, matrix.format, matrix.rows, matrix.columns, self._spread_of(matrix.name))
+    def _place(self, matrix: PackedMatrix) -> PackedLocation:
+        return PackedLocation(matrix.offset, matrix.format, matrix.rows, matrix.columns, self._spread_of(matrix.name))
 
     def add(self, weights: Mapping[str, Weight]) -> None:
         """Matrices that did not come from the file, by name."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from homenode.compute.ops import Backend, FloatArray, Place, Spread, Weight
+from homenode.compute.ops import Backend, FloatArray, MatrixPlacement, Spread, Weight
 from homenode.errors import CheckpointError, HostError, InternalError
 from homenode.host.refusals import named_refusals
 from homenode.model.architectures.parameters import Parameters
@@ -33,7 +33,7 @@ from homenode.units import format_count
 
 IndexArray = npt.NDArray[np.int64]
 SpreadOf = Callable[[str], Spread]  # of a tensor's name
-PlaceOf = Callable[[str], Place]
+PlaceOf = Callable[[str], MatrixPlacement]
 Progress = Callable[[int, int], None]  # bytes of the files taken in so far, bytes in all
 
 
@@ -178,7 +178,7 @@ class _Files:
         return self._fds[path]
 
 
-def _load_matrix(backend: Backend, fd: int, tensor: MatchedTensor, target: str, spread: Place) -> Weight:
+def _load_matrix(backend: Backend, fd: int, tensor: MatchedTensor, target: str, spread: MatrixPlacement) -> Weight:
     entry, (rows, columns) = tensor.entry, tensor.expected.cut
     if entry.dtype.name not in READ_BY_BACKENDS:
         return backend.weight_from_array(_decode(entry, rows, columns), target, spread)
@@ -196,7 +196,7 @@ def _load_matrix(backend: Backend, fd: int, tensor: MatchedTensor, target: str, 
     )
 
 
-def _load_coded(backend: Backend, tensor: MatchedTensor, target: str, spread: Place) -> Weight:
+def _load_coded(backend: Backend, tensor: MatchedTensor, target: str, spread: MatrixPlacement) -> Weight:
     """A matrix of several tensors: put together in memory, as blocks that backends read as those of a file, or as floats."""
     entry, (rows, columns) = tensor.entry, tensor.expected.cut
     wanted = (rows.first, rows.end), (columns.first, columns.end)

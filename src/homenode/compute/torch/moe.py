@@ -1,4 +1,4 @@
-"""Mixtures of experts, grouped: each expert multiplies all rows that chose it at once."""
+"""MoE layers, grouped: each expert multiplies all rows that chose it at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from homenode.units import format_count
 
-Mlp = Callable[[torch.Tensor, int], torch.Tensor]  # rows, place of an expert among those here -> its output
+Mlp = Callable[[torch.Tensor, int], torch.Tensor]  # rows, index of an expert in `ids` -> the expert's output
 
 
 def add_experts(
@@ -22,7 +22,10 @@ def add_experts(
     normalise: bool,
     residual: torch.Tensor | None,
 ) -> tuple[torch.Tensor, npt.NDArray[np.int64]]:
-    """See `Ops.mixture`. `ids`: which experts are here; None: all. Besides the rows, for how many of them each expert was computed here."""
+    """`Ops.moe` on tensors. `ids`: the experts whose matrices this rank has, ascending; None: all.
+
+    Returns the output rows and, for each expert, how many rows it was computed for here.
+    """
     experts = logits.shape[1]
     if not 1 <= chosen <= experts:
         raise ValueError(f"{format_count(chosen, 'expert was', 'experts were')} to be chosen from {experts}")
@@ -33,7 +36,7 @@ def add_experts(
     order = torch.argsort(flat, stable=True)
     ends = torch.bincount(flat, minlength=experts).cumsum(0).tolist()
     tokens = np.zeros(experts, np.int64)
-    for place, expert in enumerate(range(experts) if ids is None else ids):
+    for index, expert in enumerate(range(experts) if ids is None else ids):
         begin, end = (ends[expert - 1] if expert else 0), ends[expert]
         if begin == end:
             continue
@@ -41,7 +44,7 @@ def add_experts(
         mine = order[begin:end]
         rows = mine // chosen
         # No row is here twice. Experts come in ascending order, and so are their results added.
-        out[rows] = out[rows] + weights.reshape(-1)[mine].unsqueeze(1) * mlp(x[rows], place)
+        out[rows] = out[rows] + weights.reshape(-1)[mine].unsqueeze(1) * mlp(x[rows], index)
     return out, tokens
 
 

@@ -1,0 +1,29 @@
+"""What attention on torch is asked: how scores become weights, and the call that every way to attend answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from homenode.compute.torch.kv import TorchKvCache
+from homenode.compute.torch.step import DeviceStep
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What becomes of a score, and which keys have one: see `Ops.attention`."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
+class Attention(Protocol):
+    """Attends over keys and values that are stored already, those of the step among them."""
+
+    def __call__(
+        self, q: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring
+    ) -> torch.Tensor:
+        """q [n, kv_heads, query heads of one, head_dim] float32 -> the same shape, float32."""
