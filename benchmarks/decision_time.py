@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from homenode.engine.request import Request, SamplingParams
 from homenode.engine.schedule.config import KvConfig, SchedulerConfig
-from homenode.engine.schedule.events import Arrived, StepDone
+from homenode.engine.schedule.events import RequestArrived, StepDone
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.schedule.step import Sampled, Step, StepResult, WorkerLimits
 
@@ -79,7 +79,7 @@ def _scheduler(running: int, steps: int, stages: int) -> Scheduler:
     params = SamplingParams(max_tokens=length, ignore_eos=False)
     for number in range(running):
         prompt = [draw.randrange(3, _VOCAB) for _ in range(draw.randrange(_SHORTEST, _LONGEST))]
-        scheduler.apply(Arrived(0.0, Request(id=number, prompt_ids=prompt, params=params)))
+        scheduler.apply(RequestArrived(0.0, Request(id=number, prompt_ids=prompt, params=params)))
     return scheduler
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from homenode.engine.request import Request, SamplingParams
 from homenode.engine.schedule.config import KvConfig, SchedulerConfig
-from homenode.engine.schedule.events import Arrived, StepDone
+from homenode.engine.schedule.events import RequestArrived, StepDone
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.schedule.step import Sampled, Step, StepResult, WorkerLimits
 
@@ -45,7 +45,7 @@ def throughput(
     )
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     for number in range(running):
-        scheduler.apply(Arrived(0.0, Request(id=number, prompt_ids=[1 + number] * 8, params=params)))
+        scheduler.apply(RequestArrived(0.0, Request(id=number, prompt_ids=[1 + number] * 8, params=params)))
     now, free, number = 0.0, [0.0] * stages, 0
     results: list[tuple[float, int, Step]] = []
     while True:

@@ -20,7 +20,7 @@ from homenode.compute.reference import ReferenceBackend
 from homenode.compute.reference.kv import ReferenceKvCache
 from homenode.engine.build import build_engine
 from homenode.engine.core import EngineCore
-from homenode.engine.messages import Output, Outputs, Statistics, Submit, ToFront
+from homenode.engine.messages import EngineStats, Output, Outputs, Submit, ToFront
 from homenode.engine.request import Request, SamplingParams
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.transfer import seam
@@ -51,7 +51,7 @@ class Member:
         self.tell, self.inbox = tell, SimpleQueue[object]()
         self.figures, self.close = TransferFigures, lambda timeout_s: None
         self._sent: SimpleQueue[ToFront] = SimpleQueue()
-        self.statistics = Statistics()
+        self.statistics = EngineStats()
         self._core = EngineCore(
             scheduler, engine.executor, self._sent.put, inbox=self.inbox, agent=self, log_stats=False
         )
@@ -68,18 +68,18 @@ class Member:
         """Give outputs to `until`, as they come, until it says True."""
         while True:
             message = self._sent.get(timeout=PATIENCE_S)
-            if isinstance(message, Statistics):
+            if isinstance(message, EngineStats):
                 self.statistics = message
             if isinstance(message, Outputs):
                 done = [until(output) for output in message.outputs]  # all of them
                 if any(done):
                     return
 
-    def rest(self) -> Statistics:
+    def rest(self) -> EngineStats:
         """The figures once all blocks are free."""
         while self.statistics.kv_usage or self.statistics.num_running or self.statistics.num_waiting:
             message = self._sent.get(timeout=PATIENCE_S)
-            if isinstance(message, Statistics):
+            if isinstance(message, EngineStats):
                 self.statistics = message
         return self.statistics
 

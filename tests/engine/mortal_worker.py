@@ -15,9 +15,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from homenode.engine.schedule.step import Step
-from homenode.engine.workers.channels import Links
+from homenode.engine.workers.channels import WorkerChannels
 from homenode.engine.workers.main import main
-from homenode.engine.workers.messages import Done, Fits, Join, Work
+from homenode.engine.workers.messages import Fits, Join, RunStep, WorkerStepDone
 from homenode.engine.workers.worker import PartWorker
 
 MARKS = "HOMENODE_TEST_MARKS"
@@ -62,13 +62,13 @@ class MortalWorker(PartWorker):
 
         return super().load(told, experts)
 
-    def prepare(self, links: Links) -> None:
+    def prepare(self, links: WorkerChannels) -> None:
         self._prepared += 1
         if self._replaces:
             self._meet("laying")
         super().prepare(links)
 
-    def compute(self, work: Work) -> Done:
+    def compute(self, work: RunStep) -> WorkerStepDone:
         if self._replaces or self._prepared > 1:
             self._meet("first")
         for name, fits in STEPS.items():

@@ -17,7 +17,7 @@ from pathlib import Path
 from homenode.engine.build import Engine
 from homenode.engine.config import EngineConfig
 from homenode.engine.executor.scripted import ScriptedExecutor
-from homenode.engine.messages import Ready
+from homenode.engine.messages import EngineReady
 from homenode.engine.process import main
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.schedule.step import Step, WorkerLimits
@@ -49,7 +49,7 @@ def build(config: EngineConfig, progress: Callable[[int, int], None], experts: S
         os.pwrite(descriptor, bytes([number + 1]), number)
     progress(100, 100)
     executor = TimedExecutor(LIMITS)
-    ready = Ready(
+    ready = EngineReady(
         "scripted", LIMITS.max_model_len, LIMITS.vocab_size, LIMITS.num_blocks, LIMITS.block_size, config.scheduler.max_num_batched_tokens,
         config.scheduler.max_num_seqs, True,
     )  # fmt: skip

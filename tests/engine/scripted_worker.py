@@ -17,9 +17,9 @@ import numpy as np
 
 from homenode.compute.kv_memory import KvLayout
 from homenode.engine.schedule.step import Sampled, StepResult
-from homenode.engine.workers.channels import Links
+from homenode.engine.workers.channels import WorkerChannels
 from homenode.engine.workers.main import main
-from homenode.engine.workers.messages import Done, Fits, Join, Share, Work
+from homenode.engine.workers.messages import FileRange, Fits, Join, RunStep, WorkerStepDone
 from homenode.errors import CapacityError
 from tests.engine.socket_channels import open_sockets
 
@@ -37,7 +37,7 @@ class ScriptedWorker:
 
     def __init__(self, join: Join) -> None:
         self._join, self._folder = join, Path(str(join.config.model.path))
-        self._links = Links()
+        self._links = WorkerChannels()
         self._told: dict[int, list[int]] = {}
 
     def load(self, progress: Callable[[int, int], None], experts: int | None = None) -> Fits:
@@ -48,7 +48,7 @@ class ScriptedWorker:
         progress(100, 100)
         return Fits(BLOCKS + self._join.number, 1000, 0.0, [f"note of {self._join.number}"])
 
-    def lay(self, num_blocks: int, memory: tuple[int, Share] | None = None, grows: bool = False) -> KvLayout | None:
+    def lay(self, num_blocks: int, memory: tuple[int, FileRange] | None = None, grows: bool = False) -> KvLayout | None:
         assert num_blocks == BLOCKS
         return None
 
@@ -58,10 +58,10 @@ class ScriptedWorker:
     def detach(self, first: int) -> None:
         raise AssertionError("nothing is handed over here")
 
-    def prepare(self, links: Links) -> None:
+    def prepare(self, links: WorkerChannels) -> None:
         self._links, self._told = links, {}
 
-    def compute(self, work: Work) -> Done:
+    def compute(self, work: RunStep) -> WorkerStepDone:
         step, part = work.step, self._join.part
         for seq, token in work.drawn:
             self._told.setdefault(seq, []).append(token)
@@ -90,12 +90,12 @@ class ScriptedWorker:
             ]
         elif not part.last_stage:
             self._check(work)
-        return Done(StepResult(step.number, sampled, [], 0.001), 0.0)
+        return WorkerStepDone(StepResult(step.number, sampled, [], 0.001), 0.0)
 
     def statistics(self) -> dict[str, Any]:
         return {"threads": 1, "weight_bytes": 1000}
 
-    def _check(self, work: Work) -> None:
+    def _check(self, work: RunStep) -> None:
         """Whoever draws nothing was told every token before the step that computes it."""
         for item in work.step.items:
             first = {start.seq: start.num_prompt for start in work.step.starts}.get(item.seq)

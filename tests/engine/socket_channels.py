@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from homenode.compute.ops import FloatArray
-from homenode.engine.workers.channels import Links
+from homenode.engine.workers.channels import WorkerChannels
 from homenode.engine.workers.messages import Channel, Join
 from homenode.errors import PeerError
 
@@ -45,17 +45,17 @@ class SocketChannels:
                 end.close()
 
 
-def open_sockets(join: Join) -> Callable[[Sequence[Channel], Sequence[int]], Links]:
+def open_sockets(join: Join) -> Callable[[Sequence[Channel], Sequence[int]], WorkerChannels]:
     """The worker's side."""
 
-    def opened(channels: Sequence[Channel], descriptors: Sequence[int]) -> Links:
+    def opened(channels: Sequence[Channel], descriptors: Sequence[int]) -> WorkerChannels:
         ends: dict[str, list[socket.socket]] = {"ranks": [], "inlet": [], "outlet": []}
         for channel, descriptor in zip(channels, descriptors, strict=True):
             end = socket.socket(fileno=descriptor)
             end.settimeout(join.config.parallel.worker_timeout)
             ends[channel.role].append(end)
         everything = [end for some in ends.values() for end in some]
-        return Links(
+        return WorkerChannels(
             inlet=_Inlet(ends["inlet"][0]) if ends["inlet"] else None,
             outlet=_Outlet(ends["outlet"]) if ends["outlet"] else None,
             group=SocketGroup(join.part.rank, join.part.ranks, ends["ranks"]) if ends["ranks"] else None,

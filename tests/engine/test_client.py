@@ -19,7 +19,7 @@ import pytest
 
 from homenode.engine.client import AsyncEngineClient
 from homenode.engine.config import EngineConfig
-from homenode.engine.messages import Output, Serving
+from homenode.engine.messages import Output, ServingChanged
 from homenode.engine.request import Request
 from homenode.errors import CapacityError, PeerError, UserError
 from tests.checkpoints import make_folder
@@ -97,9 +97,9 @@ async def test_start_stream_and_figures(toy: Path) -> None:
 def test_a_client_knows_what_hinders_its_engine(toy: Path) -> None:
     client = AsyncEngineClient(config_for(toy))
     assert client.hindrance is None
-    client._take(Serving(False, "worker 1 of 2 is being replaced"))
+    client._take(ServingChanged(False, "worker 1 of 2 is being replaced"))
     assert client.hindrance == "worker 1 of 2 is being replaced"
-    client._take(Serving(True))
+    client._take(ServingChanged(True))
     assert client.hindrance is None
 
 

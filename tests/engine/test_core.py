@@ -16,7 +16,7 @@ from homenode.engine.core import EngineCore
 from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.executor.protocol import StepError
 from homenode.engine.executor.scripted import ScriptedExecutor, scripted_token
-from homenode.engine.messages import Abort, Drain, Heartbeat, Output, Outputs, Ping, Statistics, Submit, ToFront
+from homenode.engine.messages import Abort, Drain, EngineStats, Heartbeat, Output, Outputs, Ping, Submit, ToFront
 from homenode.engine.request import Request, SamplingParams
 from homenode.engine.schedule.config import KvConfig, SchedulerConfig
 from homenode.engine.schedule.scheduler import Scheduler
@@ -58,7 +58,7 @@ class Front:
 
     def __init__(self, core: EngineCore, sent: SimpleQueue[ToFront], runner: ScriptedRunner) -> None:
         self.core, self.runner, self._sent = core, runner, sent
-        self.statistics: list[Statistics] = []
+        self.statistics: list[EngineStats] = []
         self.outputs: dict[int, list[Output]] = {}
         self.failure: Exception | None = None
         self.ended = threading.Event()
@@ -67,7 +67,7 @@ class Front:
         """The next message of a kind; everything before it is noted."""
         while True:
             message = self._sent.get(timeout=PATIENCE_S)
-            if isinstance(message, Statistics):
+            if isinstance(message, EngineStats):
                 self.statistics.append(message)
             if isinstance(message, Outputs):
                 for output in message.outputs:
@@ -165,7 +165,7 @@ def test_at_rest_the_figures_are_sent_and_nothing_more() -> None:
         front.core.post(Submit([request(1, [5, 6], 3)]))
         front.finish(1)
         while not (front.statistics and front.statistics[-1].generation_tokens == 3):
-            front.next(Statistics)
+            front.next(EngineStats)
         last = front.statistics[-1]
         assert (last.num_running, last.num_waiting, last.kv_usage, last.prompt_tokens) == (0, 0, 0, 2)
         sent = len(front.statistics)
@@ -187,7 +187,7 @@ def test_the_loop_plans_a_step_while_one_computes() -> None:
         gate.release(2)
         front.finish(1)
         assert front.tokens(1) == expected([5], 3)
-        assert front.next(Statistics).steps == 3
+        assert front.next(EngineStats).steps == 3
 
 
 def test_an_aborted_request_ends_with_its_reason_and_others_go_on() -> None:
@@ -380,7 +380,7 @@ def test_threads_without_their_cpus_are_said_once(caplog: pytest.LogCaptureFixtu
             front.core.post(Submit([request(number, [1, 2, 3])]))
             front.finish(number)
         while len(front.statistics) < 2:  # as often they could have been said
-            front.next(Statistics)
+            front.next(EngineStats)
     assert [
         r.levelname for r in caplog.records if "1 of 2 compute threads were interrupted: up to 40%" in r.getMessage()
     ] == ["WARNING"]
@@ -400,7 +400,7 @@ def test_figures_that_cannot_be_had_end_no_request(error: Exception, caplog: pyt
         front.finish(1)
         assert front.tokens(1) == expected([5, 6], 3)
         while not (front.statistics and front.statistics[-1].generation_tokens == 3):
-            front.next(Statistics)
+            front.next(EngineStats)
         assert front.statistics[-1].compute == {"threads": 2}
         assert not refusals and front.failure is None
 

@@ -14,7 +14,7 @@ import pytest
 
 from homenode.engine.core import EngineCore
 from homenode.engine.executor.scripted import ScriptedExecutor
-from homenode.engine.messages import Drain, Serving, Submit, ToFront
+from homenode.engine.messages import Drain, ServingChanged, Submit, ToFront
 from homenode.engine.schedule.config import KvConfig, SchedulerConfig
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.schedule.step import Step
@@ -75,11 +75,11 @@ def test_the_lost_go_on_when_the_workers_are_back(stages: int) -> None:
     executor = LosingExecutor({7}, stages=stages)
     with running(executor, stages) as front:
         front.core.post(Submit([request(i, [5, i], 30) for i in range(6)]))
-        lost = front.next(Serving)
+        lost = front.next(ServingChanged)
         assert (lost.serving, lost.reason) == (False, REASON)
         front.core.post(Submit([request(9, [6], 4)]))  # taken, and waits
         executor.restore()
-        assert front.next(Serving) == Serving(True)
+        assert front.next(ServingChanged) == ServingChanged(True)
         front.finish(*range(6), 9)
         for i in range(6):
             assert front.tokens(i) == expected([5, i], 30)
@@ -92,9 +92,9 @@ def test_a_loss_at_rest_is_told_as_well() -> None:
         front.core.post(Submit([request(1, [5], 3)]))
         front.finish(1)
         executor.lose(REASON)
-        assert not front.next(Serving).serving
+        assert not front.next(ServingChanged).serving
         executor.restore()
-        assert front.next(Serving).serving
+        assert front.next(ServingChanged).serving
         front.core.post(Submit([request(2, [6], 3)]))
         front.finish(2)
         assert front.tokens(2) == expected([6], 3)
@@ -103,7 +103,7 @@ def test_a_loss_at_rest_is_told_as_well() -> None:
 def test_workers_replaced_before_anybody_looked_are_lost_all_the_same() -> None:
     with running(LosingExecutor({3, 8}, stages=2, at_once=True)) as front:
         front.core.post(Submit([request(i, [5, i], 20) for i in range(4)]))
-        assert [front.next(Serving).serving for _ in range(4)] == [False, True, False, True]
+        assert [front.next(ServingChanged).serving for _ in range(4)] == [False, True, False, True]
         front.finish(*range(4))
         for i in range(4):
             assert front.tokens(i) == expected([5, i], 20)
@@ -130,7 +130,7 @@ def test_a_worker_lost_for_good_ends_the_engine() -> None:
 def test_a_drain_while_workers_are_away_ends_in_time() -> None:
     with running(LosingExecutor({2}, stages=2)) as front:
         front.core.post(Submit([request(1, [5], 20)]))
-        assert not front.next(Serving).serving
+        assert not front.next(ServingChanged).serving
         begin = time.monotonic()
         front.core.post(Drain(0.1))
         front.finish(1)

@@ -8,8 +8,8 @@ from queue import SimpleQueue
 
 from homenode.engine.core import EngineCore
 from homenode.engine.executor.inline import InlineExecutor
-from homenode.engine.handoff import FiguresChanged
-from homenode.engine.messages import Release, Statistics, ToFront
+from homenode.engine.handoff import StatsChanged
+from homenode.engine.messages import EngineStats, ReleaseKv, ToFront
 from homenode.engine.schedule.config import KvConfig, SchedulerConfig
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.transfer.figures import TransferFigures
@@ -52,9 +52,9 @@ def test_figures_and_tickets() -> None:
     try:
         assert pinned(sent) == 3
         agent.now = TransferFigures(pinned_pages=0)
-        inbox.put(FiguresChanged())
+        inbox.put(StatsChanged())
         assert pinned(sent) == 0
-        core.post(Release("t-1", "the client left"))
+        core.post(ReleaseKv("t-1", "the client left"))
         assert agent.messages.get(timeout=PATIENCE_S) == Released("t-1", "the client left")
     finally:
         core.stop()
@@ -65,5 +65,5 @@ def test_figures_and_tickets() -> None:
 def pinned(sent: SimpleQueue[ToFront]) -> int:
     """Of the next statistics."""
     message = sent.get(timeout=PATIENCE_S)
-    assert isinstance(message, Statistics) and message.transfer is not None
+    assert isinstance(message, EngineStats) and message.transfer is not None
     return message.transfer.pinned_pages

@@ -16,10 +16,10 @@ import pytest
 
 from homenode.engine.config import EngineConfig
 from homenode.engine.local import LocalEngine
-from homenode.engine.place import EnginePlace, Replica
+from homenode.engine.place import EngineBinding, Replica
 from homenode.engine.placement import UNPINNED
 from homenode.engine.replicas.client import ReplicasClient
-from homenode.engine.replicas.patience import Patience
+from homenode.engine.replicas.patience import RestartPolicy
 from homenode.engine.request import Request
 from homenode.errors import CapacityError, UserError
 from homenode.model.checkpoint.index import open_checkpoint
@@ -33,14 +33,14 @@ from tests.paths import ROOT, STORIES_MIXTURE, needs_data
 pytest.importorskip("homenode._native", reason="needs the compiled core")
 
 PATIENCE_S = 120.0
-QUICK = Patience(first_delay_s=0.01, longest_delay_s=0.05)
+QUICK = RestartPolicy(first_delay_s=0.01, longest_delay_s=0.05)
 TIGHT: dict[str, Any] = {"kv_cache_memory": "384KiB", "max_model_len": 256, "max_num_batched_tokens": 48, "threads": 1}
 PROMPTS = [[1, 5, 9, 40 + n] for n in range(4)]
 
 
 def engines_of(model: Path, count: int, **settings: Any) -> list[EngineConfig]:
     config = config_for(model, **{"enable_expert_parallel": True, "stage_devices": "cpu", **TIGHT, **settings})
-    return [replace(config, replica=Replica(number, count, EnginePlace((UNPINNED,)))) for number in range(count)]
+    return [replace(config, replica=Replica(number, count, EngineBinding((UNPINNED,)))) for number in range(count)]
 
 
 def using(

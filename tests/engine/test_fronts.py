@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from homenode.engine.fronts.handing import door, hand, take
-from homenode.engine.fronts.messages import AbortFront, Caller, Way
+from homenode.engine.fronts.messages import AbortFront, FrontHello, Way
 from homenode.engine.fronts.numbers import first_number
-from homenode.engine.fronts.switchboard import Switchboard
+from homenode.engine.fronts.switchboard import FrontMux
 from homenode.engine.messages import (
     Abort,
     Drain,
+    EngineStats,
     Heartbeat,
     Output,
     Outputs,
     Ping,
-    Release,
-    Statistics,
+    ReleaseKv,
     Submit,
     ToFront,
 )
@@ -39,7 +39,7 @@ class Hall:
     def __init__(self) -> None:
         coordinator, theirs = socket.socketpair()
         self.inbox: SimpleQueue[Any] = SimpleQueue()
-        self.board = Switchboard(FrameSocket(theirs), self.inbox.put)
+        self.board = FrontMux(FrameSocket(theirs), self.inbox.put)
         self.door, inner = door()
         self.board.open(inner)
         self._sockets = [coordinator, theirs, self.door]
@@ -52,7 +52,7 @@ class Hall:
         self._sockets.append(ours)
         ours.settimeout(PATIENCE_S)
         with theirs:
-            assert hand(self.door, Caller(number), theirs)
+            assert hand(self.door, FrontHello(number), theirs)
         frames = FrameSocket(ours)
         frames.send(Ping(first_number(number) + 1))
         assert self.inbox.get(timeout=PATIENCE_S) == Ping(first_number(number) + 1)
@@ -86,12 +86,12 @@ def test_each_is_answered_and_the_coordinator_hears_the_rest(hall: Hall) -> None
     hall.board.send(Outputs([output(1, [1]), output(2, [2]), output(1, [3]), output(9, [4])]))
     hall.board.send(Heartbeat(first_number(2) + 5, 1.0))
     hall.board.send(Heartbeat(3, 2.0))
-    hall.board.send(Statistics(steps=4))
+    hall.board.send(EngineStats(steps=4))
     assert heard(one) == Outputs([output(1, [1]), output(1, [3])])
     assert heard(two) == Outputs([output(2, [2])])
     assert heard(two) == Heartbeat(first_number(2) + 5, 1.0)
     assert heard(hall.coordinator) == Heartbeat(3, 2.0)
-    assert heard(hall.coordinator) == Statistics(steps=4)
+    assert heard(hall.coordinator) == EngineStats(steps=4)
 
 
 def test_nobody_waits_for_a_front_that_does_not_read(hall: Hall) -> None:
@@ -131,8 +131,8 @@ def test_a_front_that_leaves_is_told_of_and_may_be_followed(hall: Hall) -> None:
 def test_a_ticket_may_be_given_up_by_any_front(hall: Hall) -> None:
     for number in (1, 2):
         frames, _ = hall.front(number)
-        frames.send(Release("ticket", "it is late"))
-        assert hall.inbox.get(timeout=PATIENCE_S) == Release("ticket", "it is late")
+        frames.send(ReleaseKv("ticket", "it is late"))
+        assert hall.inbox.get(timeout=PATIENCE_S) == ReleaseKv("ticket", "it is late")
 
 
 @pytest.mark.parametrize(

@@ -13,23 +13,23 @@ import pytest
 from homenode.engine.fronts.client import LinkedClient, LinkedSettings, favourite_of
 from homenode.engine.fronts.messages import (
     Booked,
-    Ended,
     EngineSeen,
     EnginesGone,
     Held,
     Known,
     LinkLost,
     Moved,
+    RequestEnded,
     TicketGivenUp,
     TooMany,
     Unheld,
     Way,
 )
 from homenode.engine.fronts.numbers import first_number
-from homenode.engine.messages import Abort, EngineFigures, Ready, Release, Statistics, Submit
+from homenode.engine.messages import Abort, EngineReady, EngineStats, ReleaseKv, ReplicaStats, Submit
 from homenode.engine.replicas.dispatch import DispatchSettings
-from homenode.engine.replicas.journey import Journey
-from homenode.engine.replicas.patience import Patience
+from homenode.engine.replicas.journey import RoutedStream
+from homenode.engine.replicas.patience import RestartPolicy
 from homenode.engine.request import Request
 from homenode.engine.wire import FrameDecoder, decode_body
 from homenode.transfer.published import Published
@@ -37,22 +37,24 @@ from homenode.transfer.seam import KvTicket
 from tests.engine.engines import greedy
 from tests.engine.test_client import sync
 
-READY = Ready("scripted", 8192, 1000, 512, 32, 2048, 16, True)
+READY = EngineReady("scripted", 8192, 1000, 512, 32, 2048, 16, True)
 
 
 def front(
     number: int = 1, engines: int = 2, limit: int = 2, seed: int | None = None, favourite: int = 0
 ) -> tuple[LinkedClient, list[Any]]:
     told: list[Any] = []
-    settings = LinkedSettings(READY, engines, DispatchSettings(32, True, limit, seed), Patience(), b"k" * 32, favourite)
+    settings = LinkedSettings(
+        READY, engines, DispatchSettings(32, True, limit, seed), RestartPolicy(), b"k" * 32, favourite
+    )
     return LinkedClient(number, settings, told.append), told
 
 
-def ask(client: LinkedClient, count: int, number: int = 1) -> Journey:
+def ask(client: LinkedClient, count: int, number: int = 1) -> RoutedStream:
     return client.submit(Request(id=first_number(number) + count, prompt_ids=[1, 2, 3], params=greedy(4)))
 
 
-async def last(journey: Journey) -> tuple[str | None, str]:
+async def last(journey: RoutedStream) -> tuple[str | None, str]:
     outputs = [output async for output in journey]
     return outputs[-1].error_kind, outputs[-1].error or ""
 
@@ -100,7 +102,7 @@ def test_figures_are_those_the_coordinator_told(engines: int) -> None:
     for number in range(engines):
         client.take(
             EngineSeen(
-                EngineFigures(number, None, "ready", number, 0, Statistics(steps=5 + number, generation_tokens=10)), 512
+                ReplicaStats(number, None, "ready", number, 0, EngineStats(steps=5 + number, generation_tokens=10)), 512
             )
         )
     assert client.statistics.generation_tokens == 10 * engines
@@ -115,11 +117,11 @@ def seen(number: int, restarts: int = 0, blocks: int = 512, incarnation: str = "
             role="receiver", mode="push", channel="shm", incarnation=incarnation, fingerprint={}, block_size=32
         )
     return EngineSeen(
-        EngineFigures(number, None, "ready" if blocks else "restarting", restarts, 0, Statistics(), document), blocks
+        ReplicaStats(number, None, "ready" if blocks else "restarting", restarts, 0, EngineStats(), document), blocks
     )
 
 
-def come(client: LinkedClient, count: int, engine: str, ticket: str = "ticket") -> Journey:
+def come(client: LinkedClient, count: int, engine: str, ticket: str = "ticket") -> RoutedStream:
     """A request whose KV was handed to this engine."""
     kv = KvTicket(ticket, sends=False, engine=engine)
     return client.submit(Request(id=first_number(1) + count, prompt_ids=[1, 2, 3], params=greedy(4), kv=kv))
@@ -180,7 +182,7 @@ async def test_a_front_that_begins_late_knows_what_others_gave_to_the_engines(fi
                 await wires.connect(number)
         ask(client, 1, 3)
         assert told[-1].engine == 1, "the other one has more to compute"
-        client.take(Ended(first_number(1) + 1))
+        client.take(RequestEnded(first_number(1) + 1))
         ask(client, 2, 3)
         assert told[-1].engine == 0
 
@@ -213,7 +215,7 @@ async def test_requests_wait_while_the_stream_leads_to_a_process_that_is_no_more
         journey = ask(client, 1)
         assert told == [Booked(journey.request.id, 0, 3, [])]
         await wires.connect(0, process=1)  # before the coordinator has said anything
-        assert told[1:] == [Ended(journey.request.id), Moved(0), Held(journey.request.id), LinkLost(0, 0)]
+        assert told[1:] == [RequestEnded(journey.request.id), Moved(0), Held(journey.request.id), LinkLost(0, 0)]
         client.take(seen(0, blocks=0))
         assert len(told) == 5, "it still waits"
         client.take(seen(0, restarts=1))
@@ -258,14 +260,14 @@ async def test_a_ticket_is_given_up_whichever_front_is_told_and_whichever_engine
         client.take(TicketGivenUp("ticket"))
         assert len(told) == 3, "what another front said is not said again"
         heard = [
-            [decode_body(body, Submit | Abort | Release) for body in await frames_of(end, count)]
+            [decode_body(body, Submit | Abort | ReleaseKv) for body in await frames_of(end, count)]
             for end, count in zip(ends, (3, 2), strict=True)
         ]
-    assert [type(each) for each in heard[0]] == [Submit, Release, Abort] and [type(each) for each in heard[1]] == [
+    assert [type(each) for each in heard[0]] == [Submit, ReleaseKv, Abort] and [type(each) for each in heard[1]] == [
         Submit,
-        Release,
+        ReleaseKv,
     ]
-    assert heard[0][1] == heard[1][1] == Release("of-another-front", "it is late")
+    assert heard[0][1] == heard[1][1] == ReleaseKv("of-another-front", "it is late")
     assert heard[0][2] == Abort([mine.request.id]) and heard[1][0].requests[0].id == other.request.id
 
 

@@ -13,7 +13,7 @@ import pytest
 from homenode.engine.core import EngineCore
 from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.handoff import AgentLost
-from homenode.engine.messages import Drain, Output, Outputs, Release, Statistics, Submit, ToFront
+from homenode.engine.messages import Drain, EngineStats, Output, Outputs, ReleaseKv, Submit, ToFront
 from homenode.engine.request import Request, SamplingParams
 from homenode.engine.schedule.config import KvConfig, SchedulerConfig
 from homenode.engine.schedule.scheduler import Scheduler
@@ -51,7 +51,7 @@ class Loop:
 
     def __init__(self) -> None:
         self.agent, self.inbox, self._sent = NotingAgent(), SimpleQueue[object](), SimpleQueue[ToFront]()
-        self.statistics: list[Statistics] = []
+        self.statistics: list[EngineStats] = []
         self.failure: Exception | None = None
         self._executor = InlineExecutor(ScriptedRunner(), LIMITS, dict)
         config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64)
@@ -74,7 +74,7 @@ class Loop:
     def output(self) -> Output:
         while True:
             message = self._sent.get(timeout=PATIENCE_S)
-            if isinstance(message, Statistics):
+            if isinstance(message, EngineStats):
                 self.statistics.append(message)
             if isinstance(message, Outputs):
                 return message.outputs[0]
@@ -139,7 +139,7 @@ def test_a_fetch_is_told_though_nothing_else_happens() -> None:
 
 def test_figures_and_releases_are_passed_on() -> None:
     with loop() as engine:
-        engine.core.post(Release("t9", "nobody wants it"))
+        engine.core.post(ReleaseKv("t9", "nobody wants it"))
         assert engine.agent.next() == seam.Released("t9", "nobody wants it")
         engine.submit(3, sends=False)
         engine.output()
@@ -147,7 +147,7 @@ def test_figures_and_releases_are_passed_on() -> None:
         engine.thread.join(PATIENCE_S)
         while not engine._sent.empty():
             message = engine._sent.get()
-            engine.statistics += [message] if isinstance(message, Statistics) else []
+            engine.statistics += [message] if isinstance(message, EngineStats) else []
         last = engine.statistics[-1]
         assert last.transfer == TransferFigures(pinned_pages=3)
         assert last.recomputed_tokens == 39

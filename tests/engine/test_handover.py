@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from homenode.engine.local import LocalEngine
-from homenode.engine.messages import Statistics
+from homenode.engine.messages import EngineStats
 from homenode.engine.request import Request, SamplingParams
 from homenode.transfer.seam import KvTicket
 from tests.checkpoints import make_folder
@@ -75,7 +75,7 @@ def pair(
         courier.close()
 
 
-def _rest(courier: Courier) -> Statistics:
+def _rest(courier: Courier) -> EngineStats:
     assert courier.sender.rest().kv_usage == 0.0
     return courier.receiver.rest()
 

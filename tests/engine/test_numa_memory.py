@@ -8,9 +8,9 @@ from dataclasses import asdict, replace
 import pytest
 
 from homenode.compute.team_memory import TeamMemory
-from homenode.engine.node_room import KvRoom, kv_room, kv_shares
+from homenode.engine.node_room import KvCapacity, kv_room, kv_shares
 from homenode.engine.numa_memory import away_from_home, settle_pages, spread_of, team_memory
-from homenode.engine.placement import EnginePlace
+from homenode.engine.place import EngineBinding
 from homenode.errors import CapacityError, HostError
 from homenode.host.binding.residency import PlannedRange, node_residencies
 from homenode.host.binding.syscalls import Syscalls
@@ -28,8 +28,8 @@ def host() -> Host:
     return read_host(synthetic("2n 8c"))
 
 
-def place(policy: str | None, **changes: object) -> EnginePlace:
-    known = EnginePlace((0, 1, 4, 5), numa=policy, thread_memory=(0, 0, 1, 1) if policy else ())
+def place(policy: str | None, **changes: object) -> EngineBinding:
+    known = EngineBinding((0, 1, 4, 5), numa=policy, thread_memory=(0, 0, 1, 1) if policy else ())
     return replace(known, **changes)  # type: ignore[arg-type]
 
 
@@ -151,12 +151,12 @@ def test_interleaved_kv_memory_lies_on_all_nodes_alike() -> None:
 
 def test_the_node_that_is_full_first_bounds_kv_memory() -> None:
     found = kv_room(homes({0: 4 * GIB, 1: 4 * GIB}, {0: 16 * GIB, 1: 6 * GIB}), place("shard"), 8)
-    assert found == KvRoom(4 * GIB, 1, 2 * GIB, 0.5)
+    assert found == KvCapacity(4 * GIB, 1, 2 * GIB, 0.5)
     assert (
         "node 1 has 2GiB left beside its weights, for 50% of the KV memory"
         in found.explain(CapacityError("too much")).message
     )
-    assert kv_room(homes({0: GIB, 1: GIB}, {0: GIB // 2, 1: 6 * GIB}), place("mirror"), 8) == KvRoom(0, 0, 0, 0.5)
+    assert kv_room(homes({0: GIB, 1: GIB}, {0: GIB // 2, 1: 6 * GIB}), place("mirror"), 8) == KvCapacity(0, 0, 0, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import pytest
 
 from homenode.engine.config import PlacementConfig
 from homenode.engine.crowding import interrupted, spin_us, too_many_threads
-from homenode.engine.placement import UNPINNED, EnginePlace, alone, place_engine, team_groups, too_few_cores
-from homenode.engine.settle import MemoryRoom, memory_room, settle
+from homenode.engine.place import EngineBinding
+from homenode.engine.placement import UNPINNED, alone, place_engine, team_groups, too_few_cores
+from homenode.engine.settle import MemoryBudget, memory_room, settle
 from homenode.errors import PlacementError, UserError
 from homenode.host.binding.syscalls import MPOL_BIND, MPOL_PREFERRED, Syscalls
 from homenode.host.placement.numa_demand import NUMA_POLICIES, Decision
@@ -27,13 +28,15 @@ def host(text: str = TWO_NODES, **variables: str) -> Host:
     return replace(read_host(synthetic(text)), variables=variables)
 
 
-def place(config: PlacementConfig, text: str = TWO_NODES, threads: int | None = None, **variables: str) -> EnginePlace:
+def place(
+    config: PlacementConfig, text: str = TWO_NODES, threads: int | None = None, **variables: str
+) -> EngineBinding:
     return place_engine(config, threads, host(text, **variables))
 
 
 def test_without_settings_every_core_but_one_and_nothing_is_bound() -> None:
     seen = place(PlacementConfig())
-    assert seen == EnginePlace((0, 1, 2, 3, 4, 5, 6), spare=(7, 15))
+    assert seen == EngineBinding((0, 1, 2, 3, 4, 5, 6), spare=(7, 15))
     assert alone(seen).others == seen.free_of_compute == (7, 15), (
         "an engine with a process of its own keeps its loop on the core left"
     )
@@ -125,8 +128,8 @@ def test_a_reserve_is_whole_cores_for_everything_but_computing() -> None:
 
 
 def test_too_few_cores_is_said() -> None:
-    assert too_few_cores(host("1s/1n/2c"), EnginePlace((0,))) == ()
-    (finding,) = too_few_cores(host("1s/1n/1c"), EnginePlace((0,)))
+    assert too_few_cores(host("1s/1n/2c"), EngineBinding((0,))) == ()
+    (finding,) = too_few_cores(host("1s/1n/1c"), EngineBinding((0,)))
     assert (finding.severity, finding.code) == ("warning", "too_few_cores")
 
 
@@ -191,7 +194,9 @@ def test_on_one_node_every_policy_is_what_it_would_be_without(policy: str) -> No
 
 
 def test_both_threads_of_each_core_when_asked_with_and_without_a_policy() -> None:
-    assert place(PlacementConfig(threads_per_core=2), "1s/1n/4c/smt2") == EnginePlace((0, 4, 1, 5, 2, 6), spare=(3, 7))
+    assert place(PlacementConfig(threads_per_core=2), "1s/1n/4c/smt2") == EngineBinding(
+        (0, 4, 1, 5, 2, 6), spare=(3, 7)
+    )
     assert place(PlacementConfig(threads_per_core=2, numa="shard")).team == (
         0,
         8,
@@ -254,12 +259,12 @@ def test_settling_binds_this_process_and_its_threads() -> None:
 
     code = (
         "import os, pathlib, threading\n"
-        "from homenode.engine.placement import EnginePlace\n"
+        "from homenode.engine.placement import EngineBinding\n"
         "from homenode.engine.settle import settle\n"
         "hold = threading.Event()\n"
         "threading.Thread(target=hold.wait, daemon=True).start()\n"
         "cpu = max(os.sched_getaffinity(0))\n"
-        "assert settle(EnginePlace((cpu,), (cpu,), (0,))) == ()\n"
+        "assert settle(EngineBinding((cpu,), (cpu,), (0,))) == ()\n"
         "for task in pathlib.Path('/proc/self/task').iterdir():\n"
         "    assert os.sched_getaffinity(int(task.name)) == {cpu}, task\n"
         "print([line.split()[1] for line in open('/proc/self/numa_maps')][0])\n"
@@ -274,7 +279,7 @@ def test_a_refused_policy_becomes_a_finding() -> None:
         def set_mempolicy(self, mode: int, nodes: object = ()) -> None:
             raise PermissionError(1, "set_mempolicy")
 
-    findings = settle(EnginePlace((0,), (), (0,)), Refusing())
+    findings = settle(EngineBinding((0,), (), (0,)), Refusing())
     assert {finding.code for finding in findings} == {"memory_policy_refused"}
     assert "bind" not in Path("/proc/self/numa_maps").read_text().split("\n")[0]
 
@@ -293,20 +298,20 @@ class WithPolicy(Syscalls):
 @pytest.mark.parametrize(
     ("place", "kernel", "room"),
     [
-        (EnginePlace((0,)), WithPolicy(0), MemoryRoom(1000 << 10)),
+        (EngineBinding((0,)), WithPolicy(0), MemoryBudget(1000 << 10)),
         (
-            EnginePlace((0,)),
+            EngineBinding((0,)),
             WithPolicy(MPOL_PREFERRED, 1),
-            MemoryRoom(1000 << 10),
+            MemoryBudget(1000 << 10),
         ),  # takes from other nodes when that is full
-        (EnginePlace((0,)), WithPolicy(MPOL_BIND, 1), MemoryRoom(250 << 10, (1,))),
-        (EnginePlace((0,), (), (0,)), WithPolicy(0), MemoryRoom(750 << 10, (0,))),
-        (EnginePlace((0,), (), (0, 1)), WithPolicy(0), MemoryRoom(1000 << 10, (0, 1))),
+        (EngineBinding((0,)), WithPolicy(MPOL_BIND, 1), MemoryBudget(250 << 10, (1,))),
+        (EngineBinding((0,), (), (0,)), WithPolicy(0), MemoryBudget(750 << 10, (0,))),
+        (EngineBinding((0,), (), (0, 1)), WithPolicy(0), MemoryBudget(1000 << 10, (0, 1))),
     ],
     ids=["unbound", "preferred", "bound from outside", "bound by its place", "bound to all"],
 )
 def test_memory_of_other_nodes_is_no_room_for_an_engine_that_is_bound(
-    place: EnginePlace, kernel: Syscalls, room: MemoryRoom
+    place: EngineBinding, kernel: Syscalls, room: MemoryBudget
 ) -> None:
     nodes = {
         f"/sys/devices/system/node/node{node}/meminfo": f"Node {node} MemFree: {free} kB"
@@ -324,7 +329,7 @@ def test_too_little_memory_on_the_nodes_is_said_with_their_numbers(
     from homenode.cli.main import main
     from homenode.engine import build
 
-    monkeypatch.setattr(build, "memory_room", lambda place: MemoryRoom(64 << 20, (3,)))
+    monkeypatch.setattr(build, "memory_room", lambda place: MemoryBudget(64 << 20, (3,)))
     with pytest.raises(SystemExit) as end:
         main(["serve", "--check-config", "--backend", "reference", "--kv-cache-memory", "1GiB"])
     assert end.value.code == 2
@@ -349,7 +354,7 @@ def test_threads_are_grouped_by_node_and_last_level_cache() -> None:
     ],
 )
 def test_more_threads_than_cpus_or_cpu_time_are_said(text: str, threads: int, words: str | None) -> None:
-    place = EnginePlace((UNPINNED,) * threads)
+    place = EngineBinding((UNPINNED,) * threads)
     found = too_many_threads(host(text), place)
     assert [(f.severity, f.code) for f in found] == ([("warning", "too_many_threads")] if words else [])
     assert spin_us(100, host(text), place) == (2 if words else 100), "who waits leaves the CPU to those it waits for"

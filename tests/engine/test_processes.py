@@ -14,9 +14,9 @@ import pytest
 
 from homenode.engine.config import EngineConfig
 from homenode.engine.executor.processes import ProcessExecutor
-from homenode.engine.executor.protocol import StepError, WorkerLostError
+from homenode.engine.executor.protocol import StepError, StepsLostError
 from homenode.engine.executor.worker_process import WorkerProcess
-from homenode.engine.place import EnginePlace
+from homenode.engine.place import EngineBinding
 from homenode.engine.request import SamplingParams
 from homenode.engine.schedule.step import StartSequence, Step, StepItem, StepResult, WorkerLimits
 from homenode.engine.workers.layout import WorkerPlan
@@ -61,7 +61,7 @@ class Driver:
         config = EngineConfig.of(None, {"worker_timeout": silent_s})
         self.config = replace(config, model=replace(config.model, path=str(folder)))
         parts = [part(stage, stages, rank, ranks) for stage in range(stages) for rank in range(ranks)]
-        self.plans = [WorkerPlan(n, f"homenode-worker-{n}", "cpu", p, EnginePlace((0,))) for n, p in enumerate(parts)]
+        self.plans = [WorkerPlan(n, f"homenode-worker-{n}", "cpu", p, EngineBinding((0,))) for n, p in enumerate(parts)]
         self.executor = ProcessExecutor(
             self.plans,
             self._join,
@@ -181,9 +181,7 @@ def test_a_failed_step_loses_those_after_it_and_nobody_else(drive: Callable[...,
     driver.begin()
     with pytest.raises(StepError) as failed:
         driver.executor.result(PATIENCE_S)
-    assert (
-        failed.value.kind == "ValueError" and not failed.value.fatal and not isinstance(failed.value, WorkerLostError)
-    )
+    assert failed.value.kind == "ValueError" and not failed.value.fatal and not isinstance(failed.value, StepsLostError)
     assert driver.executor.serving and driver.executor.pending == 0
     before = driver.pids()
     driver.run(3)
@@ -201,7 +199,7 @@ def test_where_others_use_kv_memory_a_failure_is_told_when_nobody_is_at_the_step
     driver.begin()
     with pytest.raises(StepError) as failed:
         driver.executor.result(PATIENCE_S)
-    assert failed.value.kind == "ValueError" and not isinstance(failed.value, WorkerLostError)
+    assert failed.value.kind == "ValueError" and not isinstance(failed.value, StepsLostError)
     assert all(member.there for member in driver.executor.members), "told too early"
     assert driver.executor.serving and driver.executor.pending == 0
     driver.run(3)
@@ -221,7 +219,7 @@ def test_where_others_use_kv_memory_a_loss_takes_a_failure_s_place(
         time.sleep(0.001)  # nobody is called while the failure is held
     assert driver.executor.result(0) is None
     os.kill(driver.pids()[0], signal.SIGKILL)
-    with pytest.raises(WorkerLostError, match="homenode-worker-0"):
+    with pytest.raises(StepsLostError, match="homenode-worker-0"):
         driver.executor.result(PATIENCE_S)
     driver.await_serving()
     assert driver.executor.result(0) is None
@@ -251,7 +249,7 @@ def test_a_lost_worker_is_replaced(
     else:
         (tmp_path / f"{moment}-{victim}").touch()
         driver.go_on()
-    with pytest.raises(WorkerLostError) as lost:
+    with pytest.raises(StepsLostError) as lost:
         while driver.executor.result(PATIENCE_S) is not None:
             pass
     assert f"homenode-worker-{victim}" in lost.value.message and not lost.value.fatal
@@ -270,7 +268,7 @@ def test_a_worker_that_dies_while_it_is_replaced_is_replaced_again(
     driver.run(1)
     (tmp_path / "dies-loading-0").touch()
     os.kill(driver.pids()[0], signal.SIGKILL)
-    with pytest.raises(WorkerLostError):
+    with pytest.raises(StepsLostError):
         driver.executor.result(PATIENCE_S)
     driver.await_serving()
     driver.run(3)
@@ -282,10 +280,10 @@ def test_losses_in_quick_succession_are_the_end(drive: Callable[..., Driver], tm
     driver.run(1)
     (tmp_path / "broken-1").touch()
     os.kill(driver.pids()[1], signal.SIGKILL)
-    with pytest.raises(WorkerLostError) as lost:
+    with pytest.raises(StepsLostError) as lost:
         driver.executor.result(PATIENCE_S)
     assert not lost.value.fatal
-    with pytest.raises(WorkerLostError) as lost:
+    with pytest.raises(StepsLostError) as lost:
         driver.executor.result(4 * PATIENCE_S)  # five processes start, one after another
     assert lost.value.fatal and "there is no room for this part" in lost.value.message
     assert not driver.executor.serving

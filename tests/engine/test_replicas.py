@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from homenode.engine.config import EngineConfig
-from homenode.engine.messages import EngineFigures, Output
-from homenode.engine.place import EnginePlace, Replica
+from homenode.engine.messages import Output, ReplicaStats
+from homenode.engine.place import EngineBinding, Replica
 from homenode.engine.replicas.client import ReplicasClient
-from homenode.engine.replicas.journey import Journey
-from homenode.engine.replicas.patience import Patience
+from homenode.engine.replicas.journey import RoutedStream
+from homenode.engine.replicas.patience import RestartPolicy
 from homenode.engine.request import Request
 from homenode.errors import HostError, PeerError
 from tests.engine.engines import config_for, greedy
@@ -30,7 +30,7 @@ from tests.pure.schedule_bench import expected
 pytestmark = pytest.mark.alone
 
 PATIENCE_S = 240.0
-QUICK = Patience(
+QUICK = RestartPolicy(
     look_every_s=0.05, silent_after_s=0.5, lost_after_s=PATIENCE_S, first_delay_s=0.01, longest_delay_s=0.05
 )
 LONG = 2000  # tokens of a request that is there for a while
@@ -45,12 +45,16 @@ def _programs_of_the_tests_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def configs(folder: Path, count: int, **settings: Any) -> list[EngineConfig]:
     config = config_for(folder, block_size=LIMITS.block_size, max_num_seqs=16, **settings)
-    return [replace(config, replica=Replica(number, count, EnginePlace((number,)))) for number in range(count)]
+    return [replace(config, replica=Replica(number, count, EngineBinding((number,)))) for number in range(count)]
 
 
 @contextlib.asynccontextmanager
 async def started(
-    folder: Path, count: int, patience: Patience = QUICK, lost: Callable[[str], None] | None = None, **settings: Any
+    folder: Path,
+    count: int,
+    patience: RestartPolicy = QUICK,
+    lost: Callable[[str], None] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[ReplicasClient]:
     client = ReplicasClient(
         configs(folder, count, **settings), lost, patience=patience, program="tests.engine.scripted_process"
@@ -72,7 +76,7 @@ def is_right(asked: Request, outputs: list[Output]) -> bool:
     return outputs[-1].error is None and (tokens_of(outputs), outputs[-1].finish_reason) == expected(asked, LIMITS)[:2]
 
 
-async def until(client: ReplicasClient, holds: Callable[[tuple[EngineFigures, ...]], bool]) -> None:
+async def until(client: ReplicasClient, holds: Callable[[tuple[ReplicaStats, ...]], bool]) -> None:
     """Looks as often as an engine answers, or at least as time passes."""
     while not holds(client.engines):
         with contextlib.suppress(PeerError):
@@ -80,7 +84,7 @@ async def until(client: ReplicasClient, holds: Callable[[tuple[EngineFigures, ..
         await asyncio.sleep(0)
 
 
-def at_engine(streams: list[Journey], number: int) -> int:
+def at_engine(streams: list[RoutedStream], number: int) -> int:
     """How many of these requests it has."""
     return sum(stream.ticket.route is not None and stream.ticket.route.number == number for stream in streams)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from homenode.engine.executor.rendezvous import Rendezvous
-from homenode.engine.workers.greeting import MAGIC, Ask, IAm, Key, Offer, Rows, answer, call
+from homenode.engine.workers.greeting import MAGIC, Ask, IAm, Key, Rows, RowsOffer, answer, call
 from homenode.engine.workers.tcp import TcpInlet, TcpOutlet
 from homenode.errors import PeerError
 
@@ -112,7 +112,7 @@ def test_nobody_waits_longer_than_told(rendezvous: Rendezvous, side: str) -> Non
 
 
 def test_an_address_of_an_earlier_generation_is_told_to_nobody(rendezvous: Rendezvous) -> None:
-    with call(rendezvous.address, rendezvous.secret, Offer(KEY, "127.0.0.1:1"), PATIENCE_S):
+    with call(rendezvous.address, rendezvous.secret, RowsOffer(KEY, "127.0.0.1:1"), PATIENCE_S):
         pass
     rendezvous.forget(1)
     with call(rendezvous.address, rendezvous.secret, Ask(KEY), PATIENCE_S) as asked:

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from homenode.engine.executor.rendezvous import Rendezvous
-from homenode.engine.workers.greeting import MAGIC, Group, Seated, Share, Values, call, introduce
-from homenode.engine.workers.sites import Site, SiteName, join_site
+from homenode.engine.workers.greeting import MAGIC, Group, MemoryRequest, Seated, Values, call, introduce
+from homenode.engine.workers.sites import HostRanks, HostRanksName, join_site
 from homenode.engine.workers.tcp_ranks import TcpRanks, hosts_of
 from homenode.errors import PeerError, UserError
 from tests.native.rank_threads import ranks as on_one_host
@@ -42,8 +42,8 @@ def rendezvous() -> Iterator[Rendezvous]:
     made.close()
 
 
-def named(at: Rendezvous, ranks: int, host: str, group: Group = GROUP) -> SiteName:
-    return SiteName(group, ranks, host, IP, at.secret)
+def named(at: Rendezvous, ranks: int, host: str, group: Group = GROUP) -> HostRanksName:
+    return HostRanksName(group, ranks, host, IP, at.secret)
 
 
 def seat(at: Rendezvous, hosts: list[str], rank: int, timeout_s: float = PATIENCE_S) -> TcpRanks:
@@ -103,10 +103,10 @@ def test_ranks_of_one_host_have_one_memory_and_no_others(rendezvous: Rendezvous)
 PROCESS = """
 import sys, numpy as np
 from homenode.engine.workers.greeting import Group
-from homenode.engine.workers.sites import SiteName
+from homenode.engine.workers.sites import HostRanksName
 from homenode.engine.workers.tcp_ranks import TcpRanks
 engine, host, rank, ranks, timeout_s = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
-name = SiteName(Group(3, 1), ranks, host, "127.0.0.1", bytes.fromhex(sys.stdin.readline()))
+name = HostRanksName(Group(3, 1), ranks, host, "127.0.0.1", bytes.fromhex(sys.stdin.readline()))
 seat = TcpRanks(engine, name, rank, timeout_s, 0)
 values = np.full(100, rank + 1, np.float32)
 for _ in range(50):
@@ -204,7 +204,7 @@ def test_leaving_is_heard_on_all_hosts_by_name(rendezvous: Rendezvous) -> None:
 
 
 @pytest.fixture
-def site(rendezvous: Rendezvous) -> Iterator[Site]:
+def site(rendezvous: Rendezvous) -> Iterator[HostRanks]:
     """Of the first of two ranks; the other one is on another host."""
     made = join_site(named(rendezvous, 2, "a"), 0, PATIENCE_S)
     yield made
@@ -221,7 +221,7 @@ def _end_of(sock: socket.socket) -> None:
         pass
 
 
-def _over(site: Site) -> str:
+def _over(site: HostRanks) -> str:
     """Why the group is over, once it is."""
     from homenode.compute.native import NativeRankGroup
 
@@ -241,7 +241,7 @@ def _over(site: Site) -> str:
     ids=["http", "zeros", "long"],
 )
 def test_a_stranger_is_sent_away_and_others_are_served(
-    rendezvous: Rendezvous, site: Site, words: bytes, unix: bool
+    rendezvous: Rendezvous, site: HostRanks, words: bytes, unix: bool
 ) -> None:
     name = named(rendezvous, 2, "a")
     with socket.socket(socket.AF_UNIX if unix else socket.AF_INET) as stranger:
@@ -256,15 +256,15 @@ def test_a_stranger_is_sent_away_and_others_are_served(
 
 @pytest.mark.parametrize(
     "topic",
-    [Share(GROUP, 1), Values(Group(2, 1), 1), Seated(GROUP, 1, 2, ""), Values(GROUP, 2)],
+    [MemoryRequest(GROUP, 1), Values(Group(2, 1), 1), Seated(GROUP, 1, 2, ""), Values(GROUP, 2)],
     ids=["share", "before", "else", "rank"],
 )
-def test_another_topic_is_refused(rendezvous: Rendezvous, site: Site, topic: Any) -> None:
+def test_another_topic_is_refused(rendezvous: Rendezvous, site: HostRanks, topic: Any) -> None:
     with call(site.address, rendezvous.secret, topic, PATIENCE_S) as caller:
         _end_of(caller)
 
 
-def test_a_rank_comes_once(rendezvous: Rendezvous, site: Site) -> None:
+def test_a_rank_comes_once(rendezvous: Rendezvous, site: HostRanks) -> None:
     def one_and_its_end(first: bool) -> Any:
         sock = call(site.address, rendezvous.secret, Values(GROUP, 1), PATIENCE_S)
         if not first:
@@ -291,7 +291,7 @@ def test_a_rank_comes_once(rendezvous: Rendezvous, site: Site) -> None:
     ],
     ids=["later", "large", "beyond", "next", "flags", "short"],
 )
-def test_what_no_rank_sends_ends_the_group(rendezvous: Rendezvous, site: Site, frame: bytes) -> None:
+def test_what_no_rank_sends_ends_the_group(rendezvous: Rendezvous, site: HostRanks, frame: bytes) -> None:
     with call(site.address, rendezvous.secret, Values(GROUP, 1), PATIENCE_S) as wild:
         wild.sendall(frame)
         wild.shutdown(socket.SHUT_WR)
@@ -326,13 +326,13 @@ def test_the_next_rank_makes_the_memory_where_the_keeper_is_gone(rendezvous: Ren
     second.close()
 
 
-def test_a_keeper_hands_memory_over_to_a_caller_with_the_secret_only(rendezvous: Rendezvous, site: Site) -> None:
+def test_a_keeper_hands_memory_over_to_a_caller_with_the_secret_only(rendezvous: Rendezvous, site: HostRanks) -> None:
     name = named(rendezvous, 2, "a")
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(name.socket)
         with pytest.raises(PeerError, match="does not know the secret"):
-            introduce(sock, "here", secrets.token_bytes(32), Share(GROUP, 1), time.monotonic() + PATIENCE_S)
-    assert name.socket != SiteName(GROUP, 2, "a", IP, secrets.token_bytes(32)).socket
+            introduce(sock, "here", secrets.token_bytes(32), MemoryRequest(GROUP, 1), time.monotonic() + PATIENCE_S)
+    assert name.socket != HostRanksName(GROUP, 2, "a", IP, secrets.token_bytes(32)).socket
 
 
 def test_a_rank_twice_on_one_host_is_refused(rendezvous: Rendezvous) -> None:

@@ -14,10 +14,10 @@ from homenode.engine.messages import (
     MAX_FRAME,
     Abort,
     Drain,
+    EngineStats,
     Output,
     Outputs,
     Ping,
-    Statistics,
     Submit,
     ToEngine,
     ToFront,
@@ -36,7 +36,7 @@ TO_FRONT = [
     Outputs(
         [Output(7, [1], [TokenLogprob(-0.5, [(1, -0.5)])], prompt_logprobs=[None, TokenLogprob(-1.0)], cached_tokens=3)]
     ),
-    Statistics(num_running=1, rejected={"draining": 2}),
+    EngineStats(num_running=1, rejected={"draining": 2}),
 ]
 
 
@@ -59,7 +59,7 @@ def test_a_config_crosses_whole() -> None:
 
 
 def test_figures_of_numpy_cross_as_plain_values() -> None:
-    sent = Statistics(compute={"threads": np.int32(2), "cpus": np.array([0, 1]), "share": np.float64(0.5)})
+    sent = EngineStats(compute={"threads": np.int32(2), "cpus": np.array([0, 1]), "share": np.float64(0.5)})
     assert decode_body(encode_frame(sent)[4:], ToFront).compute == {"threads": 2, "cpus": [0, 1], "share": 0.5}
 
 

@@ -16,9 +16,9 @@ from homenode.engine.build import check_config, make_backend, memory_left
 from homenode.engine.config import ComputeConfig, EngineConfig
 from homenode.engine.executor.crew import replace_join
 from homenode.engine.pairing import kept_as, targets_of
-from homenode.engine.place import EnginePlace, Replica
+from homenode.engine.place import EngineBinding, Replica
 from homenode.engine.placement import UNPINNED
-from homenode.engine.settle import MemoryRoom
+from homenode.engine.settle import MemoryBudget
 from homenode.engine.workers.layout import config_of
 from homenode.engine.workers.messages import Join
 from homenode.engine.workers.planning import Planned, plan_engine
@@ -173,7 +173,7 @@ def test_too_much_kv_memory_is_said_of_its_setting(model: Path) -> None:
 def test_names_of_processes() -> None:
     config = EngineConfig.of(None, {"data_parallel_size": 2})
     assert config.process_name is None
-    second = replace(config, replica=Replica(1, 2, EnginePlace((0,))))
+    second = replace(config, replica=Replica(1, 2, EngineBinding((0,))))
     assert second.process_name == "homenode-worker-1"
     several = replace(second, parallel=replace(second.parallel, tensor_parallel_size=2))
     assert several.process_name == "homenode-engine-1"
@@ -210,8 +210,8 @@ def test_matrices_that_are_cut_within_blocks_are_others() -> None:
 
 def test_a_worker_in_another_s_place_counts_the_kv_memory_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in use already, and nobody else's."""
-    monkeypatch.setattr(build, "memory_room", lambda place: MemoryRoom(100))
-    config, place = EngineConfig.of(None, {}), EnginePlace((0,))
+    monkeypatch.setattr(build, "memory_room", lambda place: MemoryBudget(100))
+    config, place = EngineConfig.of(None, {}), EngineBinding((0,))
     assert memory_left(config, place) == 100 and memory_left(config, place, there=50) == 150
     bounded = replace(config, replica=Replica(0, 2, place, (), 120))
     assert memory_left(bounded, place, taken=30, there=50) == 90
@@ -232,6 +232,6 @@ def test_a_worker_is_told_the_cpus_that_its_engine_was_allowed(model: Path) -> N
     for worker in planned.layout.workers:
         own = config_of(config, planned.layout, worker, host.allowance.cpus).replica
         assert own is not None and own.allowed == host.allowance.cpus
-    alone = replace(config, replica=Replica(0, 1, EnginePlace(tuple(range(8))), (2, 3)))
+    alone = replace(config, replica=Replica(0, 1, EngineBinding(tuple(range(8))), (2, 3)))
     own = config_of(alone, planned.layout, planned.layout.workers[0], host.allowance.cpus).replica
     assert own is not None and own.allowed == (2, 3)

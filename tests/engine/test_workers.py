@@ -19,7 +19,7 @@ from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.worker_process import WorkerProcess
 from homenode.engine.local import LocalEngine
 from homenode.engine.messages import Output
-from homenode.engine.place import EnginePlace
+from homenode.engine.place import EngineBinding
 from homenode.engine.request import Request
 from homenode.engine.workers.calibrate import layer_seconds
 from homenode.engine.workers.layout import WorkerPlan
@@ -170,7 +170,7 @@ def test_the_time_of_a_layer_is_measured() -> None:
     config = config_for(STORIES, pipeline_parallel_size=2)
     spec = open_checkpoint(STORIES).spec
     worker = WorkerPlan(
-        0, "homenode-worker-0", "cpu", ModelPart.whole(spec), EnginePlace((min(os.sched_getaffinity(0)),))
+        0, "homenode-worker-0", "cpu", ModelPart.whole(spec), EngineBinding((min(os.sched_getaffinity(0)),))
     )
     seconds = layer_seconds(config, spec, worker)
     assert seconds is not None and 0 < seconds < 1

@@ -15,7 +15,7 @@ from homenode.host.binding import apply as apply_module
 from homenode.host.binding.apply import apply
 from homenode.host.binding.memory_map import MemoryMap, Placement, Policy, Range
 from homenode.host.binding.preflight import check_running
-from homenode.host.binding.report import Report, StepResult
+from homenode.host.binding.report import ActionResult, Report
 from homenode.host.binding.state import State
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.binding.target import Target
@@ -356,7 +356,7 @@ def test_interrupts_of_a_process_that_has_ended_are_given_back(state: State) -> 
 
     def restore(entries: Sequence[object]) -> Report:
         given.extend(entries)
-        return Report((StepResult("interrupts", "undone"),))
+        return Report((ActionResult("interrupts", "undone"),))
 
     with child() as running:
         apply(running.pid, Target((ONE,)), state=state)

@@ -14,7 +14,7 @@ from homenode.errors import UserError
 from homenode.host.binding import verify as verify_module
 from homenode.host.binding.apply import apply
 from homenode.host.binding.memory_map import MemoryMap, Placement, Policy, Range
-from homenode.host.binding.report import Report, StepResult
+from homenode.host.binding.report import ActionResult, Report
 from homenode.host.binding.target import Target
 from homenode.host.binding.verify import verify
 from homenode.host.topology.finding import Finding
@@ -151,7 +151,8 @@ def test_what_pages_lie_off_the_plan_is_told_with_figures(monkeypatch: pytest.Mo
 
 def test_further_readers_are_part_of_the_report() -> None:
     irq = Report(
-        (StepResult("irq 27", "failed"),), (Finding("error", "irq_off_plan", "irq 27 goes to CPU 5", "route it again"),)
+        (ActionResult("irq 27", "failed"),),
+        (Finding("error", "irq_off_plan", "irq 27 goes to CPU 5", "route it again"),),
     )
     report = verify(os.getpid(), Target(()), readers=[lambda: irq])
     assert not report.ok and report.findings == irq.findings

@@ -15,7 +15,7 @@ import pytest
 
 from homenode import LLM, SamplingParams
 from homenode.engine import build, numa_memory
-from homenode.engine.place import EnginePlace
+from homenode.engine.place import EngineBinding
 from homenode.errors import HostError
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
@@ -138,7 +138,7 @@ def moved_while_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some weights of the last node are sent to the first one when all are loaded and nobody has looked yet."""
     settle = numa_memory.settle_pages
 
-    def after_moving(backend: NativeBackend, place: EnginePlace, host: Host) -> tuple[Finding, ...]:
+    def after_moving(backend: NativeBackend, place: EngineBinding, host: Host) -> tuple[Finding, ...]:
         parts = [part for part in backend.planned()["weights"] if part.nodes == (WHOLE[-1].id,)]
         move(os.getpid(), (max(parts, key=lambda part: part.size).address, AWAY), WHOLE[0].id)
         return settle(backend, place, host)

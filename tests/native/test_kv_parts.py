@@ -15,7 +15,7 @@ from homenode.compute.native import NativeBackend
 from homenode.compute.native.kv_memory import copy_kv
 from homenode.compute.ops import KvGeometry
 from homenode.engine.workers.kv_file import KvFile, joined
-from homenode.engine.workers.messages import Share
+from homenode.engine.workers.messages import FileRange
 from homenode.engine.workers.neighbours import Attached, sliced
 from homenode.errors import UserError
 from homenode.model.division import Grain, divide, divide_heads
@@ -146,8 +146,10 @@ def test_the_file_keeps_its_size_and_its_shares_lie_apart(backend: NativeBackend
     workers.file.close()
 
 
-@pytest.mark.parametrize("share", [Share(0, 4096), Share(4096, 8 << 20), Share(1 << 40, 8 << 20), Share(0, 1 << 40)])
-def test_a_share_that_is_none_is_refused(backend: NativeBackend, share: Share) -> None:
+@pytest.mark.parametrize(
+    "share", [FileRange(0, 4096), FileRange(4096, 8 << 20), FileRange(1 << 40, 8 << 20), FileRange(0, 1 << 40)]
+)
+def test_a_share_that_is_none_is_refused(backend: NativeBackend, share: FileRange) -> None:
     file = KvFile([WHOLE], BLOCKS)
     with pytest.raises(ValueError, match="share"):
         backend.kv_cache(WHOLE, BLOCKS, share=(file.fd, share.offset, share.nbytes))

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from homenode.engine.executor.protocol import StepError, WorkerLostError
+from homenode.engine.executor.protocol import StepError, StepsLostError
 from homenode.engine.executor.scripted import ScriptedExecutor, checksum, scripted_logprob
 from homenode.engine.messages import Output
 from homenode.engine.request import Request, SamplingParams
 from homenode.engine.schedule.config import KvConfig, SchedulerConfig
 from homenode.engine.schedule.events import (
     Aborted,
-    Arrived,
     DrainStarted,
     Emit,
     Event,
     Instruction,
     KvHeadroom,
+    RequestArrived,
     StepDone,
     StepFailed,
     Ticked,
@@ -25,7 +25,7 @@ from homenode.engine.schedule.events import (
     WorkersLost,
 )
 from homenode.engine.schedule.scheduler import Scheduler
-from homenode.engine.schedule.sequence import Residency, Sequence
+from homenode.engine.schedule.sequence import BlockAllocation, Sequence
 from homenode.engine.schedule.step import Step, WorkerLimits
 from homenode.transfer.seam import KvTicket
 
@@ -144,7 +144,7 @@ class Bench:
             deadline=deadline,
             kv=kv,
         )
-        self.apply(Arrived(self.now, self.requests[number]))
+        self.apply(RequestArrived(self.now, self.requests[number]))
         return number
 
     def abort(self, number: int, reason: str = "abort") -> None:
@@ -203,7 +203,7 @@ class Bench:
         self._salt_of_block.clear()
         try:
             self.executor.result()
-        except WorkerLostError as error:
+        except StepsLostError as error:
             self.apply(WorkersLost(self.now, str(error)))
         assert self.step() is None, "a step without workers"
 
@@ -344,7 +344,7 @@ class Bench:
                 "overtaken in the queue"
             )
 
-    def _is_held_up(self, residency: Residency) -> bool:
+    def _is_held_up(self, residency: BlockAllocation) -> bool:
         """A step in flight draws its token, or brings back the block that it needs."""
         return (
             residency.last_step > self.scheduler._residents.landed

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.engine.fronts.elsewhere import Elsewhere
-from homenode.engine.fronts.messages import Began, Booked, Ended, FrontLeft, OfOthers
+from homenode.engine.fronts.elsewhere import RemoteLoad
+from homenode.engine.fronts.messages import Began, Booked, FrontLeft, OfOthers, RequestEnded
 from homenode.engine.fronts.numbers import first_number, front_of
 from homenode.engine.replicas.prefixes import cacheable
-from homenode.engine.replicas.router import Router, Ticket
+from homenode.engine.replicas.router import Router, RouteTicket
 
 ENGINES, BLOCKS, BLOCK = 3, 40, 4
 KEY = b"k" * 32
@@ -27,8 +27,8 @@ class Front:
 
     def __init__(self, number: int) -> None:
         self.number, self.router = number, router()
-        self.elsewhere = Elsewhere(self.router)
-        self.tickets: dict[int, Ticket] = {}
+        self.elsewhere = RemoteLoad(self.router)
+        self.tickets: dict[int, RouteTicket] = {}
         self.count = 0
 
     def ask(self, tokens: list[int]) -> tuple[int, Booked]:
@@ -43,12 +43,12 @@ class Front:
         self.router.began(self.tickets[request])
         return Began(request)
 
-    def end(self, request: int, answer: list[int]) -> Ended:
+    def end(self, request: int, answer: list[int]) -> RequestEnded:
         ticket = self.tickets.pop(request)
         known = len(cacheable(ticket.chain, ticket.tokens, BLOCK))
         whole = [*ticket.tokens, *answer]
         self.router.ended(ticket, whole)
-        return Ended(request, cacheable(ticket.chain, whole, BLOCK)[known:])
+        return RequestEnded(request, cacheable(ticket.chain, whole, BLOCK)[known:])
 
 
 def same(a: Router, b: Router) -> bool:
@@ -65,7 +65,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_fronts_that_hear_each_other_know_the_same(steps: list[tuple[int, int, list[int], int]]) -> None:
-    fronts, coordinator = [Front(1), Front(2)], Elsewhere(watched := router())
+    fronts, coordinator = [Front(1), Front(2)], RemoteLoad(watched := router())
     for what, who, tokens, pick in steps:
         speaker, listener = fronts[who], fronts[1 - who]
         told: OfOthers
@@ -99,13 +99,13 @@ def test_what_is_told_late_of_a_lost_engine_changes_nothing() -> None:
     hearing.elsewhere.take(booked)
     hearing.elsewhere.add(booked.engine, BLOCKS)
     assert hearing.router.load(booked.engine).requests == 0 and not hearing.router.known(booked.engine)
-    for told in (asking.begin(request), asking.end(request, [2]), Ended(request)):
+    for told in (asking.begin(request), asking.end(request, [2]), RequestEnded(request)):
         hearing.elsewhere.take(told)
     assert (hearing.router.load(booked.engine).requests, hearing.router.load(booked.engine).waiting_tokens) == (0, 0)
 
 
 def test_an_engine_that_was_never_there_is_not_told_of() -> None:
-    empty = Elsewhere(made := Router(BLOCK, key=KEY))
+    empty = RemoteLoad(made := Router(BLOCK, key=KEY))
     empty.take(Booked(first_number(1) + 1, 7, 5, []))
     assert len(empty) == 0 and not made.has(7) and list(empty.all(9)) == []
 

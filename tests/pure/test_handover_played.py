@@ -19,7 +19,16 @@ from homenode.engine.executor.protocol import StepError
 from homenode.engine.messages import Output
 from homenode.engine.request import Request, SamplingParams
 from homenode.engine.schedule.config import KvConfig, SchedulerConfig
-from homenode.engine.schedule.events import Aborted, Arrived, Emit, Event, Instruction, StepDone, StepFailed, ToTransfer
+from homenode.engine.schedule.events import (
+    Aborted,
+    Emit,
+    Event,
+    Instruction,
+    RequestArrived,
+    StepDone,
+    StepFailed,
+    ToTransfer,
+)
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.schedule.step import Step
 from homenode.transfer import published
@@ -62,7 +71,7 @@ class Engine:
         self.requests[number] = Request(
             id=number, prompt_ids=list(prompt), params=params, kv=KvTicket(ticket, sends, peer)
         )
-        self.apply(Arrived(self.world.now, self.requests[number]))
+        self.apply(RequestArrived(self.world.now, self.requests[number]))
         return number
 
     def apply(self, event: Event) -> None:
@@ -168,7 +177,9 @@ class ReceivingEngine(ReceiverProcess):
 
     def told(self, event: Any) -> None:
         kind = type(event).__name__
-        self.world.count[f"{kind} in place" if getattr(event, "blocks", None) and kind == "Arrived" else kind] += 1
+        self.world.count[
+            f"{kind} in place" if getattr(event, "blocks", None) and kind == "RequestArrived" else kind
+        ] += 1
         self.real.apply(event)
 
     def bases(self, hello: Hello) -> dict[bytes, int]:

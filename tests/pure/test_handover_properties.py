@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from homenode.engine.kv.blocks import BlockPool
 from homenode.engine.schedule.config import SchedulerConfig
-from homenode.engine.schedule.deliveries import Deliveries
-from homenode.engine.schedule.delivery import Delivery
-from homenode.engine.schedule.loans import Loans
+from homenode.engine.schedule.deliveries import KvImports
+from homenode.engine.schedule.delivery import KvImport
+from homenode.engine.schedule.loans import KvExports
 from homenode.engine.schedule.step import Step
 from homenode.errors import InternalError
 from homenode.transfer import seam
@@ -190,29 +190,29 @@ def _lives(seeds: int = 30) -> None:
 
 def test_kv_used_before_it_has_arrived_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks are worth something only if they fail when they should."""
-    honest = Deliveries.arrived
-    monkeypatch.setattr(Deliveries, "arrived", lambda self, delivery, tokens: honest(self, delivery, tokens + 1))
+    honest = KvImports.arrived
+    monkeypatch.setattr(KvImports, "arrived", lambda self, delivery, tokens: honest(self, delivery, tokens + 1))
     with pytest.raises((InternalError, AssertionError)):
         _lives()
 
 
 def test_a_block_freed_while_somebody_writes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def give_up(self: Deliveries, delivery: Delivery) -> None:
+    def give_up(self: KvImports, delivery: KvImport) -> None:
         if delivery.sequence is not None:
             self.fetching.discard(delivery.sequence.id)
         if not delivery.done:
             self._messages.append(seam.Stopped(delivery.offer.ticket))
         self.drop(delivery)
 
-    monkeypatch.setattr(Deliveries, "give_up", give_up)
+    monkeypatch.setattr(KvImports, "give_up", give_up)
     with pytest.raises((InternalError, AssertionError)):
         _lives()
 
 
 def test_a_loan_that_ends_with_its_request_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Loans.end
+    honest = KvExports.end
 
-    def end(self: Loans, *arguments: object) -> object:
+    def end(self: KvExports, *arguments: object) -> object:
         loan = arguments[0].loan  # type: ignore[attr-defined]
         told = honest(self, *arguments)  # type: ignore[arg-type]
         if loan is not None:
@@ -220,7 +220,7 @@ def test_a_loan_that_ends_with_its_request_is_found(monkeypatch: pytest.MonkeyPa
             loan.blocks = []
         return told
 
-    monkeypatch.setattr(Loans, "end", end)
+    monkeypatch.setattr(KvExports, "end", end)
     with pytest.raises((InternalError, AssertionError)):
         _lives()
 

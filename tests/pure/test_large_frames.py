@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.engine.large_frames import decode_large_body
-from homenode.engine.messages import Heartbeat, Output, Outputs, Serving, ToFront
+from homenode.engine.messages import Heartbeat, Output, Outputs, ServingChanged, ToFront
 from homenode.engine.request import TokenLogprob
 from homenode.engine.wire import decode_body, encode_frame
 from homenode.errors import PeerError
@@ -28,13 +28,13 @@ OUTPUTS = st.builds(
 )
 MESSAGES = (
     st.builds(Outputs, st.lists(OUTPUTS, max_size=4))
-    | st.builds(Serving, st.booleans())
+    | st.builds(ServingChanged, st.booleans())
     | st.builds(Heartbeat, st.integers(0, 9), st.floats(0, 9))
 )
 
 
 @given(MESSAGES)
-def test_the_same_message(message: Outputs | Serving | Heartbeat) -> None:
+def test_the_same_message(message: Outputs | ServingChanged | Heartbeat) -> None:
     body = encode_frame(message)[4:]
     assert decode_large_body(body) == decode_body(body, ToFront) == message
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.engine.memory_report import memory_lines
-from homenode.engine.place import EnginePlace
+from homenode.engine.place import EngineBinding
 from homenode.host.binding.residency import PlannedRange
 from tests.placement_hosts import host
 
@@ -36,7 +36,7 @@ def planned(*on: tuple[int, ...]) -> dict[str, list[PlannedRange]]:
 def test_how_weights_lie_is_told_by_the_policys_name(
     numa: str | None, on: tuple[tuple[int, ...], ...], words: str
 ) -> None:
-    place = EnginePlace((0, 1), numa=numa, numa_why="it was asked for" if numa else "")
+    place = EngineBinding((0, 1), numa=numa, numa_why="it was asked for" if numa else "")
     lines = memory_lines(place, TWO, planned(*on), {})
     assert words in lines[0]
     assert lines[0].endswith("(it was asked for)") == (numa is not None)
@@ -58,22 +58,22 @@ def test_how_weights_lie_is_told_by_the_policys_name(
 )
 def test_what_is_there_is_told_beside_what_was_planned(present: int | None, local: int, words: str) -> None:
     seen = {"weights": None if present is None else [{"node": 0, "present": present, "local": local}]}
-    assert words in memory_lines(EnginePlace((0,)), TWO, planned((0,)), seen)[1]
+    assert words in memory_lines(EngineBinding((0,)), TWO, planned((0,)), seen)[1]
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=4, unique=True))
 def test_every_pinned_thread_is_on_the_line_of_its_node(team: list[int]) -> None:
-    lines = memory_lines(EnginePlace(tuple(team)), TWO, planned((0,), (1,)), {})
+    lines = memory_lines(EngineBinding(tuple(team)), TWO, planned((0,), (1,)), {})
     counted = [int(number) for line in lines for number in re.findall(r"(\d+) compute thread", line)]
     assert sum(counted) == len(team)
 
 
 def test_mirrored_tensors_of_shards_are_named() -> None:
-    place = EnginePlace((0, 1), numa="shard", mirror_tensors=("output*",))
+    place = EngineBinding((0, 1), numa="shard", mirror_tensors=("output*",))
     assert "mirrored are those named output*" in memory_lines(place, TWO, planned((0,), (1,)), {})[0]
 
 
 def test_a_machine_without_nodes_is_said_to_be_one() -> None:
-    assert memory_lines(EnginePlace((0,)), TWO, planned(), {}) == [
+    assert memory_lines(EngineBinding((0,)), TWO, planned(), {}) == [
         "where weights lie is not known: nothing is said about nodes, or this machine tells of none"
     ]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from homenode.engine.messages import Ready, Statistics
-from homenode.engine.place import EnginePlace, Replica
+from homenode.engine.messages import EngineReady, EngineStats
+from homenode.engine.place import EngineBinding, Replica
 from homenode.engine.replicas.figures import all_ready, at_rest, since_start, total
-from homenode.engine.replicas.patience import Patience
+from homenode.engine.replicas.patience import RestartPolicy
 from homenode.transfer.figures import TransferFigures
 
 
-def figures(number: int) -> Statistics:
-    return Statistics(
+def figures(number: int) -> EngineStats:
+    return EngineStats(
         num_running=number, num_waiting=1, kv_usage=number / 10, prefix_queries=10 * number, prefix_hits=number, preemptions=1,
         prompt_tokens=100, generation_tokens=7, steps=3, step_tokens=9, rejected={"draining": 1, f"r{number}": 2}, compute={"of": number},
     )  # fmt: skip
@@ -23,7 +23,7 @@ def test_counters_add_up_and_memory_in_use_is_an_average() -> None:
     assert (seen.num_running, seen.num_waiting, seen.prefix_queries, seen.generation_tokens) == (4, 2, 40, 14)
     assert seen.kv_usage == pytest.approx(0.2)
     assert seen.rejected == {"draining": 2, "r1": 2, "r3": 2}
-    assert total([]) == Statistics()
+    assert total([]) == EngineStats()
 
 
 def test_counters_go_on_over_a_restart_and_gauges_do_not() -> None:
@@ -34,9 +34,9 @@ def test_counters_go_on_over_a_restart_and_gauges_do_not() -> None:
     assert (gone.num_running, gone.num_waiting, gone.kv_usage, gone.compute, gone.prefix_hits) == (0, 0, 0.0, {}, 7)
 
 
-def ready(blocks: int, *notes: str, length: int = 512) -> Ready:
+def ready(blocks: int, *notes: str, length: int = 512) -> EngineReady:
     pages = {"present": 10, "huge": blocks}
-    return Ready(
+    return EngineReady(
         "m", length, 100, blocks, 32, 512, 128, True,
         details={"weight_bytes": 1000, "kv_bytes": blocks, "load_seconds": blocks / 10, "notes": list(notes), "kv_dtype": "f32",
                  "compute": {"threads": 3, "level": "amx", "weight_pages": pages, "kv_pages": None}},
@@ -44,7 +44,7 @@ def ready(blocks: int, *notes: str, length: int = 512) -> Ready:
 
 
 def test_what_all_engines_hold_and_what_one_sequence_may_have() -> None:
-    places = [EnginePlace((0, 1), spare=(2, 6)), EnginePlace((3, 4), others=(3, 4, 6), spare=(2, 6))]
+    places = [EngineBinding((0, 1), spare=(2, 6)), EngineBinding((3, 4), others=(3, 4, 6), spare=(2, 6))]
     seen = all_ready([ready(10, "slow disk", "x"), ready(20, "slow disk", length=256)], places)
     assert (seen.num_blocks, seen.max_model_len) == (30, 256)
     details = seen.details
@@ -65,12 +65,12 @@ def test_what_all_engines_hold_and_what_one_sequence_may_have() -> None:
 
 
 def test_delays_double_and_end() -> None:
-    patience = Patience(tries=5, first_delay_s=0.5, longest_delay_s=3.0)
+    patience = RestartPolicy(tries=5, first_delay_s=0.5, longest_delay_s=3.0)
     assert [patience.delay(failures) for failures in range(1, 7)] == [0.5, 1.0, 2.0, 3.0, 3.0, None]
 
 
 def test_an_engine_has_a_node_when_its_memory_is_on_one() -> None:
-    assert [Replica(0, 2, EnginePlace((0,), memory_nodes=nodes)).node for nodes in ((), (3,), (0, 1))] == [
+    assert [Replica(0, 2, EngineBinding((0,), memory_nodes=nodes)).node for nodes in ((), (3,), (0, 1))] == [
         None,
         3,
         None,
@@ -78,9 +78,9 @@ def test_an_engine_has_a_node_when_its_memory_is_on_one() -> None:
 
 
 def test_figures_of_transfer_go_on_as_well() -> None:
-    def handed(number: int) -> Statistics:
+    def handed(number: int) -> EngineStats:
         durations = [number] * len(TransferFigures().durations)
-        return Statistics(
+        return EngineStats(
             transfer=TransferFigures(
                 bytes=number, pinned_pages=3, peers=1, failed={"gone": 1, f"r{number}": 2}, durations=durations
             )
@@ -89,8 +89,8 @@ def test_figures_of_transfer_go_on_as_well() -> None:
     after = since_start(at_rest(handed(5)), handed(1)).transfer
     assert after is not None and (after.bytes, after.pinned_pages, after.peers) == (6, 3, 1)
     assert after.failed == {"gone": 2, "r5": 2, "r1": 2} and set(after.durations) == {6}
-    loading = since_start(handed(5), Statistics()).transfer
+    loading = since_start(handed(5), EngineStats()).transfer
     assert loading is not None and (loading.bytes, loading.pinned_pages, loading.peers) == (5, 0, 0), (
         "its successor has said nothing yet"
     )
-    assert since_start(Statistics(), Statistics()).transfer is None
+    assert since_start(EngineStats(), EngineStats()).transfer is None

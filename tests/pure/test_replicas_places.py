@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.engine.config import EngineConfig
-from homenode.engine.place import EnginePlace
+from homenode.engine.place import EngineBinding
 from homenode.engine.placement import UNPINNED
 from homenode.engine.replicas.places import memory_shares, replica_places, team_places
 from homenode.errors import HomenodeError, PlacementError, UserError
@@ -27,7 +27,7 @@ def host(text: str = TWO_NODES) -> Host:
     return read_host(synthetic(text))
 
 
-def places(text: str, count: int, **settings: Any) -> tuple[EnginePlace, ...]:
+def places(text: str, count: int, **settings: Any) -> tuple[EngineBinding, ...]:
     return replica_places(host(text), EngineConfig.of(None, settings), count)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from homenode.engine.kv.prefix import HashChain
 from homenode.engine.replicas.prefixes import Prefixes, cacheable
-from homenode.engine.replicas.router import SEQUENCE_TOKENS, Load, Router, Ticket, choose
+from homenode.engine.replicas.router import SEQUENCE_TOKENS, EngineLoad, Router, RouteTicket, choose
 
 BLOCK = 32
 BLOCKS = 1000
@@ -28,7 +28,7 @@ def idle(*numbers: int) -> dict[int, float]:
     return dict.fromkeys(numbers, 0.0)
 
 
-def sent(books: Router, tokens: list[int], usages: dict[int, float], salt: str = "") -> tuple[Ticket, int]:
+def sent(books: Router, tokens: list[int], usages: dict[int, float], salt: str = "") -> tuple[RouteTicket, int]:
     ticket = books.ticket(tokens, salt)
     route = books.route(ticket, usages)
     assert route is not None
@@ -112,13 +112,13 @@ def test_choose_none_of_none() -> None:
     assert books.route(books.ticket([1], ""), {}) is None
 
 
-LOADS = st.builds(Load, st.integers(0, 5000), st.integers(0, 100), st.integers(0, 5000), st.integers(0, 100))
+LOADS = st.builds(EngineLoad, st.integers(0, 5000), st.integers(0, 100), st.integers(0, 5000), st.integers(0, 100))
 
 
 @settings(deadline=None)
 @given(st.dictionaries(st.integers(0, 9), LOADS, min_size=1), st.integers(1, 3000), st.data())
 def test_nobody_is_chosen_over_an_engine_that_is_better_in_everything(
-    loads: dict[int, Load], prompt: int, data: st.DataObject
+    loads: dict[int, EngineLoad], prompt: int, data: st.DataObject
 ) -> None:
     matches = {number: data.draw(st.integers(0, prompt - 1)) for number in loads}
     route = choose(loads, prompt, matches)
@@ -164,7 +164,7 @@ def test_a_popular_beginning_starves_no_engine(count: int, blocks: int, requests
 def test_the_books_come_out_even_and_stay_small(count: int, blocks: int, seed: int) -> None:
     """Random lives: requests begin, end, are lost with their engine; nobody gets anything while it takes nothing."""
     books, draw, alive = router(count, blocks), random.Random(seed), set(range(count))
-    tickets: list[Ticket] = []
+    tickets: list[RouteTicket] = []
     for _ in range(150):
         move = draw.random()
         if move < 0.5:

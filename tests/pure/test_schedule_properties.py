@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from homenode.engine.kv.blocks import BlockPool
 from homenode.engine.schedule.config import SchedulerConfig
-from homenode.engine.schedule.residents import Residents
+from homenode.engine.schedule.residents import KvAllocator
 from homenode.engine.schedule.sequence import Sequence
 from homenode.engine.schedule.step import Step
 from homenode.errors import InternalError
@@ -199,14 +199,14 @@ def _storm() -> None:
 
 def test_a_planted_double_free_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks above are worth something only if they fail when they should."""
-    honest = Residents.end
+    honest = KvAllocator.end
 
-    def frees_twice(self: Residents, sequence: Sequence) -> None:
+    def frees_twice(self: KvAllocator, sequence: Sequence) -> None:
         blocks = sequence.residency.blocks if sequence.residency else []
         honest(self, sequence)
         self.pool.release(blocks[:1])
 
-    monkeypatch.setattr(Residents, "end", frees_twice)
+    monkeypatch.setattr(KvAllocator, "end", frees_twice)
     with pytest.raises(InternalError, match=r"freed twice|references counted"):
         _storm()
 
@@ -220,16 +220,16 @@ def test_a_planted_leak_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_planted_early_publication_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that can be found before their content is computed: the worker reads back something else."""
-    honest = Residents.admit
+    honest = KvAllocator.admit
 
-    def admit(self: Residents, sequence: Sequence, proposal: object, spare: int) -> bool:
+    def admit(self: KvAllocator, sequence: Sequence, proposal: object, spare: int) -> bool:
         if not honest(self, sequence, proposal, spare):  # type: ignore[arg-type]
             return False
         assert sequence.residency is not None
         self.cache.publish(sequence.chain, sequence.tokens, sequence.residency.blocks, 0, len(sequence.tokens))
         return True
 
-    monkeypatch.setattr(Residents, "admit", admit)
+    monkeypatch.setattr(KvAllocator, "admit", admit)
     # Scoring cuts the first prompt to eight rows a step, so the second one meets its unfinished blocks in the same step.
     bench = Bench(SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=4), limits=limits_of(max_sampled_rows=8))
     bench.submit(_STEMS[0][:40], max_tokens=3, prompt_logprobs=0)

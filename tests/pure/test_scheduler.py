@@ -10,9 +10,9 @@ from homenode.engine.executor.scripted import scripted_logprob, scripted_token
 from homenode.engine.request import Request, SamplingParams
 from homenode.engine.schedule.budget import StepPlan, prefill_count
 from homenode.engine.schedule.config import KvConfig, SchedulerConfig
-from homenode.engine.schedule.events import Arrived, Emit, StepDone, Warn
+from homenode.engine.schedule.events import Emit, RequestArrived, StepDone, Warn
 from homenode.engine.schedule.scheduler import Scheduler
-from homenode.engine.schedule.sequence import Residency
+from homenode.engine.schedule.sequence import BlockAllocation
 from homenode.engine.schedule.step import Sampled, Step, StepResult
 from homenode.errors import InternalError, UserError
 from tests.pure.schedule_bench import EOS, Bench, expected, limits_of
@@ -112,9 +112,9 @@ def test_what_is_planned_takes_its_tokens_and_rows() -> None:
     bench = Bench()
     bench.submit([1] * 6, max_tokens=1)
     sequence = bench.scheduler._live[0]
-    plan.add(sequence, Residency(seq=0, blocks=[], scheduled=0, goal=6, score_base=6), 6)
+    plan.add(sequence, BlockAllocation(seq=0, blocks=[], scheduled=0, goal=6, score_base=6), 6)
     assert (plan.tokens_left, plan.rows_left, plan.prefill) == (4, 3, 6)
-    decoding = Residency(seq=1, blocks=[0, 1], scheduled=7, goal=6, score_base=6, sent_blocks=1, last=20)
+    decoding = BlockAllocation(seq=1, blocks=[0, 1], scheduled=7, goal=6, score_base=6, sent_blocks=1, last=20)
     plan.decode([sequence], [decoding], 4)
     plan.decode([sequence], [decoding], 4)
     assert (plan.tokens_left, plan.rows_left, decoding.scheduled, decoding.until) == (2, 1, 9, 8)
@@ -124,7 +124,7 @@ def test_what_is_planned_takes_its_tokens_and_rows() -> None:
 def test_positions_scored_before_a_preemption_cost_no_rows() -> None:
     bench = Bench()
     bench.submit([1] * 20, max_tokens=1, prompt_logprobs=0)
-    again = Residency(seq=0, blocks=[], scheduled=0, goal=20, score_base=9)
+    again = BlockAllocation(seq=0, blocks=[], scheduled=0, goal=20, score_base=9)
     assert prefill_count(bench.scheduler._live[0], again, StepPlan(0, 32, 4), max_tokens=32, chunked=True) == 13
 
 
@@ -299,7 +299,7 @@ def test_seeds_are_drawn_where_there_are_none() -> None:
         )
         for number, seed in enumerate((None, 7, None)):
             request = Request(id=number, prompt_ids=[1], params=SamplingParams(seed=seed))
-            scheduler.apply(Arrived(0.0, request))
+            scheduler.apply(RequestArrived(0.0, request))
         step = scheduler.next_step()
         assert step is not None
         return [start.params.seed for start in step.starts]
@@ -393,7 +393,7 @@ def test_a_lost_step_ends_its_requests_and_the_others_start_again() -> None:
 def test_results_that_cannot_be_are_refused() -> None:
     def scheduler() -> Scheduler:
         made = Scheduler(SchedulerConfig(), KvConfig(), limits_of(max_sampled_rows=128), [EOS])
-        made.apply(Arrived(0.0, Request(id=0, prompt_ids=[1], params=SamplingParams())))
+        made.apply(RequestArrived(0.0, Request(id=0, prompt_ids=[1], params=SamplingParams())))
         made.next_step()
         return made
 
@@ -407,7 +407,7 @@ def test_results_that_cannot_be_are_refused() -> None:
             scheduler().apply(StepDone(0.0, result))
     twice = scheduler()
     with pytest.raises(InternalError, match="request id 0 is in use"):
-        twice.apply(Arrived(0.0, Request(id=0, prompt_ids=[1], params=SamplingParams())))
+        twice.apply(RequestArrived(0.0, Request(id=0, prompt_ids=[1], params=SamplingParams())))
 
 
 def test_small_steps_have_fewer_sequences_unless_somebody_says_otherwise() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from homenode.engine.request import Request, SamplingParams
 from homenode.engine.schedule.config import SchedulerConfig
-from homenode.engine.schedule.events import Arrived, Emit
+from homenode.engine.schedule.events import Emit, RequestArrived
 from tests.pure.schedule_bench import Bench, expected, limits_of
 
 PROMPT = [5, 6, 7, 8, 9]
@@ -21,7 +21,7 @@ def outputs_of(bench: Bench, asked: Request) -> list[int]:
     """The tokens it gives, whatever the bench expects of a request from its beginning."""
     found: list[int] = []
     bench.requests.clear()
-    instructions = bench.scheduler.apply(Arrived(0.0, asked))
+    instructions = bench.scheduler.apply(RequestArrived(0.0, asked))
     for _ in range(200):
         outputs = [output for told in instructions if isinstance(told, Emit) for output in told.outputs]
         found += [token for output in outputs for token in output.tokens]
@@ -60,7 +60,7 @@ def test_tokens_of_before_count_for_the_least_and_the_most() -> None:
 def test_one_that_has_grown_too_long_for_this_engine_is_refused() -> None:
     bench = Bench(limits=limits_of(num_blocks=3, block_size=4, max_model_len=64))
     whole = request(max_tokens=50, ignore_eos=True)
-    bench.scheduler.apply(Arrived(0.0, msgspec.structs.replace(whole, id=7, begun=[1] * 2)))
-    told = bench.scheduler.apply(Arrived(0.0, msgspec.structs.replace(whole, begun=[1] * 9)))
+    bench.scheduler.apply(RequestArrived(0.0, msgspec.structs.replace(whole, id=7, begun=[1] * 2)))
+    told = bench.scheduler.apply(RequestArrived(0.0, msgspec.structs.replace(whole, begun=[1] * 9)))
     (refused,) = (output for instruction in told if isinstance(instruction, Emit) for output in instruction.outputs)
     assert refused.error_kind == "CapacityError" and bench.scheduler.next_step() is not None

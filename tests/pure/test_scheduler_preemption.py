@@ -7,7 +7,7 @@ import pytest
 from homenode.engine.schedule.config import SchedulerConfig
 from homenode.engine.schedule.events import Warn
 from homenode.engine.schedule.policy import choose_victim
-from homenode.engine.schedule.sequence import Residency, Sequence
+from homenode.engine.schedule.sequence import BlockAllocation, Sequence
 from homenode.engine.schedule.step import Step
 from tests.pure.schedule_bench import Bench, limits_of
 
@@ -254,7 +254,7 @@ def test_no_victim_is_more_important_than_the_needy() -> None:
 
 def test_one_about_to_finish_is_no_victim() -> None:
     first, middle, last = _sequence(0), _sequence(1), _sequence(2)
-    last.residency = Residency(seq=0, blocks=[0, 1, 2], scheduled=11, computed=3, goal=3, score_base=3)
+    last.residency = BlockAllocation(seq=0, blocks=[0, 1, 2], scheduled=11, computed=3, goal=3, score_base=3)
     assert last.pending == 9 and last.exhausted  # all it may draw is being drawn
     assert choose_victim(first, [first, middle, last], first, 8, lambda s: 5) is middle
     assert choose_victim(first, [first, last], first, 8, lambda s: 5) is None

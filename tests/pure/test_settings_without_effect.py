@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from homenode.engine.config import EngineConfig
-from homenode.engine.place import EnginePlace, Replica
+from homenode.engine.place import EngineBinding, Replica
 from homenode.engine.settings_without_effect import SETTINGS_OF_OTHERS, settings_without_effect
 
 CPU, GPU = ("cpu",), ("torch:cuda:0",)
@@ -109,5 +109,5 @@ def test_lists_that_a_variable_gives_count_as_lists() -> None:
 
 def test_one_of_several_engines_shares_experts() -> None:
     config = EngineConfig.of(None, {"enable_expert_parallel": True})
-    several = replace(config, replica=Replica(1, 2, EnginePlace((0,)), (0,)))
+    several = replace(config, replica=Replica(1, 2, EngineBinding((0,)), (0,)))
     assert settings_without_effect(several, CPU, {}) == ()

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from homenode.compute.ops import KvGeometry
 from homenode.engine.config import EngineConfig
-from homenode.engine.place import EnginePlace, Replica
+from homenode.engine.place import EngineBinding, Replica
 from homenode.engine.placement import UNPINNED
 from homenode.engine.sizing import step_bytes
 from homenode.engine.workers.cost import stage_costs
 from homenode.engine.workers.devices import worker_devices
 from homenode.engine.workers.layer_room import Needs, layer_rooms, weight_needs, with_the_rest
 from homenode.engine.workers.layer_seconds import keep_seconds, read_seconds
-from homenode.engine.workers.layers import Room, StageCost, balanced_layers
+from homenode.engine.workers.layers import LayerCapacity, StageTime, balanced_layers
 from homenode.engine.workers.layout import Layout, WorkerPlan, executor_kind, with_memory
-from homenode.engine.workers.places import WorkerPlaces, worker_places
+from homenode.engine.workers.places import WorkerBindings, worker_places
 from homenode.errors import CapacityError, PlacementError, UserError
 from homenode.host.placement.numa_demand import Decision
 from homenode.host.topology.host import Accelerator, Accelerators, Host
@@ -81,44 +81,47 @@ def test_refusals_of_devices(text: str, stages: int, ranks: int, words: list[str
 @pytest.mark.parametrize(
     ("costs", "layers", "split"),
     [
-        ([StageCost(1.0)] * 2, 5, (3, 2)),
-        ([StageCost(1.0), StageCost(1.0, fixed_s=1.0)], 5, (3, 2)),
-        ([StageCost(1.0), StageCost(1.0, fixed_s=3.0)], 5, (4, 1)),
-        ([StageCost(10.0), StageCost(1.0)], 22, (2, 20)),
+        ([StageTime(1.0)] * 2, 5, (3, 2)),
+        ([StageTime(1.0), StageTime(1.0, fixed_s=1.0)], 5, (3, 2)),
+        ([StageTime(1.0), StageTime(1.0, fixed_s=3.0)], 5, (4, 1)),
+        ([StageTime(10.0), StageTime(1.0)], 22, (2, 20)),
     ],
 )
-def test_layers_are_balanced(costs: list[StageCost], layers: int, split: tuple[int, ...]) -> None:
+def test_layers_are_balanced(costs: list[StageTime], layers: int, split: tuple[int, ...]) -> None:
     assert balanced_layers(costs, layers) == split
 
 
-def rooms_of(*shares: int) -> list[Room]:
+def rooms_of(*shares: int) -> list[LayerCapacity]:
     """One for the worker of each stage, and one that all are in."""
     stages = len(shares) - 1
-    own = [Room(f"device {n}", tuple(int(n == m) for m in range(stages)), share) for n, share in enumerate(shares[:-1])]
-    return [*own, Room("memory of this host", (1,) * stages, shares[-1])]
+    own = [
+        LayerCapacity(f"device {n}", tuple(int(n == m) for m in range(stages)), share)
+        for n, share in enumerate(shares[:-1])
+    ]
+    return [*own, LayerCapacity("memory of this host", (1,) * stages, shares[-1])]
 
 
 @pytest.mark.parametrize(
     ("rooms", "split"),
     [
-        ([Room("node 0", (1, 0), 2)], (2, 4)),  # the first would have had more
-        ([Room("node 0", (2, 0), 5)], (2, 4)),  # two ranks, each with a share of two layers
-        ([Room("node 0", (1, 1), 6)], (4, 2)),
-        ([Room("node 0", (1, 0), 9)], (4, 2)),
+        ([LayerCapacity("node 0", (1, 0), 2)], (2, 4)),  # the first would have had more
+        ([LayerCapacity("node 0", (2, 0), 5)], (2, 4)),  # two ranks, each with a share of two layers
+        ([LayerCapacity("node 0", (1, 1), 6)], (4, 2)),
+        ([LayerCapacity("node 0", (1, 0), 9)], (4, 2)),
     ],
 )
-def test_a_stage_gets_no_more_layers_than_fit(rooms: list[Room], split: tuple[int, ...]) -> None:
-    assert balanced_layers([StageCost(1.0), StageCost(2.0)], 6, rooms) == split
+def test_a_stage_gets_no_more_layers_than_fit(rooms: list[LayerCapacity], split: tuple[int, ...]) -> None:
+    assert balanced_layers([StageTime(1.0), StageTime(2.0)], 6, rooms) == split
 
 
 @given(
-    st.lists(st.builds(StageCost, st.floats(0.01, 10), st.floats(0, 20)), min_size=2, max_size=3),
+    st.lists(st.builds(StageTime, st.floats(0.01, 10), st.floats(0, 20)), min_size=2, max_size=3),
     st.integers(3, 9),
     st.lists(st.integers(0, 9), min_size=3, max_size=3),
     st.integers(0, 20),
 )
 def test_no_other_split_has_a_faster_slowest_stage(
-    costs: list[StageCost], layers: int, shares: list[int], total: int
+    costs: list[StageTime], layers: int, shares: list[int], total: int
 ) -> None:
     def slowest(split: tuple[int, ...]) -> float:
         return max(cost.seconds(count) for cost, count in zip(costs, split, strict=True))
@@ -142,15 +145,15 @@ def test_no_other_split_has_a_faster_slowest_stage(
 
 def test_too_many_stages_and_too_little_room_are_refused() -> None:
     with pytest.raises(UserError, match="--pipeline-parallel-size 3: this model has 2 layers"):
-        balanced_layers([StageCost(1.0)] * 3, 2)
+        balanced_layers([StageTime(1.0)] * 3, 2)
     with pytest.raises(
         CapacityError,
         match="device 0 has room for 2 layers of stage 0; device 1 has room for 1 layer of stage 1; memory",
     ) as caught:
-        balanced_layers([StageCost(1.0), StageCost(1.0)], 4, rooms_of(2, 1, 9))
+        balanced_layers([StageTime(1.0), StageTime(1.0)], 4, rooms_of(2, 1, 9))
     assert caught.value.param == "layer_split"
     with pytest.raises(CapacityError, match="room for 0 shares of layers of stages 0, 1"):
-        balanced_layers([StageCost(1.0), StageCost(1.0)], 4, [Room("node 0", (2, 2), -1)])
+        balanced_layers([StageTime(1.0), StageTime(1.0)], 4, [LayerCapacity("node 0", (2, 2), -1)])
 
 
 def matrix(name: str, size: int) -> MatrixLayout:
@@ -168,7 +171,7 @@ def matrix(name: str, size: int) -> MatrixLayout:
 )
 def test_costs_are_of_bytes_or_measured(measured: list[float | None], split: tuple[int, ...]) -> None:
     spec, layout = cut_model()
-    places = [EnginePlace((0,)), EnginePlace((1,))]
+    places = [EngineBinding((0,)), EngineBinding((1,))]
     assert balanced_layers(stage_costs(spec, layout, ["cpu", "cpu"], places, 1, measured), 6) == split
 
 
@@ -206,29 +209,29 @@ def with_free(text: str, free: list[int | None], available: int) -> Host:
 def test_rooms_are_of_nodes_devices_and_the_host() -> None:
     config = EngineConfig.of(None, {"pipeline_parallel_size": 3})
     on = [
-        EnginePlace((0,), memory_nodes=(0,)),
-        EnginePlace((4,), memory_nodes=(1,)),
-        EnginePlace((), memory_nodes=(1,)),
+        EngineBinding((0,), memory_nodes=(0,)),
+        EngineBinding((4,), memory_nodes=(1,)),
+        EngineBinding((), memory_nodes=(1,)),
     ]
     devices, needs = ["cpu", "cpu", "torch:cuda:0"], Needs(100, (500, 0, 200))
     found = layer_rooms(with_free(TWO_NODES, [900, 350], 1100), config, devices, on, {"torch:cuda:0": 1250}, needs)
     assert found == (
-        Room("cuda:0", (0, 0, 1), 10),
-        Room("memory of NUMA node 0", (1, 0, 0), 4),
-        Room("memory of NUMA node 1", (0, 1, 0), 3),
-        Room("memory of this host", (1, 1, 0), 6),
+        LayerCapacity("cuda:0", (0, 0, 1), 10),
+        LayerCapacity("memory of NUMA node 0", (1, 0, 0), 4),
+        LayerCapacity("memory of NUMA node 1", (0, 1, 0), 3),
+        LayerCapacity("memory of this host", (1, 1, 0), 6),
     )
     unknown = layer_rooms(with_free(TWO_NODES, [None, 350], 0), config, devices, on, {}, needs)
-    assert unknown == (Room("memory of NUMA node 1", (0, 1, 0), 3),)
+    assert unknown == (LayerCapacity("memory of NUMA node 1", (0, 1, 0), 3),)
     shared = EngineConfig.of(None, {"pipeline_parallel_size": 2, "tensor_parallel_size": 2})
     found = layer_rooms(
-        with_free("1s/1n/4c", [None], 900), shared, ["cpu"] * 4, [EnginePlace((0,))] * 4, {}, Needs(50, (250, 100))
+        with_free("1s/1n/4c", [None], 900), shared, ["cpu"] * 4, [EngineBinding((0,))] * 4, {}, Needs(50, (250, 100))
     )
-    assert found == (Room("memory of this host", (2, 2), 4),)
-    part = replace(shared, replica=Replica(0, 2, EnginePlace((0,)), memory=800))
+    assert found == (LayerCapacity("memory of this host", (2, 2), 4),)
+    part = replace(shared, replica=Replica(0, 2, EngineBinding((0,)), memory=800))
     assert (
         layer_rooms(
-            with_free("1s/1n/4c", [None], 900), part, ["cpu"] * 4, [EnginePlace((0,))] * 4, {}, Needs(50, (250, 100))
+            with_free("1s/1n/4c", [None], 900), part, ["cpu"] * 4, [EngineBinding((0,))] * 4, {}, Needs(50, (250, 100))
         )[0].shares
         == 2
     )
@@ -249,7 +252,7 @@ def host(text: str = TWO_NODES) -> Host:
     return read_host(synthetic(text))
 
 
-def places(text: str, devices: list[str], **settings: Any) -> WorkerPlaces:
+def places(text: str, devices: list[str], **settings: Any) -> WorkerBindings:
     return worker_places(host(text), EngineConfig.of(None, settings), devices)
 
 
@@ -279,12 +282,12 @@ def test_more_workers_than_cores_share_them_and_never_spin() -> None:
 
 
 def test_a_replicas_workers_divide_its_own_cores() -> None:
-    place = EnginePlace((4, 5, 6, 7), (3, 11), (1,))
+    place = EngineBinding((4, 5, 6, 7), (3, 11), (1,))
     config = replace(EngineConfig.of(None, {"numa_bind": True}), replica=Replica(1, 2, place))
     found = worker_places(host(), config, ["cpu", "cpu"])
     assert [p.team for p in found.places] == [(4, 5), (6, 7)] and found.loop == (3, 11)
     assert [p.memory_nodes for p in found.places] == [(1,), (1,)]
-    nowhere = replace(config, replica=Replica(0, 1, EnginePlace((UNPINNED,) * 4)))
+    nowhere = replace(config, replica=Replica(0, 1, EngineBinding((UNPINNED,) * 4)))
     assert [p.team for p in worker_places(host(), nowhere, ["cpu", "cpu"]).places] == [(UNPINNED,) * 2] * 2
 
 
@@ -377,7 +380,7 @@ def layout(places: list[tuple[int, ...]], devices: list[str]) -> Layout:
     part = ModelPart(Span(0, 1), 0, 1, 0, 1, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, ())
     return Layout(
         tuple(
-            WorkerPlan(n, f"w{n}", device, part, EnginePlace((n,), memory_nodes=nodes))
+            WorkerPlan(n, f"w{n}", device, part, EngineBinding((n,), memory_nodes=nodes))
             for n, (nodes, device) in enumerate(zip(places, devices, strict=True))
         )
     )

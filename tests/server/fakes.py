@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from homenode.engine.messages import EngineFigures, Output, Ready, Statistics
+from homenode.engine.messages import EngineReady, EngineStats, Output, ReplicaStats
 from homenode.engine.request import Request, TokenLogprob
 from homenode.errors import PeerError, UserError
 from homenode.model.tokenizer.literal_text import HiddenNames
@@ -158,11 +158,11 @@ class ScriptedClient:
     """Fulfils `homenode.server.engine.EngineClient`. Every request answers by `script`; `hold_after` tokens it waits for `release()`."""
 
     def __init__(self, script: Callable[[Request], list[Output]] = scripted, *, hold_after: int | None = None) -> None:
-        self.ready = Ready("/models/story-teller", MAX_MODEL_LEN, VOCAB, 100, 32, 2048, 128, chunked_prefill=True)
-        self.statistics = Statistics(
+        self.ready = EngineReady("/models/story-teller", MAX_MODEL_LEN, VOCAB, 100, 32, 2048, 128, chunked_prefill=True)
+        self.statistics = EngineStats(
             num_running=2, num_waiting=1, kv_usage=0.25, prefix_queries=10, prefix_hits=4, preemptions=3
         )
-        self.engines: tuple[EngineFigures, ...] = ()
+        self.engines: tuple[ReplicaStats, ...] = ()
         self.hindrance: str | None = None
         self.on_engine_lost: Callable[[str], None] | None = None
         self.script, self.hold_after = script, hold_after

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from homenode.engine.replicas.patience import Patience
+from homenode.engine.replicas.patience import RestartPolicy
 from homenode.errors import CheckpointError, HostError
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.config import ServerConfig
@@ -35,7 +35,7 @@ from tests.paths import ROOT
 pytestmark = pytest.mark.alone
 
 PATIENCE_S = 240.0
-QUICK = Patience(look_every_s=0.05, lost_after_s=PATIENCE_S, tries=1000, first_delay_s=0.01, longest_delay_s=0.05)
+QUICK = RestartPolicy(look_every_s=0.05, lost_after_s=PATIENCE_S, tries=1000, first_delay_s=0.01, longest_delay_s=0.05)
 Answer = Awaitable[httpx.Response]
 
 
@@ -46,7 +46,7 @@ def _programs_of_the_tests_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def coordinator(
-    folder: Path, engines: int, fronts: int, patience: Patience = QUICK, **settings: Any
+    folder: Path, engines: int, fronts: int, patience: RestartPolicy = QUICK, **settings: Any
 ) -> tuple[Coordinator, ServerConfig]:
     server = ServerConfig(port=0, served_model_name=("scripted",), shutdown_timeout=PATIENCE_S)
     several = (
@@ -211,7 +211,7 @@ async def test_what_keeps_a_front_or_an_engine_from_starting_is_named(
 
 @sync
 async def test_fronts_that_cannot_be_replaced_are_given_up(tmp_path: Path) -> None:
-    made, server = coordinator(tmp_path, 1, 2, Patience(tries=2, first_delay_s=0.01, lost_after_s=PATIENCE_S))
+    made, server = coordinator(tmp_path, 1, 2, RestartPolicy(tries=2, first_delay_s=0.01, lost_after_s=PATIENCE_S))
     async with service(made, server) as to:
         (tmp_path / "unreadable").touch()
         first, second = to.pids
@@ -229,7 +229,7 @@ async def test_fronts_that_cannot_be_replaced_are_given_up(tmp_path: Path) -> No
 @sync
 async def test_a_silent_front_is_ended_and_replaced(tmp_path: Path) -> None:
     made, server = coordinator(
-        tmp_path, 1, 2, Patience(look_every_s=0.05, silent_after_s=0.2, lost_after_s=0.2, first_delay_s=0.01)
+        tmp_path, 1, 2, RestartPolicy(look_every_s=0.05, silent_after_s=0.2, lost_after_s=0.2, first_delay_s=0.01)
     )
     async with service(made, server) as to:
         silent = to.pids[0]
@@ -245,7 +245,7 @@ async def test_a_silent_front_is_ended_and_replaced(tmp_path: Path) -> None:
 
 @sync
 async def test_nobody_was_silent_while_the_coordinator_itself_stood_still(tmp_path: Path) -> None:
-    made, server = coordinator(tmp_path, 1, 2, Patience(look_every_s=0.05, silent_after_s=1.0, lost_after_s=1.0))
+    made, server = coordinator(tmp_path, 1, 2, RestartPolicy(look_every_s=0.05, silent_after_s=1.0, lost_after_s=1.0))
     async with service(made, server) as to:
         before, fronts = to.pids, made._fronts.there
         for pid in before:
@@ -271,7 +271,9 @@ async def test_nobody_was_silent_while_the_coordinator_itself_stood_still(tmp_pa
 
 @sync
 async def test_a_silent_engine_holds_up_no_front_and_no_probe(tmp_path: Path) -> None:
-    made, server = coordinator(tmp_path, 2, 2, Patience(look_every_s=0.05, silent_after_s=0.5, lost_after_s=PATIENCE_S))
+    made, server = coordinator(
+        tmp_path, 2, 2, RestartPolicy(look_every_s=0.05, silent_after_s=0.5, lost_after_s=PATIENCE_S)
+    )
     async with service(made, server) as to, spread(to, 2) as https:
         silent = made.engine_pids[0]
 

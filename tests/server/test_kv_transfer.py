@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from homenode.engine.messages import EngineFigures, Output, Statistics
+from homenode.engine.messages import EngineStats, Output, ReplicaStats
 from homenode.engine.request import Request
 from homenode.server.transfer_metrics import transfer_metrics
 from homenode.transfer import published
@@ -70,7 +70,7 @@ def test_of_several_engines_each_that_is_there_publishes_and_a_request_says_whic
     other = msgspec.structs.replace(RECEIVER, incarnation="ef" * 16)
     client = client_of(RECEIVER)
     client.engines = tuple(
-        EngineFigures(number, None, "ready", 0, 0, Statistics(), document)
+        ReplicaStats(number, None, "ready", 0, 0, EngineStats(), document)
         for number, document in enumerate((RECEIVER, other, None))
     )
     server = start(client)
@@ -269,7 +269,7 @@ def test_counters_as_the_engine_told_them(start: Start) -> None:
     durations = [0] * (len(BOUNDS_S) + 1)
     for seconds in (0.0004, 0.002, 0.002, 100.0):
         durations[duration_class(seconds)] += 1
-    client.statistics = Statistics(
+    client.statistics = EngineStats(
         recomputed_tokens=7,
         transfer=TransferFigures(
             bytes=4096,
@@ -299,7 +299,7 @@ def test_every_figure_is_shown() -> None:
     figures = TransferFigures(refused={"a": 1}, failed={"a": 1}, bad_frames={"a": 1})
     names = {
         metric.name.removeprefix("homenode:kv_transfer_")
-        for metric in transfer_metrics((), [((), Statistics(transfer=figures))])
+        for metric in transfer_metrics((), [((), EngineStats(transfer=figures))])
     }
     shown = {
         "refused": "refusals",

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from homenode.engine.messages import EngineFigures, Output, Statistics
+from homenode.engine.messages import EngineStats, Output, ReplicaStats
 from homenode.errors import UserError
 from homenode.server.config import ServerConfig
 from homenode.server.run import bind, url_of
@@ -106,7 +106,7 @@ def test_health_tells_of_a_worker_that_is_being_replaced(start: Start) -> None:
 
 def test_metrics(start: Start) -> None:
     client = ScriptedClient()
-    client.statistics = Statistics(num_running=2, num_waiting=1, kv_usage=0.25, prefix_queries=10, prefix_hits=4, preemptions=3,
+    client.statistics = EngineStats(num_running=2, num_waiting=1, kv_usage=0.25, prefix_queries=10, prefix_hits=4, preemptions=3,
                                    prompt_tokens=50, generation_tokens=70, rejected={"queue_full": 5})  # fmt: skip
     server = start(client)
     assert server.complete(max_tokens=5).status_code == server.complete(prompt="end", n=2).status_code == 200
@@ -125,7 +125,7 @@ def test_metrics(start: Start) -> None:
 def test_figures_of_stages_and_workers(start: Start) -> None:
     client = ScriptedClient()
     stages = [{"stage": 0, "busy_s": 1.5, "wait_s": 0.5}, {"stage": 1, "busy_s": 1.0, "wait_s": 1.0}]
-    client.statistics = Statistics(
+    client.statistics = EngineStats(
         compute={"stages": stages, "workers": [{"state": "ready"}, {"state": "starting"}], "restarts": 2}
     )
     text = start(client).http.get("/metrics").text
@@ -137,13 +137,13 @@ def test_figures_of_stages_and_workers(start: Start) -> None:
 
 def test_figures_of_experts(start: Start) -> None:
     client = ScriptedClient()
-    client.statistics = Statistics(compute={"experts": {"tokens": [5, 7], "imbalance": [[1, 1.2]]}})
+    client.statistics = EngineStats(compute={"experts": {"tokens": [5, 7], "imbalance": [[1, 1.2]]}})
     server = start(client)
     text = server.http.get("/metrics").text
     assert 'homenode:expert_tokens_total{expert="1",model_name="story-teller"} 7.0' in text
     assert 'homenode:expert_imbalance{layer="1",model_name="story-teller"} 1.2' in text
     assert "expert_layer_tokens" not in text
-    client.statistics = Statistics(
+    client.statistics = EngineStats(
         compute={"experts": {"tokens": [5, 7], "imbalance": [[1, 1.2]], "layers": [[0, 0], [5, 7]]}}
     )
     text = server.http.get("/metrics").text
@@ -154,12 +154,12 @@ def test_figures_of_experts(start: Start) -> None:
 def test_figures_of_several_engines_and_what_became_of_them(start: Start) -> None:
     client = ScriptedClient()
     figures = [
-        Statistics(num_running=2, prefix_hits=4, rejected={"queue_full": 5}),
-        Statistics(num_running=3, prefix_hits=5),
+        EngineStats(num_running=2, prefix_hits=4, rejected={"queue_full": 5}),
+        EngineStats(num_running=3, prefix_hits=5),
     ]
     client.engines = (
-        EngineFigures(0, None, "ready", 0, 0, figures[0]),
-        EngineFigures(1, 1, "restarting", 3, 7, figures[1]),
+        ReplicaStats(0, None, "ready", 0, 0, figures[0]),
+        ReplicaStats(1, 1, "restarting", 3, 7, figures[1]),
     )
     server = start(client)
     text = server.http.get("/metrics").text
@@ -175,7 +175,7 @@ def test_figures_of_several_engines_and_what_became_of_them(start: Start) -> Non
         {"engine": 0, "state": "ready", "restarts": 0},
         {"engine": 1, "state": "restarting", "restarts": 3},
     ]
-    client.engines = tuple(EngineFigures(n, node, "ready", 0, 0, figures[n]) for n, node in ((0, 4), (1, 6)))
+    client.engines = tuple(ReplicaStats(n, node, "ready", 0, 0, figures[n]) for n, node in ((0, 4), (1, 6)))
     assert (
         'homenode:prefix_cache_hits_total{engine="1",model_name="story-teller",node="6"} 5.0'
         in server.http.get("/metrics").text

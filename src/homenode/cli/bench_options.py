@@ -13,7 +13,7 @@ from homenode.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from homenode.compute.native import NativeBackend, NativeMeter
-    from homenode.engine.place import EnginePlace
+    from homenode.engine.place import EngineBinding
     from homenode.host.topology.host import Host
     from homenode.model.checkpoint.spec import Checkpoint
 
@@ -126,7 +126,7 @@ def native_backend(threads: int | None, isa: str | None) -> NativeBackend:
     )
 
 
-def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> tuple[NativeBackend, EnginePlace, Host]:
+def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> tuple[NativeBackend, EngineBinding, Host]:
     """The compiled core in the place that an engine with these settings would have, that place and this host; what is to be known is told on stderr."""
     from homenode.cli.report import print_note
     from homenode.engine.build import make_backend, place_of_engine

@@ -32,15 +32,16 @@ from homenode.engine.kv.chunks import PageChange
 from homenode.engine.location.located import located as located
 from homenode.engine.memory_growth import taken_whole_because
 from homenode.engine.memory_report import log_memory
-from homenode.engine.messages import Ready
-from homenode.engine.node_room import KvRoom, check_homes, kv_room
+from homenode.engine.messages import EngineReady
+from homenode.engine.node_room import KvCapacity, check_homes, kv_room
 from homenode.engine.numa_default import auto_is_meant
 from homenode.engine.numa_memory import leave_plan, settle_pages, spread_of, team_memory
 from homenode.engine.pairing import kept_as, require_transfer, targets_of, transfer_problems
-from homenode.engine.placement import UNPINNED, EnginePlace, alone, place_engine, team_groups, too_few_cores
+from homenode.engine.place import EngineBinding
+from homenode.engine.placement import UNPINNED, alone, place_engine, team_groups, too_few_cores
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.settings_without_effect import settings_without_effect
-from homenode.engine.settle import MemoryRoom, keep_to, memory_room, settle
+from homenode.engine.settle import MemoryBudget, keep_to, memory_room, settle
 from homenode.engine.sizing import Sizes, chunk_of, growth_text, problems, resolve, step_bytes
 from homenode.engine.worker.runner import Runner
 from homenode.engine.workers.layout import executor_kind
@@ -71,7 +72,7 @@ from homenode.transfer.fingerprint import fingerprint_of
 from homenode.units import format_bytes
 
 if TYPE_CHECKING:
-    from homenode.engine.handing_over import HandingOver, Sharing
+    from homenode.engine.handing_over import KvTransferLink, KvTransferSetup
 
 Progress = Callable[[int, int], None]
 
@@ -84,8 +85,8 @@ class Engine:
 
     scheduler: Scheduler
     executor: Executor
-    ready: Ready
-    handing_over: HandingOver | None = None
+    ready: EngineReady
+    handing_over: KvTransferLink | None = None
     headroom: Callable[[], Headroom] | None = (
         None  # what the machine can give to KV memory that grows; None: it does not
     )
@@ -270,7 +271,7 @@ def page_changer(backend: GrowingBackend) -> Callable[[Sequence[PageChange]], No
     return lambda changes: backend.change_kv_pages([(c.first, c.past, bool(c.presence)) for c in changes])
 
 
-def memory_parts(place: EnginePlace) -> tuple[tuple[int, ...], ...]:
+def memory_parts(place: EngineBinding) -> tuple[tuple[int, ...], ...]:
     """The nodes that the parts of an engine's KV memory come from, about as much from each; empty: any of the machine's."""
     if place.thread_memory:
         return tuple((node,) for node in sorted(set(place.thread_memory)))
@@ -304,7 +305,7 @@ def check_config(config: EngineConfig) -> list[UserError]:
         return check_engine_of_workers(config, devices, common)
     host = read_host(LiveSource(), accelerators=False)
     found: list[UserError] = []
-    place = EnginePlace(())
+    place = EngineBinding(())
     try:
         config = with_variables(config, host)
     except UserError as error:
@@ -331,12 +332,12 @@ def _model_problem(config: EngineConfig, spec: ModelSpec) -> UserError | None:
     return expert_problem(config, spec) or counts_problem(config.parallel.expert_counts, spec)
 
 
-def _place(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EnginePlace:
+def _place(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EngineBinding:
     """The engine's place: as the front decided for all of several engines, else by its own settings."""
     return config.replica.place if config.replica else place_of_engine(config, checkpoint, host)
 
 
-def _room(config: EngineConfig, place: EnginePlace, taken: int = 0, there: int = 0) -> MemoryRoom:
+def _room(config: EngineConfig, place: EngineBinding, taken: int = 0, there: int = 0) -> MemoryBudget:
     """What may still be taken, with `there` bytes that are counted as taken and are to be used again. One of several engines keeps within its share, of
     which it has `taken` some: all of them load at once, and each would otherwise count the memory that the others are about to take."""
     room = memory_room(place)
@@ -353,12 +354,12 @@ def with_variables(config: EngineConfig, host: Host) -> EngineConfig:
     )
 
 
-def memory_left(config: EngineConfig, place: EnginePlace, taken: int = 0, there: int = 0) -> int:
+def memory_left(config: EngineConfig, place: EngineBinding, taken: int = 0, there: int = 0) -> int:
     """Bytes that a worker in this place may still take, of which it has `taken` some; `there`: those that others have left it."""
     return _room(config, place, taken, there).size
 
 
-def place_of_engine(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EnginePlace:
+def place_of_engine(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EngineBinding:
     """Where an engine of this model runs. Raises what `place_engine` raises."""
     return place_engine(config.placement, config.compute.threads, host, numa_choice(config, checkpoint, host))
 
@@ -397,8 +398,12 @@ def numa_choice(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> Cal
 
 
 def _planned(
-    config: EngineConfig, checkpoint: Checkpoint, host: Host, place: EnginePlace, common: ExpertsInCommon | None = None
-) -> tuple[WeightLayout, KvRoom | None]:
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    host: Host,
+    place: EngineBinding,
+    common: ExpertsInCommon | None = None,
+) -> tuple[WeightLayout, KvCapacity | None]:
     """How every matrix is kept, and what the nodes leave for KV memory. Raises what `plan_model` and `check_homes` raise."""
     backend = make_backend(config.compute, (UNPINNED,))
     layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
@@ -409,7 +414,11 @@ def _planned(
 
 
 def _check_model(
-    config: EngineConfig, checkpoint: Checkpoint, host: Host, place: EnginePlace, common: ExpertsInCommon | None = None
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    host: Host,
+    place: EngineBinding,
+    common: ExpertsInCommon | None = None,
 ) -> list[UserError]:
     room = _room(config, place)
     try:
@@ -426,7 +435,7 @@ def _check_model(
     )
 
 
-def _weights_problem(config: EngineConfig, spec: ModelSpec, mine: Kept, room: MemoryRoom) -> CapacityError | None:
+def _weights_problem(config: EngineConfig, spec: ModelSpec, mine: Kept, room: MemoryBudget) -> CapacityError | None:
     """Why there is no room for the weights alone, if so."""
     return weights_problem(config, spec, mine, room.size) if mine.own > room.size else None
 
@@ -449,8 +458,8 @@ def _sizes(
     config: EngineConfig,
     spec: ModelSpec,
     geometry: KvGeometry,
-    room: MemoryRoom,
-    on_nodes: KvRoom | None,
+    room: MemoryBudget,
+    on_nodes: KvCapacity | None,
     weights: int = 0,
 ) -> Sizes:
     """What the engine is laid out for, with `weights` bytes still to be read."""
@@ -460,13 +469,13 @@ def _sizes(
         raise _at_home(error, room, on_nodes, weights) from None
 
 
-def _left(room: MemoryRoom, on_nodes: KvRoom | None, weights: int) -> int:
+def _left(room: MemoryBudget, on_nodes: KvCapacity | None, weights: int) -> int:
     """Bytes for buffers and KV memory."""
     left = max(0, room.size - weights)
     return left if on_nodes is None else min(left, on_nodes.size)
 
 
-def _at_home(error: UserError, room: MemoryRoom, on_nodes: KvRoom | None, weights: int) -> UserError:
+def _at_home(error: UserError, room: MemoryBudget, on_nodes: KvCapacity | None, weights: int) -> UserError:
     """Of too little memory it is said on which nodes, as others may have plenty."""
     if not isinstance(error, CapacityError):
         return error
@@ -480,16 +489,16 @@ def _at_home(error: UserError, room: MemoryRoom, on_nodes: KvRoom | None, weight
 
 def _sharing(
     config: EngineConfig, checkpoint: Checkpoint, layout: WeightLayout, geometry: KvGeometry, backend: Backend
-) -> Sharing | None:
+) -> KvTransferSetup | None:
     """What makes KV memory that other engines can be given; None where none is handed over."""
     if not config.transfer.on:
         return None
-    from homenode.engine.handing_over import Sharing  # needs the native core
+    from homenode.engine.handing_over import KvTransferSetup  # needs the native core
 
     fingerprint = fingerprint_of(
         config.transfer, checkpoint, geometry, kept_as(config, targets_of(layout)), config.model.max_model_len
     )
-    return Sharing(config.transfer, backend, geometry, fingerprint)
+    return KvTransferSetup(config.transfer, backend, geometry, fingerprint)
 
 
 def _ready(
@@ -500,11 +509,11 @@ def _ready(
     mine: Kept,
     backend: Backend,
     seconds: float,
-    place: EnginePlace,
+    place: EngineBinding,
     findings: Sequence[Finding],
     room: int,
-) -> Ready:
-    return Ready(
+) -> EngineReady:
+    return EngineReady(
         model=config.model_name,
         max_model_len=sizes.max_model_len,
         vocab_size=sizes.vocab_size,

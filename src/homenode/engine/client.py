@@ -17,7 +17,7 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.early_start import ENGINE_PROGRAM, StartedEngine, run_program
 from homenode.engine.failures import named_error
 from homenode.engine.link import EngineLink
-from homenode.engine.messages import Drain, EngineFigures, Fatal, Loading, Ready, ToFront
+from homenode.engine.messages import Drain, EngineLoading, EngineReady, Fatal, ReplicaStats, ToFront
 from homenode.engine.wire import encode_frame
 from homenode.errors import HostError, InternalError, PeerError
 
@@ -47,7 +47,7 @@ class AsyncEngineClient(EngineLink):
         self._config, self._program, self._memories = config, program, memories
         self._started = started
         self._process: subprocess.Popen[bytes] | None = None
-        self._ready: asyncio.Future[Ready] | None = None
+        self._ready: asyncio.Future[EngineReady] | None = None
         self._progress: Callable[[int, int], None] | None = None
         self._leaving = False  # the end of the engine is expected
         self._fatal: Fatal | None = None
@@ -65,7 +65,7 @@ class AsyncEngineClient(EngineLink):
 
     async def start(
         self, progress: Callable[[int, int], None] | None = None, timeout: float = START_TIMEOUT_S
-    ) -> Ready:
+    ) -> EngineReady:
         """Start the process and wait until it is ready. `progress` is told (bytes done, bytes in all) while weights are read.
 
         To be called on the thread that lives as long as the engine should: the kernel ends the engine with it. Raises what the engine could
@@ -153,14 +153,14 @@ class AsyncEngineClient(EngineLink):
         return self._process.returncode if self._process else None
 
     @property
-    def ready(self) -> Ready:
+    def ready(self) -> EngineReady:
         """What the engine loaded and what fits. InternalError before it is ready."""
         if self._ready is None or not self._ready.done():
             raise InternalError("the engine is not ready yet")
         return self._ready.result()
 
     @property
-    def engines(self) -> tuple[EngineFigures, ...]:
+    def engines(self) -> tuple[ReplicaStats, ...]:
         """Those of several engines, one by one; empty here, where there is one."""
         return ()
 
@@ -168,10 +168,10 @@ class AsyncEngineClient(EngineLink):
 
     def _take(self, message: ToFront) -> None:
         match message:
-            case Loading(done, total):
+            case EngineLoading(done, total):
                 if self._progress is not None:
                     self._progress(done, total)
-            case Ready():
+            case EngineReady():
                 if self._ready is not None and not self._ready.done():
                     self._ready.set_result(message)
             case Fatal():

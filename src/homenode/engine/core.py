@@ -11,22 +11,22 @@ from typing import Protocol
 import msgspec
 
 from homenode.engine.crowding import interrupted
-from homenode.engine.executor.protocol import Executor, StepError, WorkerLostError
+from homenode.engine.executor.protocol import Executor, StepError, StepsLostError
 from homenode.engine.fronts.messages import AbortFront
 from homenode.engine.fronts.numbers import front_of
-from homenode.engine.handoff import Agent, AgentLost, FiguresChanged, without_agent
+from homenode.engine.handoff import Agent, AgentLost, StatsChanged, without_agent
 from homenode.engine.headroom import Headroom
 from homenode.engine.kv.chunks import PageChange
 from homenode.engine.messages import (
     Abort,
     Drain,
+    EngineStats,
     Heartbeat,
     Output,
     Outputs,
     Ping,
-    Release,
-    Serving,
-    Statistics,
+    ReleaseKv,
+    ServingChanged,
     Submit,
     ToEngine,
     ToFront,
@@ -34,12 +34,12 @@ from homenode.engine.messages import (
 from homenode.engine.request import Request
 from homenode.engine.schedule.events import (
     Aborted,
-    Arrived,
     DrainStarted,
     Emit,
     Event,
     Instruction,
     KvHeadroom,
+    RequestArrived,
     StepDone,
     StepFailed,
     Ticked,
@@ -74,7 +74,7 @@ class StepScheduler(Protocol):
 
     def instructions(self) -> list[Instruction]: ...
 
-    def statistics(self) -> Statistics: ...
+    def statistics(self) -> EngineStats: ...
 
     def lends_next(self) -> tuple[str, ...]: ...
 
@@ -130,7 +130,7 @@ class EngineCore:
         self._stopped = False
         self._changed = True  # since statistics were last sent
         self._sent_at = self._logged_at = clock()
-        self._logged = Statistics()
+        self._logged = EngineStats()
 
     def post(self, message: ToEngine) -> None:
         """Give the loop a message."""
@@ -191,10 +191,10 @@ class EngineCore:
             case Abort(ids, reason):
                 for request_id in ids:
                     self._apply(Aborted(self._clock(), request_id, reason))
-            case Release(ticket, reason):
+            case ReleaseKv(ticket, reason):
                 if self._agent is not None:
                     self._agent.tell(Released(ticket, reason))
-            case FiguresChanged():
+            case StatsChanged():
                 self._changed = True
             case AgentLost(reason):
                 raise InternalError(f"the agent that hands KV over has ended: {reason}")
@@ -221,7 +221,7 @@ class EngineCore:
             self._outputs.append(refusal)
             return
         self._live.add(request.id)
-        self._apply(Arrived(self._clock(), request))
+        self._apply(RequestArrived(self._clock(), request))
 
     def _take_result(self) -> None:
         """A result, a failure, a loss, or the end of one."""
@@ -229,7 +229,7 @@ class EngineCore:
             self._take_workers_back()
         try:
             result = self._executor.result(0)
-        except WorkerLostError as error:
+        except StepsLostError as error:
             self._lose_workers(error)
             return
         except StepError as error:
@@ -252,7 +252,7 @@ class EngineCore:
                 f"steps keep failing, the engine gives up after {self._failures} in a row; the last: {error.message}"
             )
 
-    def _lose_workers(self, error: WorkerLostError) -> None:
+    def _lose_workers(self, error: StepsLostError) -> None:
         """Whoever was being computed waits until they are back, as do newcomers."""
         _log.error("%s", error.message)
         if error.fatal:
@@ -260,7 +260,7 @@ class EngineCore:
             raise InternalError(f"the engine gives up: {error.message}")
         self._workers_lost = True
         self._apply(WorkersLost(self._clock(), error.message))
-        self._send(Serving(False, error.message))
+        self._send(ServingChanged(False, error.message))
         if self._executor.serving:  # back already, and perhaps that was told before this was taken
             self._take_workers_back()
 
@@ -268,7 +268,7 @@ class EngineCore:
         self._workers_lost = False
         _log.info("the workers are back")
         self._apply(WorkersBack(self._clock()))
-        self._send(Serving(True))
+        self._send(ServingChanged(True))
 
     def _look_at_the_clock(self) -> None:
         now = self._clock()
@@ -369,13 +369,13 @@ class EngineCore:
         self._apply(Aborted(self._clock(), request_id))
         self._outputs = [output for output in self._outputs if output.id != request_id]  # its end has just been told
 
-    def _look_for_interruptions(self, figures: Statistics) -> None:
+    def _look_for_interruptions(self, figures: EngineStats) -> None:
         """Say once that the threads that compute do not get their CPUs."""
         if not self._crowded and (finding := interrupted(figures.compute)):
             self._crowded = True
             _log.warning("%s", finding.text)
 
-    def _log_figures(self, figures: Statistics, now: float) -> None:
+    def _log_figures(self, figures: EngineStats, now: float) -> None:
         """One line every ten seconds, if something was computed meanwhile."""
         seconds = now - self._logged_at
         if not self._log_stats or seconds < _LOG_EVERY_S:

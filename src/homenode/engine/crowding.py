@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from homenode.engine.placement import EnginePlace
+from homenode.engine.place import EngineBinding
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from homenode.units import format_count
@@ -15,7 +15,7 @@ TELLING_SHARE = 0.1
 SHORT_SPIN_US = 2
 
 
-def too_many_threads(host: Host, place: EnginePlace) -> tuple[Finding, ...]:
+def too_many_threads(host: Host, place: EngineBinding) -> tuple[Finding, ...]:
     """A warning when the compute threads outnumber the CPUs they may run on, or the CPU time of this process's cgroup."""
     threads, allowance = len(place.team), host.allowance
     cpus = len(allowance.cpus)
@@ -37,7 +37,7 @@ def too_many_threads(host: Host, place: EnginePlace) -> tuple[Finding, ...]:
     )
 
 
-def spin_us(wanted: int, host: Host, place: EnginePlace) -> int:
+def spin_us(wanted: int, host: Host, place: EngineBinding) -> int:
     """How long compute threads shall watch for each other: where CPU time is short, watching takes it from those who are waited for."""
     return min(wanted, SHORT_SPIN_US) if too_many_threads(host, place) else wanted
 

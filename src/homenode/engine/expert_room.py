@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from homenode.engine.expert_seat import EngineSeat
+from homenode.engine.expert_seat import ExpertGroupRank
 from homenode.model.part import ModelPart
 from homenode.model.weights.expert_share import ExpertShare, expert_owners, share_ready
 from homenode.model.weights.layout import Elsewhere, WeightLayout
@@ -15,7 +15,7 @@ from homenode.model.weights.layout import Elsewhere, WeightLayout
 class ExpertsInCommon:
     """The seat of an engine. `memories`: the memfd of each of its workers, by their numbers; empty while settings are only looked at."""
 
-    seat: EngineSeat
+    seat: ExpertGroupRank
     memories: Mapping[int, int] = field(default_factory=dict)
 
     def share(self, worker: int) -> ExpertShare:

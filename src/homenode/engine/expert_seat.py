@@ -18,7 +18,7 @@ from homenode.units import format_count
 
 
 @dataclass(frozen=True)
-class EngineSeat:
+class ExpertGroupRank:
     """`member` of the `members` engines that keep experts in common."""
 
     member: int
@@ -30,13 +30,13 @@ def wanted(config: EngineConfig) -> bool:
     return _asked(config) and config.parallel.executor != "ray" and config.compute.backend == "native"
 
 
-def seat_of(config: EngineConfig, devices: Sequence[Sequence[str]]) -> EngineSeat | None:
+def seat_of(config: EngineConfig, devices: Sequence[Sequence[str]]) -> ExpertGroupRank | None:
     """The engine's seat; None where it has all experts to itself. `devices`: of the workers of every engine of the service."""
     replica = config.replica
     return (
         None
         if replica is None or not wanted(config) or not _all_native(devices)
-        else EngineSeat(replica.number, replica.count)
+        else ExpertGroupRank(replica.number, replica.count)
     )
 
 

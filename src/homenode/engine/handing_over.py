@@ -12,7 +12,7 @@ from typing import Literal, Protocol, cast
 from homenode.compute.kv_memory import KvLayout, KvMemory
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import Backend, KvCache, KvGeometry
-from homenode.engine.handoff import FiguresChanged
+from homenode.engine.handoff import StatsChanged
 from homenode.transfer.agent import TransferAgent
 from homenode.transfer.buffers import InPlace
 from homenode.transfer.fingerprint import Fingerprint, hash_seed
@@ -35,7 +35,7 @@ class Readers(Protocol):
     def detach(self, first: int) -> None: ...
 
 
-class Sharing:
+class KvTransferSetup:
     """What of an engine is made otherwise when it hands KV over. `hash_seed`: for the identities of its blocks."""
 
     def __init__(
@@ -51,23 +51,23 @@ class Sharing:
         written = config.pd_role == "receiver" and config.mode == "push" and config.transfer_channel == "shm"
         return self._backend.kv_cache(self._geometry, blocks, shared=True, others_write=written)
 
-    def hand_over(self, cache: KvCache) -> HandingOver:
-        """The agent for that memory. Raises as `HandingOver`."""
+    def hand_over(self, cache: KvCache) -> KvTransferLink:
+        """The agent for that memory. Raises as `KvTransferLink`."""
         in_place = _in_place(self._backend, cache) if self._config.pd_in_place else None
-        return HandingOver(
+        return KvTransferLink(
             self._config, self._backend, self._backend.kv_memory(cache), self._geometry, self._fingerprint, in_place
         )
 
-    def hand_over_file(self, fd: int, layout: KvLayout, readers: Readers) -> HandingOver:
+    def hand_over_file(self, fd: int, layout: KvLayout, readers: Readers) -> KvTransferLink:
         """The agent for KV memory that workers have in a file, which stays open as long as the agent works. `readers`: those workers, who may be asked to
-        read others' memory in place. Raises as `HandingOver`."""
+        read others' memory in place. Raises as `KvTransferLink`."""
         memory = self._backend.map_kv(fd, layout, writable=True, own=True)
         in_place = (
             InPlace(lambda memory: readers.attach(memory.fd, memory.layout), readers.detach)
             if self._config.pd_in_place
             else None
         )
-        return HandingOver(
+        return KvTransferLink(
             self._config,
             self._backend,
             memory,
@@ -78,7 +78,7 @@ class Sharing:
         )
 
 
-class HandingOver:
+class KvTransferLink:
     """`published`: what others are told of it."""
 
     def __init__(
@@ -106,7 +106,7 @@ class HandingOver:
             backend.kv_pool(geometry, blocks) if blocks else None,
             NativeKv(backend.map_kv, keeps_files=passes_on),
             lambda event: self._post(event),
-            on_change=lambda: self._post(FiguresChanged()),
+            on_change=lambda: self._post(StatsChanged()),
             incarnation=incarnation,
             in_place=in_place,
         )

@@ -32,7 +32,7 @@ class AgentLost(msgspec.Struct, frozen=True):
     reason: str
 
 
-class FiguresChanged(msgspec.Struct, frozen=True):
+class StatsChanged(msgspec.Struct, frozen=True):
     """The agent's figures are others than those of a moment ago, though nothing else has happened: they are to be told."""
 
 

@@ -10,7 +10,17 @@ from typing import Any
 
 import msgspec
 
-from homenode.engine.messages import Fatal, Heartbeat, Loading, Output, Outputs, Ready, Serving, Statistics, ToFront
+from homenode.engine.messages import (
+    EngineLoading,
+    EngineReady,
+    EngineStats,
+    Fatal,
+    Heartbeat,
+    Output,
+    Outputs,
+    ServingChanged,
+    ToFront,
+)
 from homenode.engine.request import TokenLogprob
 from homenode.engine.wire import decode_body
 from homenode.errors import PeerError
@@ -28,7 +38,7 @@ class _OutputsWithRawScores(msgspec.Struct, frozen=True, tag="Outputs"):
     outputs: list[_OutputWithRawScores]
 
 
-_Large = Loading | Ready | Heartbeat | _OutputsWithRawScores | Statistics | Serving | Fatal
+_Large = EngineLoading | EngineReady | Heartbeat | _OutputsWithRawScores | EngineStats | ServingChanged | Fatal
 
 
 def decode_large_body(body: bytes) -> ToFront:

@@ -15,13 +15,13 @@ from typing import Protocol
 from homenode.engine.large_frames import LARGE_FRAME, decode_large_body
 from homenode.engine.messages import (
     Abort,
+    EngineStats,
     Heartbeat,
     Output,
     Outputs,
     Ping,
-    Release,
-    Serving,
-    Statistics,
+    ReleaseKv,
+    ServingChanged,
     Submit,
     ToEngine,
     ToFront,
@@ -93,8 +93,8 @@ class EngineLink:
         """`first_ping`: before the number of the first Ping; answers find their way back by it where an engine has several fronts."""
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._statistics = Statistics()
-        self._serving = Serving(True)
+        self._statistics = EngineStats()
+        self._serving = ServingChanged(True)
         self._streams: dict[int, OutputStream] = {}
         self._pings: dict[int, asyncio.Future[float]] = {}
         self._num_pings = first_ping
@@ -114,7 +114,7 @@ class EngineLink:
     # Use
 
     @property
-    def statistics(self) -> Statistics:
+    def statistics(self) -> EngineStats:
         """The latest figures the engine sent."""
         return self._statistics
 
@@ -155,7 +155,7 @@ class EngineLink:
 
     async def release_kv(self, ticket: str, reason: str) -> None:
         """Give up the hand-over of KV under `ticket`; unknown and finished ones are ignored."""
-        self._send(Release(ticket, reason))
+        self._send(ReleaseKv(ticket, reason))
 
     def forget(self, request_id: int) -> None:
         """Abort a request nobody listens to any more."""
@@ -215,9 +215,9 @@ class EngineLink:
                 waiting = self._pings.get(number)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(at)
-            case Statistics():
+            case EngineStats():
                 self._statistics = message
-            case Serving():
+            case ServingChanged():
                 self._serving = message
 
     async def _why_it_ended(self, reason: str | None) -> str:

@@ -28,7 +28,7 @@ from homenode.engine.failures import named_error
 from homenode.engine.fitting_text import encode_fitting
 from homenode.engine.local import LocalEngine
 from homenode.engine.location.located import located
-from homenode.engine.messages import Output, Ready, Statistics
+from homenode.engine.messages import EngineReady, EngineStats, Output
 from homenode.engine.request import Request, SamplingParams
 from homenode.errors import NotANumberError, UserError
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S
@@ -94,12 +94,12 @@ class LLM:
         self._closed()
 
     @property
-    def ready(self) -> Ready:
+    def ready(self) -> EngineReady:
         """What was loaded and what fits."""
         return self._engine.ready
 
     @property
-    def statistics(self) -> Statistics:
+    def statistics(self) -> EngineStats:
         """The engine's latest figures."""
         return self._engine.statistics
 

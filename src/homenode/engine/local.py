@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from homenode.engine.build import build_engine
 from homenode.engine.config import EngineConfig
 from homenode.engine.core import EngineCore
-from homenode.engine.messages import Abort, Output, Outputs, Ready, Statistics, Submit, ToFront
+from homenode.engine.messages import Abort, EngineReady, EngineStats, Output, Outputs, Submit, ToFront
 from homenode.engine.pairing import refuse_transfer
 from homenode.engine.request import Request
 from homenode.errors import HomenodeError, InternalError
@@ -27,8 +27,8 @@ class LocalEngine:
         """Raises what `build_engine` raises."""
         refuse_transfer(config, "an engine in this process")
         engine = build_engine(config, progress)
-        self.ready: Ready = engine.ready
-        self.statistics = Statistics()
+        self.ready: EngineReady = engine.ready
+        self.statistics = EngineStats()
         self._executor = engine.executor
         self._core = EngineCore(
             engine.scheduler,
@@ -86,7 +86,7 @@ class LocalEngine:
             self._end(reason, kind)
 
     def _take(self, message: ToFront) -> None:
-        if isinstance(message, Statistics):
+        if isinstance(message, EngineStats):
             self.statistics = message
         elif isinstance(message, Outputs):
             with self._lock:

@@ -9,7 +9,7 @@ from typing import Any
 
 from homenode.compute.ops import PlacedBackend
 from homenode.cpuset import format_cpu_list
-from homenode.engine.place import EnginePlace
+from homenode.engine.place import EngineBinding
 from homenode.host.binding.residency import PlannedRange
 from homenode.host.topology.host import Host
 from homenode.units import format_bytes
@@ -31,14 +31,14 @@ Planned = Mapping[str, Sequence[PlannedRange]]
 Seen = Mapping[str, Sequence[Mapping[str, Any]] | None]
 
 
-def log_memory(backend: PlacedBackend, place: EnginePlace, host: Host) -> None:
+def log_memory(backend: PlacedBackend, place: EngineBinding, host: Host) -> None:
     """Log how memory lies, where that is asked for: to look at all pages takes a while."""
     if _log.isEnabledFor(logging.DEBUG):
         for line in memory_lines(place, host, backend.planned(), backend.residency()):
             _log.debug("%s", line)
 
 
-def memory_lines(place: EnginePlace, host: Host, planned: Planned, seen: Seen) -> list[str]:
+def memory_lines(place: EngineBinding, host: Host, planned: Planned, seen: Seen) -> list[str]:
     """A line about all nodes, and one about each. `planned` and `seen`: as `PlacedBackend` has them. Pure."""
     sizes = _sizes(planned)
     if not any(sizes.values()):
@@ -60,7 +60,7 @@ def _sizes(planned: Planned) -> dict[str, Counter[int]]:
     return sizes
 
 
-def _layout(place: EnginePlace, nodes: Sequence[int]) -> str:
+def _layout(place: EngineBinding, nodes: Sequence[int]) -> str:
     usual = _ONE_NODE if len(nodes) == 1 else _BY_TOUCH
     text = _LAYOUTS.get(place.numa or "", usual).format(nodes=format_cpu_list(nodes))
     if place.mirror_tensors:
@@ -68,7 +68,7 @@ def _layout(place: EnginePlace, nodes: Sequence[int]) -> str:
     return f"{text} ({place.numa_why})" if place.numa_why else text
 
 
-def _node_line(node: int, place: EnginePlace, host: Host, sizes: Mapping[str, Counter[int]], seen: Seen) -> str:
+def _node_line(node: int, place: EngineBinding, host: Host, sizes: Mapping[str, Counter[int]], seen: Seen) -> str:
     parts = [_use(use, of_use[node], node, seen.get(use)) for use, of_use in sizes.items() if of_use[node]]
     cpus = _threads(place, host).get(node, ())
     many = "" if len(cpus) == 1 else "s"
@@ -89,7 +89,7 @@ def _use(use: str, size: int, node: int, lines: Sequence[Mapping[str, Any]] | No
     return f"{text} ({line['local'] / line['present']:.0%}{touched} is there)"
 
 
-def _threads(place: EnginePlace, host: Host) -> dict[int, list[int]]:
+def _threads(place: EngineBinding, host: Host) -> dict[int, list[int]]:
     """The CPUs of the pinned compute threads, by the node that their memory is on."""
     found: dict[int, list[int]] = defaultdict(list)
     for number, cpu in enumerate(place.team):

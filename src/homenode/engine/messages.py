@@ -35,7 +35,7 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
     timeout_s: float
 
 
-class Release(msgspec.Struct, frozen=True, tag=True):
+class ReleaseKv(msgspec.Struct, frozen=True, tag=True):
     """Front to engine: nobody wants the hand-over of KV under this ticket any more. Unknown and finished ones are ignored."""
 
     ticket: str
@@ -48,14 +48,14 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
-class Loading(msgspec.Struct, frozen=True, tag=True):
+class EngineLoading(msgspec.Struct, frozen=True, tag=True):
     """Engine to front, while it starts: bytes of the model's files taken in so far, and in all."""
 
     done: int
     total: int
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class EngineReady(msgspec.Struct, frozen=True, tag=True):
     """Engine to front, once: what was loaded and what fits."""
 
     model: str
@@ -101,7 +101,7 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
     outputs: list[Output]
 
 
-class Statistics(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class EngineStats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Engine to front: counters since the start and gauges of now; sent after a step at most every 100 ms, and when things come to rest."""
 
     num_running: int = 0
@@ -129,7 +129,7 @@ class Statistics(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 EngineState = Literal["loading", "ready", "silent", "restarting", "gone"]
 
 
-class EngineFigures(msgspec.Struct, frozen=True):
+class ReplicaStats(msgspec.Struct, frozen=True):
     """Of one of several engines behind one front; made in the front.
 
     `state`: loading, ready, silent (its loop does not answer; it gets no requests), restarting, gone (given up). `statistics` count from the
@@ -142,11 +142,11 @@ class EngineFigures(msgspec.Struct, frozen=True):
     state: EngineState
     restarts: int
     moved: int
-    statistics: Statistics
+    statistics: EngineStats
     published: Published | None = None
 
 
-class Serving(msgspec.Struct, frozen=True, tag=True):
+class ServingChanged(msgspec.Struct, frozen=True, tag=True):
     """Engine to front: whether steps can be computed now. `reason`: why not, such as a worker that is being replaced. Requests are taken all the same."""
 
     serving: bool
@@ -160,5 +160,5 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-ToEngine = Submit | Abort | Release | Drain | Ping
-ToFront = Loading | Ready | Heartbeat | Outputs | Statistics | Serving | Fatal
+ToEngine = Submit | Abort | ReleaseKv | Drain | Ping
+ToFront = EngineLoading | EngineReady | Heartbeat | Outputs | EngineStats | ServingChanged | Fatal

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from homenode.compute.ops import Backend
 from homenode.engine.config import EngineConfig
-from homenode.engine.place import EnginePlace
+from homenode.engine.place import EngineBinding
 from homenode.errors import CapacityError
 from homenode.host.placement.numa_demand import Decision
 from homenode.host.placement.variables import reserve_cpus
@@ -21,7 +21,7 @@ from homenode.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class KvRoom:
+class KvCapacity:
     """`size`: most bytes of KV memory, all nodes together, so that no node's part exceeds what it has left. `node` is the first that would: of its
     `left` bytes beside the weights it gives the part `share` of all KV memory."""
 
@@ -39,7 +39,7 @@ class KvRoom:
 def check_homes(
     config: EngineConfig,
     host: Host,
-    place: EnginePlace,
+    place: EngineBinding,
     layout: WeightLayout,
     backend: Backend,
     owners: Mapping[str, int] = MappingProxyType({}),
@@ -57,7 +57,7 @@ def check_homes(
     return numa_layout(layout, host, demand, lambda _: settled, packed_group_bytes(backend), owners, replica).homes
 
 
-def kv_room(homes: WeightHomes | None, place: EnginePlace, kv_heads: int) -> KvRoom | None:
+def kv_room(homes: WeightHomes | None, place: EngineBinding, kv_heads: int) -> KvCapacity | None:
     """What the nodes leave for KV memory. None where one node holds everything, whose memory is counted as a whole, or nothing is known of them.
 
     It does not see buffers and the rest of the process, some tens of MiB.
@@ -67,11 +67,11 @@ def kv_room(homes: WeightHomes | None, place: EnginePlace, kv_heads: int) -> KvR
     shares = kv_shares(place, kv_heads)
     rooms = {node: room for node in shares if (room := homes.room.get(node)) is not None}
     left = {node: max(0, room - homes.nodes[node]) for node, room in rooms.items()}
-    found = [KvRoom(int(left[node] / shares[node]), node, left[node], shares[node]) for node in left]
+    found = [KvCapacity(int(left[node] / shares[node]), node, left[node], shares[node]) for node in left]
     return min(found, key=lambda room: room.size, default=None)
 
 
-def kv_shares(place: EnginePlace, kv_heads: int) -> Mapping[int, float]:
+def kv_shares(place: EngineBinding, kv_heads: int) -> Mapping[int, float]:
     """The part of KV memory on each node that has some: whole heads, in proportion to threads (csrc/kernels/kv_cache.cpp); pages in turn where they
     are interleaved."""
     nodes = tuple(dict.fromkeys(place.thread_memory))

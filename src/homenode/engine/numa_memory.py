@@ -10,7 +10,7 @@ from typing import Any
 
 from homenode.compute.ops import PlacedBackend, Spread
 from homenode.compute.team_memory import TeamMemory
-from homenode.engine.placement import EnginePlace
+from homenode.engine.place import EngineBinding
 from homenode.errors import HostError, UserError
 from homenode.host.binding.engine_plan import EnginePlan, record_plan
 from homenode.host.binding.pages import bring_home
@@ -26,7 +26,7 @@ _SAMPLED_PAGES = 2048  # a millisecond
 _SPREADS: Mapping[str | None, Spread] = {"mirror": "copied", "interleave": "interleaved"}
 
 
-def team_memory(place: EnginePlace, host: Host) -> TeamMemory | None:
+def team_memory(place: EngineBinding, host: Host) -> TeamMemory | None:
     """The nodes of the threads' memory. Under a policy the kernel is asked to take it from there; else it is only known where it will be touched.
 
     None where that is not known: threads that may run anywhere, memory that is bound to several nodes, a host that tells of no nodes.
@@ -39,12 +39,12 @@ def team_memory(place: EnginePlace, host: Host) -> TeamMemory | None:
     return TeamMemory(homes, different, _bound(place, host), interleaved=place.numa == "interleave")
 
 
-def _bound(place: EnginePlace, host: Host) -> bool:
+def _bound(place: EngineBinding, host: Host) -> bool:
     """Whether the kernel is asked to take memory from nodes that were chosen."""
     return place.numa is not None and len(host.nodes) > 1
 
 
-def _touched_on(place: EnginePlace, host: Host) -> tuple[int, ...] | None:
+def _touched_on(place: EngineBinding, host: Host) -> tuple[int, ...] | None:
     """Where the kernel takes memory from that nobody has bound: the node of the CPU that touches it, or the one all memory is bound to."""
     if place.memory_nodes:
         return place.memory_nodes * len(place.team) if len(place.memory_nodes) == 1 else None
@@ -54,7 +54,7 @@ def _touched_on(place: EnginePlace, host: Host) -> tuple[int, ...] | None:
     return known if known and len(known) == len(found) and with_memory.issuperset(known) else None
 
 
-def spread_of(place: EnginePlace) -> SpreadOf:
+def spread_of(place: EngineBinding) -> SpreadOf:
     """How the matrix of a tensor lies under the place's policy."""
     usual = _SPREADS.get(place.numa, "split")
 
@@ -66,7 +66,7 @@ def spread_of(place: EnginePlace) -> SpreadOf:
 
 
 def settle_pages(
-    backend: PlacedBackend, place: EnginePlace, host: Host, calls: Syscalls | None = None
+    backend: PlacedBackend, place: EngineBinding, host: Host, calls: Syscalls | None = None
 ) -> tuple[Finding, ...]:
     """Ask where all weights and KV memory lie, bring home what the kernel has put elsewhere, and tell what stays away: see `away_from_home`.
 
@@ -85,7 +85,7 @@ def _strays(lines: Sequence[Mapping[str, Any]] | None) -> int:
 
 
 def away_from_home(
-    seen: Mapping[str, Sequence[Mapping[str, Any]] | None], place: EnginePlace, host: Host
+    seen: Mapping[str, Sequence[Mapping[str, Any]] | None], place: EngineBinding, host: Host
 ) -> tuple[Finding, ...]:
     """A finding for each node whose planned memory the kernel has put elsewhere. HostError under --numa-strict, before anything is served.
 
@@ -101,7 +101,7 @@ def away_from_home(
     return tuple(findings)
 
 
-def leave_plan(place: EnginePlace, planned: Mapping[str, Sequence[PlannedRange]]) -> None:
+def leave_plan(place: EngineBinding, planned: Mapping[str, Sequence[PlannedRange]]) -> None:
     """Tell `homenode verify` what was planned for this process. Nothing depends on it, so where there is no folder to write to it is left out."""
     cpus = tuple(cpu for cpu in place.team if cpu >= 0)
     with suppress(HostError, UserError):

@@ -8,7 +8,7 @@ from homenode.host.topology.finding import Finding
 
 
 @dataclass(frozen=True)
-class EnginePlace:
+class EngineBinding:
     """`team`: the CPU of each compute thread, UNPINNED for a thread that may run anywhere.
 
     `others`: CPUs of the engine's remaining threads, empty: wherever they are. `memory_nodes`: nodes its memory is bound to, empty: not bound.
@@ -47,7 +47,7 @@ class Replica:
 
     number: int
     count: int
-    place: EnginePlace
+    place: EngineBinding
     allowed: tuple[int, ...] = ()
     memory: int | None = None
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from homenode.engine.config import PlacementConfig
-from homenode.engine.place import EnginePlace as EnginePlace
+from homenode.engine.place import EngineBinding
 from homenode.engine.sizing import choose_cpus
 from homenode.errors import UserError
 from homenode.host.placement.demand import Demand
@@ -36,14 +36,14 @@ from homenode.units import format_count
 UNPINNED = -1
 
 
-def alone(place: EnginePlace) -> EnginePlace:
+def alone(place: EngineBinding) -> EngineBinding:
     """The place of an engine that has its process to itself: its other threads go where no compute thread is, if there is room."""
     return replace(place, others=place.others or place.spare)
 
 
 def place_engine(
     config: PlacementConfig, threads: int | None, host: Host, choose: Callable[[Teams], Chosen] | None = None
-) -> EnginePlace:
+) -> EngineBinding:
     """Decide. `choose`: settles `--numa auto` where several nodes can compute (`numa_choice.cost_choice`); None: shard is taken.
 
     UserError and PlacementError for settings that contradict each other or that this host cannot meet.
@@ -85,7 +85,7 @@ def plan_workers(config: PlacementConfig, host: Host, workers: int, local_rank: 
     return make_plan("cpu-threads", host, demand)
 
 
-def place_worker(plan: Plan, worker: Worker, threads: int | None, host: Host, reserve: int | None) -> EnginePlace:
+def place_worker(plan: Plan, worker: Worker, threads: int | None, host: Host, reserve: int | None) -> EngineBinding:
     """The place that a plan of `plan_workers` gives one of its workers."""
     if plan.strategy == "numa-bind":
         return _within(plan, worker, threads, host, reserve)
@@ -120,12 +120,12 @@ def _check(config: PlacementConfig) -> None:
             )
 
 
-def _free(threads: int | None, host: Host, allowance: Allowance, reserve: int | None) -> EnginePlace:
+def _free(threads: int | None, host: Host, allowance: Allowance, reserve: int | None) -> EngineBinding:
     """The whole allowance; a reserve of whole cores is taken from its end."""
     if reserve is None:
         team = choose_cpus(threads, allowance)
         taken = {core_of(host, cpu) for cpu in team}
-        return EnginePlace(team, spare=tuple(cpu for cpu in allowance.cpus if core_of(host, cpu) not in taken))
+        return EngineBinding(team, spare=tuple(cpu for cpu in allowance.cpus if core_of(host, cpu) not in taken))
     cores = allowance.physical_cpus
     if reserve >= len(cores):
         raise UserError(
@@ -136,10 +136,10 @@ def _free(threads: int | None, host: Host, allowance: Allowance, reserve: int | 
     kept = {core_of(host, cpu) for cpu in cores[len(cores) - reserve :]}
     left = cut(host, allowance, tuple(cpu for cpu in allowance.cpus if core_of(host, cpu) not in kept))
     others = tuple(cpu for cpu in allowance.cpus if cpu not in left.cpus)
-    return EnginePlace(choose_cpus(threads if threads is not None else left.usable_threads, left), others)
+    return EngineBinding(choose_cpus(threads if threads is not None else left.usable_threads, left), others)
 
 
-def _within(plan: Plan, worker: Worker, threads: int | None, host: Host, reserve: int | None) -> EnginePlace:
+def _within(plan: Plan, worker: Worker, threads: int | None, host: Host, reserve: int | None) -> EngineBinding:
     """The worker's CPUs are its whole world."""
     place = _free(threads, host, cut(host, host.allowance, worker.cpus), reserve)
     return replace(
@@ -150,11 +150,11 @@ def _within(plan: Plan, worker: Worker, threads: int | None, host: Host, reserve
     )
 
 
-def _on_list(plan: Plan, worker: Worker, threads: int | None, host: Host) -> EnginePlace:
+def _on_list(plan: Plan, worker: Worker, threads: int | None, host: Host) -> EngineBinding:
     """One thread for each CPU of the worker's list, in its order."""
     if not worker.bound:
         count = threads if threads is not None else len(choose_cpus(None, host.allowance))
-        return EnginePlace((UNPINNED,) * count, findings=plan.findings)
+        return EngineBinding((UNPINNED,) * count, findings=plan.findings)
     if threads is not None and threads > len(worker.cpus):
         raise UserError(
             f"--threads {threads}: the list of this worker has {format_count(len(worker.cpus), 'CPU')}; "
@@ -162,7 +162,7 @@ def _on_list(plan: Plan, worker: Worker, threads: int | None, host: Host) -> Eng
             param="threads",
         )
     kept = tuple(cpu for process in plan.processes for cpu in process.cpus)
-    return EnginePlace(worker.cpus[:threads], kept or worker.cpus, worker.memory_nodes, plan.findings)
+    return EngineBinding(worker.cpus[:threads], kept or worker.cpus, worker.memory_nodes, plan.findings)
 
 
 def cut(host: Host, allowance: Allowance, cpus: tuple[int, ...]) -> Allowance:
@@ -186,7 +186,7 @@ def _shard(teams: Teams) -> Chosen:
 
 def _over_nodes(
     config: PlacementConfig, threads: int | None, host: Host, choose: Callable[[Teams], Chosen]
-) -> EnginePlace:
+) -> EngineBinding:
     """The teams of `--numa`, node after node. Memory is bound to their nodes where there are others it could come from."""
     reserve = reserve_cpus(config.reserve_cpus, host.variables, cpu_workers=True)
     plan = numa_plan(host, config.demand(threads, reserve), choose if config.numa is not None else _shard)
@@ -197,7 +197,7 @@ def _over_nodes(
         findings += (Finding("info", "numa_one_replica", message),)
     team = tuple(cpu for own in teams for cpu in own.cpus)
     taken = {core_of(host, cpu) for cpu in team}
-    place = EnginePlace(team, spare=tuple(cpu for cpu in host.allowance.cpus if core_of(host, cpu) not in taken))
+    place = EngineBinding(team, spare=tuple(cpu for cpu in host.allowance.cpus if core_of(host, cpu) not in taken))
     if config.numa is None:
         return replace(place, findings=tuple(finding for finding in findings if finding.code != "numa_single_node"))
     memory = tuple(dict.fromkeys(own.memory_node for own in teams)) if host.nodes else ()
@@ -229,7 +229,7 @@ def _path(host: Host, cpu: int) -> tuple[int, ...]:
     return (known.node if known.node is not None else 0, known.l3 if known.l3 is not None else -1)
 
 
-def too_few_cores(host: Host, place: EnginePlace, engines: int = 1, what: str = "engine") -> tuple[Finding, ...]:
+def too_few_cores(host: Host, place: EngineBinding, engines: int = 1, what: str = "engine") -> tuple[Finding, ...]:
     """A warning when the front, the scheduler and the compute threads of all engines have to share physical cores."""
     needed = requirements(host, Demand(workers=engines)).homenode
     if needed.met:

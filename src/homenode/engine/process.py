@@ -24,7 +24,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, NoReturn
 
 from homenode.engine.config import EngineConfig
-from homenode.engine.messages import Fatal, Loading, ToEngine, ToFront
+from homenode.engine.messages import EngineLoading, Fatal, ToEngine, ToFront
 from homenode.engine.wire import FrameSocket, decode_body
 from homenode.errors import HomenodeError, HostError, PeerError
 from homenode.host.refusals import reason_of, start_thread
@@ -136,9 +136,9 @@ def _further_fronts(
     front: FrameSocket, inbox: SimpleQueue[object] | Inbox, doors: Sequence[socket.socket]
 ) -> Callable[[ToFront], None]:
     """Take them, and send to whom it concerns."""
-    from homenode.engine.fronts.switchboard import Switchboard
+    from homenode.engine.fronts.switchboard import FrontMux
 
-    switchboard = Switchboard(front, inbox.put)
+    switchboard = FrontMux(front, inbox.put)
     for door in doors:
         switchboard.open(door)
     return switchboard.send
@@ -155,7 +155,7 @@ class _Progress:
         part = _PROGRESS_STEPS * done // max(1, total)
         if part != self._told:
             self._told = part
-            self._front.send(Loading(done, total))
+            self._front.send(EngineLoading(done, total))
 
 
 def _read(front: FrameSocket, inbox: SimpleQueue[object] | Inbox) -> None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from homenode.engine.place import EnginePlace
+from homenode.engine.place import EngineBinding
 from homenode.errors import HostError
 from homenode.host.binding.ladder import bind_memory, current_policy
 from homenode.host.binding.memory_map import read_memory_map
@@ -26,14 +26,14 @@ _BRING_ALONG_S = 5.0  # some tens of MiB, which move in a fraction of a second
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryRoom:
+class MemoryBudget:
     """`size`: bytes that the engine may still take. `nodes`: those its memory is bound to, empty when it is not."""
 
     size: int
     nodes: tuple[int, ...] = ()
 
 
-def settle(place: EnginePlace, kernel: Syscalls | None = None) -> tuple[Finding, ...]:
+def settle(place: EngineBinding, kernel: Syscalls | None = None) -> tuple[Finding, ...]:
     """Bind memory and the threads there are; compute threads are pinned by the team itself. Findings tell of what the kernel refused."""
     kernel = kernel or Syscalls()
     findings: tuple[Finding, ...] = ()
@@ -54,14 +54,14 @@ def keep_to(cpus: tuple[int, ...], kernel: Syscalls | None = None) -> tuple[Find
     return _read_back(cpus, kernel)
 
 
-def memory_room(place: EnginePlace, kernel: Syscalls | None = None, source: Source | None = None) -> MemoryRoom:
+def memory_room(place: EngineBinding, kernel: Syscalls | None = None, source: Source | None = None) -> MemoryBudget:
     """What is left to take for an engine in this place, or bound from outside, as by numactl or `homenode run`."""
     source = source or LiveSource()
     available = Allowance.of_process(source).memory_available
     nodes = place.memory_nodes
     if not nodes and (policy := current_policy(kernel or Syscalls())) is not None and policy.mode == MPOL_BIND:
         nodes = policy.nodes
-    return MemoryRoom(min(available, available_on(FactReader(source), nodes)) if nodes else available, nodes)
+    return MemoryBudget(min(available, available_on(FactReader(source), nodes)) if nodes else available, nodes)
 
 
 def _bring_along(nodes: tuple[int, ...], kernel: Syscalls) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from homenode.engine.messages import EngineFigures, Output, Ready, Statistics
+from homenode.engine.messages import EngineReady, EngineStats, Output, ReplicaStats
 from homenode.engine.request import Request
 from homenode.model.tokenizer.literal_text import HiddenNames
 
@@ -32,15 +32,15 @@ class EngineClient(Protocol):
     on_engine_lost: Callable[[str], None] | None
 
     @property
-    def ready(self) -> Ready:
+    def ready(self) -> EngineReady:
         """What the engine loaded and what fits."""
 
     @property
-    def statistics(self) -> Statistics:
+    def statistics(self) -> EngineStats:
         """The latest figures the engine sent."""
 
     @property
-    def engines(self) -> tuple[EngineFigures, ...]:
+    def engines(self) -> tuple[ReplicaStats, ...]:
         """Those of several engines, one by one; empty where there is one."""
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from homenode.engine.messages import Statistics
+from homenode.engine.messages import EngineStats
 
 
 class _Experts(msgspec.Struct):
@@ -18,7 +18,7 @@ class _Experts(msgspec.Struct):
     layers: list[list[int]] = []
 
 
-def expert_metrics(names: tuple[str, ...], parts: Sequence[tuple[tuple[str, ...], Statistics]]) -> Iterator[Metric]:
+def expert_metrics(names: tuple[str, ...], parts: Sequence[tuple[tuple[str, ...], EngineStats]]) -> Iterator[Metric]:
     """`names` of labels, and their values with the figures they are of."""
     shown = [
         (values, msgspec.convert(now.compute["experts"], _Experts)) for values, now in parts if "experts" in now.compute

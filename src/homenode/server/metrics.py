@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from homenode.engine.messages import EngineFigures, EngineState, Statistics
+from homenode.engine.messages import EngineState, EngineStats, ReplicaStats
 from homenode.server.engine import EngineClient
 from homenode.server.expert_metrics import expert_metrics
 from homenode.server.transfer_metrics import transfer_metrics
@@ -143,7 +143,7 @@ class _EngineCollector(Collector):
         yield from self._lives(names)
         yield from _start_phases(self._model, self._client.ready.details.get("start_phases"))
 
-    def _parts(self) -> tuple[tuple[str, ...], list[tuple[tuple[str, ...], Statistics]]]:
+    def _parts(self) -> tuple[tuple[str, ...], list[tuple[tuple[str, ...], EngineStats]]]:
         """Names of labels, and their values with the figures they are of: of the engine, or of each of several."""
         engines = self._client.engines
         if not engines:
@@ -152,7 +152,7 @@ class _EngineCollector(Collector):
         parts = [((self._model, *of), engine.statistics) for of, engine in zip(values, engines, strict=True)]
         return ("model_name", *names), parts
 
-    def _memory(self, names: tuple[str, ...], parts: list[tuple[tuple[str, ...], Statistics]]) -> Metric:
+    def _memory(self, names: tuple[str, ...], parts: list[tuple[tuple[str, ...], EngineStats]]) -> Metric:
         """Bytes of weights (`shared`: its own experts that other engines read, too) and KV memory by kind of page, as the kernel told after they were
         loaded, and of KV memory that grows now; none where it is not known."""
         pages = GaugeMetricFamily(
@@ -166,7 +166,7 @@ class _EngineCollector(Collector):
                     pages.add_metric((*values, use, "small"), seen["present"] - seen["huge"])
         return pages
 
-    def _homes(self, names: tuple[str, ...], parts: list[tuple[tuple[str, ...], Statistics]]) -> Metric:
+    def _homes(self, names: tuple[str, ...], parts: list[tuple[tuple[str, ...], EngineStats]]) -> Metric:
         """How much of what is planned for each node is there; none where nothing is planned, or the kernel does not tell."""
         help = "Share of the pages planned for a node (all: for several in turn) that are on it."
         kept = [at for at, name in enumerate(names) if name != "node"]  # here a label of the pages, not of the engine
@@ -182,7 +182,7 @@ class _EngineCollector(Collector):
                     ratios.add_metric((*(values[at] for at in kept), use, node), ratio)
         return ratios
 
-    def _rejections(self, parts: list[Statistics]) -> Metric:
+    def _rejections(self, parts: list[EngineStats]) -> Metric:
         """By reason, those of the front itself included: which engine would have had a request says nothing."""
         counts = Counts(self._refused())
         for now in parts:
@@ -227,7 +227,7 @@ def _start_phases(model: str, of_engine: object) -> Iterator[Metric]:
     yield gauge
 
 
-def _in_common(names: tuple[str, ...], parts: list[tuple[tuple[str, ...], Statistics]]) -> Iterator[Metric]:
+def _in_common(names: tuple[str, ...], parts: list[tuple[tuple[str, ...], EngineStats]]) -> Iterator[Metric]:
     """Of engines that keep experts in common, what each has of the weights; nothing of others."""
     if not any(now.compute.get("shared_weight_bytes") for _, now in parts):
         return
@@ -241,7 +241,7 @@ def _in_common(names: tuple[str, ...], parts: list[tuple[tuple[str, ...], Statis
     yield from (own, others)
 
 
-def _labels(engines: Sequence[EngineFigures]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def _labels(engines: Sequence[ReplicaStats]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """What tells engines apart: the number, and the NUMA node where each has one to itself. Names, and values for each engine."""
     nodes = [engine.node for engine in engines]
     if None in nodes or len(set(nodes)) < len(nodes):

@@ -13,7 +13,7 @@ import msgspec
 
 from homenode import __version__
 from homenode.engine.fronts.numbers import first_number
-from homenode.engine.messages import Ready
+from homenode.engine.messages import EngineReady
 from homenode.server.admission import Admission
 from homenode.server.config import ServerConfig
 from homenode.server.engine import EngineClient, Tokenizer
@@ -139,13 +139,13 @@ def _public_name(model: str) -> str:
     return model.rstrip("/").rsplit("/", 1)[-1] if model.startswith(("/", ".", "~")) else model
 
 
-def _published(ready: Ready) -> Published | None:
+def _published(ready: EngineReady) -> Published | None:
     """What the engine publishes for others to hand KV to or from it."""
     document = ready.details.get("kv_transfer")
     return None if document is None else msgspec.convert(document, Published)
 
 
-def _fingerprint(ready: Ready) -> str:
+def _fingerprint(ready: EngineReady) -> str:
     """Changes with the version, the model and the engine's settings."""
     facts = msgspec.json.encode([__version__, ready], enc_hook=repr)
     return "fp_" + hashlib.blake2b(facts, digest_size=6).hexdigest()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from homenode.engine.messages import Statistics
+from homenode.engine.messages import EngineStats
 from homenode.transfer.figures import BOUNDS_S, TransferFigures
 
 _GAUGES = (
@@ -50,7 +50,7 @@ _BY_REASON = (
     ("bad_frames", "bad_frames", "Frames dropped, by what was wrong with them."),
 )
 
-Parts = Sequence[tuple[tuple[str, ...], Statistics]]
+Parts = Sequence[tuple[tuple[str, ...], EngineStats]]
 
 
 def transfer_metrics(names: tuple[str, ...], parts: Parts) -> Iterator[Metric]:

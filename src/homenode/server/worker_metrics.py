@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from homenode.engine.messages import Statistics
+from homenode.engine.messages import EngineStats
 
 _STATES = ("starting", "waiting", "ready")
 
 
-def worker_metrics(names: tuple[str, ...], parts: Sequence[tuple[tuple[str, ...], Statistics]]) -> Iterator[Metric]:
+def worker_metrics(names: tuple[str, ...], parts: Sequence[tuple[tuple[str, ...], EngineStats]]) -> Iterator[Metric]:
     """`names` of labels, and their values with the figures they are of."""
     shown = [(values, now.compute) for values, now in parts if now.compute.get("stages")]
     if not shown:

@@ -15,7 +15,7 @@ from homenode.engine.expert_room import ExpertsInCommon, kept_of, own_layout
 from homenode.engine.expert_seat import expert_problem, seat_of
 from homenode.engine.node_room import check_homes, kv_room
 from homenode.engine.numa_default import auto_is_meant
-from homenode.engine.place import EnginePlace, Replica
+from homenode.engine.place import EngineBinding, Replica
 from homenode.engine.placement import UNPINNED, place_engine, reserved_cores
 from homenode.engine.replicas.configs import node_places
 from homenode.engine.replicas.places import memory_shares, replica_places
@@ -118,14 +118,14 @@ class _Together:
     """Engines in these places that keep experts in common, and the seat of one."""
 
     common: ExpertsInCommon
-    places: Sequence[EnginePlace]
+    places: Sequence[EngineBinding]
 
     def owners(self, layout: WeightLayout, part: ModelPart) -> Owners:
         kept = self.common.owners(layout, part)
         return Owners(self.places, sum(m.target_bytes for m in layout.matrices if m.name in kept))
 
 
-def _places(host: Host, config: EngineConfig, checkpoint: Checkpoint) -> tuple[tuple[EnginePlace, ...], EngineConfig]:
+def _places(host: Host, config: EngineConfig, checkpoint: Checkpoint) -> tuple[tuple[EngineBinding, ...], EngineConfig]:
     """Of each engine, and the config with what --numa has come to."""
     count, numa = config.parallel.data_parallel_size, config.placement.numa
     if count > 1:
@@ -135,7 +135,7 @@ def _places(host: Host, config: EngineConfig, checkpoint: Checkpoint) -> tuple[t
             )
         return replica_places(host, config, count), config
     if config.parallel.workers > 1:
-        return (EnginePlace(()),), config  # its workers have places
+        return (EngineBinding(()),), config  # its workers have places
     choose = numa_choice(config, checkpoint, host)
     if numa in ("auto", "replicate"):
         plan = numa_plan(
@@ -155,7 +155,7 @@ def _one_worker(
     host: Host,
     config: EngineConfig,
     checkpoint: Checkpoint,
-    place: EnginePlace,
+    place: EngineBinding,
     speeds: Speeds,
     together: _Together | None,
 ) -> EngineSpec:
@@ -300,11 +300,11 @@ def _on_accelerator(planned: Planned, number: int, speeds: Speeds) -> int:
     return have - need
 
 
-def _nodes(host: Host, place: EnginePlace) -> tuple[int, ...]:
+def _nodes(host: Host, place: EngineBinding) -> tuple[int, ...]:
     return tuple(dict.fromkeys(team.memory_node for team in teams_of(host, place)))
 
 
-def _room(host: Host, place: EnginePlace) -> tuple[int, tuple[int, ...]]:
+def _room(host: Host, place: EngineBinding) -> tuple[int, tuple[int, ...]]:
     """Bytes that an engine in this place may take, and the nodes its memory is bound to."""
     nodes = place.memory_nodes
     known = [node for node in host.nodes if not nodes or node.id in nodes]

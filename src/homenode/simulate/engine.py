@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from homenode.engine.messages import Output, Statistics
+from homenode.engine.messages import EngineStats, Output
 from homenode.engine.request import Request
-from homenode.engine.schedule.events import Arrived, Emit, Event, StepDone, Ticked
+from homenode.engine.schedule.events import Emit, Event, RequestArrived, StepDone, Ticked
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.schedule.step import Sampled, Step, StepResult
 from homenode.simulate.costs import StageCost, StepLoad
@@ -47,13 +47,13 @@ class SimulatedEngine:
         return done if deadline is None else min(done, deadline)
 
     @property
-    def statistics(self) -> Statistics:
+    def statistics(self) -> EngineStats:
         """The scheduler's."""
         return self._scheduler.statistics()
 
     def submit(self, now: float, request: Request) -> list[Output]:
         """A request arrives."""
-        return self._apply(now, Arrived(now, request))
+        return self._apply(now, RequestArrived(now, request))
 
     def advance(self) -> list[Output]:
         """Let happen what is next."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from homenode.engine.messages import Output
-from homenode.engine.replicas.router import Router, Ticket
+from homenode.engine.replicas.router import Router, RouteTicket
 from homenode.engine.request import Request, SamplingParams
 from homenode.simulate.engine import TOKEN, SimulatedEngine
 from homenode.simulate.workload import Job, Workload
@@ -22,7 +22,7 @@ class _Asked:
     """A request under way."""
 
     engine: int
-    ticket: Ticket | None
+    ticket: RouteTicket | None
     arrival: float
     last: float
     tokens: int = 0

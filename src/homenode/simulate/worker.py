@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from homenode.compute.ops import KvGeometry
-from homenode.engine.place import EnginePlace
+from homenode.engine.place import EngineBinding
 from homenode.errors import UserError
 from homenode.host.placement.machine_speed import MachineSpeed, machine_speed
 from homenode.host.placement.memory_nodes import memory_nodes
@@ -28,12 +28,12 @@ from homenode.simulate.speeds import DECLARED, Speeds
 class Owners:
     """The places of engines that keep `experts` bytes in common, as many each."""
 
-    places: Sequence[EnginePlace]
+    places: Sequence[EngineBinding]
     experts: int
 
 
 def cpu_worker(
-    host: Host, place: EnginePlace, work: WorkerWork, speeds: Speeds, owners: Owners | None = None
+    host: Host, place: EngineBinding, work: WorkerWork, speeds: Speeds, owners: Owners | None = None
 ) -> WorkerCost:
     """A worker on these CPUs. Weights lie with the threads that read them, unless its policy puts their pages in turn on all nodes, or `owners` keep some."""
     machine = machine_speed(teams_of(host, place), host, speeds.measured)
@@ -46,7 +46,7 @@ def cpu_worker(
     )
 
 
-def _byte_of(owners: Owners, host: Host, place: EnginePlace, speeds: Speeds) -> float:
+def _byte_of(owners: Owners, host: Host, place: EngineBinding, speeds: Speeds) -> float:
     """Seconds in which the threads of a place read a byte that all owners keep parts of."""
     own = teams_of(host, place)
     theirs = [teams_of(host, each) for each in owners.places]
@@ -88,7 +88,7 @@ def work_of(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry, part: M
     )
 
 
-def teams_of(host: Host, place: EnginePlace) -> tuple[NodeTeam, ...]:
+def teams_of(host: Host, place: EngineBinding) -> tuple[NodeTeam, ...]:
     """The threads of a place by node and memory node. A thread without a CPU of its own is on the first node there is."""
     first = min(host.node_by_id, default=0)
     found: dict[tuple[int, int], list[int]] = {}
@@ -99,7 +99,7 @@ def teams_of(host: Host, place: EnginePlace) -> tuple[NodeTeam, ...]:
     return tuple(NodeTeam(node, memory, tuple(cpus), _room(host, memory)) for (node, memory), cpus in found.items())
 
 
-def link_of(host: Host, places: Sequence[EnginePlace], speeds: Speeds) -> Link:
+def link_of(host: Host, places: Sequence[EngineBinding], speeds: Speeds) -> Link:
     """Between workers of one host: two meetings, and bytes at the slowest way from one's node to another's memory."""
     by_node: dict[int, NodeTeam] = {}
     for team in (team for place in places for team in teams_of(host, place)):
@@ -111,7 +111,7 @@ def link_of(host: Host, places: Sequence[EnginePlace], speeds: Speeds) -> Link:
     return Link(2 * barrier / 1e6, 1 / (slowest * 1e9))
 
 
-def _memory_of(host: Host, place: EnginePlace, at: int, node: int) -> int:
+def _memory_of(host: Host, place: EngineBinding, at: int, node: int) -> int:
     if place.thread_memory:
         return place.thread_memory[at]
     if place.memory_nodes and node not in place.memory_nodes:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from homenode.compute.kv_memory import KvLayout
-from homenode.engine.executor.member import Member
+from homenode.engine.executor.member import WorkerHandle
 from homenode.engine.executor.worker_process import StartedWorker
 from homenode.engine.expert_table import Table
 from homenode.engine.kv.chunks import PageChange
@@ -31,7 +31,7 @@ MemoriesOf = Callable[[WorkerPlan], Sequence[int]]  # descriptors that go with i
 Launch = Callable[[WorkerPlan], StartedWorker]
 
 
-class Crew:
+class WorkerPool:
     """`members`: one for each plan, from `begin` on. `selector`: of the connections of those that are watched, with the member as data."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Crew:
         self.grows = False  # KV memory is taken when it is used
         self._attached = Attached()
         self._generation = 0
-        self.members: list[Member] = []
+        self.members: list[WorkerHandle] = []
         self.restarts = 0
         self.selector = selectors.DefaultSelector()
 
@@ -82,7 +82,7 @@ class Crew:
                 channels, descriptors = self._channels.of(number)
                 member.process.socket.send(Forget(self._generation, channels), descriptors)
 
-    def lay(self, member: Member, num_blocks: int) -> None:
+    def lay(self, member: WorkerHandle, num_blocks: int) -> None:
         """Have a worker take KV memory, or reserve it where that `grows`."""
         member.state, member.answers = "laying", member.answers + 1
         file = self.kv_file
@@ -113,11 +113,11 @@ class Crew:
         for member in self._laid():
             member.process.socket.send(told)
 
-    def _laid(self) -> list[Member]:
+    def _laid(self) -> list[WorkerHandle]:
         """Those that were told to take KV memory; others will be told of everything then."""
         return [member for member in self.members if member.state in ("laying", "ready")]
 
-    def drop(self, member: Member) -> None:
+    def drop(self, member: WorkerHandle) -> None:
         """What a worker says is read no more."""
         if member.watched:
             member.watched = False
@@ -154,10 +154,10 @@ class Crew:
             self.kv_file.close()
         self._attached.close()
 
-    def _started(self, plan: WorkerPlan, uses: Table | None = None) -> Member:
+    def _started(self, plan: WorkerPlan, uses: Table | None = None) -> WorkerHandle:
         assert self._channels is not None
         process = self._launch(plan)
-        member = Member(plan, process, heard_at=self._clock(), uses=uses, uses_before=uses)
+        member = WorkerHandle(plan, process, heard_at=self._clock(), uses=uses, uses_before=uses)
         self.selector.register(process.socket, selectors.EVENT_READ, member)
         channels, descriptors = self._channels.of(plan.number)
         there = self.kv_file.taken(plan.number) if self.kv_file is not None else 0
@@ -174,7 +174,7 @@ class Crew:
                 if member is None or not self._hear_out(member):
                     self.selector.unregister(key.fileobj)
 
-    def _hear_out(self, member: Member) -> bool:
+    def _hear_out(self, member: WorkerHandle) -> bool:
         """Whether more may come of it."""
         with contextlib.suppress(PeerError):
             for frame in (frames := member.process.socket.receive()) or ():

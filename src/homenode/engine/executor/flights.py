@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from homenode.engine.schedule.step import StepResult
-from homenode.engine.workers.messages import Done
+from homenode.engine.workers.messages import WorkerStepDone
 
 
-class Flights:
+class StepsInFlight:
     """Steps in flight. `stage_of`: the stage of each worker; `reporter`: the one whose results count, rank 0 of the last stage.
 
     Seconds: `busy` those that the first rank of each stage computed; `active` those in which any step was in flight. What a stage did not compute of
@@ -49,7 +49,7 @@ class Flights:
             self._since = now
         self._said[number] = set()
 
-    def done(self, worker: int, done: Done, now: float) -> StepResult | None:
+    def done(self, worker: int, done: WorkerStepDone, now: float) -> StepResult | None:
         """A worker is done with a step; its result if this is the one to give it."""
         if worker in self._first_ranks:
             self.busy[self._first_ranks[worker]] += done.result.seconds

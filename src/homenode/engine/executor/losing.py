@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from homenode.engine.executor.member import Member
-from homenode.engine.workers.messages import Probe
+from homenode.engine.executor.member import WorkerHandle
+from homenode.engine.workers.messages import LivenessProbe
 from homenode.units import format_count
 
 _LONGEST_PROBE_S = 5.0  # between two questions to a worker
@@ -25,7 +25,7 @@ class Silence:
         self._looked_at = now
         self._probes = 0
 
-    def look(self, members: Sequence[Member], now: float) -> dict[int, str]:
+    def look(self, members: Sequence[WorkerHandle], now: float) -> dict[int, str]:
         """Ask those that have not told their figures for long; the workers that did not answer, each with what is to be said of it."""
         slept, self._looked_at = now - self._looked_at, now
         if slept > 2 * self.every + _STOOD_STILL_S:  # this process itself stood still: nobody's silence counts
@@ -41,7 +41,7 @@ class Silence:
             elif member.asked_at is None and now - member.known_at >= self.every:
                 self._probes += 1
                 member.asked_at = now
-                member.process.socket.send(Probe(self._probes))
+                member.process.socket.send(LivenessProbe(self._probes))
         return silent
 
 
@@ -53,7 +53,7 @@ class Loss:
     fatal: bool
 
 
-class LossRecord:
+class WorkerFailures:
     """Losses of the last minute, and those since all workers were there. Pure."""
 
     def __init__(self) -> None:

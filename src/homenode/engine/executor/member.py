@@ -19,7 +19,7 @@ State = Literal["starting", "fitted", "laying", "ready"]
 
 
 @dataclass
-class Member:
+class WorkerHandle:
     """`answers`: how many `Laid` are to come; what a worker says of steps before the last of them is of steps that are lost.
 
     `drawn`: (sequence, token) that it was not told yet. `asked_at`: when the oldest question was put that it has not answered, None: there is none.

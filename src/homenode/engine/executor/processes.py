@@ -16,10 +16,10 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from homenode.compute.kv_memory import KvLayout
-from homenode.engine.executor.crew import Crew, JoinOf, Launch, MemoriesOf
-from homenode.engine.executor.losing import LossRecord, Silence
-from homenode.engine.executor.member import Member
-from homenode.engine.executor.protocol import StepError, WorkerLostError
+from homenode.engine.executor.crew import JoinOf, Launch, MemoriesOf, WorkerPool
+from homenode.engine.executor.losing import Silence, WorkerFailures
+from homenode.engine.executor.member import WorkerHandle
+from homenode.engine.executor.protocol import StepError, StepsLostError
 from homenode.engine.executor.traffic import StepTraffic
 from homenode.engine.executor.worker_process import PROGRAM, WorkerProcess
 from homenode.engine.failures import named_error
@@ -29,7 +29,16 @@ from homenode.engine.wire import decode_body
 from homenode.engine.workers.channels import MakeChannels
 from homenode.engine.workers.kv_file import KvFile
 from homenode.engine.workers.layout import WorkerPlan
-from homenode.engine.workers.messages import Alive, Broken, Done, Failed, Fits, FromWorker, Laid, Loading
+from homenode.engine.workers.messages import (
+    Alive,
+    Fits,
+    FromWorker,
+    Laid,
+    PartLoading,
+    WorkerFailed,
+    WorkerStepDone,
+    WorkerStepFailed,
+)
 from homenode.errors import HomenodeError, InternalError, PeerError
 from homenode.host.refusals import start_thread
 from homenode.model.checkpoint.spec import ModelSpec
@@ -66,13 +75,13 @@ class ProcessExecutor:
         `memories_of`: what a worker is given with its Join, each time it is started; it stays the caller's."""
         launch = launch or (lambda plan: WorkerProcess(plan.name, program))
         self._on_end, self._experts, self._clock = on_end, experts, clock
-        self._crew = Crew(plans, join_of, make_channels, launch, experts, clock, memories_of)
+        self._crew = WorkerPool(plans, join_of, make_channels, launch, experts, clock, memories_of)
         self._lends = lends
         self._held: StepError | None = None  # a step's failure, until all workers have ended the step
         self._kv_layouts: dict[int, KvLayout] = {}
         self._traffic = StepTraffic(plans, all_done=lends)
         self._silence = Silence(worker_timeout, clock())
-        self._losses = LossRecord()
+        self._losses = WorkerFailures()
         self._plans = plans
         self._limits: WorkerLimits | None = None
         self._num_blocks = 0
@@ -90,7 +99,7 @@ class ProcessExecutor:
         self._thread = threading.Thread(target=self._watch, name="homenode-workers", daemon=True)
 
     @property
-    def members(self) -> Sequence[Member]:
+    def members(self) -> Sequence[WorkerHandle]:
         """The workers as they are now."""
         return self._crew.members
 
@@ -239,7 +248,7 @@ class ProcessExecutor:
             self._look_at_the_clock()
             self._crew.watch_for_room()
 
-    def _serve(self, member: Member, events: int) -> None:
+    def _serve(self, member: WorkerHandle, events: int) -> None:
         process = member.process
         if events & selectors.EVENT_WRITE:
             process.socket.flush()
@@ -256,20 +265,20 @@ class ProcessExecutor:
         if frames is None and member.process is process:
             self._lose({member.plan.number: process.how_it_ended(_MOMENT_S)})
 
-    def _take(self, member: Member, message: FromWorker) -> None:
+    def _take(self, member: WorkerHandle, message: FromWorker) -> None:
         member.heard_at, member.spoke = self._clock(), True
         match message:
-            case Done():
+            case WorkerStepDone():
                 if not member.answers:
                     self._step_done(member, message)
             case Alive(_, _, _, compute):
                 member.asked_at = None
                 if member.tells(compute, self._experts, self._clock()):
                     self._notify()  # so that the figures go on to whoever shows them, though nothing else happens
-            case Failed():
+            case WorkerStepFailed():
                 if not member.answers:
                     self._step_failed(member, message)
-            case Loading(done, total):
+            case PartLoading(done, total):
                 member.loading = (done, total)
                 self._tell_progress()
             case Fits():
@@ -286,18 +295,18 @@ class ProcessExecutor:
                 member.answers -= 1
                 member.tells(compute, self._experts, self._clock())
                 self._is_laid(member)
-            case Broken(kind, text):
+            case WorkerFailed(kind, text):
                 self._broke(member, kind, text)
 
     # Steps
 
-    def _step_done(self, member: Member, done: Done) -> None:
+    def _step_done(self, member: WorkerHandle, done: WorkerStepDone) -> None:
         result = self._traffic.done(member, done, self.members, self._clock())
         if result is not None:
             self._results.put(result)
             self._notify()
 
-    def _step_failed(self, member: Member, failed: Failed) -> None:
+    def _step_failed(self, member: WorkerHandle, failed: WorkerStepFailed) -> None:
         error = self._traffic.failed(member, failed, self._clock())
         if error is not None:
             self._fail(error)
@@ -332,7 +341,7 @@ class ProcessExecutor:
         knows = not self._serving and self._held is None
         self._serving, self._held = False, None
         if not knows or loss.fatal:
-            self._tell(WorkerLostError(loss.text, fatal=loss.fatal))
+            self._tell(StepsLostError(loss.text, fatal=loss.fatal))
         else:  # the loop knows that not all are there
             _log.error("%s", loss.text)
         if loss.fatal:
@@ -345,7 +354,7 @@ class ProcessExecutor:
         self._traffic.clear(self._clock())
         self._crew.start_anew(dead)
 
-    def _broke(self, member: Member, kind: str, text: str) -> None:
+    def _broke(self, member: WorkerHandle, kind: str, text: str) -> None:
         if not self._limits:
             self._start_error = named_error(kind, f"{member.process.name}: {text}")
             self._changed.notify_all()
@@ -355,7 +364,7 @@ class ProcessExecutor:
 
     # Starting, and starting again
 
-    def _lay_again(self, member: Member, fits: Fits) -> None:
+    def _lay_again(self, member: WorkerHandle, fits: Fits) -> None:
         if fits.num_blocks < self._num_blocks:
             text = (
                 f"has room for {format_count(fits.num_blocks, 'KV block')} now, and the engine has {self._num_blocks}"
@@ -364,7 +373,7 @@ class ProcessExecutor:
         else:
             self._crew.lay(member, self._num_blocks)
 
-    def _is_laid(self, member: Member) -> None:
+    def _is_laid(self, member: WorkerHandle) -> None:
         if member.answers == 0 and member.state == "laying":
             member.state = "ready"
         if not self._serving and self._limits and all(m.there for m in self.members):
@@ -412,7 +421,7 @@ class ProcessExecutor:
             self._serving = False
             self._start_error = self._start_error or error
             self._changed.notify_all()
-            self._tell(WorkerLostError(error.message, fatal=True))
+            self._tell(StepsLostError(error.message, fatal=True))
 
     def _end(self) -> None:
         with self._changed:

@@ -22,7 +22,7 @@ class StepError(InternalError):
         self.fatal = fatal
 
 
-class WorkerLostError(StepError):
+class StepsLostError(StepError):
     """A worker ended, or was silent for too long. All steps in flight are lost, and with them every sequence on every worker; what fails is not the
     requests' fault, so they may be computed again. The executor replaces the worker by itself: see `Executor.serving`."""
 
@@ -61,7 +61,7 @@ class Executor(Protocol):
     def result(self, timeout: float | None = None) -> StepResult | None:
         """The result of the oldest pending step; None when there is none within `timeout` seconds (None: wait for it).
 
-        Raises StepError when it failed; all pending steps are then gone. Raises WorkerLostError once for each loss.
+        Raises StepError when it failed; all pending steps are then gone. Raises StepsLostError once for each loss.
         """
 
     def statistics(self) -> dict[str, Any]:

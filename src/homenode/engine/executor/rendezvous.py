@@ -14,7 +14,7 @@ import threading
 import time
 
 from homenode.engine.wire import FrameSocket
-from homenode.engine.workers.greeting import Ask, Group, IAm, Key, Offer, Seated, accept_next, answer
+from homenode.engine.workers.greeting import Ask, Group, IAm, Key, RowsOffer, Seated, accept_next, answer
 from homenode.errors import HomenodeError, HostError
 
 _log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class Rendezvous:
                 self._greetings.release()
             if passed_on is not None:
                 _pass_on(sock, passed_on)
-            elif isinstance(topic, Offer):
+            elif isinstance(topic, RowsOffer):
                 self._offered(topic)
             elif isinstance(topic, Ask):
                 self._tell(sock, topic.key)
@@ -113,7 +113,7 @@ class Rendezvous:
         with self._changed:
             return self._awaited.pop((who.worker, who.life), None)
 
-    def _offered(self, offer: Offer) -> None:
+    def _offered(self, offer: RowsOffer) -> None:
         with self._changed:
             if offer.key.generation >= self._generation:
                 self._addresses[offer.key] = offer.address

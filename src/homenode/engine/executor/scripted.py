@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from homenode.engine.executor.protocol import StepError, WorkerLostError
+from homenode.engine.executor.protocol import StepError, StepsLostError
 from homenode.engine.kv.chunks import PageChange
 from homenode.engine.request import SamplingParams, TokenLogprob
 from homenode.engine.schedule.step import PromptScores, Sampled, StartSequence, Step, StepItem, StepResult, WorkerLimits
@@ -76,7 +76,7 @@ class ScriptedExecutor:
         self._fault = fault
         self._stages = stages
         self._serving = True
-        self._loss: WorkerLostError | None = None  # not told yet
+        self._loss: StepsLostError | None = None  # not told yet
         self._states: dict[int, _State] = {}
         self._memory: list[list[tuple[int, int] | None]] = [
             [None] * limits.block_size for _ in range(limits.num_blocks)
@@ -134,7 +134,7 @@ class ScriptedExecutor:
 
     def result(self, timeout: float | None = None) -> StepResult | None:
         """The oldest result not taken yet; None if there is none. Raises StepError for a lost step; those after it are lost as well. Raises
-        WorkerLostError once for each `lose`."""
+        StepsLostError once for each `lose`."""
         if self._loss is not None:
             loss, self._loss = self._loss, None
             raise loss
@@ -153,7 +153,7 @@ class ScriptedExecutor:
         self._lose_everything()
         self._present.clear()
         self._failed = False  # whoever sends steps has been told
-        self._loss = WorkerLostError(reason, fatal=fatal)
+        self._loss = StepsLostError(reason, fatal=fatal)
         self._notify()
 
     def restore(self) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from homenode.engine.executor.flights import Flights
-from homenode.engine.executor.member import Member
+from homenode.engine.executor.flights import StepsInFlight
+from homenode.engine.executor.member import WorkerHandle
 from homenode.engine.executor.protocol import StepError
 from homenode.engine.schedule.step import Step, StepResult
 from homenode.engine.wire import encode_frame
 from homenode.engine.workers.layout import WorkerPlan
-from homenode.engine.workers.messages import Done, Failed, Work
+from homenode.engine.workers.messages import RunStep, WorkerStepDone, WorkerStepFailed
 from homenode.errors import PeerError
 
 _BLAME_AFTER_S = 1.0  # those who waited for the same worker give up within this of each other
@@ -21,25 +21,27 @@ class StepTraffic:
     """`now` is the time of one clock everywhere."""
 
     def __init__(self, plans: Sequence[WorkerPlan], all_done: bool = False) -> None:
-        """`all_done`: as `Flights`."""
+        """`all_done`: as `StepsInFlight`."""
         self._last_stage = plans[-1].stage
-        self._flights = Flights([plan.stage for plan in plans], all_done)
-        self._blame: tuple[float, Failed] | None = (
+        self._flights = StepsInFlight([plan.stage for plan in plans], all_done)
+        self._blame: tuple[float, WorkerStepFailed] | None = (
             None  # when to look who kept the others waiting, and what was said of it
         )
 
-    def submit(self, step: Step, members: Sequence[Member], now: float) -> bool:
+    def submit(self, step: Step, members: Sequence[WorkerHandle], now: float) -> bool:
         """Give a step to all; whether some of it has to wait for room."""
         self._flights.submit(step.number, now)
         behind, frames = False, {}  # whoever draws is told nothing, and all others the same
         for member in members:
             drawn, member.drawn = member.drawn, []
             if bool(drawn) not in frames:
-                frames[bool(drawn)] = encode_frame(Work(step, drawn))
+                frames[bool(drawn)] = encode_frame(RunStep(step, drawn))
             behind |= not member.process.socket.send_frame(frames[bool(drawn)])
         return behind
 
-    def done(self, member: Member, done: Done, members: Sequence[Member], now: float) -> StepResult | None:
+    def done(
+        self, member: WorkerHandle, done: WorkerStepDone, members: Sequence[WorkerHandle], now: float
+    ) -> StepResult | None:
         """A worker is done with a step; its result if that is there with this."""
         result = self._flights.done(member.plan.number, done, now)
         if result is not None:
@@ -49,7 +51,7 @@ class StepTraffic:
                     other.drawn += drawn
         return result
 
-    def failed(self, member: Member, failed: Failed, now: float) -> StepError | None:
+    def failed(self, member: WorkerHandle, failed: WorkerStepFailed, now: float) -> StepError | None:
         """A worker could not compute a step. None where it waited in vain for another: which one, the others will have said in a moment (`guilty`)."""
         self._flights.said(member.plan.number, failed.number)
         if failed.kind != PeerError.__name__:

@@ -10,17 +10,17 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from homenode.engine.fronts.elsewhere import Elsewhere
+from homenode.engine.fronts.elsewhere import RemoteLoad
 from homenode.engine.fronts.messages import (
     Began,
     Booked,
-    Ended,
     EngineSeen,
     EnginesGone,
     FromLinked,
     Held,
     LinkLost,
     Moved,
+    RequestEnded,
     TicketGivenUp,
     ToLinked,
     TooMany,
@@ -29,11 +29,11 @@ from homenode.engine.fronts.messages import (
 )
 from homenode.engine.fronts.numbers import first_number
 from homenode.engine.link import EngineLink
-from homenode.engine.messages import EngineFigures, EngineState, Ready, Statistics
+from homenode.engine.messages import EngineReady, EngineState, EngineStats, ReplicaStats
 from homenode.engine.replicas.dispatch import Dispatcher, DispatchSettings
 from homenode.engine.replicas.figures import total
-from homenode.engine.replicas.journey import Journey
-from homenode.engine.replicas.patience import Patience
+from homenode.engine.replicas.journey import RoutedStream
+from homenode.engine.replicas.patience import RestartPolicy
 from homenode.engine.replicas.prefixes import cacheable
 from homenode.engine.replicas.router import Router
 
@@ -45,10 +45,10 @@ class LinkedSettings:
     `favourite`: as of the router.
     """
 
-    ready: Ready
+    ready: EngineReady
     engines: int
     dispatch: DispatchSettings
-    patience: Patience
+    patience: RestartPolicy
     key: bytes
     favourite: int = 0
 
@@ -91,7 +91,7 @@ class LinkedEngine:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.figures = EngineFigures(number, None, "loading", 0, 0, Statistics())
+        self.figures = ReplicaStats(number, None, "loading", 0, 0, EngineStats())
         self.hindrance: str | None = None
         self.client: EngineLink = _NotYet()
         self.reached = (
@@ -136,7 +136,7 @@ class LinkedClient(Dispatcher):
         self.on_engine_lost: Callable[[str], None] | None = None
         self.ready = settings.ready
         self._front, self._tell = front, tell
-        self._elsewhere = Elsewhere(router)
+        self._elsewhere = RemoteLoad(router)
         self._linked = [LinkedEngine(number) for number in range(settings.engines)]
         self._engines = self._linked
         self._waiting: set[int] = set()  # requests of which the coordinator knows that they wait
@@ -144,7 +144,7 @@ class LinkedClient(Dispatcher):
     # Use
 
     @property
-    def statistics(self) -> Statistics:
+    def statistics(self) -> EngineStats:
         """Of all engines together."""
         return (
             total([figures.statistics for figures in super().engines])
@@ -153,7 +153,7 @@ class LinkedClient(Dispatcher):
         )
 
     @property
-    def engines(self) -> tuple[EngineFigures, ...]:
+    def engines(self) -> tuple[ReplicaStats, ...]:
         """Of each of several engines; empty where there is one."""
         return super().engines if len(self._linked) > 1 else ()
 
@@ -214,7 +214,7 @@ class LinkedClient(Dispatcher):
 
     # What the coordinator is told
 
-    def booked(self, journey: Journey) -> None:
+    def booked(self, journey: RoutedStream) -> None:
         """An engine is about to get it."""
         self._waits_no_more(journey.request.id)
         ticket = journey.ticket
@@ -223,29 +223,29 @@ class LinkedClient(Dispatcher):
             Booked(journey.request.id, ticket.route.number, ticket.route.work, self._digests(journey, ticket.tokens))
         )
 
-    def began(self, journey: Journey) -> None:
+    def began(self, journey: RoutedStream) -> None:
         """Its first output came."""
         super().began(journey)
         self._tell(Began(journey.request.id))
 
-    def ended(self, journey: Journey) -> None:
+    def ended(self, journey: RoutedStream) -> None:
         """Its last output came, or nobody waits for it."""
         self._waits_no_more(journey.request.id)
         had_engine, known = journey.ticket.route is not None, len(self._digests(journey, journey.ticket.tokens))
         super().ended(journey)
         if had_engine:
-            self._tell(Ended(journey.request.id, self._digests(journey, journey.tokens)[known:]))
+            self._tell(RequestEnded(journey.request.id, self._digests(journey, journey.tokens)[known:]))
 
-    def taken_back(self, journey: Journey) -> None:
+    def taken_back(self, journey: RoutedStream) -> None:
         """Its engine was lost."""
         super().taken_back(journey)
-        self._tell(Ended(journey.request.id))
+        self._tell(RequestEnded(journey.request.id))
 
     def moving_from(self, engine: int) -> None:
         """Another one goes on with a request of this engine."""
         self._tell(Moved(engine))
 
-    def _hold(self, journey: Journey) -> None:
+    def _hold(self, journey: RoutedStream) -> None:
         super()._hold(journey)
         if journey.request.id in self._held and journey.request.id not in self._waiting:
             self._waiting.add(journey.request.id)
@@ -256,12 +256,12 @@ class LinkedClient(Dispatcher):
             self._waiting.discard(request)
             self._tell(Unheld(request))
 
-    def _digests(self, journey: Journey, tokens: list[int]) -> list[bytes]:
+    def _digests(self, journey: RoutedStream, tokens: list[int]) -> list[bytes]:
         return (
             cacheable(journey.ticket.chain, tokens, self._settings.block_size) if self._settings.prefix_caching else []
         )
 
-    def _fail(self, journey: Journey, reason: str) -> None:
+    def _fail(self, journey: RoutedStream, reason: str) -> None:
         if len(self._linked) > 1:
             super()._fail(journey, reason)
         else:

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from homenode.engine.fronts.messages import Began, Booked, Ended, FrontLeft, Known, OfOthers
+from homenode.engine.fronts.messages import Began, Booked, FrontLeft, Known, OfOthers, RequestEnded
 from homenode.engine.fronts.numbers import front_of
-from homenode.engine.replicas.router import Router, Ticket
+from homenode.engine.replicas.router import Router, RouteTicket
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     said: Booked
-    ticket: Ticket
+    ticket: RouteTicket
 
 
-class Elsewhere:
+class RemoteLoad:
     """Keeps them in `router`, from what fronts tell."""
 
     def __init__(self, router: Router) -> None:
@@ -39,7 +39,7 @@ class Elsewhere:
             case Began(request):
                 if (entry := self._entries.get(request)) is not None:
                     self._router.began(entry.ticket)
-            case Ended(request, added):
+            case RequestEnded(request, added):
                 entry = self._leave(request)
                 if entry is not None and added is not None:
                     self._router.remember(entry.said.engine, [*entry.said.digests, *added])

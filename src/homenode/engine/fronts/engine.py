@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from homenode.engine.client import AsyncEngineClient
 from homenode.engine.config import EngineConfig
 from homenode.engine.fronts.handing import door, hand
-from homenode.engine.fronts.messages import Caller
-from homenode.engine.messages import Serving, Statistics, ToFront
+from homenode.engine.fronts.messages import FrontHello
+from homenode.engine.messages import EngineStats, ServingChanged, ToFront
 
 
 class SharedEngine(AsyncEngineClient):
@@ -32,7 +32,7 @@ class SharedEngine(AsyncEngineClient):
         """The other end of a new stream of this front; None when the engine takes none, as one that is ending."""
         ours, theirs = socket.socketpair()
         with theirs:
-            if self._door is not None and hand(self._door, Caller(front), theirs):
+            if self._door is not None and hand(self._door, FrontHello(front), theirs):
                 return ours
         ours.close()
         return None
@@ -51,5 +51,5 @@ class SharedEngine(AsyncEngineClient):
 
     def _take(self, message: ToFront) -> None:
         super()._take(message)
-        if isinstance(message, Statistics | Serving):
+        if isinstance(message, EngineStats | ServingChanged):
             self._on_news()

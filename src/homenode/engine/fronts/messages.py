@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from homenode.engine.messages import EngineFigures
+from homenode.engine.messages import ReplicaStats
 
 
 class Booked(msgspec.Struct, frozen=True, tag=True):
@@ -27,7 +27,7 @@ class Began(msgspec.Struct, frozen=True, tag=True):
     id: int
 
 
-class Ended(msgspec.Struct, frozen=True, tag=True):
+class RequestEnded(msgspec.Struct, frozen=True, tag=True):
     """Of a front to all others: the request is with no engine any more. `digests`: of the blocks that its answer added; None when nothing is
     cached of it, as its engine was lost."""
 
@@ -92,7 +92,7 @@ class EngineSeen(msgspec.Struct, frozen=True, tag=True):
     `num_blocks` of the KV memory of its present process, 0 when there is none. `hindrance`: why it computes nothing although it takes requests.
     """
 
-    figures: EngineFigures
+    figures: ReplicaStats
     num_blocks: int
     hindrance: str | None = None
 
@@ -103,7 +103,7 @@ class EnginesGone(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-class Caller(msgspec.Struct, frozen=True):
+class FrontHello(msgspec.Struct, frozen=True):
     """Comes to an engine with a socket: the front at the other end."""
 
     front: int
@@ -122,6 +122,6 @@ class AbortFront(NamedTuple):
     front: int
 
 
-OfOthers = Booked | Began | Ended | Known | FrontLeft
+OfOthers = Booked | Began | RequestEnded | Known | FrontLeft
 ToLinked = OfOthers | TooMany | EngineSeen | EnginesGone | TicketGivenUp
-FromLinked = Booked | Began | Ended | Held | Unheld | Moved | LinkLost | TicketGivenUp
+FromLinked = Booked | Began | RequestEnded | Held | Unheld | Moved | LinkLost | TicketGivenUp

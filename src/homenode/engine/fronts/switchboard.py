@@ -9,18 +9,18 @@ from collections import deque
 from collections.abc import Callable
 
 from homenode.engine.fronts.handing import take
-from homenode.engine.fronts.messages import AbortFront, Caller
+from homenode.engine.fronts.messages import AbortFront, FrontHello
 from homenode.engine.fronts.numbers import front_of
-from homenode.engine.messages import Abort, Heartbeat, Output, Outputs, Ping, Release, Submit, ToFront
+from homenode.engine.messages import Abort, Heartbeat, Output, Outputs, Ping, ReleaseKv, Submit, ToFront
 from homenode.engine.wire import FrameSocket, decode_body, encode_frame
 from homenode.errors import PeerError
 
 _MOST_BEHIND = 256 * 2**20  # bytes that are kept for a front that does not read; after that it is hung up on
-_FromFront = Submit | Abort | Release | Ping  # when an engine ends is not a front's decision
+_FromFront = Submit | Abort | ReleaseKv | Ping  # when an engine ends is not a front's decision
 _log = logging.getLogger(__name__)
 
 
-class Switchboard:
+class FrontMux:
     """Outputs and answers to pings go to the front that asked, everything else to the coordinator, who is front 0."""
 
     def __init__(self, coordinator: FrameSocket, put: Callable[[object], None]) -> None:
@@ -53,7 +53,7 @@ class Switchboard:
 
     def _take_callers(self, door: socket.socket) -> None:
         try:
-            while (caller := take(door, Caller)) is not None:
+            while (caller := take(door, FrontHello)) is not None:
                 self._add(caller[0].front, caller[1])
         except (OSError, PeerError) as error:
             _log.error("no more fronts are taken: %s", error)
@@ -172,7 +172,7 @@ def _by_front(outputs: list[Output]) -> dict[int, list[Output]]:
 def _own(message: _FromFront, front: int) -> _FromFront:
     """The message, if it is about what is this front's own: tickets are everybody's. PeerError otherwise."""
     match message:
-        case Release():
+        case ReleaseKv():
             return message
         case Submit(requests):
             numbers = [request.id for request in requests]

@@ -13,12 +13,12 @@ from types import TracebackType
 from homenode.engine.client import AsyncEngineClient
 from homenode.engine.config import EngineConfig
 from homenode.engine.early_start import ENGINE_PROGRAM
-from homenode.engine.messages import Ready, Statistics
+from homenode.engine.messages import EngineReady, EngineStats
 from homenode.engine.replicas.dispatch import Dispatcher, DispatchSettings
-from homenode.engine.replicas.expert_memory import ExpertMemory
+from homenode.engine.replicas.expert_memory import ExpertMemoryFiles
 from homenode.engine.replicas.figures import all_ready, total
-from homenode.engine.replicas.keeper import Keeper
-from homenode.engine.replicas.patience import Patience
+from homenode.engine.replicas.keeper import EngineSupervisor
+from homenode.engine.replicas.patience import RestartPolicy
 from homenode.engine.replicas.progress import Progress
 from homenode.engine.replicas.router import Router
 from homenode.errors import InternalError
@@ -46,20 +46,20 @@ class ReplicasClient(Dispatcher):
         configs: Sequence[EngineConfig],
         on_engine_lost: Callable[[str], None] | None = None,
         *,
-        patience: Patience | None = None,
+        patience: RestartPolicy | None = None,
         program: str = ENGINE_PROGRAM,
     ) -> None:
         """`configs`: as `configs.replica_configs` makes them; `program`: as in `AsyncEngineClient`."""
-        settings, patience = dispatch_settings(configs[0]), patience or Patience()
+        settings, patience = dispatch_settings(configs[0]), patience or RestartPolicy()
         super().__init__(settings, patience, Router(settings.block_size, settings.prefix_caching))
         self.on_engine_lost = on_engine_lost
         self._places = [config.replica.place for config in configs if config.replica is not None]
-        self._experts = ExpertMemory(configs)
+        self._experts = ExpertMemoryFiles(configs)
         self._keepers = [
-            Keeper(config, self, patience, lambda each: self._client_of(each, program)) for config in configs
+            EngineSupervisor(config, self, patience, lambda each: self._client_of(each, program)) for config in configs
         ]
         self._engines = self._keepers
-        self._ready: Ready | None = None
+        self._ready: EngineReady | None = None
 
     def _client_of(self, config: EngineConfig, program: str) -> AsyncEngineClient:
         return AsyncEngineClient(config, program=program, memories=self._experts.descriptors)
@@ -75,7 +75,7 @@ class ReplicasClient(Dispatcher):
 
     # Life
 
-    async def start(self, progress: Callable[[int, int], None] | None = None) -> Ready:
+    async def start(self, progress: Callable[[int, int], None] | None = None) -> EngineReady:
         """Start all of them at once and wait until each is ready. `progress` is told (bytes done, bytes in all) of all together.
 
         Raises what the first one of them that fails could not start for; the others are ended then.
@@ -112,14 +112,14 @@ class ReplicasClient(Dispatcher):
     # Use
 
     @property
-    def ready(self) -> Ready:
+    def ready(self) -> EngineReady:
         """What all engines loaded and what fits each. InternalError before they are ready."""
         if self._ready is None:
             raise InternalError("the engines are not ready yet")
         return self._ready
 
     @property
-    def statistics(self) -> Statistics:
+    def statistics(self) -> EngineStats:
         """Of all engines together."""
         return total([keeper.figures.statistics for keeper in self._keepers])
 
@@ -134,20 +134,20 @@ class ReplicasClient(Dispatcher):
 
     # What becomes of engines
 
-    def engine_up(self, keeper: Keeper[AsyncEngineClient], ready: Ready | None) -> None:
+    def engine_up(self, keeper: EngineSupervisor[AsyncEngineClient], ready: EngineReady | None) -> None:
         """It takes requests: first those that wait for one."""
         if ready is not None:
             self._router.add(keeper.number, ready.num_blocks)
         self._send_held()
 
-    def engine_silent(self, keeper: Keeper[AsyncEngineClient]) -> None:
-        """`Keeper.takes` says so already."""
+    def engine_silent(self, keeper: EngineSupervisor[AsyncEngineClient]) -> None:
+        """`EngineSupervisor.takes` says so already."""
 
-    def engine_down(self, keeper: Keeper[AsyncEngineClient]) -> None:
+    def engine_down(self, keeper: EngineSupervisor[AsyncEngineClient]) -> None:
         """Nothing is cached there any more."""
         self._router.forget(keeper.number)
 
-    def engine_gone(self, keeper: Keeper[AsyncEngineClient], reason: str) -> None:
+    def engine_gone(self, keeper: EngineSupervisor[AsyncEngineClient], reason: str) -> None:
         """The service goes on while there is another one, or one may come back."""
         if self._ending is not None or not all(other.state == "gone" for other in self._keepers):
             return

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from homenode.engine.config import EngineConfig
-from homenode.engine.place import EnginePlace, Replica
+from homenode.engine.place import EngineBinding, Replica
 from homenode.engine.placement import reserved_cores
 from homenode.engine.replicas.places import memory_shares, replica_places, team_places
 from homenode.engine.settle import memory_room
@@ -60,7 +60,7 @@ def _settled(config: EngineConfig, plan: NumaPlan) -> EngineConfig:
     return replace(config, numa_settled=Decision(plan.policy, plan.why, home))
 
 
-def node_places(config: EngineConfig, host: Host, plan: NumaPlan | None = None) -> tuple[EnginePlace, ...]:
+def node_places(config: EngineConfig, host: Host, plan: NumaPlan | None = None) -> tuple[EngineBinding, ...]:
     """The places of the engines of --numa replicate, or of --numa auto where that comes to the same; empty otherwise. plan: what was settled
     already, None to settle it."""
     placement = config.placement
@@ -87,7 +87,7 @@ def _choice(config: EngineConfig, host: Host) -> Callable[[Teams], Chosen]:
     return numa_choice(config, open_checkpoint(Path(str(config.model.path))), host)
 
 
-def configs_in(config: EngineConfig, host: Host, places: Sequence[EnginePlace]) -> tuple[EngineConfig, ...]:
+def configs_in(config: EngineConfig, host: Host, places: Sequence[EngineBinding]) -> tuple[EngineConfig, ...]:
     """A config for an engine in each of these places, with its share of the memory that is free now, and of the ports. UserError where there are not as many
     of these as engines have ranks."""
     _require_ports(config, len(places))

@@ -1,6 +1,6 @@
 """Requests of one event loop, divided among several engines and taken over from those that are lost.
 
-No task stands between an engine and who waits for its outputs: an engine's link puts them straight into the request's `Journey`.
+No task stands between an engine and who waits for its outputs: an engine's link puts them straight into the request's `RoutedStream`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Protocol
 import msgspec
 
 from homenode.engine.link import EngineLink
-from homenode.engine.messages import EngineFigures, EngineState, Output
-from homenode.engine.replicas.journey import Journey
-from homenode.engine.replicas.patience import Patience
+from homenode.engine.messages import EngineState, Output, ReplicaStats
+from homenode.engine.replicas.journey import RoutedStream
+from homenode.engine.replicas.patience import RestartPolicy
 from homenode.engine.replicas.router import Router
 from homenode.engine.request import Request
 from homenode.errors import CapacityError, InternalError, PeerError
@@ -53,7 +53,7 @@ class RoutedEngine(Protocol):
         """The share of its KV memory in use."""
 
     @property
-    def figures(self) -> EngineFigures:
+    def figures(self) -> ReplicaStats:
         """What is to be known of it."""
 
 
@@ -73,19 +73,19 @@ class Dispatcher:
     A request whose engine is lost goes on after the tokens it had; when it cannot its last output has the error kind `WorkerLostError`.
     """
 
-    def __init__(self, settings: DispatchSettings, patience: Patience, router: Router) -> None:
+    def __init__(self, settings: DispatchSettings, patience: RestartPolicy, router: Router) -> None:
         self._settings, self._patience, self._router = settings, patience, router
         self._engines: Sequence[RoutedEngine] = ()
         self._seeds = random.Random(secrets.randbits(128) if settings.seed is None else settings.seed)
-        self._journeys: dict[int, Journey] = {}
-        self._held: dict[int, Journey] = {}  # those of them that wait for an engine, oldest first
+        self._journeys: dict[int, RoutedStream] = {}
+        self._held: dict[int, RoutedStream] = {}  # those of them that wait for an engine, oldest first
         self._ending: str | None = None  # why nothing is given to an engine any more
         self._draining = False
 
     # Use
 
     @property
-    def engines(self) -> tuple[EngineFigures, ...]:
+    def engines(self) -> tuple[ReplicaStats, ...]:
         """Of each engine."""
         return tuple(engine.figures for engine in self._engines)
 
@@ -95,14 +95,14 @@ class Dispatcher:
         reasons = [engine.hindrance for engine in self._engines if engine.up]
         return None if None in reasons else next(iter(reasons), None)
 
-    def submit(self, request: Request) -> Journey:
+    def submit(self, request: Request) -> RoutedStream:
         """Start `request` with the engine that will have the least to do. Closing the stream early aborts it."""
         if request.id in self._journeys:
             raise InternalError(f"request id {request.id} is in use", id=request.id)
         if request.params.seed is None:  # known here, so that another engine can draw what this one would have
             params = msgspec.structs.replace(request.params, seed=self._seeds.getrandbits(63))
             request = msgspec.structs.replace(request, params=params)
-        journey = Journey(self, request, self._router.ticket(request.prompt_ids, request.cache_salt))
+        journey = RoutedStream(self, request, self._router.ticket(request.prompt_ids, request.cache_salt))
         self._journeys[request.id] = journey
         if self._ending is None:
             self._send(journey)
@@ -162,7 +162,7 @@ class Dispatcher:
 
     # Routing
 
-    def _send(self, journey: Journey) -> None:
+    def _send(self, journey: RoutedStream) -> None:
         """Give it to an engine, or hold it until one takes requests."""
         takers = [engine for engine in self._engines if engine.takes]
         computing = [engine for engine in takers if engine.hindrance is None]
@@ -176,7 +176,7 @@ class Dispatcher:
         except CapacityError as error:
             journey.fail("CapacityError", error.message)
 
-    def _hold(self, journey: Journey) -> None:
+    def _hold(self, journey: RoutedStream) -> None:
         limit = self._settings.max_num_queued_requests
         if all(engine.state == "gone" for engine in self._engines):
             self._fail(journey, "no engine is left")
@@ -191,16 +191,16 @@ class Dispatcher:
         for journey in held.values():
             self._send(journey)
 
-    def _engine_of(self, journey: Journey) -> RoutedEngine | None:
+    def _engine_of(self, journey: RoutedStream) -> RoutedEngine | None:
         return None if journey.ticket.route is None else self._engines[journey.ticket.route.number]
 
-    def _refuse(self, journey: Journey, waiting: int) -> None:
+    def _refuse(self, journey: RoutedStream, waiting: int) -> None:
         text = (
             f"{format_count(waiting, 'request waits', 'requests wait')} for an engine that takes them; try again later"
         )
         journey.fail("OverloadedError", text, retry_after_s=self._patience.silent_after_s)
 
-    def _fail(self, journey: Journey, reason: str) -> None:
+    def _fail(self, journey: RoutedStream, reason: str) -> None:
         journey.fail("WorkerLostError", f"this request cannot be finished: {reason}")
 
     def _end(self, reason: str) -> None:
@@ -211,27 +211,27 @@ class Dispatcher:
 
     # What becomes of requests
 
-    def booked(self, journey: Journey) -> None:
+    def booked(self, journey: RoutedStream) -> None:
         """An engine is about to get it; `Router.route` said which."""
 
-    def began(self, journey: Journey) -> None:
+    def began(self, journey: RoutedStream) -> None:
         """Its first output came."""
         self._router.began(journey.ticket)
 
-    def ended(self, journey: Journey) -> None:
+    def ended(self, journey: RoutedStream) -> None:
         """Its last output came, or nobody waits for it."""
         self._journeys.pop(journey.request.id, None)
         self._held.pop(journey.request.id, None)
         self._router.ended(journey.ticket, journey.tokens if journey.given else None)
 
-    def taken_back(self, journey: Journey) -> None:
+    def taken_back(self, journey: RoutedStream) -> None:
         """Its engine was lost."""
         self._router.ended(journey.ticket)
 
     def moving_from(self, engine: int) -> None:
         """Another one goes on with a request of this engine."""
 
-    def engine_lost_under(self, journey: Journey, reason: str) -> None:
+    def engine_lost_under(self, journey: RoutedStream, reason: str) -> None:
         """Let another engine go on with it, unless engines keep dying of it."""
         engine = self._engine_of(journey)
         self.taken_back(journey)

@@ -17,7 +17,7 @@ from homenode.engine.expert_seat import wanted
 from homenode.errors import HostError
 
 
-class ExpertMemory:
+class ExpertMemoryFiles:
     """That of the engines of these configs, if they are to keep experts in common. `close` it when they have ended."""
 
     def __init__(self, configs: Sequence[EngineConfig]) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from homenode.engine.messages import Ready, Statistics
-from homenode.engine.place import EnginePlace
+from homenode.engine.messages import EngineReady, EngineStats
+from homenode.engine.place import EngineBinding
 from homenode.transfer import figures
 from homenode.units import format_count
 
@@ -18,14 +18,14 @@ _COUNTERS = (
 )  # fmt: skip
 
 
-def since_start(before: Statistics, now: Statistics) -> Statistics:
+def since_start(before: EngineStats, now: EngineStats) -> EngineStats:
     """Counters over a restart: those of the engine that was lost and those of its successor. Gauges are of now."""
     counters = {name: getattr(before, name) + getattr(now, name) for name in _COUNTERS}
     rejected, transfer = _sum([before.rejected, now.rejected]), figures.over_restart(before.transfer, now.transfer)
     return msgspec.structs.replace(now, **counters, rejected=rejected, transfer=transfer)
 
 
-def at_rest(last: Statistics) -> Statistics:
+def at_rest(last: EngineStats) -> EngineStats:
     """Of an engine that is no more: what it had counted, and nothing running."""
     transfer = None if last.transfer is None else figures.at_rest(last.transfer)
     return msgspec.structs.replace(
@@ -33,17 +33,17 @@ def at_rest(last: Statistics) -> Statistics:
     )
 
 
-def total(parts: Sequence[Statistics]) -> Statistics:
+def total(parts: Sequence[EngineStats]) -> EngineStats:
     """Of all engines together; KV memory in use on average. What computes is told engine by engine only."""
     names = (*_COUNTERS, "num_running", "num_waiting")
-    return Statistics(
+    return EngineStats(
         **{name: sum(getattr(part, name) for part in parts) for name in names},
         kv_usage=sum(part.kv_usage for part in parts) / max(1, len(parts)),
         rejected=_sum([part.rejected for part in parts]),
     )
 
 
-def all_ready(parts: Sequence[Ready], places: Sequence[EnginePlace]) -> Ready:
+def all_ready(parts: Sequence[EngineReady], places: Sequence[EngineBinding]) -> EngineReady:
     """What all engines together hold, and of a single sequence what each of them takes."""
     first = parts[0]
     return msgspec.structs.replace(
@@ -73,12 +73,12 @@ def _sum(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
     }
 
 
-def _number(part: Ready, name: str) -> Any:
+def _number(part: EngineReady, name: str) -> Any:
     found = part.details.get(name, 0)
     return found if isinstance(found, int | float) else 0
 
 
-def _notes(parts: Sequence[Ready]) -> list[str]:
+def _notes(parts: Sequence[EngineReady]) -> list[str]:
     """What all say is said once; anything else with the engine's number."""
     told: dict[str, list[int]] = {}
     for number, part in enumerate(parts):
@@ -103,7 +103,7 @@ def _compute(parts: Sequence[object]) -> dict[str, Any]:
     return found
 
 
-def _free_cpus(places: Sequence[EnginePlace]) -> tuple[int, ...]:
+def _free_cpus(places: Sequence[EngineBinding]) -> tuple[int, ...]:
     """Where the front disturbs no compute thread of any engine."""
     computing = {cpu for place in places for cpu in place.team}
     return tuple(sorted({cpu for place in places for cpu in (place.spare or place.free_of_compute)} - computing))

@@ -8,7 +8,7 @@ import msgspec
 
 from homenode.engine.link import OutputStream
 from homenode.engine.messages import Output
-from homenode.engine.replicas.router import Ticket
+from homenode.engine.replicas.router import RouteTicket
 from homenode.engine.request import Request
 
 
@@ -17,17 +17,17 @@ class Owner(Protocol):
 
     def forget(self, request_id: int) -> None: ...
 
-    def began(self, journey: Journey) -> None: ...
+    def began(self, journey: RoutedStream) -> None: ...
 
-    def ended(self, journey: Journey) -> None: ...
+    def ended(self, journey: RoutedStream) -> None: ...
 
-    def engine_lost_under(self, journey: Journey, reason: str) -> None: ...
+    def engine_lost_under(self, journey: RoutedStream, reason: str) -> None: ...
 
 
-class Journey(OutputStream):
+class RoutedStream(OutputStream):
     """The outputs of one request, whichever engine computes them. `losses`: engines that were lost under it."""
 
-    def __init__(self, owner: Owner, request: Request, ticket: Ticket) -> None:
+    def __init__(self, owner: Owner, request: Request, ticket: RouteTicket) -> None:
         """`request` has a seed, so that another engine draws the same tokens."""
         super().__init__(owner, request.id)
         self._owner = owner

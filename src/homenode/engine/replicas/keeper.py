@@ -14,40 +14,40 @@ import msgspec
 from homenode.engine.client import START_TIMEOUT_S, AsyncEngineClient
 from homenode.engine.config import EngineConfig
 from homenode.engine.expert_seat import wanted
-from homenode.engine.messages import EngineFigures, EngineState, Ready, Statistics
+from homenode.engine.messages import EngineReady, EngineState, EngineStats, ReplicaStats
 from homenode.engine.replicas.figures import at_rest, since_start
-from homenode.engine.replicas.patience import Patience
+from homenode.engine.replicas.patience import RestartPolicy
 from homenode.errors import HomenodeError, PeerError
 from homenode.transfer.published import Published
 
 _log = logging.getLogger(__name__)
-_NO_FIGURES = Statistics()
+_NO_FIGURES = EngineStats()
 
 
 class Watcher(Protocol):
     """Who hears what becomes of an engine: `client.ReplicasClient`."""
 
-    def engine_up(self, keeper: Keeper[Any], ready: Ready | None) -> None:
+    def engine_up(self, keeper: EngineSupervisor[Any], ready: EngineReady | None) -> None:
         """It takes requests: started anew (`ready`), or answering again (None)."""
 
-    def engine_silent(self, keeper: Keeper[Any]) -> None:
+    def engine_silent(self, keeper: EngineSupervisor[Any]) -> None:
         """Its loop does not answer."""
 
-    def engine_down(self, keeper: Keeper[Any]) -> None:
+    def engine_down(self, keeper: EngineSupervisor[Any]) -> None:
         """It was lost, and its memory with it."""
 
-    def engine_gone(self, keeper: Keeper[Any], reason: str) -> None:
+    def engine_gone(self, keeper: EngineSupervisor[Any], reason: str) -> None:
         """It was lost and is not started any more."""
 
 
 Client = TypeVar("Client", bound=AsyncEngineClient)
 
 
-class Keeper(Generic[Client]):
+class EngineSupervisor(Generic[Client]):
     """One engine over all its processes. `client`: the present one. `number`: which of several engines it is, `node`: the one its memory is on."""
 
     def __init__(
-        self, config: EngineConfig, watcher: Watcher, patience: Patience, make: Callable[[EngineConfig], Client]
+        self, config: EngineConfig, watcher: Watcher, patience: RestartPolicy, make: Callable[[EngineConfig], Client]
     ) -> None:
         """`make` makes the engine's client, for each of its processes."""
         self.number, self.node = (config.replica.number, config.replica.node) if config.replica else (0, None)
@@ -84,16 +84,16 @@ class Keeper(Generic[Client]):
         return self.client.statistics.kv_usage
 
     @property
-    def figures(self) -> EngineFigures:
+    def figures(self) -> ReplicaStats:
         """What is to be known of it."""
         now = since_start(self._before, self.client.statistics if self.up else at_rest(self.client.statistics))
-        return EngineFigures(
+        return ReplicaStats(
             self.number, self.node, self.state, self.restarts, self.moved, now, self._published if self.up else None
         )
 
     # Life
 
-    async def start(self, progress: Callable[[int, int], None] | None = None) -> Ready:
+    async def start(self, progress: Callable[[int, int], None] | None = None) -> EngineReady:
         """Start it for the first time. Raises as `AsyncEngineClient.start`; then it is not tried again, but for an engine of those that keep experts
         in common: where it dies, or one of them has died and another not yet come back, the others wait for it."""
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -142,7 +142,7 @@ class Keeper(Generic[Client]):
         client.on_engine_lost = lambda reason: self._lost(client, reason)
         return client
 
-    def _is_up(self, ready: Ready) -> None:
+    def _is_up(self, ready: EngineReady) -> None:
         self.state, self._up_since = "ready", time.monotonic()
         self._published = _published(ready)
         self._looking = asyncio.ensure_future(self._look(self.client))
@@ -222,7 +222,7 @@ class Keeper(Generic[Client]):
                 return
 
 
-def _published(ready: Ready) -> Published | None:
+def _published(ready: EngineReady) -> Published | None:
     """What the engine said of its part in handing KV over."""
     document = ready.details.get("kv_transfer")
     return None if document is None else msgspec.convert(document, Published)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Patience:
+class RestartPolicy:
     """`look_every_s`: between two looks at an engine. `silent_after_s`: without an answer from its loop for so long it gets no new requests, and
     `lost_after_s` after that it is ended and started again.
 

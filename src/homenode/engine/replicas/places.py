@@ -13,7 +13,7 @@ from typing import Protocol
 
 from homenode.cpuset import format_cpu_list
 from homenode.engine.config import EngineConfig
-from homenode.engine.place import EnginePlace
+from homenode.engine.place import EngineBinding
 from homenode.engine.placement import UNPINNED, core_of, cut, place_worker, plan_workers, reserved_cores, too_few_cores
 from homenode.engine.sizing import choose_cpus
 from homenode.errors import UserError
@@ -48,12 +48,12 @@ class Team(Protocol):
     def cpus(self) -> tuple[int, ...]: ...
 
 
-def replica_places(host: Host, config: EngineConfig, count: int) -> tuple[EnginePlace, ...]:
+def replica_places(host: Host, config: EngineConfig, count: int) -> tuple[EngineBinding, ...]:
     """A place for each of `count` engines. UserError and PlacementError for what this host cannot meet, naming the flag and the numbers."""
     return divided_places(host, config, count, "engine", _FLAG)
 
 
-def divided_places(host: Host, config: EngineConfig, count: int, what: str, flags: str) -> tuple[EnginePlace, ...]:
+def divided_places(host: Host, config: EngineConfig, count: int, what: str, flags: str) -> tuple[EngineBinding, ...]:
     """The same for whatever there are `count` of: `what`, because of `flags`."""
     threads, words = config.compute.threads, _Words(what, flags)
     plan, reserve = plan_workers(config.placement, host, workers=count), reserved_cores(config.placement, host)
@@ -68,7 +68,7 @@ def divided_places(host: Host, config: EngineConfig, count: int, what: str, flag
     return _with_warning(host, places, words)
 
 
-def team_places(host: Host, teams: Sequence[Team]) -> tuple[EnginePlace, ...]:
+def team_places(host: Host, teams: Sequence[Team]) -> tuple[EngineBinding, ...]:
     """A place for an engine on each of these nodes: its threads on the team's CPUs, all its memory on the team's node."""
     places = _settled(host, [(team.cpus, (team.memory_node,) if host.nodes else ()) for team in teams])
     _check_apart(places, _ENGINES)
@@ -139,7 +139,7 @@ def _kept(total: int, count: int, reserve: int | None, words: _Words) -> int:
     return reserve
 
 
-def _settled(host: Host, teams: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> tuple[EnginePlace, ...]:
+def _settled(host: Host, teams: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> tuple[EngineBinding, ...]:
     """Places from the CPUs and memory nodes of each. The other threads of an engine go to a free core of its nodes, or else stay on its own
     cores: they are to disturb no other engine."""
     taken = {core_of(host, cpu) for cpus, _ in teams for cpu in cpus}
@@ -150,7 +150,7 @@ def _settled(host: Host, teams: Sequence[tuple[tuple[int, ...], tuple[int, ...]]
         near = tuple(cpu for cpu in spare if host.cpu_by_id[cpu].node in nodes)
         own = {core_of(host, cpu) for cpu in cpus}
         others = near or tuple(cpu for cpu in host.allowance.cpus if core_of(host, cpu) in own)
-        places.append(EnginePlace(cpus, others, memory, spare=spare))
+        places.append(EngineBinding(cpus, others, memory, spare=spare))
     return tuple(places)
 
 
@@ -159,7 +159,7 @@ def _memory(host: Host, cpus: tuple[int, ...]) -> tuple[int, ...]:
     return memory_of_cpus(host, cpus) if len(host.nodes) > 1 else ()
 
 
-def _check_apart(places: Sequence[EnginePlace], words: _Words) -> None:
+def _check_apart(places: Sequence[EngineBinding], words: _Words) -> None:
     owner: dict[int, int] = {}
     for number, place in enumerate(places):
         for cpu in place.team:
@@ -172,8 +172,8 @@ def _check_apart(places: Sequence[EnginePlace], words: _Words) -> None:
                 )
 
 
-def _with_warning(host: Host, places: tuple[EnginePlace, ...], words: _Words) -> tuple[EnginePlace, ...]:
+def _with_warning(host: Host, places: tuple[EngineBinding, ...], words: _Words) -> tuple[EngineBinding, ...]:
     """With what is to be said of all of them together."""
-    everybody = EnginePlace(tuple(cpu for place in places for cpu in place.team))
+    everybody = EngineBinding(tuple(cpu for place in places for cpu in place.team))
     said = too_few_cores(host, everybody, len(places), words.what)
     return tuple(replace(place, findings=(*place.findings, *said)) for place in places)

@@ -18,7 +18,7 @@ SEQUENCE_TOKENS = 64  # what a sequence counts for beside its prompt: about the 
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class EngineLoad:
     """What an engine has to do. `requests`: those it has. `waiting_tokens`: to compute for those of them that have no output yet.
 
     `free_tokens`: what its KV memory takes beyond all that was given to it. `given`: requests since the start, to take turns at equal cost.
@@ -38,14 +38,14 @@ class Route:
     work: int
 
 
-def cost(load: Load, prompt: int, match: int) -> int:
+def cost(load: EngineLoad, prompt: int, match: int) -> int:
     """Tokens to compute until a request of `prompt` tokens has its first, where `match` are in the cache; what finds no memory waits as well."""
     work = prompt - match
     return load.waiting_tokens + SEQUENCE_TOKENS * load.requests + work + max(0, work - load.free_tokens)
 
 
 def choose(
-    loads: Mapping[int, Load], prompt: int, matches: Mapping[int, int], favourite: int | None = None
+    loads: Mapping[int, EngineLoad], prompt: int, matches: Mapping[int, int], favourite: int | None = None
 ) -> Route | None:
     """The cheapest of these engines; at equal cost the one given fewest requests, then the lowest number. None of none.
 
@@ -68,11 +68,11 @@ class _Engine:
 
     capacity: int
     prefixes: Prefixes
-    load: Load = Load()
+    load: EngineLoad = EngineLoad()
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
+class RouteTicket:
     """One request to be routed. `chain`: hashes of its blocks. `route`: where it is, None: nowhere. `running`: it had an output there."""
 
     chain: HashChain
@@ -98,18 +98,18 @@ class Router:
     def add(self, number: int, num_blocks: int) -> None:
         """An engine is there, with empty memory; it may have been there before."""
         known = self._engines.get(number)
-        load = replace(known.load, waiting_tokens=0, requests=0) if known else Load()
+        load = replace(known.load, waiting_tokens=0, requests=0) if known else EngineLoad()
         self._engines[number] = _Engine(num_blocks * self.block_size, Prefixes(num_blocks), load)
 
-    def ticket(self, tokens: list[int], salt: str) -> Ticket:
+    def ticket(self, tokens: list[int], salt: str) -> RouteTicket:
         """For a request with this prompt."""
-        return Ticket(HashChain(self.key, self.block_size, salt), tokens)
+        return RouteTicket(HashChain(self.key, self.block_size, salt), tokens)
 
-    def load(self, number: int) -> Load:
+    def load(self, number: int) -> EngineLoad:
         """The books of one engine."""
         return self._engines[number].load
 
-    def route(self, ticket: Ticket, usages: Mapping[int, float]) -> Route | None:
+    def route(self, ticket: RouteTicket, usages: Mapping[int, float]) -> Route | None:
         """Choose among the engines in `usages`, which gives the share of their KV memory in use, and book the request there.
 
         An engine whose whole KV memory is too small for the prompt is asked only when all are. None when there is no engine to choose.
@@ -126,13 +126,13 @@ class Router:
             self._change(engine, waiting=ticket.route.work, requests=1, given=1)
         return ticket.route
 
-    def began(self, ticket: Ticket) -> None:
+    def began(self, ticket: RouteTicket) -> None:
         """Its first output came: the prompt is computed."""
         if ticket.route is not None and not ticket.running:
             ticket.running = True
             self._change(self._engines[ticket.route.number], waiting=-ticket.route.work)
 
-    def ended(self, ticket: Ticket, tokens: list[int] | None = None) -> None:
+    def ended(self, ticket: RouteTicket, tokens: list[int] | None = None) -> None:
         """It is with no engine any more. `tokens`: all of it, prompt and answer, which the engine now has in its cache."""
         if ticket.route is None:
             return
@@ -142,12 +142,12 @@ class Router:
             engine.prefixes.add(cacheable(ticket.chain, tokens, self.block_size))
         ticket.route, ticket.running = None, False
 
-    def book(self, number: int, work: int, digests: Sequence[bytes]) -> Ticket:
+    def book(self, number: int, work: int, digests: Sequence[bytes]) -> RouteTicket:
         """Somebody else gave the engine a request that leaves it `work` tokens to compute; it is told of like one's own."""
         engine = self._engines[number]
         engine.prefixes.add(digests)
         self._change(engine, waiting=work, requests=1, given=1)
-        return Ticket(HashChain(self.key, self.block_size, ""), [], Route(number, work))
+        return RouteTicket(HashChain(self.key, self.block_size, ""), [], Route(number, work))
 
     def remember(self, number: int, digests: Sequence[bytes]) -> None:
         """Somebody else knows that the engine's cache has these blocks."""
@@ -170,13 +170,13 @@ class Router:
         """Blocks that the engine's cache is thought to hold; at most as many as it has."""
         return len(self._engines[number].prefixes)
 
-    def _load_now(self, engine: _Engine, usage: float) -> Load:
+    def _load_now(self, engine: _Engine, usage: float) -> EngineLoad:
         """`usage` does not know yet of what waits."""
         return replace(engine.load, free_tokens=int((1.0 - usage) * engine.capacity) - engine.load.waiting_tokens)
 
     @staticmethod
     def _change(engine: _Engine, waiting: int = 0, requests: int = 0, given: int = 0) -> None:
         load = engine.load
-        engine.load = Load(
+        engine.load = EngineLoad(
             load.waiting_tokens + waiting, load.requests + requests, load.free_tokens, load.given + given
         )

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from homenode.engine.messages import Statistics
-from homenode.engine.schedule.growth import Growth, GrowthFigures
-from homenode.engine.schedule.handover import Handover
-from homenode.engine.schedule.live import LiveRequests
+from homenode.engine.messages import EngineStats
+from homenode.engine.schedule.growth import Growth, GrowthStats
+from homenode.engine.schedule.handover import KvCoordinator
+from homenode.engine.schedule.live import RequestTable
 from homenode.engine.schedule.planner import Planner
-from homenode.engine.schedule.residents import Residents
-from homenode.engine.schedule.tally import Tally
+from homenode.engine.schedule.residents import KvAllocator
+from homenode.engine.schedule.tally import SchedulerCounters
 from homenode.errors import InternalError
 from homenode.units import format_count
 
 
-class Books:
+class SchedulerStats:
     """Looks at what the others keep, and changes nothing."""
 
     def __init__(
         self,
         planner: Planner,
-        residents: Residents,
-        handover: Handover,
-        live: LiveRequests,
-        tally: Tally,
+        residents: KvAllocator,
+        handover: KvCoordinator,
+        live: RequestTable,
+        tally: SchedulerCounters,
         growth: Growth | None = None,
     ) -> None:
         self._planner = planner
@@ -32,11 +32,11 @@ class Books:
         self._tally = tally
         self._growth = growth
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> EngineStats:
         """Counters since the start and gauges of now."""
         tally = self._tally
-        growth = GrowthFigures() if self._growth is None else self._growth.figures()
-        return Statistics(
+        growth = GrowthStats() if self._growth is None else self._growth.figures()
+        return EngineStats(
             num_running=len(self._planner.running),
             num_waiting=self._planner.num_waiting,
             waiting_for_kv=len(self._planner.aside),

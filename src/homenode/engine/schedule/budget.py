@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from homenode.engine.schedule.sequence import Residency, Sequence
+from homenode.engine.schedule.sequence import BlockAllocation, Sequence
 from homenode.engine.schedule.step import StepItem
 
 _NO_BLOCKS: list[int] = []
@@ -19,10 +19,10 @@ class StepPlan:
         self.tokens_left = max_tokens
         self.rows_left = max_rows
         self.decoding: list[Sequence] = []
-        self.residencies: list[Residency] = []  # of those
+        self.residencies: list[BlockAllocation] = []  # of those
         self.decodes: list[StepItem] = []  # of those
         self.parts: list[
-            tuple[Sequence, Residency, int]
+            tuple[Sequence, BlockAllocation, int]
         ] = []  # prompts and how many positions of each, in the order planned
         self.prefill = 0  # tokens of all parts
         self.claims = 0  # sequences that wait for a block some step in flight brings back
@@ -33,7 +33,7 @@ class StepPlan:
         """There is nothing to compute."""
         return not (self.decodes or self.parts)
 
-    def decode(self, sequences: list[Sequence], residencies: list[Residency], block_size: int) -> None:
+    def decode(self, sequences: list[Sequence], residencies: list[BlockAllocation], block_size: int) -> None:
         """Compute the next position of these sequences, which have a block for it."""
         number, add = self.number, self.decodes.append
         self.decoding, self.residencies = sequences, residencies
@@ -50,7 +50,7 @@ class StepPlan:
         self.tokens_left -= len(sequences)
         self.rows_left -= len(sequences)
 
-    def add(self, sequence: Sequence, residency: Residency, count: int) -> None:
+    def add(self, sequence: Sequence, residency: BlockAllocation, count: int) -> None:
         """Compute the next `count` positions of a prompt."""
         self.parts.append((sequence, residency, count))
         self.tokens_left -= count
@@ -62,14 +62,16 @@ class StepPlan:
         self.tokens_left = min(self.tokens_left, count)
 
 
-def rows_of(sequence: Sequence, residency: Residency, count: int) -> int:
+def rows_of(sequence: Sequence, residency: BlockAllocation, count: int) -> int:
     """Rows needed when the next `count` positions are computed."""
     end = residency.scheduled + count
     scored = max(0, min(end, sequence.num_prompt - 1) - max(residency.scheduled, residency.score_base))
     return scored + (end >= residency.goal and sequence.samples)
 
 
-def prefill_count(sequence: Sequence, residency: Residency, plan: StepPlan, *, max_tokens: int, chunked: bool) -> int:
+def prefill_count(
+    sequence: Sequence, residency: BlockAllocation, plan: StepPlan, *, max_tokens: int, chunked: bool
+) -> int:
     """How many of its remaining known positions fit the rest of the plan; 0: none, or not without a cut where cuts are off.
 
     Even with cuts off two kinds are cut, as they could never run otherwise: prompts with more positions to score than a step has rows, and

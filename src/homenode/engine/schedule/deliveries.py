@@ -9,21 +9,21 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator
 
-from homenode.engine.schedule.delivery import Delivery
-from homenode.engine.schedule.residents import Residents
-from homenode.engine.schedule.rooms import Rooms
-from homenode.engine.schedule.sequence import Residency, Sequence
+from homenode.engine.schedule.delivery import KvImport
+from homenode.engine.schedule.residents import KvAllocator
+from homenode.engine.schedule.rooms import KvReservations
+from homenode.engine.schedule.sequence import BlockAllocation, Sequence
 from homenode.transfer.seam import Claimed, Fetch, NoRoom, Offered, Room, Stopped, ToAgent, Unused
 
 
-class Deliveries:
+class KvImports:
     """All deliveries by ticket. What it wants the agent to be told is added to `messages`."""
 
-    def __init__(self, residents: Residents, messages: list[ToAgent]) -> None:
+    def __init__(self, residents: KvAllocator, messages: list[ToAgent]) -> None:
         self._residents = residents
         self._messages = messages
-        self._rooms = Rooms(residents)
-        self._of: dict[str, Delivery] = {}
+        self._rooms = KvReservations(residents)
+        self._of: dict[str, KvImport] = {}
         self.ready: list[
             Sequence
         ] = []  # whose delivery is done, in order; they hold their blocks and wait for their turn
@@ -31,12 +31,12 @@ class Deliveries:
         self.released: list[Sequence] = []  # requests that waited for another one's delivery, which is over
         self._quarantine: dict[str, list[int]] = {}  # blocks that somebody out of reach may write to, by ticket
 
-    def find(self, ticket: str) -> Delivery | None:
+    def find(self, ticket: str) -> KvImport | None:
         """The delivery of a ticket, if it is known and not given up."""
         delivery = self._of.get(ticket)
         return None if delivery is None or delivery.stopped else delivery
 
-    def of(self, ticket: str) -> Delivery | None:
+    def of(self, ticket: str) -> KvImport | None:
         """The delivery of a ticket, if it is known at all."""
         return self._of.get(ticket)
 
@@ -52,7 +52,7 @@ class Deliveries:
         if not refusal and offer.reserve:
             refusal = self._reserve(offer, kept_free)
         elif not refusal:
-            self._of[offer.ticket] = Delivery(offer)
+            self._of[offer.ticket] = KvImport(offer)
         if refusal and offer.reserve:
             self._messages.append(NoRoom(offer.ticket, self._residents.pool.num_free, refusal))
 
@@ -69,7 +69,7 @@ class Deliveries:
 
     # Requests
 
-    def bind(self, delivery: Delivery, sequence: Sequence) -> None:
+    def bind(self, delivery: KvImport, sequence: Sequence) -> None:
         """The request has come that it is for."""
         delivery.sequence, sequence.delivery = sequence, delivery
         if delivery.blocks:
@@ -77,7 +77,7 @@ class Deliveries:
         if delivery.blocks and delivery.done:
             self.make_ready(sequence)
 
-    def follow(self, delivery: Delivery, sequence: Sequence) -> bool:
+    def follow(self, delivery: KvImport, sequence: Sequence) -> bool:
         """A further request of the ticket, with the same tokens, waits until the first has them and finds them in the cache, if there is one."""
         if not self._residents.cache.enabled or sequence.scoring or not delivery.is_for(sequence, self._residents):
             return False
@@ -102,11 +102,11 @@ class Deliveries:
             self._fetch(delivery)
         return True
 
-    def _fetch(self, delivery: Delivery) -> None:
+    def _fetch(self, delivery: KvImport) -> None:
         offer = delivery.offer
         self._messages.append(Fetch(offer.ticket, self._rooms.told(delivery), delivery.held // offer.page_tokens))
 
-    def proposal(self, sequence: Sequence) -> Residency:
+    def proposal(self, sequence: Sequence) -> BlockAllocation:
         """The stay that a ready request would begin now: on what arrived, or on what the cache holds if that is more by now."""
         delivery, residents = sequence.delivery, self._residents
         assert delivery is not None and delivery.done
@@ -117,7 +117,7 @@ class Deliveries:
                 residents.pool.release(residents.pool.own(delivery.blocks[: len(hits)]))
                 delivery.blocks[: len(hits)] = hits
                 delivery.arrived = len(hits) * residents.block_size
-        return Residency(
+        return BlockAllocation(
             seq=-1,
             blocks=delivery.blocks,
             scheduled=delivery.arrived,
@@ -127,7 +127,7 @@ class Deliveries:
             placed=delivery.offer.ticket if delivery.placed else "",
         )
 
-    def take_over(self, sequence: Sequence, residency: Residency) -> None:
+    def take_over(self, sequence: Sequence, residency: BlockAllocation) -> None:
         """The ready request begins this stay, which owns the blocks from now on. Full blocks can be found by others."""
         delivery = sequence.delivery
         assert delivery is not None
@@ -147,26 +147,26 @@ class Deliveries:
         delivery.placed = True
         delivery.blocks[first : first + len(blocks)] = blocks
 
-    def fill_holes(self, delivery: Delivery, kept_free: int) -> bool:
+    def fill_holes(self, delivery: KvImport, kept_free: int) -> bool:
         """No more comes: what was to be read in place and did not arrive gets blocks, to be computed. False: there are not enough."""
         return self._rooms.fill_holes(delivery, kept_free)
 
-    def arrived(self, delivery: Delivery, tokens: int) -> None:
+    def arrived(self, delivery: KvImport, tokens: int) -> None:
         """The first `tokens` positions lie verified in its blocks."""
         if delivery.blocks:
             delivery.arrived = max(delivery.arrived, min(tokens, delivery.offer.tokens))
 
-    def drop(self, delivery: Delivery) -> None:
+    def drop(self, delivery: KvImport) -> None:
         """Forget one that nobody writes to, and free its blocks."""
         self._release(delivery)
         self._forget(delivery)
 
-    def _release(self, delivery: Delivery) -> None:
+    def _release(self, delivery: KvImport) -> None:
         self._residents.pool.release(self._residents.pool.own(delivery.blocks))
         if delivery.placed:
             self._residents.unused.append(delivery.offer.ticket)
 
-    def give_up(self, delivery: Delivery) -> None:
+    def give_up(self, delivery: KvImport) -> None:
         """It is of no use any more. Its blocks are free at once if nobody writes to them, else when the agent says so."""
         self._part(delivery)
         if delivery.done:
@@ -178,7 +178,7 @@ class Deliveries:
         if not delivery.blocks:
             self._forget(delivery)
 
-    def quarantine(self, delivery: Delivery) -> None:
+    def quarantine(self, delivery: KvImport) -> None:
         """Keep the blocks that did not arrive whole from any use. The others are given back; with a request, they can be found in the cache."""
         residents, sequence = self._residents, delivery.sequence
         full = delivery.arrived // residents.block_size
@@ -220,11 +220,11 @@ class Deliveries:
         self.give_up(newest)
         return newest.done
 
-    def unclaimed(self) -> list[Delivery]:
+    def unclaimed(self) -> list[KvImport]:
         """Those that no request has come for, and that were not given up."""
         return [d for d in self._of.values() if d.sequence is None and not d.stopped]
 
-    def claimed(self) -> list[Delivery]:
+    def claimed(self) -> list[KvImport]:
         """Those whose request waits for them."""
         return [d for d in self._of.values() if d.sequence is not None]
 
@@ -241,15 +241,15 @@ class Deliveries:
         """Whether the agent will sooner or later say that blocks are free, or that KV has come."""
         return any(delivery.blocks and not (delivery.done and delivery.sequence) for delivery in self._of.values())
 
-    def _claim(self, delivery: Delivery, tokens: int) -> None:
+    def _claim(self, delivery: KvImport, tokens: int) -> None:
         self._messages.append(Claimed(delivery.offer.ticket, tokens))
         self._forget(delivery)
 
-    def _forget(self, delivery: Delivery) -> None:
+    def _forget(self, delivery: KvImport) -> None:
         del self._of[delivery.offer.ticket]
         self._part(delivery)
 
-    def _part(self, delivery: Delivery) -> None:
+    def _part(self, delivery: KvImport) -> None:
         """Its requests have nothing to do with it any more."""
         self.released += delivery.others
         delivery.others = []

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from homenode.engine.schedule.residents import Residents
+from homenode.engine.schedule.residents import KvAllocator
 from homenode.engine.schedule.sequence import Sequence
 from homenode.transfer.seam import Offered
 
 
 @dataclass(eq=False, slots=True)
-class Delivery:
+class KvImport:
     """What comes under one ticket."""
 
     offer: Offered
@@ -32,7 +32,7 @@ class Delivery:
         """There is nothing to wait for, and nobody writes."""
         return self.over or self.arrived >= self.offer.tokens
 
-    def is_for(self, sequence: Sequence, residents: Residents) -> bool:
+    def is_for(self, sequence: Sequence, residents: KvAllocator) -> bool:
         """Whether a request's own tokens, all but the last, are those that the offer was made for."""
         offer = self.offer
         if len(sequence.tokens) != offer.tokens + 1:

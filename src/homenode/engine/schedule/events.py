@@ -10,7 +10,7 @@ from homenode.engine.schedule.step import StepResult
 from homenode.transfer.seam import ToAgent, ToScheduler
 
 
-class Arrived(msgspec.Struct, frozen=True, tag=True):
+class RequestArrived(msgspec.Struct, frozen=True, tag=True):
     """A new request."""
 
     now: float
@@ -77,7 +77,7 @@ class KvHeadroom(msgspec.Struct, frozen=True, tag=True):
 
 
 Event = (
-    Arrived
+    RequestArrived
     | Aborted
     | StepDone
     | StepFailed

@@ -6,18 +6,18 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from homenode.engine.schedule.sequence import Residency, Sequence
+from homenode.engine.schedule.sequence import BlockAllocation, Sequence
 from homenode.engine.schedule.step import Step, StepItem
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class PendingStep:
     """A step the worker has not answered yet: first the decodes, then parts of prompts. `prefill`: tokens of those."""
 
     step: Step
     decoding: list[Sequence]
-    residencies: list[Residency]  # of those
-    parts: list[tuple[Sequence, Residency, StepItem]]
+    residencies: list[BlockAllocation]  # of those
+    parts: list[tuple[Sequence, BlockAllocation, StepItem]]
     prefill: int
 
     @property
@@ -40,17 +40,17 @@ class Flight:
         loans = [(sequence.loan, item) for sequence, _, item in self.parts if sequence.loan is not None]
         return tuple(loan.ticket for loan, item in loans if not loan.closed and item.start + item.count >= loan.tokens)
 
-    def members(self) -> Iterator[tuple[Sequence, Residency]]:
+    def members(self) -> Iterator[tuple[Sequence, BlockAllocation]]:
         """All it computes, in order."""
         yield from zip(self.decoding, self.residencies, strict=True)
         yield from ((sequence, residency) for sequence, residency, _ in self.parts)
 
 
-class Flights:
+class PendingSteps:
     """A queue of them."""
 
     def __init__(self) -> None:
-        self._flights: deque[Flight] = deque()
+        self._flights: deque[PendingStep] = deque()
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -74,15 +74,15 @@ class Flights:
         """Prompt tokens of all."""
         return sum(flight.prefill for flight in self._flights)
 
-    def add(self, flight: Flight) -> None:
+    def add(self, flight: PendingStep) -> None:
         """The newest."""
         self._flights.append(flight)
 
-    def take(self) -> Flight:
+    def take(self) -> PendingStep:
         """The oldest, which is in flight no more."""
         return self._flights.popleft()
 
-    def take_all(self) -> list[Flight]:
+    def take_all(self) -> list[PendingStep]:
         """All of them, oldest first."""
         flights = list(self._flights)
         self._flights.clear()

@@ -25,7 +25,7 @@ _RESUMING = 2  # times the memory that was lacking has to be there before blocks
 
 
 @dataclass(frozen=True, slots=True)
-class GrowthFigures:
+class GrowthStats:
     """Bytes: `present` now, `released` since the start; `refused`: how often the machine had no memory for growth."""
 
     present: int = 0
@@ -111,9 +111,9 @@ class Growth:
             return ""
         return f"KV memory cannot grow for this request: {self._reason}"
 
-    def figures(self) -> GrowthFigures:
+    def figures(self) -> GrowthStats:
         """For the metrics."""
-        return GrowthFigures(
+        return GrowthStats(
             self._chunks.num_present * self._chunk_bytes, self._released * self._chunk_bytes, self._refused
         )
 

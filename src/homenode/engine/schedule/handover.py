@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from homenode.engine.schedule.admission import longest_sequence
-from homenode.engine.schedule.deliveries import Deliveries
-from homenode.engine.schedule.delivery import Delivery
-from homenode.engine.schedule.loans import Loans
+from homenode.engine.schedule.deliveries import KvImports
+from homenode.engine.schedule.delivery import KvImport
+from homenode.engine.schedule.loans import KvExports
 from homenode.engine.schedule.planner import Planner
-from homenode.engine.schedule.residents import Residents
-from homenode.engine.schedule.sequence import Residency, Sequence
+from homenode.engine.schedule.residents import KvAllocator
+from homenode.engine.schedule.sequence import BlockAllocation, Sequence
 from homenode.engine.schedule.step import WorkerLimits
 from homenode.errors import UserError
 from homenode.transfer import seam
@@ -18,7 +18,7 @@ from homenode.units import format_count
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class KvRefusal:
     """A request that is to end since its KV cannot be handed over."""
 
     sequence: Sequence
@@ -26,21 +26,21 @@ class Refused:
     retry_after_s: float | None = None
 
 
-class Handover:
+class KvCoordinator:
     """Takes sequences aside while they wait for another engine, and gives them back to the planner. `messages` are for the agent."""
 
     def __init__(
         self,
         limits: WorkerLimits,
-        residents: Residents,
+        residents: KvAllocator,
         planner: Planner,
-        deliveries: Deliveries,
+        deliveries: KvImports,
         messages: list[seam.ToAgent],
     ) -> None:
         self._limits = limits
         self._planner = planner
         self._deliveries = deliveries
-        self._loans = Loans(residents.pool, residents.block_size)
+        self._loans = KvExports(residents.pool, residents.block_size)
         self._residents = residents
         self.messages = messages
         self._closed = False
@@ -80,7 +80,7 @@ class Handover:
         elif not sequence.delivery.done:
             self._planner.aside[sequence.id] = sequence
 
-    def _meet(self, delivery: Delivery, sequence: Sequence) -> None:
+    def _meet(self, delivery: KvImport, sequence: Sequence) -> None:
         """Bind a request to its delivery, if the tokens are the same and it has a use for their KV."""
         if not delivery.is_for(sequence, self._residents):
             ticket = delivery.offer.ticket
@@ -102,7 +102,7 @@ class Handover:
         if abandoned is not None:
             self.messages.append(abandoned)
 
-    def computed(self, sequence: Sequence, residency: Residency) -> None:
+    def computed(self, sequence: Sequence, residency: BlockAllocation) -> None:
         """Tell of the pages of a sent request that are complete by now."""
         if sequence.loan is not None:
             told = self._loans.lend(sequence.loan, residency)
@@ -115,7 +115,7 @@ class Handover:
 
     # What the agent tells
 
-    def take(self, event: seam.ToScheduler) -> Refused | None:
+    def take(self, event: seam.ToScheduler) -> KvRefusal | None:
         """Take in what the agent told. Tickets that are not known (any more) are passed over: messages cross. Returns a request to be ended."""
         match event:
             case seam.SendAdmitted(_, ticket, held):
@@ -124,11 +124,11 @@ class Handover:
                 loan = self._loans.find(ticket)
                 if loan is not None and loan.sequence is not None:
                     loan.closed = True
-                    return Refused(loan.sequence, reason, retry_after_s)
+                    return KvRefusal(loan.sequence, reason, retry_after_s)
             case seam.Returned(_, ticket):
                 loan = self._loans.returned(ticket)
                 if loan is not None and loan.sequence is not None:
-                    return Refused(loan.sequence, "the hand-over was ended before all of the prompt was computed")
+                    return KvRefusal(loan.sequence, "the hand-over was ended before all of the prompt was computed")
             case seam.Offered():
                 self._deliveries.offer(event, self._no_room(event), self._kept_free())
             case seam.Arrived(_, ticket, tokens, first, blocks):
@@ -197,7 +197,7 @@ class Handover:
         else:
             self._settle(delivery)
 
-    def _compute_instead(self, delivery: Delivery) -> None:
+    def _compute_instead(self, delivery: KvImport) -> None:
         """There are no blocks for the rest of it now: its request, if it is here, waits for its turn like any other."""
         sequence = delivery.sequence
         self._deliveries.give_up(delivery)
@@ -217,7 +217,7 @@ class Handover:
             self._planner.aside.pop(sequence.id, None)
             self._planner.waiting.push(sequence)
 
-    def _settle(self, delivery: Delivery) -> None:
+    def _settle(self, delivery: KvImport) -> None:
         """A delivery is done: its request goes on, if it waits for that; one that was given up frees its blocks."""
         sequence = delivery.sequence
         if delivery.stopped:

@@ -10,10 +10,10 @@ import msgspec
 from homenode.engine.request import Request, SamplingParams
 from homenode.engine.schedule.admission import longest_sequence, overload, refusal
 from homenode.engine.schedule.config import SchedulerConfig
-from homenode.engine.schedule.handover import Handover
-from homenode.engine.schedule.live import LiveRequests
+from homenode.engine.schedule.handover import KvCoordinator
+from homenode.engine.schedule.live import RequestTable
 from homenode.engine.schedule.planner import Planner
-from homenode.engine.schedule.residents import Residents
+from homenode.engine.schedule.residents import KvAllocator
 from homenode.engine.schedule.sequence import Sequence
 from homenode.engine.schedule.step import WorkerLimits
 from homenode.errors import CapacityError, InternalError
@@ -21,7 +21,7 @@ from homenode.errors import CapacityError, InternalError
 _NO_TOKENS: frozenset[int] = frozenset()
 
 
-class Intake:
+class Arrivals:
     """Where newcomers go: into the queue, aside to wait for another engine, or away. `seeds` draws the sampling seed of requests without."""
 
     def __init__(
@@ -31,10 +31,10 @@ class Intake:
         eos_token_ids: Iterable[int],
         seeds: random.Random,
         *,
-        residents: Residents,
+        residents: KvAllocator,
         planner: Planner,
-        handover: Handover,
-        live: LiveRequests,
+        handover: KvCoordinator,
+        live: RequestTable,
     ) -> None:
         self._config = config
         self._limits = limits

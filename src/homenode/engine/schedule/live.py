@@ -11,19 +11,19 @@ from homenode.engine.messages import Output
 from homenode.engine.request import Request
 from homenode.engine.schedule.admission import Throughput
 from homenode.engine.schedule.events import Emit, Instruction, Warn
-from homenode.engine.schedule.handover import Handover, Refused
+from homenode.engine.schedule.handover import KvCoordinator, KvRefusal
 from homenode.engine.schedule.planner import Planner
 from homenode.engine.schedule.queue import Deadlines
 from homenode.engine.schedule.sequence import Sequence
-from homenode.engine.schedule.tally import Tally
+from homenode.engine.schedule.tally import SchedulerCounters
 from homenode.errors import HomenodeError, OverloadedError
 from homenode.units import format_count
 
 
-class LiveRequests:
+class RequestTable:
     """Sequences by request id. `outputs`: for the clients, not told yet. `throughput`: of the steps so far."""
 
-    def __init__(self, planner: Planner, handover: Handover, tally: Tally) -> None:
+    def __init__(self, planner: Planner, handover: KvCoordinator, tally: SchedulerCounters) -> None:
         self.throughput = Throughput()
         self.outputs: list[Output] = []
         self._planner = planner
@@ -104,7 +104,7 @@ class LiveRequests:
         """End one with an error."""
         self.finish(sequence, finish_reason="error", error=error, error_kind=kind, retry_after_s=retry_after_s)
 
-    def fail_refused(self, refused: Refused) -> None:
+    def fail_refused(self, refused: KvRefusal) -> None:
         """End one whose KV cannot be handed over."""
         retry_after = self.retry_after() if refused.retry_after_s is None else refused.retry_after_s
         self.fail(refused.sequence, refused.reason, "KvRefusedError", retry_after)

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from homenode.engine.kv.blocks import BlockPool
-from homenode.engine.schedule.sequence import Residency, Sequence
+from homenode.engine.schedule.sequence import BlockAllocation, Sequence
 from homenode.transfer.seam import Abandoned, Computed, SendWanted
 
 
 @dataclass(eq=False, slots=True)
-class Loan:
+class KvExport:
     """What is handed over under one ticket. A page is a block."""
 
     ticket: str
@@ -27,18 +27,18 @@ class Loan:
     closed: bool = False  # nothing more is to be told: the last page was, or the agent has ended it
 
 
-class Loans:
+class KvExports:
     """All loans by ticket."""
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         self._pool = pool
         self._block_size = block_size
-        self._of: dict[str, Loan] = {}
+        self._of: dict[str, KvExport] = {}
 
     def __contains__(self, ticket: str) -> bool:
         return ticket in self._of
 
-    def find(self, ticket: str) -> Loan | None:
+    def find(self, ticket: str) -> KvExport | None:
         """The loan of a ticket, if there is one."""
         return self._of.get(ticket)
 
@@ -47,10 +47,10 @@ class Loans:
         kv = sequence.request.kv
         assert kv is not None  # asked for by its ticket
         tokens = len(sequence.tokens) - 1
-        sequence.loan = self._of[kv.ticket] = Loan(kv.ticket, sequence, tokens)
+        sequence.loan = self._of[kv.ticket] = KvExport(kv.ticket, sequence, tokens)
         return SendWanted(kv.ticket, kv.peer, tokens, sequence.chain.identities(sequence.tokens, tokens))
 
-    def lend(self, loan: Loan, residency: Residency) -> Computed | None:
+    def lend(self, loan: KvExport, residency: BlockAllocation) -> Computed | None:
         """What to tell of the pages that have become complete; None: nothing new. Pages told already, from an earlier stay, are not told again."""
         last = residency.computed >= loan.tokens
         complete = -(-loan.tokens // self._block_size) if last else residency.computed // self._block_size
@@ -73,7 +73,7 @@ class Loans:
             self._of.pop(loan.ticket, None)
         return None if loan.closed else Abandoned(loan.ticket, reason)
 
-    def returned(self, ticket: str) -> Loan | None:
+    def returned(self, ticket: str) -> KvExport | None:
         """Nobody reads the blocks of a ticket any more. Its loan, which is over; None if there was none."""
         loan = self._of.pop(ticket, None)
         if loan is not None:

@@ -5,12 +5,12 @@ After either nothing that was computed is trusted: who was running waits and is 
 
 from __future__ import annotations
 
-from homenode.engine.schedule.flights import Flight, Flights
-from homenode.engine.schedule.handover import Handover, Refused
-from homenode.engine.schedule.live import LiveRequests
-from homenode.engine.schedule.pace import Pace
+from homenode.engine.schedule.flights import PendingStep, PendingSteps
+from homenode.engine.schedule.handover import KvCoordinator, KvRefusal
+from homenode.engine.schedule.live import RequestTable
+from homenode.engine.schedule.pace import MicroBatching
 from homenode.engine.schedule.planner import Planner
-from homenode.engine.schedule.residents import Residents
+from homenode.engine.schedule.residents import KvAllocator
 from homenode.engine.schedule.sequence import Sequence
 from homenode.errors import InternalError
 from homenode.units import format_count
@@ -18,18 +18,18 @@ from homenode.units import format_count
 _MOST_LOSSES = 3  # a request that was running when workers were lost more often than this may be why they are
 
 
-class Losses:
+class WorkerRecovery:
     """`workers_are_lost`: no worker knows of anything, until they are back."""
 
     def __init__(
         self,
-        pace: Pace,
+        pace: MicroBatching,
         *,
-        flights: Flights,
-        residents: Residents,
+        flights: PendingSteps,
+        residents: KvAllocator,
         planner: Planner,
-        handover: Handover,
-        live: LiveRequests,
+        handover: KvCoordinator,
+        live: RequestTable,
     ) -> None:
         self.workers_are_lost = False
         self._pace = pace
@@ -76,7 +76,7 @@ class Losses:
             raise InternalError("the workers are back, but they were not lost")
         self.workers_are_lost = self._handover.workers_are_lost = False
 
-    def _land(self, flight: Flight) -> dict[int, Sequence]:
+    def _land(self, flight: PendingStep) -> dict[int, Sequence]:
         """Take back what a step that will not come back holds. Its unfinished sequences, by request."""
         self._residents.landed = flight.step.number
         for _, residency in flight.members():
@@ -96,4 +96,4 @@ class Losses:
             text = f"worker_lost: workers were lost {format_count(sequence.losses, 'time')} while this request was computed, the last time because {error}"
             self._live.fail(sequence, text, "WorkerLostError", self._live.retry_after())
         elif self._handover.has_told(sequence):
-            self._live.fail_refused(Refused(sequence, f"worker_lost: the KV of this request is lost: {error}"))
+            self._live.fail_refused(KvRefusal(sequence, f"worker_lost: the KV of this request is lost: {error}"))

@@ -13,7 +13,7 @@ from homenode.units import format_count
 _LEAST_PREFILL = 64  # tokens; a step of fewer takes nearly as long, since the weights are read all the same
 
 
-class Pace:
+class MicroBatching:
     """What one step may hold and how many may be in flight. With one stage: all there is, in steps as far ahead as `lookahead`."""
 
     def __init__(self, stages: int, lookahead: int, micro_batches: int = 0) -> None:

@@ -6,13 +6,13 @@ import bisect
 
 from homenode.engine.schedule.budget import StepPlan, prefill_count
 from homenode.engine.schedule.config import SchedulerConfig
-from homenode.engine.schedule.deliveries import Deliveries
-from homenode.engine.schedule.pace import Pace
+from homenode.engine.schedule.deliveries import KvImports
+from homenode.engine.schedule.pace import MicroBatching
 from homenode.engine.schedule.policy import choose_victim, growth_warning, preemption_warning
 from homenode.engine.schedule.queue import WaitingQueue
-from homenode.engine.schedule.residents import Residents
-from homenode.engine.schedule.sequence import Residency, Sequence, residencies
-from homenode.engine.schedule.tally import Tally
+from homenode.engine.schedule.residents import KvAllocator
+from homenode.engine.schedule.sequence import BlockAllocation, Sequence, residencies
+from homenode.engine.schedule.tally import SchedulerCounters
 
 
 class Planner:
@@ -25,10 +25,10 @@ class Planner:
         self,
         config: SchedulerConfig,
         max_rows: int,
-        pace: Pace,
-        residents: Residents,
-        deliveries: Deliveries,
-        tally: Tally,
+        pace: MicroBatching,
+        residents: KvAllocator,
+        deliveries: KvImports,
+        tally: SchedulerCounters,
     ) -> None:
         self._config = config
         self._pace = pace
@@ -147,7 +147,7 @@ class Planner:
         boundary."""
         return max(1, self._residents.pool.num_blocks // 100) if self.running else 0
 
-    def _prefill_count(self, sequence: Sequence, residency: Residency, plan: StepPlan) -> int:
+    def _prefill_count(self, sequence: Sequence, residency: BlockAllocation, plan: StepPlan) -> int:
         config = self._config
         return prefill_count(
             sequence, residency, plan, max_tokens=config.max_num_batched_tokens, chunked=config.enable_chunked_prefill
@@ -207,13 +207,13 @@ class Planner:
         plan.add(sequence, proposal, count)
         return True
 
-    def _enter(self, sequence: Sequence, residency: Residency, handed_over: bool = False) -> None:
+    def _enter(self, sequence: Sequence, residency: BlockAllocation, handed_over: bool = False) -> None:
         bisect.insort(self.running, sequence, key=lambda s: s.order)
         if not sequence.admitted:
             sequence.admitted = True
             self._count_admission(sequence, residency, handed_over)
 
-    def _count_admission(self, sequence: Sequence, residency: Residency, handed_over: bool) -> None:
+    def _count_admission(self, sequence: Sequence, residency: BlockAllocation, handed_over: bool) -> None:
         kv = sequence.request.kv
         if kv is not None and not kv.sends:
             self._tally.recomputed_tokens += max(0, sequence.num_prompt - 1 - residency.scheduled)
@@ -224,7 +224,7 @@ class Planner:
             self._tally.prefix_queries += sequence.num_prompt
             self._tally.prefix_hits += residency.scheduled
 
-    def _secure_block(self, sequence: Sequence, residency: Residency, plan: StepPlan) -> bool:
+    def _secure_block(self, sequence: Sequence, residency: BlockAllocation, plan: StepPlan) -> bool:
         """See that the next position has a block, preempting others if it must. False: the sequence is not part of this step."""
         while not self._residents.grow(residency):
             plan.short = True
@@ -243,7 +243,7 @@ class Planner:
                 return False
         return True
 
-    def _secure_memory(self, sequence: Sequence, residency: Residency, count: int, plan: StepPlan) -> bool:
+    def _secure_memory(self, sequence: Sequence, residency: BlockAllocation, count: int, plan: StepPlan) -> bool:
         """See that the next positions of a prompt have memory. False: the machine has none, and the sequence waits until there is some in the blocks
         that others give back. Nobody else gives way: what it has computed stays in the prefix cache, and the memory there is in use."""
         if self._residents.secure(residency, count):

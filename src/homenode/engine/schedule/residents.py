@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from homenode.engine.kv.blocks import BlockPool
 from homenode.engine.kv.chunks import ChunkTable
 from homenode.engine.kv.prefix import PrefixCache
-from homenode.engine.schedule.sequence import Residency, Sequence
+from homenode.engine.schedule.sequence import BlockAllocation, Sequence
 
 
-class Residents:
+class KvAllocator:
     """Makes and ends residencies; every owned block of the pool is owned by one of them, or by a hand-over of KV (`loans`, `deliveries`)."""
 
     def __init__(
@@ -35,17 +35,17 @@ class Residents:
         self.ends: list[int] = []  # handles the worker has yet to be told are gone
         self.landed = -1  # the number of the newest step that is not in flight any more
         self._next_seq = 0
-        self._leaving: dict[int, Residency] = {}  # ended, but in a step in flight
+        self._leaving: dict[int, BlockAllocation] = {}  # ended, but in a step in flight
 
     def blocks_for(self, positions: int) -> int:
         """Blocks that hold this many positions."""
         return -(-positions // self.block_size)
 
-    def propose(self, sequence: Sequence) -> Residency:
+    def propose(self, sequence: Sequence) -> BlockAllocation:
         """The residency a waiting sequence would get now, with the blocks found in the cache. Nothing is taken yet."""
         hits = [] if sequence.scoring else self.cache.lookup(sequence.chain, sequence.tokens)
         found = len(hits) * self.block_size
-        return Residency(
+        return BlockAllocation(
             seq=-1,
             blocks=hits,
             scheduled=found,
@@ -55,7 +55,7 @@ class Residents:
             published=len(hits),
         )
 
-    def admit(self, sequence: Sequence, proposal: Residency, spare: int) -> bool:
+    def admit(self, sequence: Sequence, proposal: BlockAllocation, spare: int) -> bool:
         """Give the proposal a handle and the blocks of all known tokens, or return False, having taken nothing, if they are not free.
 
         One more token and `spare` blocks must fit as well, or the sequence would soon be preempted. Taking all blocks at once keeps a prompt
@@ -81,14 +81,14 @@ class Residents:
             *self.pool.allocate(self.blocks_for(positions) - there, after=hits[-1] if hits else -1),
         ]
 
-    def settle_in(self, sequence: Sequence, residency: Residency) -> None:
+    def settle_in(self, sequence: Sequence, residency: BlockAllocation) -> None:
         """Begin a stay whose blocks are there already."""
         residency.seq = self._next_seq
         residency.last = sequence.last
         self._next_seq += 1
         sequence.residency = residency
 
-    def grow(self, residency: Residency) -> bool:
+    def grow(self, residency: BlockAllocation) -> bool:
         """Add the block of its next position if it lacks one. False when none is free, or the machine has no memory for one."""
         if residency.scheduled < len(residency.blocks) * self.block_size:
             return True
@@ -100,7 +100,7 @@ class Residents:
             self.pool.release(block)  # the next one comes out of the memory there is, if it comes at all
         return False
 
-    def secure(self, residency: Residency, count: int) -> bool:
+    def secure(self, residency: BlockAllocation, count: int) -> bool:
         """See that the blocks of its next `count` positions have memory. False when the machine has not enough."""
         first, past = residency.scheduled // self.block_size, self.blocks_for(residency.scheduled + count)
         return self.pool.secure(residency.blocks[first:past])
@@ -125,7 +125,7 @@ class Residents:
         else:
             self._release(residency)
 
-    def settle(self, residency: Residency) -> None:
+    def settle(self, residency: BlockAllocation) -> None:
         """The step that landed contained it. Takes the blocks back if that was what its end waited for."""
         if residency.ended and residency.last_step <= self.landed and residency.seq in self._leaving:
             del self._leaving[residency.seq]
@@ -135,12 +135,12 @@ class Residents:
         """Whether a sequence that waits is in a step in flight, from before it had to."""
         return sequence.last_step > self.landed
 
-    def _release(self, residency: Residency) -> None:
+    def _release(self, residency: BlockAllocation) -> None:
         self.pool.release(self.pool.own(residency.blocks))
         if residency.placed:
             self.unused.append(residency.placed)
 
-    def publish(self, sequence: Sequence, residency: Residency) -> None:
+    def publish(self, sequence: Sequence, residency: BlockAllocation) -> None:
         """Let others find the blocks that were filled by steps that are done; not those behind pages of another engine, which nobody finds."""
         if residency.placed:
             return
@@ -152,11 +152,11 @@ class Residents:
         """Blocks that steps in flight will bring back."""
         return sum(self.num_exclusive(residency) for residency in self._leaving.values())
 
-    def num_exclusive(self, residency: Residency) -> int:
+    def num_exclusive(self, residency: BlockAllocation) -> int:
         """Blocks that would become available if it ended."""
         return self.pool.num_exclusive(self.pool.own(residency.blocks))
 
-    def leaving(self) -> Iterator[Residency]:
+    def leaving(self) -> Iterator[BlockAllocation]:
         """Residencies that ended but still own blocks."""
         return iter(self._leaving.values())
 

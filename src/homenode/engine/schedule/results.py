@@ -6,13 +6,13 @@ import math
 
 from homenode.engine.messages import Output
 from homenode.engine.request import TokenLogprob
-from homenode.engine.schedule.flights import Flight, Flights
-from homenode.engine.schedule.handover import Handover
-from homenode.engine.schedule.live import LiveRequests
-from homenode.engine.schedule.residents import Residents
-from homenode.engine.schedule.sequence import Residency, Sequence
+from homenode.engine.schedule.flights import PendingStep, PendingSteps
+from homenode.engine.schedule.handover import KvCoordinator
+from homenode.engine.schedule.live import RequestTable
+from homenode.engine.schedule.residents import KvAllocator
+from homenode.engine.schedule.sequence import BlockAllocation, Sequence
 from homenode.engine.schedule.step import NO_TOKEN, PromptScores, Sampled, StepItem, StepResult, WorkerLimits
-from homenode.engine.schedule.tally import Tally
+from homenode.engine.schedule.tally import SchedulerCounters
 from homenode.errors import InternalError, NotANumberError
 from homenode.units import format_count
 
@@ -24,11 +24,11 @@ class Results:
         self,
         limits: WorkerLimits,
         *,
-        flights: Flights,
-        residents: Residents,
-        handover: Handover,
-        live: LiveRequests,
-        tally: Tally,
+        flights: PendingSteps,
+        residents: KvAllocator,
+        handover: KvCoordinator,
+        live: RequestTable,
+        tally: SchedulerCounters,
     ) -> None:
         self._limits = limits
         self._flights = flights
@@ -63,7 +63,7 @@ class Results:
         if flight.parts:
             self._take_parts(flight, result)
 
-    def _end_without_numbers(self, flight: Flight, result: StepResult) -> None:
+    def _end_without_numbers(self, flight: PendingStep, result: StepResult) -> None:
         """End those for whom the model computed a NaN, and nobody else."""
         without = {s.seq for s in result.sampled if s.token == NO_TOKEN}
         without |= {scored.seq for scored in result.scored if any(math.isnan(score.logprob) for score in scored.scores)}
@@ -76,7 +76,7 @@ class Results:
                     "file is at fault"
                 )
 
-    def _take_decodes(self, flight: Flight, sampled: list[Sampled], tokens: list[int]) -> None:
+    def _take_decodes(self, flight: PendingStep, sampled: list[Sampled], tokens: list[int]) -> None:
         """Pass on the tokens of those that decode. Only few of them end, or have filled a block: this is what a token costs."""
         outputs = self._live.outputs
         for sequence, residency, token, drawn in zip(flight.decoding, flight.residencies, tokens, sampled):  # noqa: B905
@@ -91,7 +91,7 @@ class Results:
                 outputs.append(Output(sequence.id, [token]))
         self._tally.generation_tokens += len(flight.decoding)
 
-    def _take_late(self, sequence: Sequence, residency: Residency, sampled: Sampled) -> None:
+    def _take_late(self, sequence: Sequence, residency: BlockAllocation, sampled: Sampled) -> None:
         """A token came after its sequence's stay had ended. If it was preempted the token counts all the same."""
         if sequence.finished:
             self._tally.generation_tokens -= 1
@@ -100,7 +100,7 @@ class Results:
             self._take_token(sequence, residency, sampled)
         self._residents.settle(residency)
 
-    def _take_parts(self, flight: Flight, result: StepResult) -> None:
+    def _take_parts(self, flight: PendingStep, result: StepResult) -> None:
         """What came of the parts of prompts."""
         sampled = {s.seq: s for s in result.sampled[len(flight.decoding) :]}
         scored = {s.seq: s for s in result.scored}
@@ -113,7 +113,7 @@ class Results:
     def _take_part(
         self,
         sequence: Sequence,
-        residency: Residency,
+        residency: BlockAllocation,
         item: StepItem,
         sampled: Sampled | None,
         scored: PromptScores | None,
@@ -132,7 +132,7 @@ class Results:
         self._tally.generation_tokens += 1
         self._take_token(sequence, residency, sampled)
 
-    def _take_token(self, sequence: Sequence, residency: Residency, sampled: Sampled) -> None:
+    def _take_token(self, sequence: Sequence, residency: BlockAllocation, sampled: Sampled) -> None:
         """See to all that may follow from a token that was just added."""
         reason, stop_token = sequence.end()
         residency.computed = len(sequence.tokens) - 1

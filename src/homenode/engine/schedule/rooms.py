@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 
-from homenode.engine.schedule.delivery import Delivery
-from homenode.engine.schedule.residents import Residents
+from homenode.engine.schedule.delivery import KvImport
+from homenode.engine.schedule.residents import KvAllocator
 from homenode.engine.schedule.sequence import Sequence
 from homenode.transfer.seam import Offered
 from homenode.units import format_count
 
 
-class Rooms:
+class KvReservations:
     """Finds room for what comes, with room for one token more. What the prefix cache holds is used, and is not sent again."""
 
-    def __init__(self, residents: Residents) -> None:
+    def __init__(self, residents: KvAllocator) -> None:
         self._residents = residents
 
-    def reserve(self, offer: Offered, kept_free: int) -> Delivery | str:
+    def reserve(self, offer: Offered, kept_free: int) -> KvImport | str:
         """Blocks for an offer, before its request comes, or why there are none. `kept_free`: blocks that are to stay free for others."""
         residents, hits = self._residents, self._hits(offer)
         in_place = _num_in_place(offer, len(hits))
@@ -26,9 +26,9 @@ class Rooms:
             wanted = residents.blocks_for(offer.tokens + 1) - len(hits) - in_place
             return f"{format_count(wanted, 'KV block')} more are wanted, and {kept_free} are to stay free for those who run and wait"
         held = len(hits) * residents.block_size
-        return Delivery(offer, blocks, held, arrived=held)
+        return KvImport(offer, blocks, held, arrived=held)
 
-    def take(self, delivery: Delivery, sequence: Sequence, spare: int) -> bool:
+    def take(self, delivery: KvImport, sequence: Sequence, spare: int) -> bool:
         """Give blocks to a delivery without reservation, whose request is admitted now. False: there are not enough.
 
         Cached blocks are used as far as they end where a page ends, since no page is brought in part, or into a block that others read.
@@ -46,7 +46,7 @@ class Rooms:
         delivery.blocks, delivery.arrived = blocks, delivery.held
         return True
 
-    def fill_holes(self, delivery: Delivery, kept_free: int) -> bool:
+    def fill_holes(self, delivery: KvImport, kept_free: int) -> bool:
         """No more comes: what was to be read in place and did not arrive gets blocks, to be computed. False: there are not enough."""
         holes = [index for index, block in enumerate(delivery.blocks) if block < 0]
         if holes and len(holes) + kept_free > self._residents.pool.num_free:
@@ -55,7 +55,7 @@ class Rooms:
             delivery.blocks[index] = block
         return True
 
-    def told(self, delivery: Delivery) -> list[int]:
+    def told(self, delivery: KvImport) -> list[int]:
         """The blocks that the agent is told of: those of what comes, without the room for more."""
         return delivery.blocks[: self._residents.blocks_for(delivery.offer.tokens)]
 

@@ -19,17 +19,17 @@ import secrets
 from collections.abc import Iterable
 
 from homenode.engine.kv.chunks import ChunkTable, PageChange
-from homenode.engine.messages import Statistics
-from homenode.engine.schedule.books import Books
+from homenode.engine.messages import EngineStats
+from homenode.engine.schedule.books import SchedulerStats
 from homenode.engine.schedule.config import KvConfig, SchedulerConfig
-from homenode.engine.schedule.deliveries import Deliveries
+from homenode.engine.schedule.deliveries import KvImports
 from homenode.engine.schedule.events import (
     Aborted,
-    Arrived,
     DrainStarted,
     Event,
     Instruction,
     KvHeadroom,
+    RequestArrived,
     StepDone,
     StepFailed,
     Ticked,
@@ -38,19 +38,19 @@ from homenode.engine.schedule.events import (
     WorkersBack,
     WorkersLost,
 )
-from homenode.engine.schedule.flights import Flights
+from homenode.engine.schedule.flights import PendingSteps
 from homenode.engine.schedule.growth import Growth
-from homenode.engine.schedule.handover import Handover
-from homenode.engine.schedule.intake import Intake
-from homenode.engine.schedule.live import LiveRequests
-from homenode.engine.schedule.losses import Losses
-from homenode.engine.schedule.pace import Pace
+from homenode.engine.schedule.handover import KvCoordinator
+from homenode.engine.schedule.intake import Arrivals
+from homenode.engine.schedule.live import RequestTable
+from homenode.engine.schedule.losses import WorkerRecovery
+from homenode.engine.schedule.pace import MicroBatching
 from homenode.engine.schedule.planner import Planner
-from homenode.engine.schedule.residents import Residents
+from homenode.engine.schedule.residents import KvAllocator
 from homenode.engine.schedule.results import Results
-from homenode.engine.schedule.sending import Sending
+from homenode.engine.schedule.sending import StepBuilder
 from homenode.engine.schedule.step import Step, WorkerLimits
-from homenode.engine.schedule.tally import Tally
+from homenode.engine.schedule.tally import SchedulerCounters
 from homenode.errors import InternalError, UserError
 from homenode.transfer.seam import ToAgent, Unused
 from homenode.units import format_count
@@ -77,9 +77,9 @@ class Scheduler:
         UserError if the settings contradict each other, InternalError if the worker's limits do not allow them.
         """
         _check(config, limits)
-        self._pace = pace = Pace(stages, lookahead, micro_batches)
+        self._pace = pace = MicroBatching(stages, lookahead, micro_batches)
         chunks = ChunkTable(limits.num_blocks, limits.chunk_blocks) if limits.chunk_blocks else None
-        self._residents = residents = Residents(
+        self._residents = residents = KvAllocator(
             limits.num_blocks,
             limits.block_size,
             enable_prefix_caching=kv.enable_prefix_caching,
@@ -89,21 +89,23 @@ class Scheduler:
         self._growth = (
             None if chunks is None else Growth(residents.pool, chunks, limits.chunk_bytes, kv.kv_cache_release)
         )
-        tally = Tally()
+        tally = SchedulerCounters()
         self._messages: list[ToAgent] = []
-        deliveries = Deliveries(residents, self._messages)
+        deliveries = KvImports(residents, self._messages)
         self._planner = planner = Planner(config, limits.max_sampled_rows, pace, residents, deliveries, tally)
-        self._handover = handover = Handover(limits, residents, planner, deliveries, self._messages)
-        self._flights = flights = Flights()
-        self._live = live = LiveRequests(planner, handover, tally)
+        self._handover = handover = KvCoordinator(limits, residents, planner, deliveries, self._messages)
+        self._flights = flights = PendingSteps()
+        self._live = live = RequestTable(planner, handover, tally)
         seeds = seeds or random.Random(secrets.randbits(128))
-        self._intake = Intake(
+        self._intake = Arrivals(
             config, limits, eos_token_ids, seeds, residents=residents, planner=planner, handover=handover, live=live
         )
-        self._sending = Sending(residents, flights)
+        self._sending = StepBuilder(residents, flights)
         self._results = Results(limits, flights=flights, residents=residents, handover=handover, live=live, tally=tally)
-        self._losses = Losses(pace, flights=flights, residents=residents, planner=planner, handover=handover, live=live)
-        self._books = Books(planner, residents, handover, live, tally, self._growth)
+        self._losses = WorkerRecovery(
+            pace, flights=flights, residents=residents, planner=planner, handover=handover, live=live
+        )
+        self._books = SchedulerStats(planner, residents, handover, live, tally, self._growth)
 
     def apply(self, event: Event) -> list[Instruction]:
         """Take in what happened. Returns everything to be told since the last call.
@@ -113,7 +115,7 @@ class Scheduler:
         if self._growth is not None:
             self._growth.advance(event.now)
         match event:
-            case Arrived(now, request):
+            case RequestArrived(now, request):
                 self._intake.take(request, now)
             case Aborted(_, request_id, reason):
                 if request_id in self._live:
@@ -223,7 +225,7 @@ class Scheduler:
         growth = None if self._growth is None else self._growth.due(bool(self._live))
         return growth if due is None else due if growth is None else min(due, growth)
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> EngineStats:
         """Counters since the start and gauges of now; `compute` is left to the engine."""
         return self._books.statistics()
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from homenode.engine.schedule.budget import StepPlan
-from homenode.engine.schedule.flights import Flight, Flights
-from homenode.engine.schedule.residents import Residents
-from homenode.engine.schedule.sequence import Residency, Sequence
+from homenode.engine.schedule.flights import PendingStep, PendingSteps
+from homenode.engine.schedule.residents import KvAllocator
+from homenode.engine.schedule.sequence import BlockAllocation, Sequence
 from homenode.engine.schedule.step import StartSequence, Step, StepItem
 
 
-class Sending:
+class StepBuilder:
     """Says of each sequence what the workers do not know of it yet. `number`: of the step that is next."""
 
-    def __init__(self, residents: Residents, flights: Flights) -> None:
+    def __init__(self, residents: KvAllocator, flights: PendingSteps) -> None:
         self.number = 0
         self._residents = residents
         self._flights = flights
@@ -32,10 +32,10 @@ class Sending:
         step = Step(plan.number, self._residents.ends, starts, items)
         self._residents.ends = []
         self.number += 1
-        self._flights.add(Flight(step, plan.decoding, plan.residencies, parts, plan.prefill))
+        self._flights.add(PendingStep(step, plan.decoding, plan.residencies, parts, plan.prefill))
         return step
 
-    def _part(self, sequence: Sequence, residency: Residency, count: int) -> StepItem:
+    def _part(self, sequence: Sequence, residency: BlockAllocation, count: int) -> StepItem:
         start, end = residency.scheduled, residency.scheduled + count
         first_scored = max(start, residency.score_base)
         known = residency.sent_blocks

@@ -1,6 +1,6 @@
 """One request on its way through the scheduler.
 
-A `Sequence` lives as long as its request. While it runs it has a `Residency`: a handle on the worker and KV blocks. A preempted sequence
+A `Sequence` lives as long as its request. While it runs it has a `BlockAllocation`: a handle on the worker and KV blocks. A preempted sequence
 loses its residency and later gets a new one, in which prompt and output so far are computed again.
 """
 
@@ -13,12 +13,12 @@ from homenode.engine.kv.prefix import HashChain
 from homenode.engine.request import Request, SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
-    from homenode.engine.schedule.delivery import Delivery
-    from homenode.engine.schedule.loans import Loan
+    from homenode.engine.schedule.delivery import KvImport
+    from homenode.engine.schedule.loans import KvExport
 
 
 @dataclass(eq=False, slots=True)
-class Residency:
+class BlockAllocation:
     """One stay of a sequence on the worker. Positions are counted from the beginning of the prompt."""
 
     seq: int  # the worker's handle, never reused
@@ -58,11 +58,11 @@ class Sequence:
     scores: list[TokenLogprob | None] = field(
         default_factory=lambda: [None]
     )  # of the prompt tokens known so far; the first has none
-    residency: Residency | None = None
+    residency: BlockAllocation | None = None
     last_step: int = -1  # the number of the newest step that contained it under an earlier handle
     look: int = 0  # once there are so many tokens there is more to do than to pass the newest on
-    loan: Loan | None = None  # its KV goes to another engine
-    delivery: Delivery | None = None  # KV that comes from another engine, until it is taken over
+    loan: KvExport | None = None  # its KV goes to another engine
+    delivery: KvImport | None = None  # KV that comes from another engine, until it is taken over
     preemptions: int = 0
     losses: int = 0  # how often workers were lost while it was computed
     cached_tokens: int = 0  # prompt tokens found in the prefix cache, or handed over, when it was first admitted
@@ -129,6 +129,6 @@ class Sequence:
             self.look = min(self.last, (len(self.tokens) - 1) // block_size * block_size + block_size + 1)
 
 
-def residencies(running: list[Sequence]) -> list[Residency]:
+def residencies(running: list[Sequence]) -> list[BlockAllocation]:
     """Of sequences that run, and so have one."""
     return [sequence.residency for sequence in running]  # type: ignore[misc]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Tally:
-    """Counters of `messages.Statistics`, still counting."""
+class SchedulerCounters:
+    """Counters of `messages.EngineStats`, still counting."""
 
     prefix_queries: int = 0
     prefix_hits: int = 0

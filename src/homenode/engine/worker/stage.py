@@ -12,7 +12,7 @@ from homenode.engine.schedule.step import Step, StepResult
 from homenode.engine.worker.continued import Batches
 from homenode.engine.worker.sampler import Sampler, score
 from homenode.engine.worker.sequences import SequenceTable
-from homenode.engine.workers.channels import Links
+from homenode.engine.workers.channels import WorkerChannels
 from homenode.model.part import ModelPart
 
 
@@ -24,7 +24,7 @@ class StageRunner:
         part: ModelPart,
         program: Program,
         backend: Backend,
-        links: Links,
+        links: WorkerChannels,
         block_size: int,
         columns: int,
         eos_token_ids: Sequence[int] = (),

@@ -18,7 +18,7 @@ from homenode.engine.expert_room import ExpertsInCommon
 from homenode.engine.headroom import Headroom, headroom_of
 from homenode.engine.location.located import located
 from homenode.engine.memory_growth import taken_whole_because
-from homenode.engine.messages import Ready
+from homenode.engine.messages import EngineReady
 from homenode.engine.placement import UNPINNED
 from homenode.engine.schedule.scheduler import Scheduler
 from homenode.engine.settle import keep_to
@@ -38,7 +38,7 @@ from homenode.model.checkpoint.index import open_checkpoint
 from homenode.transfer.fingerprint import fingerprint_of
 
 if TYPE_CHECKING:
-    from homenode.engine.handing_over import Sharing
+    from homenode.engine.handing_over import KvTransferSetup
 
 
 def build_engine_of_workers(
@@ -116,9 +116,9 @@ class Pacing:
     micro_batches: int
 
 
-def _sharing(planned: Planned) -> Sharing:
+def _sharing(planned: Planned) -> KvTransferSetup:
     """What makes this engine's KV known to others."""
-    from homenode.engine.handing_over import Sharing  # needs the native core
+    from homenode.engine.handing_over import KvTransferSetup  # needs the native core
 
     config, geometry, backend = (
         planned.config,
@@ -128,7 +128,7 @@ def _sharing(planned: Planned) -> Sharing:
     fingerprint = fingerprint_of(
         config.transfer, planned.checkpoint, geometry, planned.kept_as(backend), config.model.max_model_len
     )
-    return Sharing(config.transfer, backend, geometry, fingerprint)
+    return KvTransferSetup(config.transfer, backend, geometry, fingerprint)
 
 
 def _engine(
@@ -138,7 +138,7 @@ def _engine(
     fits: Sequence[Fits],
     pacing: Pacing,
     seconds: float,
-    sharing: Sharing | None = None,
+    sharing: KvTransferSetup | None = None,
 ) -> Engine:
     config, checkpoint = planned.config, planned.checkpoint
     stages = planned.layout.workers[-1].stage + 1
@@ -163,11 +163,11 @@ def _headroom(planned: Planned) -> Callable[[], Headroom]:
     return headroom_of(tuple(dict.fromkeys(part for place in places for part in memory_parts(place))))
 
 
-def _ready(planned: Planned, executor: Executor, sizes: Sizes, fits: Sequence[Fits], seconds: float) -> Ready:
+def _ready(planned: Planned, executor: Executor, sizes: Sizes, fits: Sequence[Fits], seconds: float) -> EngineReady:
     config, layout = planned.config, planned.layout
     notes = dict.fromkeys(note for fit in fits for note in fit.notes)
     notes |= dict.fromkeys(finding.text for finding in layout.findings if finding.severity != "info")
-    return Ready(
+    return EngineReady(
         model=config.model_name,
         max_model_len=sizes.max_model_len,
         vocab_size=sizes.vocab_size,

@@ -34,7 +34,7 @@ class Outlet(Protocol):
 
 
 @dataclass
-class Links:
+class WorkerChannels:
     """A worker's channels; None for what it has not: the first stage no inlet, the last no outlet (nor has any rank but the first), one rank
     no group."""
 
@@ -59,7 +59,7 @@ class Channels(Protocol):
 
 
 MakeChannels = Callable[[int], Channels]  # for a generation
-OpenChannels = Callable[[Sequence[Channel], Sequence[int]], Links]  # takes the descriptors over
+OpenChannels = Callable[[Sequence[Channel], Sequence[int]], WorkerChannels]  # takes the descriptors over
 
 
 class NoChannels:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from homenode.engine.place import EnginePlace
+from homenode.engine.place import EngineBinding
 from homenode.engine.workers.devices import is_accelerator
-from homenode.engine.workers.layers import StageCost
+from homenode.engine.workers.layers import StageTime
 from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.weights.layout import WeightLayout
 
@@ -21,10 +21,10 @@ def stage_costs(
     spec: ModelSpec,
     layout: WeightLayout,
     devices: Sequence[str],
-    places: Sequence[EnginePlace],
+    places: Sequence[EngineBinding],
     ranks: int,
     measured: Sequence[float | None],
-) -> tuple[StageCost, ...]:
+) -> tuple[StageTime, ...]:
     """Of each stage, whose ranks divide every layer evenly: the slowest of them counts. `layout`: of the whole model. `measured`: seconds of a whole
     layer on each worker; where one is not known, bytes and typical speeds count for all."""
     layer_bytes = in_layers(layout) / spec.num_layers
@@ -37,11 +37,11 @@ def stage_costs(
         speed = ranks * min(read_speed(devices[worker], places[worker]) for worker in own)
         if len(known) == len(devices):
             speed = ranks * layer_bytes / max(known[worker] for worker in own)
-        costs.append(StageCost(layer_bytes / speed, output / speed if stage == stages - 1 else 0.0))
+        costs.append(StageTime(layer_bytes / speed, output / speed if stage == stages - 1 else 0.0))
     return tuple(costs)
 
 
-def read_speed(device: str, place: EnginePlace) -> float:
+def read_speed(device: str, place: EngineBinding) -> float:
     """Bytes a second that a worker reads its weights at."""
     if is_accelerator(device):
         return _ACCELERATOR

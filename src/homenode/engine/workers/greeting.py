@@ -45,7 +45,7 @@ class IAm(msgspec.Struct, frozen=True, tag=True):
     life: int
 
 
-class Offer(msgspec.Struct, frozen=True, tag=True):
+class RowsOffer(msgspec.Struct, frozen=True, tag=True):
     """Topic: these rows are awaited at this address."""
 
     key: Key
@@ -81,7 +81,7 @@ class Seated(msgspec.Struct, frozen=True, tag=True):
     address: str
 
 
-class Share(msgspec.Struct, frozen=True, tag=True):
+class MemoryRequest(msgspec.Struct, frozen=True, tag=True):
     """Topic: a rank of the same host asks for the group's memory. Answered with its descriptor and, as one frame, the address as in `Seated`."""
 
     group: Group
@@ -95,7 +95,7 @@ class Values(msgspec.Struct, frozen=True, tag=True):
     rank: int
 
 
-Topic = IAm | Offer | Ask | Rows | Seated | Share | Values
+Topic = IAm | RowsOffer | Ask | Rows | Seated | MemoryRequest | Values
 
 
 def call(address: str, secret: bytes, topic: Topic, timeout_s: float) -> socket.socket:

@@ -14,7 +14,7 @@ import msgspec
 
 from homenode.compute.kv_memory import KvLayout, KvRegion
 from homenode.compute.ops import KvGeometry
-from homenode.engine.workers.messages import Share
+from homenode.engine.workers.messages import FileRange
 from homenode.errors import HostError, InternalError
 from homenode.model.part import ModelPart
 
@@ -22,18 +22,18 @@ _HUGE_PAGE = 2 << 20  # csrc/host/memory.h: where a share may begin, and a regio
 _SLACK = 256  # csrc/kernels/kv_layout.h: behind a region
 
 
-def shares_of(geometries: Sequence[KvGeometry], num_blocks: int) -> list[Share]:
+def shares_of(geometries: Sequence[KvGeometry], num_blocks: int) -> list[FileRange]:
     """One behind the other. Each has room for its KV memory in as many regions as it has heads; what is not used of it takes no memory."""
     shares, offset = [], 0
     for geometry in geometries:
         nbytes = geometry.block_bytes * num_blocks + geometry.kv_heads * (_HUGE_PAGE + _SLACK)
         nbytes += -nbytes % _HUGE_PAGE
-        shares.append(Share(offset, nbytes))
+        shares.append(FileRange(offset, nbytes))
         offset += nbytes
     return shares
 
 
-def joined(parts: Sequence[ModelPart], layouts: Sequence[KvLayout], shares: Sequence[Share]) -> KvLayout:
+def joined(parts: Sequence[ModelPart], layouts: Sequence[KvLayout], shares: Sequence[FileRange]) -> KvLayout:
     """What all workers have laid out in their shares, as one KV memory of the whole model. InternalError when they do not go together."""
     regions: list[KvRegion] = []
     for part, layout, share in zip(parts, layouts, shares, strict=True):
@@ -50,7 +50,7 @@ def joined(parts: Sequence[ModelPart], layouts: Sequence[KvLayout], shares: Sequ
     )
 
 
-def _placed(region: KvRegion, layout: KvLayout, part: ModelPart, share: Share) -> KvRegion:
+def _placed(region: KvRegion, layout: KvLayout, part: ModelPart, share: FileRange) -> KvRegion:
     """A region by the heads and layers of the whole model, and by its place in the file."""
     first, past = layout.layers_of(region)
     return msgspec.structs.replace(

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from homenode.compute.ops import KvGeometry
 from homenode.cpuset import format_cpu_list
 from homenode.engine.config import EngineConfig
-from homenode.engine.place import EnginePlace
+from homenode.engine.place import EngineBinding
 from homenode.engine.sizing import model_length, step_bytes
 from homenode.engine.workers.cost import in_layers, is_embedding, is_output
 from homenode.engine.workers.devices import is_accelerator
-from homenode.engine.workers.layers import Room
+from homenode.engine.workers.layers import LayerCapacity
 from homenode.host.topology.host import Host
 from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.weights.layout import WeightLayout
@@ -58,10 +58,10 @@ def layer_rooms(
     host: Host,
     config: EngineConfig,
     devices: Sequence[str],
-    places: Sequence[EnginePlace],
+    places: Sequence[EngineBinding],
     devices_memory: Mapping[str, int],
     needs: Needs,
-) -> tuple[Room, ...]:
+) -> tuple[LayerCapacity, ...]:
     """Of the nodes that memory is bound to, of all that the process may take, and of each accelerator in `devices_memory` (bytes it has free, or may
     take). What nobody tells of, as a recording of what is free, has no bounds and is missing."""
     ranks = config.parallel.tensor_parallel_size
@@ -87,9 +87,9 @@ def _free(host: Host, nodes: frozenset[int]) -> int | None:
     return None if None in free else sum(size for size in free if size is not None)
 
 
-def _room(where: str, size: int | None, workers: Sequence[int], ranks: int, needs: Needs) -> Room | None:
+def _room(where: str, size: int | None, workers: Sequence[int], ranks: int, needs: Needs) -> LayerCapacity | None:
     if size is None:
         return None
     takers = tuple(sum(n // ranks == stage for n in workers) for stage in range(len(needs.besides)))
     left = size - sum(count * besides for count, besides in zip(takers, needs.besides, strict=True))
-    return Room(where, takers, max(-1, left // max(1, needs.share)))
+    return LayerCapacity(where, takers, max(-1, left // max(1, needs.share)))

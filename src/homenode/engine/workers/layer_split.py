@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from homenode.engine.config import EngineConfig
-from homenode.engine.place import EnginePlace
+from homenode.engine.place import EngineBinding
 from homenode.engine.placement import UNPINNED
 from homenode.engine.workers.cost import stage_costs
 from homenode.engine.workers.layer_seconds import cache_file, key_of, read_seconds
-from homenode.engine.workers.layers import Room, balanced_layers
+from homenode.engine.workers.layers import LayerCapacity, balanced_layers
 from homenode.errors import CapacityError
 from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.weights.layout import WeightLayout
@@ -24,8 +24,8 @@ def layers_of_stages(
     spec: ModelSpec,
     whole: WeightLayout,
     devices: Sequence[str],
-    places: Sequence[EnginePlace],
-    rooms: tuple[tuple[Room, ...], tuple[Room, ...]],
+    places: Sequence[EngineBinding],
+    rooms: tuple[tuple[LayerCapacity, ...], tuple[LayerCapacity, ...]],
 ) -> tuple[int, ...]:
     """Within the first rooms if there is a way. Where only KV memory and buffers are too large, within the others: that is said of the settings they
     come from (`Planned.problems`)."""
@@ -41,10 +41,10 @@ def layers_of_stages(
 
 
 def layers_alike(
-    spec: ModelSpec, whole: WeightLayout, devices: Sequence[str], ranks: int, rooms: tuple[Room, ...]
+    spec: ModelSpec, whole: WeightLayout, devices: Sequence[str], ranks: int, rooms: tuple[LayerCapacity, ...]
 ) -> tuple[int, ...]:
     """The same of engines that keep experts in common: whatever CPUs and memory each has, all come to one division. `ranks`: of a stage."""
-    places = [EnginePlace((UNPINNED,))] * len(devices)
+    places = [EngineBinding((UNPINNED,))] * len(devices)
     costs = stage_costs(spec, whole, devices, places, ranks, [None] * len(devices))
     layers = balanced_layers(costs, spec.num_layers)
     return layers if all(room.holds(layers) for room in rooms) else balanced_layers(costs, spec.num_layers, rooms)

@@ -10,7 +10,7 @@ from homenode.units import format_count
 
 
 @dataclass(frozen=True)
-class StageCost:
+class StageTime:
     """What a stage's device takes: seconds for one layer, and for what it has besides (the output matrix of the last)."""
 
     layer_s: float
@@ -22,7 +22,7 @@ class StageCost:
 
 
 @dataclass(frozen=True)
-class Room:
+class LayerCapacity:
     """Memory that workers take their layers from. `where`: in words. `takers`: of each stage, how many of its workers take from it, each a share of every
     layer of its stage. `shares`: so many of them fit in all, below 0 where not even what workers have besides layers does."""
 
@@ -35,7 +35,7 @@ class Room:
         return sum(takers * layers for takers, layers in zip(self.takers, split, strict=True)) <= self.shares
 
 
-def balanced_layers(costs: Sequence[StageCost], layers: int, rooms: Sequence[Room] = ()) -> tuple[int, ...]:
+def balanced_layers(costs: Sequence[StageTime], layers: int, rooms: Sequence[LayerCapacity] = ()) -> tuple[int, ...]:
     """The layers of each stage, so that the slowest is as fast as can be: a pipeline full of micro-batches is as fast as that one.
 
     Each has one at least, and no room holds more than it can; of equals the most even split, the first stages having more. Rooms are to be apart or
@@ -67,7 +67,7 @@ def _with_one_more(split: Sequence[int], stage: int) -> list[int]:
     return [layers + (number == stage) for number, layers in enumerate(split)]
 
 
-def _no_room(rooms: Sequence[Room], layers: int) -> CapacityError:
+def _no_room(rooms: Sequence[LayerCapacity], layers: int) -> CapacityError:
     told = "; ".join(f"{room.where} has room for {in_words(room)}" for room in rooms)
     return CapacityError(
         f"--layer-split auto: this model has {format_count(layers, 'layer')}, and {told}; use more or larger devices, allow more memory, or keep weights smaller (--quantize)",
@@ -75,7 +75,7 @@ def _no_room(rooms: Sequence[Room], layers: int) -> CapacityError:
     )
 
 
-def in_words(room: Room) -> str:
+def in_words(room: LayerCapacity) -> str:
     """How many layers of which stages."""
     stages = [stage for stage, takers in enumerate(room.takers) if takers]
     ranks = max(room.takers)

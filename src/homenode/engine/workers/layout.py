@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from homenode.engine.config import EngineConfig
-from homenode.engine.place import EnginePlace, Replica
+from homenode.engine.place import EngineBinding, Replica
 from homenode.engine.workers.devices import is_accelerator
-from homenode.engine.workers.places import WorkerPlaces
+from homenode.engine.workers.places import WorkerBindings
 from homenode.errors import UserError
 from homenode.host.topology.finding import Finding
 from homenode.model.part import ModelPart
@@ -23,7 +23,7 @@ class WorkerPlan:
     name: str
     device: str
     part: ModelPart
-    place: EnginePlace
+    place: EngineBinding
     memory: int | None = None
 
     @property
@@ -47,7 +47,7 @@ class Layout:
     findings: tuple[Finding, ...] = ()
 
 
-def lay_out(config: EngineConfig, parts: Sequence[ModelPart], devices: Sequence[str], places: WorkerPlaces) -> Layout:
+def lay_out(config: EngineConfig, parts: Sequence[ModelPart], devices: Sequence[str], places: WorkerBindings) -> Layout:
     """The workers, one for each part."""
     first = config.replica.number * len(parts) if config.replica else 0
     workers = tuple(

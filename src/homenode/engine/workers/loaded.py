@@ -14,7 +14,7 @@ from homenode.engine.crowding import spin_us, too_many_threads
 from homenode.engine.expert_room import ExpertsInCommon, Kept, kept_of
 from homenode.engine.memory_report import log_memory
 from homenode.engine.numa_memory import away_from_home, leave_plan, spread_of, team_memory
-from homenode.engine.place import EnginePlace
+from homenode.engine.place import EngineBinding
 from homenode.engine.placement import UNPINNED, alone, team_groups
 from homenode.engine.settle import keep_to, settle
 from homenode.engine.sizing import Sizes, resolve
@@ -89,14 +89,14 @@ def load_part(join: Join, progress: Progress, experts: int | None = None) -> Loa
     return LoadedPart(backend, model, mine, geometry, sizes, notes)
 
 
-def _place(join: Join) -> EnginePlace:
+def _place(join: Join) -> EngineBinding:
     """Where this worker's process is. The threads of torch on the CPU inherit that, as nobody pins them: they are where a team of the native core would be."""
     if is_torch(join.device) and not is_accelerator(join.device):
         return replace(join.place, others=tuple(cpu for cpu in join.place.team if cpu != UNPINNED))
     return alone(join.place)
 
 
-def _backend(join: Join, host: Host, place: EnginePlace) -> Backend:
+def _backend(join: Join, host: Host, place: EngineBinding) -> Backend:
     if is_torch(join.device):
         from homenode.compute.torch import open_backend
 
@@ -114,7 +114,7 @@ def _backend(join: Join, host: Host, place: EnginePlace) -> Backend:
 def _sizes(
     config: EngineConfig,
     join: Join,
-    place: EnginePlace,
+    place: EngineBinding,
     model: LoadedModel,
     mine: Kept,
     backend: Backend,

@@ -23,24 +23,24 @@ from typing import NoReturn
 from homenode.compute.kv_memory import KvLayout
 from homenode.engine.process import call_itself, die_with_parent, in_words
 from homenode.engine.wire import decode_body
-from homenode.engine.workers.channels import Links, OpenChannels
+from homenode.engine.workers.channels import OpenChannels, WorkerChannels
 from homenode.engine.workers.messages import (
     Alive,
     Attach,
-    Broken,
     Detach,
-    Done,
-    Failed,
     Forget,
     Join,
     Laid,
     Lay,
     Leave,
-    Loading,
+    LivenessProbe,
     Pages,
-    Probe,
+    PartLoading,
+    RunStep,
     ToWorker,
-    Work,
+    WorkerFailed,
+    WorkerStepDone,
+    WorkerStepFailed,
     shared_memories,
 )
 from homenode.engine.workers.wire import EngineSocket
@@ -81,7 +81,7 @@ def main(arguments: list[str], make: MakeWorker | None = None, open_for: OpenFor
         if not isinstance(error, HomenodeError):
             _log.exception("the worker failed")
         with suppress(HomenodeError):  # nobody listens any more
-            engine.send(Broken(*in_words(error)))
+            engine.send(WorkerFailed(*in_words(error)))
         return 1
     return 0
 
@@ -108,7 +108,7 @@ class _Post:
         self._experts = engine.descriptors(1)[0] if join.experts else None
         self._laid = False
         self._kv: KvLayout | None = None
-        self._links = Links()
+        self._links = WorkerChannels()
         self._links_lock = threading.Lock()
         self._worker = make(join)
         self._todo: SimpleQueue[tuple[int, ToWorker, list[int]]] = SimpleQueue()
@@ -141,16 +141,16 @@ class _Post:
                     _close_all(self._given[1])
                     self._given = (channels, descriptors)
                     self._engine.send(self._prepared(epoch))
-                case Work() if not failed and epoch == self._forgets:
+                case RunStep() if not failed and epoch == self._forgets:
                     answer = self._answer(message)
-                    failed = isinstance(answer, Failed)
+                    failed = isinstance(answer, WorkerStepFailed)
                     self._engine.send(answer)
                 case Leave():
                     with suppress(HomenodeError):  # nobody listens any more
                         self._engine.send(Alive(-1, compute=self._worker.statistics()))
                     _leave(0)
 
-    def _answer(self, work: Work) -> Done | Failed:
+    def _answer(self, work: RunStep) -> WorkerStepDone | WorkerStepFailed:
         self._now = (work.step.number, time.monotonic())
         try:
             return self._worker.compute(work)
@@ -168,7 +168,7 @@ class _Post:
             with self._links_lock:
                 self._links.leave()
                 self._links.close()
-                self._links = Links()
+                self._links = WorkerChannels()
                 self._given = (channels, [])
                 self._links = self._open(channels, descriptors)
             self._worker.prepare(self._links)
@@ -191,7 +191,7 @@ class _Post:
 
     def _sort(self, message: ToWorker) -> None:
         descriptors: list[int] = []
-        if isinstance(message, Probe):
+        if isinstance(message, LivenessProbe):
             number, since = self._now or (-1, time.monotonic())
             self._engine.send(Alive(message.number, number, time.monotonic() - since, self._worker.statistics()))
             return
@@ -215,7 +215,7 @@ class _Progress:
         part = _PROGRESS_STEPS * done // max(1, total)
         if part != self._told:
             self._told = part
-            self._engine.send(Loading(done, total))
+            self._engine.send(PartLoading(done, total))
 
 
 def _close_all(descriptors: list[int]) -> None:
@@ -223,12 +223,12 @@ def _close_all(descriptors: list[int]) -> None:
         os.close(descriptor)
 
 
-def _failure(work: Work, error: Exception) -> Failed:
+def _failure(work: RunStep, error: Exception) -> WorkerStepFailed:
     from homenode.engine.executor.inline import step_error
 
     told = step_error(work.step, error)
     kind = PeerError.__name__ if isinstance(error, PeerError) else told.kind
-    return Failed(work.step.number, kind, told.message, isinstance(error, HostError))
+    return WorkerStepFailed(work.step.number, kind, told.message, isinstance(error, HostError))
 
 
 def _leave(code: int) -> NoReturn:

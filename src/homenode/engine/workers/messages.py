@@ -1,7 +1,7 @@
 """Frames between an engine and its workers: msgspec structs, msgpack encoded, tagged by type, framed as in engine/messages.py.
 
 One connection for each worker: a socket pair on one host, an authenticated TCP connection between hosts. The engine says everything in the order
-it is to be done; a worker answers each `Work` with one `Done` or `Failed`, in that order.
+it is to be done; a worker answers each `RunStep` with one `WorkerStepDone` or `WorkerStepFailed`, in that order.
 
     Join -> Loading... -> Fits -> Lay -> Laid, then Work -> Done | Failed, Probe -> Alive, and Leave.
 
@@ -18,8 +18,8 @@ import msgspec
 
 from homenode.compute.kv_memory import KvLayout
 from homenode.engine.config import EngineConfig
-from homenode.engine.expert_seat import EngineSeat
-from homenode.engine.place import EnginePlace
+from homenode.engine.expert_seat import ExpertGroupRank
+from homenode.engine.place import EngineBinding
 from homenode.engine.schedule.step import Step, StepResult
 from homenode.model.part import ModelPart
 
@@ -42,7 +42,7 @@ def shared_memories(channels: list[Channel]) -> int:
     return sum(channel.kind == "shm" for channel in channels)
 
 
-class Share(msgspec.Struct, frozen=True, array_like=True):
+class FileRange(msgspec.Struct, frozen=True, array_like=True):
     """Bytes offset .. offset + nbytes - 1 of a file."""
 
     offset: int
@@ -60,16 +60,16 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     config: EngineConfig
     device: str  # "cpu", or a torch device: "torch:cuda:0", "torch:cpu"
     part: ModelPart
-    place: EnginePlace
+    place: EngineBinding
     channels: list[Channel]
     kv_cache_memory: int | None = None  # bytes of its KV memory, where set; else it says itself what fits
     kv_there: int = 0  # bytes of its KV memory that are taken already: of who had its place before
-    experts: EngineSeat | None = (
+    experts: ExpertGroupRank | None = (
         None  # with it comes the descriptor of the memory that the engines' workers of this number keep experts in
     )
 
 
-class Loading(msgspec.Struct, frozen=True, tag=True):
+class PartLoading(msgspec.Struct, frozen=True, tag=True):
     """Worker to engine: bytes of the model's files taken in, and in all."""
 
     done: int
@@ -94,7 +94,7 @@ class Lay(msgspec.Struct, frozen=True, tag=True):
     """
 
     num_blocks: int
-    share: Share | None = None
+    share: FileRange | None = None
     grows: bool = False
 
 
@@ -121,7 +121,7 @@ class Detach(msgspec.Struct, frozen=True, tag=True):
     first: int
 
 
-class Work(msgspec.Struct, frozen=True, tag=True):
+class RunStep(msgspec.Struct, frozen=True, tag=True):
     """Engine to worker: a step. `drawn`: (sequence, token) of the steps before it that this worker was not told yet, because it did not draw itself."""
 
     step: Step
@@ -135,14 +135,14 @@ class Pages(msgspec.Struct, frozen=True, tag=True):
     changes: list[tuple[int, int, bool]]
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
+class WorkerStepDone(msgspec.Struct, frozen=True, tag=True):
     """Worker to engine: a step is done. Only rank 0 of the last stage gives tokens and scores. `waited`: seconds it waited for the stage before it."""
 
     result: StepResult
     waited: float = 0.0
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class WorkerStepFailed(msgspec.Struct, frozen=True, tag=True):
     """Worker to engine: a step could not be computed, for reasons of its own; `kind` as in StepError. It skips what follows until `Forget`."""
 
     number: int
@@ -159,7 +159,7 @@ class Forget(msgspec.Struct, frozen=True, tag=True):
     channels: list[Channel] = []
 
 
-class Probe(msgspec.Struct, frozen=True, tag=True):
+class LivenessProbe(msgspec.Struct, frozen=True, tag=True):
     """Engine to worker: answer with `Alive`, from a thread that does not compute."""
 
     number: int
@@ -178,12 +178,12 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     """Engine to worker: end. Whoever does nothing else at the moment tells its figures in an `Alive` with the number -1 before."""
 
 
-class Broken(msgspec.Struct, frozen=True, tag=True):
+class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
     """Worker to engine: it cannot start or go on; `kind` is a class name of homenode.errors. Its last frame."""
 
     kind: str
     message: str
 
 
-ToWorker = Join | Lay | Attach | Detach | Pages | Work | Forget | Probe | Leave
-FromWorker = Loading | Fits | Laid | Done | Failed | Alive | Broken
+ToWorker = Join | Lay | Attach | Detach | Pages | RunStep | Forget | LivenessProbe | Leave
+FromWorker = PartLoading | Fits | Laid | WorkerStepDone | WorkerStepFailed | Alive | WorkerFailed

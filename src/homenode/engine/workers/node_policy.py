@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from homenode.engine.config import EngineConfig, PlacementConfig
-from homenode.engine.place import EnginePlace
+from homenode.engine.place import EngineBinding
 from homenode.engine.placement import UNPINNED, core_of, cut, place_engine
 from homenode.errors import PlacementError, UserError
 from homenode.host.placement.node_teams import node_teams, parse_node_list
@@ -38,7 +38,7 @@ def divided_host(host: Host, placement: PlacementConfig) -> Host:
     return replace(host, allowance=cut(host, host.allowance, cpus))
 
 
-def own_host(host: Host, place: EnginePlace) -> Host:
+def own_host(host: Host, place: EngineBinding) -> Host:
     """The host as far as it is a worker's: the cores of its compute threads."""
     cores = {core_of(host, cpu) for cpu in place.team}
     cpus = tuple(cpu for cpu in host.allowance.cpus if core_of(host, cpu) in cores)
@@ -48,8 +48,8 @@ def own_host(host: Host, place: EnginePlace) -> Host:
 
 
 def over_own_nodes(
-    host: Host, config: EngineConfig, places: Sequence[EnginePlace]
-) -> tuple[tuple[EnginePlace, ...], tuple[Finding, ...]]:
+    host: Host, config: EngineConfig, places: Sequence[EngineBinding]
+) -> tuple[tuple[EngineBinding, ...], tuple[Finding, ...]]:
     """The places of CPU workers, which divide the cores already, under --numa; and what is to be told of them. UserError for a policy that workers
     cannot have, PlacementError where --numa-strict asks for more nodes than any worker has."""
     placement = config.placement
@@ -70,7 +70,7 @@ def over_own_nodes(
     return made, ()
 
 
-def _over(host: Host, config: EngineConfig, place: EnginePlace) -> EnginePlace:
+def _over(host: Host, config: EngineConfig, place: EngineBinding) -> EngineBinding:
     policy = "local" if config.placement.numa == "replicate" else config.placement.numa
     own = replace(config.placement, numa=policy, numa_nodes=None, reserve_cpus=0, numa_strict=False)
     found = place_engine(own, config.compute.threads, own_host(host, place), lambda teams: _settled(config, teams))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from homenode.cpuset import format_cpu_list
 from homenode.engine.config import EngineConfig
-from homenode.engine.place import EnginePlace
+from homenode.engine.place import EngineBinding
 from homenode.engine.placement import UNPINNED, core_of, cut
 from homenode.engine.replicas.places import divided_places
 from homenode.engine.workers.devices import is_accelerator
@@ -24,17 +24,17 @@ from homenode.units import format_count
 
 
 @dataclass(frozen=True)
-class WorkerPlaces:
+class WorkerBindings:
     """`places`: of each worker. `loop`: CPUs of the engine's own threads, empty: wherever they are. `shared`: CPU workers have to share cores, so none
     may watch for another. `findings`: of all together."""
 
-    places: tuple[EnginePlace, ...]
+    places: tuple[EngineBinding, ...]
     loop: tuple[int, ...] = ()
     shared: bool = False
     findings: tuple[Finding, ...] = ()
 
 
-def worker_places(host: Host, config: EngineConfig, devices: Sequence[str]) -> WorkerPlaces:
+def worker_places(host: Host, config: EngineConfig, devices: Sequence[str]) -> WorkerBindings:
     """A place for the worker of each device. UserError and PlacementError for what this host cannot meet."""
     within = _within(host, config.replica.place) if config.replica else host
     on_cpu = [number for number, device in enumerate(devices) if not is_accelerator(device)]
@@ -51,7 +51,7 @@ def worker_places(host: Host, config: EngineConfig, devices: Sequence[str]) -> W
     return replace(made, places=tuple(found[number] for number in range(len(devices))), loop=loop)
 
 
-def _within(host: Host, place: EnginePlace) -> Host:
+def _within(host: Host, place: EngineBinding) -> Host:
     """The host as far as it is the engine's: its compute threads' cores are what its workers divide."""
     cpus = tuple(cpu for cpu in place.team if cpu != UNPINNED)
     if not cpus:
@@ -61,14 +61,14 @@ def _within(host: Host, place: EnginePlace) -> Host:
     return replace(host, allowance=replace(own, cpu_quota=None if quota is None else min(quota, float(len(cpus)))))
 
 
-def _unpinned(threads: int, count: int) -> WorkerPlaces:
+def _unpinned(threads: int, count: int) -> WorkerBindings:
     each = max(1, threads // max(1, count))
-    return WorkerPlaces((EnginePlace((UNPINNED,) * each),) * count, shared=threads < count)
+    return WorkerBindings((EngineBinding((UNPINNED,) * each),) * count, shared=threads < count)
 
 
-def _on_cpus(host: Host, config: EngineConfig, count: int) -> WorkerPlaces:
+def _on_cpus(host: Host, config: EngineConfig, count: int) -> WorkerBindings:
     if not count:
-        return WorkerPlaces(())
+        return WorkerBindings(())
     if config.placement.numa is not None and not config.replica:
         return _under_a_policy(host, config, count)
     cores = host.allowance.physical_cpus
@@ -84,12 +84,12 @@ def _on_cpus(host: Host, config: EngineConfig, count: int) -> WorkerPlaces:
     )
     findings = dict.fromkeys(finding for place in places for finding in place.findings)
     apart = tuple(replace(place, findings=()) for place in places)
-    return WorkerPlaces(
+    return WorkerBindings(
         apart, config.replica.place.others if config.replica else places[0].spare, findings=tuple(findings)
     )
 
 
-def _under_a_policy(host: Host, config: EngineConfig, count: int) -> WorkerPlaces:
+def _under_a_policy(host: Host, config: EngineConfig, count: int) -> WorkerBindings:
     """The cores divided as without one, then spread over each worker's nodes as --numa says."""
     host = divided_host(host, config.placement)
     bare = replace(config, placement=type(config.placement)(reserve_cpus=config.placement.reserve_cpus))
@@ -100,7 +100,7 @@ def _under_a_policy(host: Host, config: EngineConfig, count: int) -> WorkerPlace
     return replace(made, places=places, findings=(*made.findings, *findings))
 
 
-def _sharing(host: Host, config: EngineConfig, count: int) -> WorkerPlaces:
+def _sharing(host: Host, config: EngineConfig, count: int) -> WorkerBindings:
     """More workers than cores: each computes on one, in turn with others."""
     cores = host.allowance.physical_cpus
     if config.compute.threads is not None and config.compute.threads > 1:
@@ -115,17 +115,17 @@ def _sharing(host: Host, config: EngineConfig, count: int) -> WorkerPlaces:
         message,
         f"Allow {format_count(count, 'core')} or more, or have fewer stages and ranks.",
     )
-    places = tuple(EnginePlace((cores[number * len(cores) // count],)) for number in range(count))
-    return WorkerPlaces(places, shared=True, findings=(finding,))
+    places = tuple(EngineBinding((cores[number * len(cores) // count],)) for number in range(count))
+    return WorkerBindings(places, shared=True, findings=(finding,))
 
 
-def _beside(host: Host, device: str, computing: set[int]) -> EnginePlace:
+def _beside(host: Host, device: str, computing: set[int]) -> EngineBinding:
     """The host threads of an accelerator: on its local CPUs, those without a compute thread if there are any; memory from its node."""
     chip = _chip(host, device)
     local = tuple(cpu for cpu in (chip.local_cpus if chip else ()) if cpu in host.allowance.cpus)
     free = tuple(cpu for cpu in local if core_of(host, cpu) not in computing)
     node = chip.node if chip is not None and len(host.nodes) > 1 else None
-    return EnginePlace((), free or local, () if node is None else (node,))
+    return EngineBinding((), free or local, () if node is None else (node,))
 
 
 def _chip(host: Host, device: str) -> Accelerator | None:

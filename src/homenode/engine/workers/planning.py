@@ -23,7 +23,7 @@ from homenode.engine.sizing import problems
 from homenode.engine.workers.devices import is_accelerator
 from homenode.engine.workers.layer_room import layer_rooms, weight_needs, with_the_rest
 from homenode.engine.workers.layer_split import layers_alike, layers_of_stages
-from homenode.engine.workers.layers import Room
+from homenode.engine.workers.layers import LayerCapacity
 from homenode.engine.workers.layout import Layout, WorkerPlan, lay_out, with_memory
 from homenode.engine.workers.node_policy import own_host
 from homenode.engine.workers.places import worker_places
@@ -58,7 +58,7 @@ class Planned:
     weights: tuple[WeightLayout, ...]
     geometries: tuple[KvGeometry, ...]
     kv_memory: int | None  # bytes of each CPU worker's KV memory, where set
-    rooms: tuple[Room, ...] = ()  # for layers, beside KV memory
+    rooms: tuple[LayerCapacity, ...] = ()  # for layers, beside KV memory
     common: ExpertsInCommon | None = None
 
     def kept(self, worker: WorkerPlan) -> Kept:

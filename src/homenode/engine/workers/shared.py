@@ -11,7 +11,7 @@ from typing import Any
 from homenode.compute.native.ranks import NativeRankGroup, RankMemory
 from homenode.compute.native.ring import RingMemory, RingReader, RingWriter
 from homenode.compute.ops import FloatArray
-from homenode.engine.workers.channels import Links, OpenChannels
+from homenode.engine.workers.channels import OpenChannels, WorkerChannels
 from homenode.engine.workers.layout import WorkerPlan
 from homenode.engine.workers.messages import Channel, Join
 from homenode.errors import PeerError
@@ -61,8 +61,8 @@ def open_shared(join: Join) -> OpenChannels:
     part, timeout = join.part, join.config.parallel.worker_timeout
     spin_us = join.config.compute.spin_us
 
-    def opened(channels: Sequence[Channel], descriptors: Sequence[int]) -> Links:
-        links, ends = Links(), []
+    def opened(channels: Sequence[Channel], descriptors: Sequence[int]) -> WorkerChannels:
+        links, ends = WorkerChannels(), []
         with contextlib.ExitStack() as stack:
             for descriptor in descriptors:
                 stack.callback(os.close, descriptor)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from homenode.compute.kv_memory import KvLayout
 from homenode.compute.ops import Backend, KvCache, KvGeometry
-from homenode.engine.workers.messages import Share
+from homenode.engine.workers.messages import FileRange
 from homenode.errors import InternalError
 
 
 class SharedKv:
     """`cache`: for the programs of this worker. `layout`: how it lies in the share."""
 
-    def __init__(self, backend: Backend, geometry: KvGeometry, num_blocks: int, fd: int, share: Share) -> None:
+    def __init__(self, backend: Backend, geometry: KvGeometry, num_blocks: int, fd: int, share: FileRange) -> None:
         """What the share holds stays as it is. ValueError when it is too small, HostError when the machine refuses."""
         from homenode.compute.native import NativeBackend  # others keep KV where nobody else can read it
 

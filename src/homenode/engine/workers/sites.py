@@ -19,8 +19,17 @@ from dataclasses import dataclass, field
 
 from homenode.compute.native.ranks import NativeRankGroup, RankMemory, RankReceiver, receive_rank
 from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
-from homenode.engine.workers.greeting import Group, Share, Topic, Values, accept_next, answer, introduce, name_of
-from homenode.engine.workers.streams import Streams
+from homenode.engine.workers.greeting import (
+    Group,
+    MemoryRequest,
+    Topic,
+    Values,
+    accept_next,
+    answer,
+    introduce,
+    name_of,
+)
+from homenode.engine.workers.streams import SocketSet
 from homenode.errors import HomenodeError, HostError, PeerError
 
 _log = logging.getLogger(__name__)
@@ -31,7 +40,7 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 @dataclass(frozen=True)
-class SiteName:
+class HostRanksName:
     """What all ranks of a stage know beforehand. `host`: what its workers call their host; `ip`: its address, at which others reach it."""
 
     group: Group
@@ -48,7 +57,7 @@ class SiteName:
 
 
 @dataclass(frozen=True)
-class Site:
+class HostRanks:
     """`memory`: of all the group. `address`: where ranks of other hosts come to; unlike that of any other site. `close`: gives back what the keeper has
     beside the memory, and ends the group if values came from others."""
 
@@ -57,14 +66,14 @@ class Site:
     close: Callable[[], None] = lambda: None
 
 
-def join_site(name: SiteName, rank: int, timeout_s: float) -> Site:
+def join_site(name: HostRanksName, rank: int, timeout_s: float) -> HostRanks:
     """That of this host: made if this is the first rank here. PeerError when whoever keeps it does not hand it over in time, HostError when the machine
     refuses."""
     deadline = time.monotonic() + timeout_s
     while True:
         server = _bound(name)
         if server is not None:
-            return Keeper(name, server, timeout_s).site
+            return HostRanksServer(name, server, timeout_s).site
         try:
             return _asked(name, rank, deadline)
         except (PeerError, ConnectionError) as error:  # it has ended since, or was about to begin
@@ -75,7 +84,7 @@ def join_site(name: SiteName, rank: int, timeout_s: float) -> Site:
         time.sleep(_AGAIN_S)
 
 
-def _bound(name: SiteName) -> socket.socket | None:
+def _bound(name: HostRanksName) -> socket.socket | None:
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         server.bind(name.socket)
@@ -88,7 +97,7 @@ def _bound(name: SiteName) -> socket.socket | None:
     return server
 
 
-def _asked(name: SiteName, rank: int, deadline: float) -> Site:
+def _asked(name: HostRanksName, rank: int, deadline: float) -> HostRanks:
     left = max(0.001, deadline - time.monotonic())
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(left)
@@ -99,7 +108,7 @@ def _asked(name: SiteName, rank: int, deadline: float) -> Site:
                 sock,
                 "the keeper of this host",
                 name.secret,
-                Share(name.group, rank),
+                MemoryRequest(name.group, rank),
                 time.monotonic() + min(left, _GREETING_S),
             )
             sock.settimeout(left)
@@ -112,7 +121,7 @@ def _asked(name: SiteName, rank: int, deadline: float) -> Site:
             os.close(descriptor)
         raise PeerError("the keeper handed nothing over")
     try:
-        return Site(RankMemory.attach(descriptors[0]), decode_body(frames[0], str))
+        return HostRanks(RankMemory.attach(descriptors[0]), decode_body(frames[0], str))
     finally:
         os.close(descriptors[0])
 
@@ -124,13 +133,13 @@ def _check_user(sock: socket.socket) -> None:
         raise PeerError(f"a process of user {uid} is at the other end")
 
 
-class Keeper:
+class HostRanksServer:
     """The rank that made the memory of its site."""
 
-    def __init__(self, name: SiteName, here: socket.socket, timeout_s: float) -> None:
+    def __init__(self, name: HostRanksName, here: socket.socket, timeout_s: float) -> None:
         """`here`: the bound Unix socket."""
         self._name, self._timeout = name, timeout_s
-        self._streams = Streams()
+        self._streams = SocketSet()
         self._streams.keep(here)
         try:
             others = self._streams.keep(socket.create_server((name.ip, 0)))
@@ -149,9 +158,9 @@ class Keeper:
             threading.Thread(target=self._listen, args=(server,), name="homenode-site", daemon=True).start()
 
     @property
-    def site(self) -> Site:
+    def site(self) -> HostRanks:
         """What it keeps."""
-        return Site(self._memory, self._address, self.close)
+        return HostRanks(self._memory, self._address, self.close)
 
     def close(self) -> None:
         """Listen no more, and receive no more."""
@@ -182,7 +191,7 @@ class Keeper:
     def _serve(self, sock: socket.socket, topic: Topic) -> None:
         """Descriptors go through Unix sockets only, and ranks of this host have no need of the others."""
         match topic:
-            case Share(group) if group == self._name.group and sock.family == socket.AF_UNIX:
+            case MemoryRequest(group) if group == self._name.group and sock.family == socket.AF_UNIX:
                 socket.send_fds(sock, [encode_frame(self._address)], [self._memory.fd])
             case Values(group, rank) if group == self._name.group and sock.family != socket.AF_UNIX:
                 with self._lock:

@@ -9,7 +9,7 @@ import threading
 from homenode.errors import PeerError
 
 
-class Streams:
+class SocketSet:
     """Those of a channel. `over`: it has ended, and so have they."""
 
     def __init__(self) -> None:

@@ -18,12 +18,12 @@ import numpy as np
 
 from homenode.compute.ops import FloatArray
 from homenode.engine.wire import FrameSocket, decode_body
-from homenode.engine.workers.channels import Links, OpenChannels
-from homenode.engine.workers.greeting import Ask, Group, Key, Offer, Rows, answer, call, read_into
+from homenode.engine.workers.channels import OpenChannels, WorkerChannels
+from homenode.engine.workers.greeting import Ask, Group, Key, Rows, RowsOffer, answer, call, read_into
 from homenode.engine.workers.layout import WorkerPlan
 from homenode.engine.workers.messages import Channel, Join
-from homenode.engine.workers.sites import SiteName
-from homenode.engine.workers.streams import Streams
+from homenode.engine.workers.sites import HostRanksName
+from homenode.engine.workers.streams import SocketSet
 from homenode.engine.workers.tcp_ranks import TcpRanks
 from homenode.errors import PeerError
 
@@ -67,14 +67,14 @@ def open_tcp(engine: str, ip: str, secret: bytes, host: str) -> Callable[[Join],
         part, timeout = join.part, join.config.parallel.worker_timeout
         most = join.config.scheduler.max_num_batched_tokens
 
-        def opened(channels: Sequence[Channel], descriptors: Sequence[int]) -> Links:
-            links, outlets = Links(), []
+        def opened(channels: Sequence[Channel], descriptors: Sequence[int]) -> WorkerChannels:
+            links, outlets = WorkerChannels(), []
             leaves: list[Callable[[], None]] = []
             closes: list[Callable[[], None]] = []
             for channel in channels:
                 words = [int(word) for word in channel.address.split(".")]
                 if channel.role == "ranks":
-                    name = SiteName(Group(*words), part.ranks, host, ip, secret)
+                    name = HostRanksName(Group(*words), part.ranks, host, ip, secret)
                     ranks = TcpRanks(engine, name, part.rank, timeout, join.config.compute.spin_us)
                     links.group = ranks.group
                     leaves.append(ranks.leave)
@@ -106,7 +106,7 @@ class TcpInlet:
     def __init__(self, engine: str, host: str, secret: bytes, key: Key, timeout_s: float, max_rows: int) -> None:
         self._engine, self._host, self._secret, self._key = engine, host, secret, key
         self._timeout, self._max_rows = timeout_s, max_rows
-        self._streams = Streams()
+        self._streams = SocketSet()
         self._sock: socket.socket | None = None
         self._memory: FloatArray = np.zeros((0, 0), np.float32)
 
@@ -140,7 +140,7 @@ class TcpInlet:
             with socket.create_server((self._host, 0)) as server:
                 self._streams.keep(server)
                 name = f"{self._host}:{server.getsockname()[1]}"
-                with call(self._engine, self._secret, Offer(self._key, name), _GREETING_S):
+                with call(self._engine, self._secret, RowsOffer(self._key, name), _GREETING_S):
                     pass
                 while (left := deadline - time.monotonic()) > 0:
                     server.settimeout(left)
@@ -161,7 +161,7 @@ class TcpOutlet:
 
     def __init__(self, engine: str, secret: bytes, key: Key, timeout_s: float) -> None:
         self._engine, self._secret, self._key, self._timeout = engine, secret, key, timeout_s
-        self._streams = Streams()
+        self._streams = SocketSet()
         self._sock: socket.socket | None = None
 
     def put(self, number: int, rows: Any) -> None:

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from homenode.compute.native.ranks import NativeRankGroup, RankSender, send_rank
 from homenode.engine.wire import FrameSocket, decode_body
 from homenode.engine.workers.greeting import Seated, Values, call
-from homenode.engine.workers.sites import SiteName, join_site
-from homenode.engine.workers.streams import Streams
+from homenode.engine.workers.sites import HostRanksName, join_site
+from homenode.engine.workers.streams import SocketSet
 from homenode.errors import HomenodeError, PeerError
 from homenode.units import format_count
 
@@ -28,10 +28,10 @@ _MOST_ADDRESSES = 1 << 20  # bytes
 class TcpRanks:
     """A rank's end. `group`: what it sums with."""
 
-    def __init__(self, engine: str, name: SiteName, rank: int, timeout_s: float, spin_us: int) -> None:
+    def __init__(self, engine: str, name: HostRanksName, rank: int, timeout_s: float, spin_us: int) -> None:
         """`engine`: where it listens. Call it on a CPU of the rank's node. Raises as `join_site` and `NativeRankGroup.join`."""
         self._engine, self._name, self._rank, self._timeout = engine, name, rank, timeout_s
-        self._streams = Streams()
+        self._streams = SocketSet()
         self._site = join_site(name, rank, timeout_s)
         try:
             self.group = NativeRankGroup.join(self._site.memory, rank, timeout_s, spin_us)

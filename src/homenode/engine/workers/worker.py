@@ -12,9 +12,9 @@ from homenode.compute.ops import GrowingBackend, KvCache, Program
 from homenode.engine.executor.counting import USES
 from homenode.engine.expert_table import Table, of_part
 from homenode.engine.worker.stage import StageRunner
-from homenode.engine.workers.channels import Links
+from homenode.engine.workers.channels import WorkerChannels
 from homenode.engine.workers.loaded import LoadedPart, load_part
-from homenode.engine.workers.messages import Done, Fits, Join, Share, Work
+from homenode.engine.workers.messages import FileRange, Fits, Join, RunStep, WorkerStepDone
 from homenode.engine.workers.shared_kv import SharedKv
 from homenode.errors import InternalError
 
@@ -25,7 +25,7 @@ class Worker(Protocol):
     def load(self, progress: Callable[[int, int], None], experts: int | None = None) -> Fits:
         """Load. `experts`: the descriptor of the memory that comes with `Join.experts`; it stays open. Raises what the engine is to be told of."""
 
-    def lay(self, num_blocks: int, memory: tuple[int, Share] | None = None, grows: bool = False) -> KvLayout | None:
+    def lay(self, num_blocks: int, memory: tuple[int, FileRange] | None = None, grows: bool = False) -> KvLayout | None:
         """Take KV memory; where that is to lie in a share of a file, how it does. The descriptor stays the caller's. `grows`: see `Lay`."""
 
     def change_pages(self, changes: Sequence[tuple[int, int, bool]]) -> None:
@@ -37,10 +37,10 @@ class Worker(Protocol):
     def detach(self, first: int) -> None:
         """End that."""
 
-    def prepare(self, links: Links) -> None:
+    def prepare(self, links: WorkerChannels) -> None:
         """Know of no sequence, and go on with these channels."""
 
-    def compute(self, work: Work) -> Done:
+    def compute(self, work: RunStep) -> WorkerStepDone:
         """Do a step."""
 
     def statistics(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class PartWorker:
         kept = loaded.kept
         return Fits(loaded.sizes.num_blocks, kept.own, time.monotonic() - begin, list(loaded.notes), kept.common)
 
-    def lay(self, num_blocks: int, memory: tuple[int, Share] | None = None, grows: bool = False) -> KvLayout | None:
+    def lay(self, num_blocks: int, memory: tuple[int, FileRange] | None = None, grows: bool = False) -> KvLayout | None:
         """See `Worker.lay`."""
         loaded = self._loaded = replace(self._part, sizes=replace(self._part.sizes, num_blocks=num_blocks))
         self._program = None
@@ -102,7 +102,7 @@ class PartWorker:
         assert self._shared is not None
         self._shared.detach(first)
 
-    def prepare(self, links: Links) -> None:
+    def prepare(self, links: WorkerChannels) -> None:
         """See `Worker.prepare`."""
         loaded, part = self._part, self._join.part
         assert self._cache is not None  # `lay` comes first
@@ -120,12 +120,12 @@ class PartWorker:
             eos_token_ids=loaded.model.spec.eos_token_ids,
         )
 
-    def compute(self, work: Work) -> Done:
+    def compute(self, work: RunStep) -> WorkerStepDone:
         """See `Worker.compute`."""
         if self._runner is None:
             raise InternalError("a step came before the memory for it was laid out")
         result, waited = self._runner.execute(work.step, work.drawn)
-        return Done(result, waited)
+        return WorkerStepDone(result, waited)
 
     def statistics(self) -> dict[str, Any]:
         """See `Worker.statistics`."""

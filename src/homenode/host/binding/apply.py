@@ -16,7 +16,7 @@ from homenode.host.binding.masks import Masks, describe, explain, put_back, read
 from homenode.host.binding.memory_map import mems_allowed, read_memory_map
 from homenode.host.binding.pages import Moves, Progress, move_private_pages
 from homenode.host.binding.preflight import check_running
-from homenode.host.binding.report import Report, StepResult, skipped
+from homenode.host.binding.report import ActionResult, Report, skipped
 from homenode.host.binding.state import State
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.binding.target import Target
@@ -72,7 +72,7 @@ class _Binding:
     state: State | None
     earlier: Remembered | None = None  # what a former binding of the same process left to be undone
     journal: Masks | None = None
-    steps: list[StepResult] = field(default_factory=list)
+    steps: list[ActionResult] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
     def remember(self, strict: bool) -> None:
@@ -109,7 +109,7 @@ class _Binding:
             return False
         detail = describe([cpus for _, cpus in read_masks(self.process, self.calls).values()])
         if journal.settled:
-            self.steps.append(StepResult("affinity", "done", detail))
+            self.steps.append(ActionResult("affinity", "done", detail))
         else:
             message = f"process {pid} kept starting threads with other masks for {settle_s:g} s: {detail}"
             self._degraded(
@@ -159,27 +159,27 @@ class _Binding:
         where = f"node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))}"
         left = f"; left alone: {_amounts(moves.left)}" if moves.left else ""
         if not moves.wanted:
-            self.steps.append(StepResult("pages", "done", f"nothing to move, all private memory is on {where}{left}"))
+            self.steps.append(ActionResult("pages", "done", f"nothing to move, all private memory is on {where}{left}"))
             return
         moved = f"{format_bytes(moves.moved)} of {format_bytes(moves.wanted)} moved to {where}"
         stay = f"; could not be moved: {_amounts(moves.stay)}" if moves.stay else ""
         ended = f"; stopped: {moves.stopped}" if moves.stopped else ""
         detail = moved + stay + ended + left
         if not stay and not ended:
-            self.steps.append(StepResult("pages", "done", detail))
+            self.steps.append(ActionResult("pages", "done", detail))
             return
         self._degraded("pages", detail, "pages_not_moved", f"process {self.process.pid}: {detail}", _remedy(moves))
 
     def roll_back(self, code: str, message: str, remedy: str) -> None:
         """Put all masks back and say so, with the finding that it was done for."""
-        self.steps.append(StepResult("affinity", "failed", message))
+        self.steps.append(ActionResult("affinity", "failed", message))
         self.findings.append(Finding("error", code, message, remedy))
         left = self._put_back()
         if not left:
-            self.steps.append(StepResult("affinity", "undone", "every thread has the CPUs it had before"))
+            self.steps.append(ActionResult("affinity", "undone", "every thread has the CPUs it had before"))
             return
         names = ", ".join(left)
-        self.steps.append(StepResult("affinity", "failed", f"not put back: {names}"))
+        self.steps.append(ActionResult("affinity", "failed", f"not put back: {names}"))
         message = f"these threads of process {self.process.pid} keep other CPUs than before: {names}"
         self.findings.append(
             Finding(
@@ -206,7 +206,7 @@ class _Binding:
     def _degraded(
         self, what: str, detail: str, code: str, message: str, remedy: str, severity: str = "warning"
     ) -> None:
-        self.steps.append(StepResult(what, "degraded", detail))
+        self.steps.append(ActionResult(what, "degraded", detail))
         self.findings.append(Finding(severity, code, message, remedy))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from homenode.cpuset import format_cpu_list
 from homenode.errors import HostError
 from homenode.host.binding.masks import read_masks
-from homenode.host.binding.report import Report, StepResult, skipped
+from homenode.host.binding.report import ActionResult, Report, skipped
 from homenode.host.binding.residency import NodeResidency, PlannedRange, node_residencies
 from homenode.host.binding.state import State, boot_id
 from homenode.host.binding.syscalls import Syscalls
@@ -88,10 +88,10 @@ def _threads(pid: int, plan: EnginePlan, calls: Syscalls) -> Report:
     missing = sorted(set(plan.cpus) - pinned)
     told = f"{format_count(len(plan.cpus), 'compute thread')}, on CPUs {format_cpu_list(sorted(plan.cpus))}"
     if not missing:
-        return Report((StepResult("threads", "done", told),))
+        return Report((ActionResult("threads", "done", told),))
     message = f"no thread of engine {pid} is pinned to CPUs {format_cpu_list(missing)} any more, where compute threads were planned"
     remedy = f"Look whether those CPUs are online and in its cpuset. {_REMEDY}"
-    return Report((StepResult("threads", "failed", told),), (Finding("error", "thread_off_plan", message, remedy),))
+    return Report((ActionResult("threads", "failed", told),), (Finding("error", "thread_off_plan", message, remedy),))
 
 
 def _pages(pid: int, use: str, ranges: Sequence[PlannedRange], calls: Syscalls) -> Report:
@@ -100,7 +100,7 @@ def _pages(pid: int, use: str, ranges: Sequence[PlannedRange], calls: Syscalls) 
         return Report((skipped(use, "this kernel, or its container, does not tell where pages are"),))
     findings = tuple(_off_plan(pid, use, line) for line in lines if line.local < line.present)
     told = ", ".join(f"{_where(line)}: {format_bytes(line.local)} of {format_bytes(line.present)}" for line in lines)
-    return Report((StepResult(use, "failed" if findings else "done", told),), findings)
+    return Report((ActionResult(use, "failed" if findings else "done", told),), findings)
 
 
 def _off_plan(pid: int, use: str, line: NodeResidency) -> Finding:

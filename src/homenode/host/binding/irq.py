@@ -20,7 +20,7 @@ from homenode.errors import HomenodeError, UserError
 from homenode.host.binding.irq_bans import Balance, one_at_a_time, unban
 from homenode.host.binding.irq_match import Routed, match
 from homenode.host.binding.irqbalance import Irqbalance, find_irqbalance
-from homenode.host.binding.report import Report, StepResult, skipped
+from homenode.host.binding.report import ActionResult, Report, skipped
 from homenode.host.binding.state import State
 from homenode.host.binding.target import Target
 from homenode.host.binding.threads import Process, identify
@@ -189,7 +189,7 @@ def _remember(
     except HomenodeError as error:
         message = f"where the interrupts went before could not be kept, undoing will not be possible: {error.message}"
         finding = Finding("warning", "undo_not_possible", message, "Set HOMENODE_STATE_DIR to a folder of your own")
-        return Report((StepResult("remember", "degraded", error.message),), (finding,))
+        return Report((ActionResult("remember", "degraded", error.message),), (finding,))
     return Report()
 
 
@@ -201,26 +201,28 @@ def _route(one: Routed, before: str, interrupts: Interrupts) -> Report:
     except OSError as error:
         return _refused(one.what, str(one), wanted, error, "warning", "irq_refused")
     if _same(seen, one.cpus):
-        return Report((StepResult(one.what, "done", f"{one}: CPUs {before} -> {seen}"),))
+        return Report((ActionResult(one.what, "done", f"{one}: CPUs {before} -> {seen}"),))
     message = f"{one.what} ({one}) may go to CPUs {seen} after {wanted} was written"
     remedy = "See whether something else moves interrupts, such as an irqbalance in another container"
-    return Report((StepResult(one.what, "degraded", message),), (Finding("warning", "irq_not_held", message, remedy),))
+    return Report(
+        (ActionResult(one.what, "degraded", message),), (Finding("warning", "irq_not_held", message, remedy),)
+    )
 
 
 def _compare(one: Routed, seen: str, interrupts: Interrupts) -> Report:
     if _same(seen, one.cpus):
-        return Report((StepResult(one.what, "done", f"{one}: CPUs {seen}"),))
+        return Report((ActionResult(one.what, "done", f"{one}: CPUs {seen}"),))
     message = f"{one.what} ({one}) may go to CPUs {seen}, planned are {format_cpu_list(one.cpus)}"
     if interrupts.kept_by_kernel(one.irq):
         reason, remedy = _MANAGED
         return Report(
-            (StepResult(one.what, "degraded", message),),
+            (ActionResult(one.what, "degraded", message),),
             (Finding("warning", "irq_off_plan", f"{message}; {reason}", remedy),),
         )
     refusal = interrupts.refusal(one.irq)
     remedy = _ROOT if refusal else "Bind again with `homenode bind`, which has irqbalance leave it alone"
     finding = Finding("warning" if refusal else "error", "irq_off_plan", message, remedy)
-    return Report((StepResult(one.what, "failed", message),), (finding,))
+    return Report((ActionResult(one.what, "failed", message),), (finding,))
 
 
 def _put_back(irq: int, entry: Mapping[str, Any], actions: Sequence[str], interrupts: Interrupts) -> Report:
@@ -231,21 +233,21 @@ def _put_back(irq: int, entry: Mapping[str, Any], actions: Sequence[str], interr
         wanted = _remembered(before)
         seen = interrupts.read(irq)
         if _same(seen, wanted):
-            return Report((StepResult(what, "undone", f"{action}: CPUs {seen}, nothing had changed"),))
+            return Report((ActionResult(what, "undone", f"{action}: CPUs {seen}, nothing had changed"),))
         interrupts.write(irq, before)
         after = interrupts.read(irq)
     except UserError as error:
         finding = Finding(
             "warning", "undo_incomplete", f"{what}: {error.message}", "See `homenode doctor`, and route it by hand"
         )
-        return Report((StepResult(what, "failed", error.message),), (finding,))
+        return Report((ActionResult(what, "failed", error.message),), (finding,))
     except OSError as error:
         return _refused(what, action, before, error, "error", "undo_incomplete")
     if _same(after, wanted):
-        return Report((StepResult(what, "undone", f"{action}: CPUs {seen} -> {after}"),))
+        return Report((ActionResult(what, "undone", f"{action}: CPUs {seen} -> {after}"),))
     message = f"{what} ({action}) may go to CPUs {after} after {before} was written"
     return Report(
-        (StepResult(what, "failed", message),), (Finding("error", "undo_incomplete", message, "Run this again"),)
+        (ActionResult(what, "failed", message),), (Finding("error", "undo_incomplete", message, "Run this again"),)
     )
 
 
@@ -259,7 +261,7 @@ def _refused(what: str, who: str, wanted: str, error: OSError, severity: str, co
     number = error.errno or 0
     reason, remedy = _REFUSALS.get(number, (error.strerror or str(error), "See proc(5) and the kernel's log"))
     message = f"{what} ({who}) does not go to CPUs {wanted}: {errno.errorcode.get(number, 'error')}, {reason}"
-    return Report((StepResult(what, "failed", message),), (Finding(severity, code, message, remedy),))
+    return Report((ActionResult(what, "failed", message),), (Finding(severity, code, message, remedy),))
 
 
 def _same(seen: str, cpus: Sequence[int]) -> bool:

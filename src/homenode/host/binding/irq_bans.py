@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from homenode.errors import HostError
 from homenode.host.binding.irqbalance import DEADLINE_S, Bans, Irqbalance, read_bans, set_bans
-from homenode.host.binding.report import Report, StepResult, skipped
+from homenode.host.binding.report import ActionResult, Report, skipped
 from homenode.host.binding.state import State
 from homenode.host.topology.finding import Finding
 from homenode.units import format_count
@@ -45,7 +45,7 @@ class Balance:
         if self.bans is None:
             return _not_told(self.refusal, self.irqs)
         if not self.fresh:
-            return Report((StepResult(STEP, "done", "it leaves them alone already"),))
+            return Report((ActionResult(STEP, "done", "it leaves them alone already"),))
         try:
             set_bans(self.daemon, self.bans.irqs | self.fresh, self.bans.room)
         except HostError as error:
@@ -53,7 +53,7 @@ class Balance:
         kept = f", as well as {len(self.bans.irqs)} that were banned before" if self.bans.irqs else ""
         return Report(
             (
-                StepResult(
+                ActionResult(
                     STEP,
                     "done",
                     f"process {self.daemon.pid} leaves {format_count(len(self.fresh), 'interrupt')} alone{kept}",
@@ -75,9 +75,9 @@ def unban(daemon: Irqbalance | None, irqs: frozenset[int]) -> Report:
             f"irqbalance was not told that it may move {format_count(len(irqs), 'interrupt')} again: {error.message}"
         )
         finding = Finding("warning", "irqbalance_not_told", message, "Restart it: systemctl restart irqbalance")
-        return Report((StepResult(STEP, "failed", error.message),), (finding,))
+        return Report((ActionResult(STEP, "failed", error.message),), (finding,))
     return Report(
-        (StepResult(STEP, "undone", f"it may move {format_count(len(bans.irqs & irqs), 'interrupt')} again"),)
+        (ActionResult(STEP, "undone", f"it may move {format_count(len(bans.irqs & irqs), 'interrupt')} again"),)
     )
 
 

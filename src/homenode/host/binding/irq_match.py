@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from homenode.host.binding.report import StepResult, skipped
+from homenode.host.binding.report import ActionResult, skipped
 from homenode.host.binding.target import IrqRoute
 from homenode.host.topology.host import Host
 from homenode.units import format_count
@@ -29,7 +29,7 @@ class Routed:
         return f"{self.action} of {self.address}"
 
 
-def match(routes: Sequence[IrqRoute], host: Host) -> tuple[tuple[Routed, ...], tuple[StepResult, ...]]:
+def match(routes: Sequence[IrqRoute], host: Host) -> tuple[tuple[Routed, ...], tuple[ActionResult, ...]]:
     """The interrupts that the routes mean: of that very device, with a handler of that name. Steps say which routes have none."""
     found: dict[int, Routed] = {}
     steps = []

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import HomenodeError
-from homenode.host.binding.report import Report, StepResult, skipped
+from homenode.host.binding.report import ActionResult, Report, skipped
 from homenode.host.binding.state import State
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.binding.threads import KERNEL_THREAD, Thread, identify, parse_stat
@@ -83,7 +83,7 @@ def _bind(pid: int, thread: Thread, cpus: tuple[int, ...], state: State | None, 
     try:
         before = calls.affinity(thread.tid)
         if set(before) <= set(cpus):
-            return Report((StepResult(_what(thread), "done", f"CPUs {format_cpu_list(before)} already"),))
+            return Report((ActionResult(_what(thread), "done", f"CPUs {format_cpu_list(before)} already"),))
         report += _remember(pid, thread, before, state)
         calls.set_affinity(thread.tid, cpus)
         seen = calls.affinity(thread.tid)
@@ -91,7 +91,7 @@ def _bind(pid: int, thread: Thread, cpus: tuple[int, ...], state: State | None, 
         return report + _refused(thread, cpus, error)
     if set(seen) <= set(cpus):
         detail = f"CPUs {format_cpu_list(before)} -> {format_cpu_list(seen)}"
-        return report + Report((StepResult(_what(thread), "done", detail),))
+        return report + Report((ActionResult(_what(thread), "done", detail),))
     return report + _off_plan(thread, seen, cpus, "warning")
 
 
@@ -103,7 +103,7 @@ def _remember(pid: int, thread: Thread, before: tuple[int, ...], state: State | 
     except HomenodeError as error:
         message = f"the CPUs of {_what(thread)} could not be kept, undoing will not be possible: {error.message}"
         finding = Finding("warning", "undo_not_possible", message, "Set HOMENODE_STATE_DIR to a folder of your own")
-        return Report((StepResult("remember", "degraded", error.message),), (finding,))
+        return Report((ActionResult("remember", "degraded", error.message),), (finding,))
     return Report()
 
 
@@ -113,7 +113,7 @@ def _compare(thread: Thread, cpus: tuple[int, ...], calls: Syscalls) -> Report:
     except OSError as error:
         return Report((skipped(_what(thread), f"cannot be read: {error.strerror}"),))
     if set(seen) <= set(cpus):
-        return Report((StepResult(_what(thread), "done", f"CPUs {format_cpu_list(seen)}"),))
+        return Report((ActionResult(_what(thread), "done", f"CPUs {format_cpu_list(seen)}"),))
     return _off_plan(thread, seen, cpus, "warning")
 
 
@@ -125,7 +125,7 @@ def _off_plan(thread: Thread, seen: tuple[int, ...], cpus: tuple[int, ...], seve
     finding = Finding(
         severity, "kernel_thread_off_plan", message, "Bind again with `homenode bind`, as root on the host."
     )
-    return Report((StepResult(_what(thread), "degraded", message),), (finding,))
+    return Report((ActionResult(_what(thread), "degraded", message),), (finding,))
 
 
 def _unseen(name: str) -> Report:
@@ -138,7 +138,8 @@ def _refused(thread: Thread, cpus: tuple[int, ...], error: OSError) -> Report:
     message = f"{_what(thread)} does not go to CPUs {format_cpu_list(cpus)}: {reason}"
     remedy = "Run this as root, in a container with --cap-add SYS_NICE and --pid=host; the worker itself is bound."
     return Report(
-        (StepResult(_what(thread), "failed", message),), (Finding("warning", "kernel_thread_refused", message, remedy),)
+        (ActionResult(_what(thread), "failed", message),),
+        (Finding("warning", "kernel_thread_refused", message, remedy),),
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import HostError
-from homenode.host.binding.report import Report, StepResult
+from homenode.host.binding.report import ActionResult, Report
 from homenode.host.binding.syscalls import (
     MODE_NAMES,
     MPOL_BIND,
@@ -54,19 +54,19 @@ class _Descent:
     """The steps taken so far, and why each was not the last."""
 
     strict: bool
-    steps: list[StepResult] = field(default_factory=list)
+    steps: list[ActionResult] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
     def down(self, message: str, remedy: str) -> None:
         """One step down; with `strict`, the end."""
         if self.strict:
             raise HostError(f"{message}. {remedy}.")
-        self.steps.append(StepResult(STEP, "failed", message))
+        self.steps.append(ActionResult(STEP, "failed", message))
         self.findings.append(Finding("warning", "memory_policy_refused", message, f"{remedy}."))
 
     def report(self, policy: str, outcome: str) -> Report:
         """The whole descent, ending with `policy`."""
-        return Report((*self.steps, StepResult(STEP, outcome, policy)), tuple(self.findings))
+        return Report((*self.steps, ActionResult(STEP, outcome, policy)), tuple(self.findings))
 
 
 def current_policy(kernel: Syscalls) -> Policy | None:

@@ -21,7 +21,7 @@ from homenode.errors import HostError, PlacementError, UserError
 from homenode.host.binding.companion import to_stderr
 from homenode.host.binding.ladder import bind_memory
 from homenode.host.binding.preflight import check_exists
-from homenode.host.binding.report import Report, StepResult
+from homenode.host.binding.report import ActionResult, Report
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.binding.target import Target
 from homenode.host.topology.allowance import Allowance
@@ -184,12 +184,12 @@ def _bind_cpus(cpus: tuple[int, ...], kernel: Syscalls, strict: bool) -> Report:
     if set(seen) != set(cpus):
         remedy = "CPUs went offline or the cpuset changed at this moment; try again."
         return _cpus_refused(f"the kernel made CPUs {wanted} into {format_cpu_list(seen)}", remedy, strict)
-    return Report((StepResult("affinity", "done", wanted),))
+    return Report((ActionResult("affinity", "done", wanted),))
 
 
 def _cpus_refused(message: str, remedy: str, strict: bool) -> Report:
     if strict:
         raise HostError(f"{message}. {remedy}")
     return Report(
-        (StepResult("affinity", "failed", message),), (Finding("error", "affinity_refused", message, remedy),)
+        (ActionResult("affinity", "failed", message),), (Finding("error", "affinity_refused", message, remedy),)
     )

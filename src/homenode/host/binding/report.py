@@ -12,7 +12,7 @@ OUTCOMES = ("done", "degraded", "skipped", "failed", "undone")
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
+class ActionResult:
     """One step: `what` ("affinity", "memory policy", "pages", "irq 2753", ...), its outcome (one of OUTCOMES), and why or how much."""
 
     what: str
@@ -24,7 +24,7 @@ class StepResult:
 class Report:
     """`steps` in the order taken. `findings`: what a person should know; severity error where the binding is not what was planned."""
 
-    steps: tuple[StepResult, ...] = ()
+    steps: tuple[ActionResult, ...] = ()
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -41,9 +41,9 @@ class Report:
         return {"steps": steps, "findings": [finding.to_dict() for finding in self.findings]}
 
 
-def skipped(what: str, why: str) -> StepResult:
+def skipped(what: str, why: str) -> ActionResult:
     """A step that a missing prerequisite leaves out."""
-    return StepResult(what, "skipped", why)
+    return ActionResult(what, "skipped", why)
 
 
 def errors(findings: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -19,7 +19,7 @@ from typing import Any
 from homenode.cpuset import format_cpu_list, parse_cpu_list
 from homenode.errors import HostError, UserError
 from homenode.host.binding.masks import Cpus, Masks, Wanted, describe, explain, settle
-from homenode.host.binding.report import Report, StepResult, skipped
+from homenode.host.binding.report import ActionResult, Report, skipped
 from homenode.host.binding.state import State, boot_id
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.binding.threads import Process, Thread, alive, same
@@ -211,8 +211,8 @@ def _undo_kernel_thread(key: tuple[int, int], cpus: Cpus, calls: Syscalls) -> Re
     except OSError as error:
         message = f"{what} does not go back to CPUs {format_cpu_list(cpus)}: {error.strerror}"
         finding = Finding("error", "undo_incomplete", message, "Run this again as root on the host itself")
-        return Report((StepResult(what, "failed", message),), (finding,))
-    return Report((StepResult(what, "undone", f"CPUs {format_cpu_list(cpus)}"),))
+        return Report((ActionResult(what, "failed", message),), (finding,))
+    return Report((ActionResult(what, "undone", f"CPUs {format_cpu_list(cpus)}"),))
 
 
 def _undo_masks(before: Remembered, calls: Syscalls, deadline_s: float) -> Report:
@@ -225,8 +225,10 @@ def _undo_masks(before: Remembered, calls: Syscalls, deadline_s: float) -> Repor
             describe([cpus for key in journal.before if (cpus := before.threads.get(key, before.main))])
             or "nothing had changed"
         )
-        return Report((StepResult("affinity", "undone", detail),))
+        return Report((ActionResult("affinity", "undone", detail),))
     message, remedy = "new threads kept coming with other masks", "Run this again"
     if journal.refusal:
         message, remedy = explain(before.process, journal.refusal)
-    return Report((StepResult("affinity", "failed", message),), (Finding("error", "undo_incomplete", message, remedy),))
+    return Report(
+        (ActionResult("affinity", "failed", message),), (Finding("error", "undo_incomplete", message, remedy),)
+    )

@@ -9,7 +9,7 @@ from homenode.errors import UserError
 from homenode.host.binding.masks import Cpus, describe, read_masks
 from homenode.host.binding.memory_map import MemoryMap, Policy, read_memory_map
 from homenode.host.binding.preflight import check_running
-from homenode.host.binding.report import Report, StepResult, skipped
+from homenode.host.binding.report import ActionResult, Report, skipped
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.binding.target import Target
 from homenode.host.binding.threads import Process, Thread, identify, wanted_cpus
@@ -70,20 +70,22 @@ def _affinity(process: Process, target: Target, calls: Syscalls) -> Report:
         )
         findings.append(Finding("error", "thread_off_plan", message, _bind_again(process.pid)))
     return Report(
-        (StepResult("affinity", "failed" if off else "done", describe([seen for _, seen in masks])),), tuple(findings)
+        (ActionResult("affinity", "failed" if off else "done", describe([seen for _, seen in masks])),), tuple(findings)
     )
 
 
 def _policy(pid: int, policy: Policy, target: Target, expected: bool) -> Report:
     nodes = format_cpu_list(target.memory_nodes)
     if policy.mode in _UNBOUND and not policy.nodes and not expected:
-        return Report((StepResult("memory policy", "done", f"{policy}, the policy that processes have by themselves"),))
+        return Report(
+            (ActionResult("memory policy", "done", f"{policy}, the policy that processes have by themselves"),)
+        )
     if policy.nodes and set(policy.nodes) <= set(target.memory_nodes):
-        return Report((StepResult("memory policy", "done", str(policy)),))
+        return Report((ActionResult("memory policy", "done", str(policy)),))
     message = f"process {pid} takes new memory by the policy {policy}, planned are nodes {nodes}"
     remedy = f"Start it again bound: homenode run --memory-nodes {nodes} -- ...; the policy of a running process cannot be changed from outside"
     return Report(
-        (StepResult("memory policy", "failed", str(policy)),), (Finding("error", "policy_off_plan", message, remedy),)
+        (ActionResult("memory policy", "failed", str(policy)),), (Finding("error", "policy_off_plan", message, remedy),)
     )
 
 
@@ -92,11 +94,11 @@ def _pages(pid: int, memory: MemoryMap, target: Target) -> Report:
     total, home = sum(homes.values()), sum(size for node, size in homes.items() if node in target.memory_nodes)
     spread = ", ".join(f"node {node}: {format_bytes(size)}" for node, size in homes.items()) or "none touched yet"
     if home >= HOME_SHARE * total:
-        return Report((StepResult("pages", "done", spread),))
+        return Report((ActionResult("pages", "done", spread),))
     nodes = format_cpu_list(target.memory_nodes)
     message = f"{home / total:.0%} of the private memory of process {pid} is on the planned nodes {nodes} ({spread})"
     remedy = f"Move it: homenode bind --pid {pid} --memory-nodes {nodes} with its CPUs"
-    return Report((StepResult("pages", "failed", spread),), (Finding("error", "pages_off_plan", message, remedy),))
+    return Report((ActionResult("pages", "failed", spread),), (Finding("error", "pages_off_plan", message, remedy),))
 
 
 def _bind_again(pid: int) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from homenode.cpuset import format_cpu_list
 from homenode.host.binding.masks import Cpus, Masks, explain, one_pass
-from homenode.host.binding.report import Report, StepResult
+from homenode.host.binding.report import ActionResult, Report
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.binding.target import Target
 from homenode.host.binding.threads import Process, Thread, identify, wanted_cpus
@@ -86,11 +86,11 @@ class _Watched:
             if key in journal.checked:
                 self.told.pop(key, None)  # put back: should it leave again, that is news
                 detail = f"{thread.tid} ({thread.name}) from CPUs {format_cpu_list(before)} to {format_cpu_list(self.known[key])}"
-                steps.append(StepResult("affinity", "done", detail))
+                steps.append(ActionResult("affinity", "done", detail))
         if journal.refusal is not None:
             self.refused.add(journal.refusal.thread.key)
             what, remedy = explain(self.process, journal.refusal)
-            steps.append(StepResult("affinity", "failed", what))
+            steps.append(ActionResult("affinity", "failed", what))
             findings.append(Finding("error", "affinity_refused", what, remedy))
         else:
             self._forget_ended()

@@ -17,29 +17,29 @@ from typing import Any
 from homenode.engine.config import EngineConfig
 from homenode.engine.early_start import ENGINE_PROGRAM
 from homenode.engine.fronts.client import LinkedSettings, favourite_of
-from homenode.engine.fronts.elsewhere import Elsewhere
+from homenode.engine.fronts.elsewhere import RemoteLoad
 from homenode.engine.fronts.engine import SharedEngine
 from homenode.engine.fronts.messages import (
     Began,
     Booked,
-    Ended,
     EngineSeen,
     EnginesGone,
     FrontLeft,
     Held,
     LinkLost,
     Moved,
+    RequestEnded,
     TicketGivenUp,
     TooMany,
     Unheld,
     Way,
 )
-from homenode.engine.messages import Ready
+from homenode.engine.messages import EngineReady
 from homenode.engine.replicas.client import dispatch_settings
-from homenode.engine.replicas.expert_memory import ExpertMemory
+from homenode.engine.replicas.expert_memory import ExpertMemoryFiles
 from homenode.engine.replicas.figures import all_ready
-from homenode.engine.replicas.keeper import Keeper
-from homenode.engine.replicas.patience import Patience
+from homenode.engine.replicas.keeper import EngineSupervisor
+from homenode.engine.replicas.patience import RestartPolicy
 from homenode.engine.replicas.progress import Progress
 from homenode.engine.replicas.router import Router
 from homenode.errors import InternalError
@@ -68,17 +68,17 @@ class Coordinator:
         text: TextConfig,
         count: int,
         *,
-        patience: Patience | None = None,
+        patience: RestartPolicy | None = None,
         engine_program: str = ENGINE_PROGRAM,
         front_program: str = "homenode.server.fronts.main",
     ) -> None:
         """`configs`: as `replica_configs` makes them. A single engine is not started again: whoever watches this process starts all anew."""
         self._configs, self._server, self._text, self._count = configs, server, text, count
-        self._patience = patience or Patience()
+        self._patience = patience or RestartPolicy()
         of_engines = self._patience if len(configs) > 1 else replace(self._patience, tries=0)
-        self._experts = ExpertMemory(configs)
+        self._experts = ExpertMemoryFiles(configs)
         self._keepers = [
-            Keeper(config, self, of_engines, self._maker(number, engine_program))
+            EngineSupervisor(config, self, of_engines, self._maker(number, engine_program))
             for number, config in enumerate(configs)
         ]
         self._blocks = [0] * len(configs)  # of each engine's KV memory, while it is there
@@ -86,8 +86,8 @@ class Coordinator:
         self._held: dict[int, set[int]] = {}  # requests that wait for an engine, by front
         self._dispatch = dispatch_settings(configs[0])
         self._key, self._started = secrets.token_bytes(32), int(time.time())
-        self._books = Elsewhere(Router(self._dispatch.block_size, self._dispatch.prefix_caching, self._key))
-        self._ready: Ready | None = None
+        self._books = RemoteLoad(Router(self._dispatch.block_size, self._dispatch.prefix_caching, self._key))
+        self._ready: EngineReady | None = None
         self._listener: socket.socket | None = None
         self._metrics = MetricsFolder()
         self._draining = False
@@ -103,7 +103,7 @@ class Coordinator:
 
     # Life
 
-    async def start(self, listener: socket.socket, progress: Callable[[int, int], None] | None = None) -> Ready:
+    async def start(self, listener: socket.socket, progress: Callable[[int, int], None] | None = None) -> EngineReady:
         """Start all at once and wait until every front takes connections. `listener` comes from `server.listener.bind`.
 
         Raises what an engine or a front could not start for; then nothing is left running.
@@ -198,7 +198,7 @@ class Coordinator:
     def front_says(self, front: FrontProcess, message: FromFront) -> None:
         """What concerns the others is told to them."""
         match message:
-            case Booked() | Began() | Ended():
+            case Booked() | Began() | RequestEnded():
                 self._books.take(message)
                 self._fronts.tell(message, but=front)
             case TicketGivenUp():
@@ -230,7 +230,7 @@ class Coordinator:
 
     # Engines
 
-    def _connect(self, keeper: Keeper[SharedEngine], front: FrontProcess) -> None:
+    def _connect(self, keeper: EngineSupervisor[SharedEngine], front: FrontProcess) -> None:
         """A stream between them. When one of them takes none it is about to end, and its successor gets another."""
         if (connected := keeper.client.connect(front.number)) is not None:
             with connected:
@@ -241,13 +241,13 @@ class Coordinator:
         if keeper.up and keeper.restarts == process and self._fronts.has(front.number) and not self._draining:
             self._connect(keeper, front)
 
-    def _announce(self, keeper: Keeper[Any]) -> None:
+    def _announce(self, keeper: EngineSupervisor[Any]) -> None:
         self._fronts.tell(self._seen(keeper))
 
-    def _seen(self, keeper: Keeper[Any]) -> EngineSeen:
+    def _seen(self, keeper: EngineSupervisor[Any]) -> EngineSeen:
         return EngineSeen(keeper.figures, self._blocks[keeper.number], keeper.hindrance)
 
-    def engine_up(self, keeper: Keeper[Any], ready: Ready | None) -> None:
+    def engine_up(self, keeper: EngineSupervisor[Any], ready: EngineReady | None) -> None:
         """Every front gets a stream to it, if it is a new one."""
         if ready is not None:
             self._blocks[keeper.number] = ready.num_blocks
@@ -256,17 +256,17 @@ class Coordinator:
                 self._connect(keeper, front)
         self._announce(keeper)
 
-    def engine_silent(self, keeper: Keeper[Any]) -> None:
+    def engine_silent(self, keeper: EngineSupervisor[Any]) -> None:
         """Fronts give it nothing."""
         self._announce(keeper)
 
-    def engine_down(self, keeper: Keeper[Any]) -> None:
+    def engine_down(self, keeper: EngineSupervisor[Any]) -> None:
         """Fronts see their streams end; they are told why."""
         self._blocks[keeper.number] = 0
         self._books.drop(keeper.number)
         self._announce(keeper)
 
-    def engine_gone(self, keeper: Keeper[Any], reason: str) -> None:
+    def engine_gone(self, keeper: EngineSupervisor[Any], reason: str) -> None:
         """The service goes on while there is another one, or one may come back."""
         self._announce(keeper)
         if self._lost is not None or not all(other.state == "gone" for other in self._keepers):
@@ -275,6 +275,6 @@ class Coordinator:
         _log.error("the engine is gone: %s; the server ends", self._lost)
         self._end_fronts(EnginesGone(self._lost), _ENDING_S)
 
-    def _all_ready(self, parts: Sequence[Ready]) -> Ready:
+    def _all_ready(self, parts: Sequence[EngineReady]) -> EngineReady:
         places = [config.replica.place for config in self._configs if config.replica is not None]
         return all_ready(parts, places) if len(parts) > 1 else parts[0]

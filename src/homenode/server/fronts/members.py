@@ -9,7 +9,7 @@ import socket
 import time
 from typing import Protocol
 
-from homenode.engine.replicas.patience import Patience
+from homenode.engine.replicas.patience import RestartPolicy
 from homenode.engine.wire import encode_frame
 from homenode.errors import HomenodeError, InternalError, PeerError
 from homenode.server.fronts.messages import FromFront, Prepare, Serve, ToFront
@@ -34,7 +34,7 @@ class Host(Protocol):
 class Fronts:
     """`count` of them. Those that have begun hear what is told to all."""
 
-    def __init__(self, count: int, program: str, patience: Patience, host: Host) -> None:
+    def __init__(self, count: int, program: str, patience: RestartPolicy, host: Host) -> None:
         """`program`: the module that each runs."""
         self._program, self._patience, self._host = program, patience, host
         self._numbers = itertools.count(1)
