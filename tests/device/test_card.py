@@ -17,7 +17,7 @@ from homenode.compute.reference import ReferenceBackend
 from homenode.compute.reference import sampling as reference_sampling
 from homenode.compute.torch import TorchBackend, open_backend
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.parts import Division
+from homenode.model.parts import PartitionSpec
 from homenode.model.weights.load import load_model
 from tests.checkpoints import make_folder
 from tests.model.driver import Driver
@@ -65,14 +65,14 @@ def test_golden_text_of_a_real_model(card: TorchBackend) -> None:
 @pytest.mark.parametrize("first", ["card", "cpu"])
 def test_golden_text_of_a_card_and_a_cpu_stage(card: TorchBackend, first: str) -> None:
     turn = iter((card, ReferenceBackend()) if first == "card" else (ReferenceBackend(), card))
-    check_golden(open_checkpoint(STORIES), Division(stages=2, layers=(2, 3)), lambda: next(turn))
+    check_golden(open_checkpoint(STORIES), PartitionSpec(stages=2, layers=(2, 3)), lambda: next(turn))
 
 
 @needs_data
 def test_golden_text_of_a_card_and_a_cpu_rank(card: TorchBackend) -> None:
     """Sums cross by pinned memory."""
     turn = iter((card, ReferenceBackend()))
-    check_golden(open_checkpoint(STORIES), Division(ranks=2), lambda: next(turn))
+    check_golden(open_checkpoint(STORIES), PartitionSpec(ranks=2), lambda: next(turn))
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "int8"])
@@ -173,7 +173,7 @@ def test_parts_on_one_card(card: TorchBackend, tmp_path: Path) -> None:
     checkpoint = toy(tmp_path / "weights", "qwen3")
     whole = Driver(load_model(checkpoint, card), card, kv_dtype="f32").generate(PROMPTS, 8)
     cut = split_driver(
-        checkpoint, Division(stages=2, ranks=2), lambda: open_backend("cuda:0"), kv_dtype="f32"
+        checkpoint, PartitionSpec(stages=2, ranks=2), lambda: open_backend("cuda:0"), kv_dtype="f32"
     ).generate(PROMPTS, 8)
     assert [s.tokens for s in cut] == [s.tokens for s in whole]
 

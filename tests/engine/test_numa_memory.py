@@ -17,7 +17,7 @@ from homenode.host.binding.syscalls import Syscalls
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.synthetic import synthetic
-from homenode.model.weights.homes import WeightHomes
+from homenode.model.weights.node_placement import WeightNodes
 
 GIB = 1 << 30
 Lines = dict[str, list[dict[str, int]] | None]
@@ -125,8 +125,8 @@ def test_nothing_is_moved_where_no_node_was_chosen(host: Host) -> None:
     assert backend.nodes.count(0) == 5
 
 
-def homes(weights: dict[int, int], room: dict[int, int | None]) -> WeightHomes:
-    return WeightHomes("shard", "", (), weights, sum(weights.values()), 0, room)
+def homes(weights: dict[int, int], room: dict[int, int | None]) -> WeightNodes:
+    return WeightNodes("shard", "", (), weights, sum(weights.values()), 0, room)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from homenode.engine.schedule.step import StartSequence, Step, StepItem, StepRes
 from homenode.engine.workers.layout import WorkerPlan
 from homenode.engine.workers.messages import Join
 from homenode.errors import CapacityError, PeerError
-from homenode.model.part import ModelPart, Span
+from homenode.model.part import ModelPart, Range
 from tests.engine.scripted_worker import BLOCKS, token_of
 from tests.engine.socket_channels import SocketChannels
 from tests.paths import ROOT
@@ -31,7 +31,7 @@ PATIENCE_S = 60.0
 SILENT_S = (
     5.0  # where a worker stands still; elsewhere nobody shall be taken for silent on a machine with much else to do
 )
-NOTHING = Span(0, 0)
+NOTHING = Range(0, 0)
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def find_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def part(stage: int, stages: int, rank: int, ranks: int) -> ModelPart:
     return ModelPart(
-        Span(stage, 1), stage, stages, rank, ranks, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, ()
+        Range(stage, 1), stage, stages, rank, ranks, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, ()
     )
 
 

@@ -26,7 +26,7 @@ from homenode.errors import CapacityError, UserError
 from homenode.host.topology.read import read_host
 from homenode.host.topology.synthetic import synthetic
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.part import ModelPart, Span
+from homenode.model.part import ModelPart, Range
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 from homenode.model.weights.load import plan_model
 from tests.checkpoints import make_folder
@@ -215,8 +215,8 @@ def test_a_worker_in_another_s_place_counts_the_kv_memory_that_is_there(monkeypa
     assert memory_left(config, place) == 100 and memory_left(config, place, there=50) == 150
     bounded = replace(config, replica=Replica(0, 2, place, (), 120))
     assert memory_left(bounded, place, taken=30, there=50) == 90
-    nothing = Span(0, 0)
-    part = ModelPart(Span(0, 1), 0, 1, 0, 1, nothing, nothing, nothing, nothing, nothing, nothing, ())
+    nothing = Range(0, 0)
+    part = ModelPart(Range(0, 1), 0, 1, 0, 1, nothing, nothing, nothing, nothing, nothing, nothing, ())
     join = Join(0, 0, config, "cpu", part, place, [])
     assert replace_join(join, 1, [], 0) == Join(0, 1, config, "cpu", part, place, [])
     assert replace_join(join, 1, [], 4096) == Join(

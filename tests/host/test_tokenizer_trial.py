@@ -13,9 +13,8 @@ import pytest
 
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.locate import builtin_model
-from homenode.model.tokenizer import load_tokenizer
+from homenode.model.tokenizer import load_tokenizer, trial_cache, trial_run
 from homenode.model.tokenizer.tokenizer import begin_trial, load_untried
-from homenode.model.tokenizer.trial import trial, usable
 from tests.tokenizer_files import HOSTILE, folder_of, model, tokenizer_json, with_changes
 
 TEXT = "hello é Z 中 the end"
@@ -23,7 +22,7 @@ TEXT = "hello é Z 中 the end"
 
 @pytest.fixture(autouse=True)
 def nothing_was_tried_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usable, "_USABLE", set())
+    monkeypatch.setattr(trial_cache, "_USABLE", set())
 
 
 def test_a_sound_file_is_loaded_and_knows_its_texts(tmp_path: Path) -> None:
@@ -37,8 +36,8 @@ def test_a_sound_file_is_loaded_and_knows_its_texts(tmp_path: Path) -> None:
 def test_hostile_files_are_refused_by_name(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "_CPU_S", 1.0)
-    monkeypatch.setattr(trial, "_WAIT_S", 6.0)
+    monkeypatch.setattr(trial_run, "_CPU_S", 1.0)
+    monkeypatch.setattr(trial_run, "_WAIT_S", 6.0)
     folder = folder_of(tmp_path, with_changes(changes))
     with pytest.raises(CheckpointError) as raised:
         load_tokenizer(folder)
@@ -48,9 +47,9 @@ def test_hostile_files_are_refused_by_name(
 
 def test_the_same_content_is_tried_once_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[Path] = []
-    start = trial.TokenizerTrial.__init__
+    start = trial_run.TokenizerTrial.__init__
     monkeypatch.setattr(
-        trial.TokenizerTrial, "__init__", lambda self, path, file: (begun.append(path), start(self, path, file))[1]
+        trial_run.TokenizerTrial, "__init__", lambda self, path, file: (begun.append(path), start(self, path, file))[1]
     )
     text = json.dumps(tokenizer_json())
     first, second = folder_of(tmp_path / "first", text), folder_of(tmp_path / "second", text)
@@ -69,7 +68,7 @@ def test_the_same_content_is_tried_once_wherever_it_is(tmp_path: Path, monkeypat
 
 
 def test_a_hang_is_refused_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_WAIT_S", 0.0)  # less than any trial takes
+    monkeypatch.setattr(trial_run, "_WAIT_S", 0.0)  # less than any trial takes
     blank = "".join(secrets.choice(" \t\n") for _ in range(32))  # what was found usable is not tried again
     new = json.dumps(tokenizer_json()) + blank
     with pytest.raises(CheckpointError, match="did not come to an end within"):

@@ -13,8 +13,8 @@ from homenode.compute.ops import Backend, Logits, Program, StepArrays, StepLimit
 from homenode.compute.reference import ReferenceBackend, ThreadRanks
 from homenode.model.checkpoint.spec import Checkpoint
 from homenode.model.part import ModelPart
-from homenode.model.parts import Division, plan_parts
-from homenode.model.weights.grains import grains_of
+from homenode.model.parts import PartitionSpec, plan_parts
+from homenode.model.weights.alignment import alignments_of
 from homenode.model.weights.load import LoadedModel, load_model
 from tests.model.driver import Driver
 
@@ -40,13 +40,13 @@ class SplitProgram:
         return results[0]
 
 
-def plan(checkpoint: Checkpoint, how: Division, quantize: str | None = None) -> tuple[ModelPart, ...]:
-    return plan_parts(checkpoint.spec, grains_of(checkpoint, quantize), how)
+def plan(checkpoint: Checkpoint, how: PartitionSpec, quantize: str | None = None) -> tuple[ModelPart, ...]:
+    return plan_parts(checkpoint.spec, alignments_of(checkpoint, quantize), how)
 
 
 def split_driver(
     checkpoint: Checkpoint,
-    how: Division,
+    how: PartitionSpec,
     make_backend: Callable[[], Backend] = ReferenceBackend,
     *,
     kv_dtype: str = "auto",

@@ -21,7 +21,7 @@ from homenode.errors import HostError, PeerError, UserError
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.checkpoint.spec import Checkpoint
 from homenode.model.part import ModelPart
-from homenode.model.parts import Division
+from homenode.model.parts import PartitionSpec
 from homenode.model.weights.expert_header import (
     HEADER_BYTES,
     STATE_FAILED,
@@ -142,8 +142,10 @@ def test_all_members_have_the_bits_of_a_model_of_their_own(
         assert share_ready(fd, member)
 
 
-@pytest.mark.parametrize("how", [Division(ranks=2, experts_whole=True), Division(ranks=2), Division(stages=2)])
-def test_parts_share_what_is_of_the_same_number(checkpoint: Checkpoint, how: Division) -> None:
+@pytest.mark.parametrize(
+    "how", [PartitionSpec(ranks=2, experts_whole=True), PartitionSpec(ranks=2), PartitionSpec(stages=2)]
+)
+def test_parts_share_what_is_of_the_same_number(checkpoint: Checkpoint, how: PartitionSpec) -> None:
     if how.ranks > 1 and not how.experts_whole and checkpoint.spec.architecture != "mixtral":
         pytest.skip("one way to cut the experts of one model does")
     plain, _ = load(checkpoint, None)
@@ -252,7 +254,7 @@ def victim_fails(victim: Process) -> None:
 def test_other_models_settings_and_parts_are_refused_by_name(mixtral: Checkpoint, fd: int, tmp_path: Path) -> None:
     load_all(mixtral, fd, 2)
     other = toy((tmp_path / "other"), "mixtral", seed=1) if (tmp_path / "other").mkdir() is None else mixtral
-    parts = plan(mixtral, Division(ranks=2, experts_whole=True))
+    parts = plan(mixtral, PartitionSpec(ranks=2, experts_whole=True))
     for wrong, settings, text in (
         (other, {}, "another model"),
         (mixtral, {"quantize": "q8_0"}, "other formats"),

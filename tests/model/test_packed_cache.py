@@ -20,7 +20,7 @@ from homenode.compute.reference import ReferenceBackend
 from homenode.errors import UserError
 from homenode.model.checkpoint.spec import Checkpoint
 from homenode.model.part import ModelPart
-from homenode.model.parts import Division
+from homenode.model.parts import PartitionSpec
 from homenode.model.weights import packed_cache
 from homenode.model.weights.load import LoadedModel, load_model
 from homenode.model.weights.packed_cache import packed_folder
@@ -239,7 +239,7 @@ def test_each_way_of_keeping_a_model_has_its_own_file(checkpoint: Checkpoint, tm
 
 def test_each_part_of_a_model_has_its_own_file(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """Ranks have matrices of the same names and shapes, with other rows."""
-    parts = [None, *plan(checkpoint, Division(stages=2, ranks=2))]
+    parts = [None, *plan(checkpoint, PartitionSpec(stages=2, ranks=2))]
 
     def weights(part: ModelPart | None, folder: Path | None) -> tuple[LoadedModel, list[FloatArray]]:
         model = load_model(checkpoint, NativeBackend([-1]), packed_cache=folder, part=part)
@@ -255,7 +255,7 @@ def test_each_part_of_a_model_has_its_own_file(checkpoint: Checkpoint, tmp_path:
 
 
 def test_a_file_of_another_part_is_not_read(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    parts = plan(checkpoint, Division(ranks=2))
+    parts = plan(checkpoint, PartitionSpec(ranks=2))
     for part in parts:
         load_model(checkpoint, NativeBackend([-1]), packed_cache=tmp_path / str(part.rank), part=part)
     (first,), (second,) = ((tmp_path / name).glob("*.packed") for name in "01")

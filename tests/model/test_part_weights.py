@@ -17,7 +17,7 @@ from homenode.model.architectures.registry import architecture_of
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.checkpoint.spec import Checkpoint
 from homenode.model.part import ModelPart
-from homenode.model.parts import Division
+from homenode.model.parts import PartitionSpec
 from homenode.model.weights.load import LoadedModel, load_model
 from tests.checkpoints import make_gguf
 from tests.model.conftest import make_backend
@@ -47,7 +47,7 @@ def values(handle: Any) -> FloatArray:
     return np.asarray(handle if isinstance(handle, np.ndarray) else handle.float().cpu())  # the last: torch's
 
 
-def check_parts(checkpoint: Checkpoint, backend: Backend, how: Division, **settings: Any) -> None:
+def check_parts(checkpoint: Checkpoint, backend: Backend, how: PartitionSpec, **settings: Any) -> None:
     whole = load_model(checkpoint, backend, **settings)
     wanted = {expected.name: values(handle) for expected, handle in handles(whole, ModelPart.whole(whole.spec))}
     for part in plan(checkpoint, how, settings.get("quantize")):
@@ -64,7 +64,7 @@ def test_every_kind_of_storage(tmp_path: Path, backend: Backend, threads: int) -
         from homenode.compute.native import NativeBackend
 
         backend = NativeBackend([-1] * threads)
-    check_parts(mixed_formats(tmp_path / "weights"), backend, Division(stages=2, ranks=2))
+    check_parts(mixed_formats(tmp_path / "weights"), backend, PartitionSpec(stages=2, ranks=2))
 
 
 @pytest.mark.parametrize("kept", ["Q8_0", "Q4_0", "Q5_1", "F16", "BF16", "F32"])
@@ -74,9 +74,9 @@ def test_gguf_files(tmp_path: Path, backend: Backend, architecture: str, kept: s
     checkpoint = open_checkpoint(
         make_gguf(tmp_path / "model.gguf", architecture, matrix_type=kept, head_dim=32, **sizes)
     )
-    check_parts(checkpoint, backend, Division(ranks=3))
+    check_parts(checkpoint, backend, PartitionSpec(ranks=3))
     if architecture == "qwen2_moe":
-        check_parts(checkpoint, backend, Division(stages=2, ranks=2, experts_whole=True))
+        check_parts(checkpoint, backend, PartitionSpec(stages=2, ranks=2, experts_whole=True))
 
 
 @pytest.mark.parametrize("quantize", ["q8_0", "q4_0"])
@@ -84,7 +84,7 @@ def test_matrices_quantised_at_load(tmp_path: Path, backend: Backend, quantize: 
     if quantize.upper() not in backend.weight_types():
         pytest.skip(f"{backend.name} keeps no matrices as {quantize}")
     checkpoint = open_checkpoint(make_gguf(tmp_path / "model.gguf", "llama", head_dim=32))
-    check_parts(checkpoint, backend, Division(ranks=3), quantize=quantize)
+    check_parts(checkpoint, backend, PartitionSpec(ranks=3), quantize=quantize)
 
 
 def test_columns_beyond_the_end_of_the_file_are_refused(tmp_path: Path) -> None:

@@ -79,14 +79,15 @@ def test_matrices_quantised_in_one(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gptq", "awq", "packed with zero points", "8-bit floats"])
 def test_ranks_of_matrices_quantised_in_one(tmp_path: Path, name: str) -> None:
-    from homenode.model.parts import Division
+    from homenode.model.parts import PartitionSpec
     from tests.model.split import plan
 
     write_quantised(tmp_path, FORMS[name], "phi3")
     checkpoint, backend = open_checkpoint(tmp_path), ReferenceBackend()
     whole = load_model(checkpoint, backend).parameters.layers[1]
     parts = [
-        load_model(checkpoint, backend, part=part).parameters.layers[1] for part in plan(checkpoint, Division(ranks=2))
+        load_model(checkpoint, backend, part=part).parameters.layers[1]
+        for part in plan(checkpoint, PartitionSpec(ranks=2))
     ]
     for matrix in ("q", "k", "v", "gate", "up"):
         assert np.array_equal(np.concatenate([part[matrix] for part in parts]), whole[matrix]), matrix
@@ -202,13 +203,13 @@ def test_the_packed_cache_knows_how_codes_are_meant(tmp_path: Path, backend: Bac
 
 def test_groups_wider_than_a_rank_s_columns(tmp_path: Path) -> None:
     """Ranks cut columns at blocks of 32, whatever the groups are."""
-    from homenode.model.parts import Division
+    from homenode.model.parts import PartitionSpec
     from tests.model.split import plan
 
     form: Form = replace(FORMS["gptq with zero points"], group=-1)
     write_quantised(tmp_path, form)
     checkpoint, backend = open_checkpoint(tmp_path), ReferenceBackend()
     whole = load_model(checkpoint, backend)
-    parts = plan(checkpoint, Division(ranks=2))
+    parts = plan(checkpoint, PartitionSpec(ranks=2))
     down = [load_model(checkpoint, backend, part=part).parameters.layers[0]["down"] for part in parts]
     assert np.array_equal(np.concatenate(down, axis=1), whole.parameters.layers[0]["down"])

@@ -11,7 +11,7 @@ import pytest
 from homenode.compute.ops import Spread
 from homenode.compute.team_memory import TeamMemory
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.parts import Division
+from homenode.model.parts import PartitionSpec
 from homenode.model.weights.load import load_model
 from tests.checkpoints import make_folder
 
@@ -49,7 +49,7 @@ def bytes_read(act: Callable[[], object]) -> int:
 def test_parts_read_what_is_theirs(folder: Path) -> None:
     """Four workers together read each matrix once, columns too: what stands between theirs is skipped."""
     checkpoint = open_checkpoint(folder)
-    parts = plan(checkpoint, Division(stages=2, ranks=2))
+    parts = plan(checkpoint, PartitionSpec(stages=2, ranks=2))
     read = [bytes_read(lambda part=part: load_model(checkpoint, NativeBackend([-1]), part=part)) for part in parts]  # type: ignore[misc]
     assert matrix_bytes(folder) <= sum(read) <= matrix_bytes(folder) + len(parts) * SLACK
 

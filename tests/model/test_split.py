@@ -21,7 +21,7 @@ from homenode.model.architectures.registry import architecture_of
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.checkpoint.spec import Checkpoint, ModelSpec
 from homenode.model.expert_placement import ExpertUse
-from homenode.model.parts import Division
+from homenode.model.parts import PartitionSpec
 from homenode.model.weights.load import load_model
 from tests.checkpoints import make_folder, make_gguf, stored
 from tests.model.driver import Driver
@@ -47,18 +47,18 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
 SPLITS = [
-    Division(ranks=2),
-    Division(ranks=3),
-    Division(ranks=6),
-    Division(stages=2),
-    Division(stages=3),
-    Division(stages=2, ranks=2, layers=(1, 2)),
-    Division(stages=3, ranks=3),
+    PartitionSpec(ranks=2),
+    PartitionSpec(ranks=3),
+    PartitionSpec(ranks=6),
+    PartitionSpec(stages=2),
+    PartitionSpec(stages=3),
+    PartitionSpec(stages=2, ranks=2, layers=(1, 2)),
+    PartitionSpec(stages=3, ranks=3),
 ]
 EXPERT_SPLITS = [
-    Division(ranks=2, experts_whole=True),
-    Division(ranks=3, experts_whole=True, placement="packed"),
-    Division(stages=2, ranks=2, experts_whole=True, placement="packed"),
+    PartitionSpec(ranks=2, experts_whole=True),
+    PartitionSpec(ranks=3, experts_whole=True, placement="packed"),
+    PartitionSpec(stages=2, ranks=2, experts_whole=True, placement="packed"),
 ]
 
 
@@ -71,7 +71,7 @@ def three_layers(architecture: str) -> ModelSpec:
     return toy_spec(architecture, num_layers=3, **ARCHITECTURES[architecture])
 
 
-def name(how: Division) -> str:
+def name(how: PartitionSpec) -> str:
     whole = f"-experts-{how.placement if isinstance(how.placement, str) else 'counted'}" if how.experts_whole else ""
     return f"stages{how.stages}-ranks{how.ranks}{whole}"
 
@@ -81,7 +81,7 @@ def whole_driver(checkpoint: Checkpoint, **settings: Any) -> Driver:
     return Driver(load_model(checkpoint, backend, **settings), backend, kv_dtype="f32")
 
 
-def check_same(checkpoint: Checkpoint, how: Division, relative: float = RELATIVE, **settings: Any) -> None:
+def check_same(checkpoint: Checkpoint, how: PartitionSpec, relative: float = RELATIVE, **settings: Any) -> None:
     """The same tokens of several sequences in the same steps, and log-probabilities as close as that; of stages alone the same bits.
 
     Keys and values are float32: rounding them would make much of the last bits of a sum.
@@ -100,46 +100,48 @@ def near(found: FloatArray, wanted: FloatArray, relative: float) -> None:
 
 @pytest.mark.parametrize("how", SPLITS, ids=name)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture_answers_in_parts_as_whole(tmp_path: Path, architecture: str, how: Division) -> None:
+def test_every_architecture_answers_in_parts_as_whole(tmp_path: Path, architecture: str, how: PartitionSpec) -> None:
     check_same(toy(tmp_path / "weights", architecture), how)
 
 
 @pytest.mark.parametrize("how", EXPERT_SPLITS, ids=name)
 @pytest.mark.parametrize("architecture", MIXTURES)
-def test_experts_divided_as_wholes(tmp_path: Path, architecture: str, how: Division) -> None:
+def test_experts_divided_as_wholes(tmp_path: Path, architecture: str, how: PartitionSpec) -> None:
     check_same(toy(tmp_path / "weights", architecture), how)
 
 
 def test_experts_placed_by_how_often_they_are_used(tmp_path: Path) -> None:
     spec = three_layers("qwen3_moe")
     counts = ((), tuple(float(i * 7 % 9) for i in range(9)), tuple(float(9 - i) for i in range(9)))
-    how = Division(ranks=2, experts_whole=True, placement=ExpertUse(counts), accelerators=(1,))
+    how = PartitionSpec(ranks=2, experts_whole=True, placement=ExpertUse(counts), accelerators=(1,))
     check_same(array_checkpoint(tmp_path / "weights", spec, toy_arrays(spec)), how)
 
 
-@pytest.mark.parametrize("how", [Division(ranks=2), Division(ranks=3), Division(stages=2, ranks=2)], ids=name)
+@pytest.mark.parametrize(
+    "how", [PartitionSpec(ranks=2), PartitionSpec(ranks=3), PartitionSpec(stages=2, ranks=2)], ids=name
+)
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "qwen2_moe"])
 @pytest.mark.parametrize("kept", ["Q8_0", "F16"])
-def test_gguf_files(tmp_path: Path, architecture: str, how: Division, kept: str) -> None:
+def test_gguf_files(tmp_path: Path, architecture: str, how: PartitionSpec, kept: str) -> None:
     """Of llama's the heads of q and k are interleaved. Blocks of 32 end with the heads of 32; of the 96 inner columns every rank has a block or two."""
     sizes = {"moe_intermediate_size": 96, "shared_expert_intermediate_size": 96} if architecture == "qwen2_moe" else {}
     path = make_gguf(tmp_path / "model.gguf", architecture, matrix_type=kept, head_dim=32, **sizes)
     check_same(open_checkpoint(path), how)
 
 
-@pytest.mark.parametrize("how", [Division(ranks=2), Division(stages=2, ranks=2)], ids=name)
-def test_blocks_of_256_and_formats_that_python_decodes(tmp_path: Path, how: Division) -> None:
+@pytest.mark.parametrize("how", [PartitionSpec(ranks=2), PartitionSpec(stages=2, ranks=2)], ids=name)
+def test_blocks_of_256_and_formats_that_python_decodes(tmp_path: Path, how: PartitionSpec) -> None:
     """Every matrix of a layer in another format, heads interleaved; each of two ranks has half of the columns, which are whole blocks."""
     check_same(mixed_formats(tmp_path / "weights"), how)
 
 
 def test_blocks_of_256_cannot_be_cut_in_three(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"8 query heads of 64 elements.*blocks of 256.*give 1 or 2"):
-        split_driver(mixed_formats(tmp_path / "weights"), Division(ranks=3))
+        split_driver(mixed_formats(tmp_path / "weights"), PartitionSpec(ranks=3))
 
 
-@pytest.mark.parametrize("how", [Division(ranks=3), Division(stages=2, ranks=2)], ids=name)
-def test_folders_in_several_files(tmp_path: Path, how: Division) -> None:
+@pytest.mark.parametrize("how", [PartitionSpec(ranks=3), PartitionSpec(stages=2, ranks=2)], ids=name)
+def test_folders_in_several_files(tmp_path: Path, how: PartitionSpec) -> None:
     folder = make_folder(tmp_path, "qwen3", shards=3, dtype="BF16", num_attention_heads=6, num_key_value_heads=3)
     check_same(open_checkpoint(folder), how)
 
@@ -148,7 +150,9 @@ def test_folders_in_several_files(tmp_path: Path, how: Division) -> None:
 def test_matrices_quantised_at_load_have_the_values_of_the_whole(tmp_path: Path, quantize: str) -> None:
     """Cut at the blocks that are made, so that scales are of the same values."""
     spec = toy_spec(head_dim=32)
-    check_same(array_checkpoint(tmp_path / "weights", spec, toy_arrays(spec)), Division(ranks=2), quantize=quantize)
+    check_same(
+        array_checkpoint(tmp_path / "weights", spec, toy_arrays(spec)), PartitionSpec(ranks=2), quantize=quantize
+    )
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -164,27 +168,27 @@ def test_a_whole_model_asks_nothing_of_others(
     for asked in ("received", "sum", "gather"):
         monkeypatch.setattr(EagerOps, asked, refuse)
     assert len(whole_driver(checkpoint).generate(PROMPTS, 2)) == len(PROMPTS)
-    for how in (Division(stages=2), Division(ranks=2)):
+    for how in (PartitionSpec(stages=2), PartitionSpec(ranks=2)):
         with pytest.raises(AssertionError, match="nobody"):
             split_driver(checkpoint, how).prefill([1])
 
 
 def test_ids_outside_the_vocabulary_are_refused_by_every_rank(tmp_path: Path) -> None:
-    driver = split_driver(toy(tmp_path / "weights", "llama"), Division(ranks=2))
+    driver = split_driver(toy(tmp_path / "weights", "llama"), PartitionSpec(ranks=2))
     with pytest.raises(ValueError, match="outside a vocabulary of 80"):
         driver.prefill([1, 80])
 
 
 def test_a_later_stage_wants_the_rows_of_the_one_before(tmp_path: Path) -> None:
     checkpoint, backend = toy(tmp_path / "weights", "llama"), ReferenceBackend()
-    model = load_model(checkpoint, backend, part=plan(checkpoint, Division(stages=2))[1])
+    model = load_model(checkpoint, backend, part=plan(checkpoint, PartitionSpec(stages=2))[1])
     with pytest.raises(ValueError, match=r"rows \[2, 64\] of the stage before are wanted; the step has none"):
         Driver(model, backend).prefill([1, 2])
 
 
 def test_kv_memory_is_of_the_layers_and_heads_that_are_here(tmp_path: Path) -> None:
     checkpoint = toy(tmp_path / "weights", "llama")
-    parts = plan(checkpoint, Division(stages=2, ranks=2))
+    parts = plan(checkpoint, PartitionSpec(stages=2, ranks=2))
     models = [load_model(checkpoint, ReferenceBackend(), part=part) for part in parts]
     assert [(m.kv_geometry(16).layers, m.kv_geometry(16).kv_heads) for m in models] == [(2, 1), (2, 1), (1, 1), (1, 1)]
     whole = load_model(checkpoint, ReferenceBackend())
@@ -201,27 +205,29 @@ def test_kv_memory_is_of_one_type_in_all_parts(tmp_path: Path) -> None:
     checkpoint = array_checkpoint(tmp_path / "weights", spec, arrays)
     down = "model.layers.2.mlp.down_proj.weight"
     checkpoint.add(down, stored(arrays[down], "BF16").tobytes(), BY_NAME["BF16"], arrays[down].shape)
-    parts = plan(checkpoint, Division(stages=2))
+    parts = plan(checkpoint, PartitionSpec(stages=2))
     assert {load_model(checkpoint, ReferenceBackend(), part=part).kv_geometry(16).dtype for part in parts} == {"bf16"}
-    check_same(checkpoint, Division(stages=2))
+    check_same(checkpoint, PartitionSpec(stages=2))
 
 
 @needs_data
 @pytest.mark.parametrize(
-    "how", [Division(ranks=3), Division(stages=2, layers=(2, 3)), Division(stages=2, ranks=2)], ids=name
+    "how", [PartitionSpec(ranks=3), PartitionSpec(stages=2, layers=(2, 3)), PartitionSpec(stages=2, ranks=2)], ids=name
 )
 @pytest.mark.parametrize("file", [".", "stories260K-f32.gguf"])
-def test_golden_texts_of_a_real_model(file: str, how: Division) -> None:
+def test_golden_texts_of_a_real_model(file: str, how: PartitionSpec) -> None:
     check_golden(open_checkpoint(STORIES / file), how)
 
 
 @needs_data
-@pytest.mark.parametrize("how", [EXPERT_SPLITS[0], EXPERT_SPLITS[2], Division(ranks=2)], ids=name)
-def test_equal_experts_on_several_ranks_tell_the_dense_models_stories(how: Division) -> None:
+@pytest.mark.parametrize("how", [EXPERT_SPLITS[0], EXPERT_SPLITS[2], PartitionSpec(ranks=2)], ids=name)
+def test_equal_experts_on_several_ranks_tell_the_dense_models_stories(how: PartitionSpec) -> None:
     check_golden(open_checkpoint(STORIES_MIXTURE), how)
 
 
-def check_golden(checkpoint: Checkpoint, how: Division, make_backend: Callable[[], Backend] = ReferenceBackend) -> None:
+def check_golden(
+    checkpoint: Checkpoint, how: PartitionSpec, make_backend: Callable[[], Backend] = ReferenceBackend
+) -> None:
     entries: list[dict[str, Any]] = json.loads((STORIES / "golden.json").read_text())[:3]
     found = split_driver(checkpoint, how, make_backend).generate(
         [e["prompt_ids"] for e in entries], 24, chunk=5, stagger=2

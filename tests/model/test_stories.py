@@ -63,7 +63,7 @@ def test_a_mixture_of_equal_experts_tells_the_same_stories(backend: Backend) -> 
     """Alone, together in any order of arrival, and in chunks. Every layer adds up two of four experts that are the dense model's MLP."""
     entries = golden()
     model = load_model(open_checkpoint(STORIES_MIXTURE), backend)
-    assert model.spec.mixture is not None and len(model.parameters.layers[0]["expert_down"]) == 4
+    assert model.spec.moe is not None and len(model.parameters.layers[0]["expert_down"]) == 4
     for entry in entries[:2]:
         wanted = entry["greedy_ids"]
         _, rows = Driver(model, backend).prefill(entry["prompt_ids"] + wanted, chunk=64)

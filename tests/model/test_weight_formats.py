@@ -147,8 +147,8 @@ def test_gguf_files_hold_the_folder_s_model(
     bounds = {"F32": 0.0, "F16": 2e-3, "BF16": 1e-2, "Q8_0": 3e-2, "Q5_0": 0.12, "Q5_1": 0.12}
     errors = np.abs(rows[0] - rows[1]).max(axis=1)
     # A rounded router's input may choose another expert: of a mixture only the usual row is near, within twice the bound.
-    mixture = model.spec.mixture is not None and matrix_type not in ("F32", "F16")
-    error = np.median(errors) / 2 if mixture else errors.max()
+    moe = model.spec.moe is not None and matrix_type not in ("F32", "F16")
+    error = np.median(errors) / 2 if moe else errors.max()
     assert error <= bounds.get(matrix_type, 0.25) * np.ptp(rows[0])
 
 

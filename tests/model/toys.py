@@ -13,16 +13,14 @@ from homenode.compute.ops import FloatArray
 from homenode.dtypes import BY_NAME, DType
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import architecture_of
-from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, RopeSpec, TensorEntry
+from homenode.model.checkpoint.spec import ModelSpec, MoeSpec, RopeSpec, TensorEntry
 
 MIXTURES = {
-    "mixtral": MixtureSpec(num_experts=4, experts_per_token=2, intermediate_size=96, normalise=True),
-    "qwen2_moe": MixtureSpec(
+    "mixtral": MoeSpec(num_experts=4, experts_per_token=2, intermediate_size=96, normalise=True),
+    "qwen2_moe": MoeSpec(
         num_experts=6, experts_per_token=3, intermediate_size=40, normalise=False, shared_intermediate_size=72
     ),
-    "qwen3_moe": MixtureSpec(
-        num_experts=9, experts_per_token=4, intermediate_size=33, normalise=True, dense_layers=(0,)
-    ),
+    "qwen3_moe": MoeSpec(num_experts=9, experts_per_token=4, intermediate_size=33, normalise=True, dense_layers=(0,)),
 }
 _GEMMA: dict[str, Any] = {
     "embedding_scale": 1.5, "attention_scale": 0.3, "sliding_window": 6, "sliding_layers": (True, False), "tie_word_embeddings": True,
@@ -38,7 +36,7 @@ def toy_spec(architecture: str = "llama", **changes: object) -> ModelSpec:
     spec = ModelSpec(
         architecture=architecture, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=16,
         vocab_size=80, max_position=256, rms_norm_eps=1e-5, rope=RopeSpec(), tie_word_embeddings=False,
-        attention_bias=architecture in ("qwen2", "qwen2_moe"), mixture=MIXTURES.get(architecture),
+        attention_bias=architecture in ("qwen2", "qwen2_moe"), moe=MIXTURES.get(architecture),
     )  # fmt: skip
     spec = replace(spec, **GEMMAS.get(architecture, {}))
     return replace(spec, **changes)  # type: ignore[arg-type]

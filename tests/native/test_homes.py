@@ -13,7 +13,7 @@ from homenode.compute.native import NativeBackend
 from homenode.compute.native.backend import NativeProgram
 from homenode.compute.ops import KvGeometry, Ops, Spread, StepArrays, StepLimits, Tensor
 from homenode.compute.team_memory import TeamMemory
-from homenode.model.weights.homes import GROUP_ROWS, member_rows
+from homenode.model.weights.node_placement import GROUP_ROWS, member_rows
 from tests.native.weights import load, stored
 
 SPREADS: tuple[Spread, ...] = ("split", "copied", "interleaved")

@@ -18,13 +18,13 @@ from homenode.engine.workers.kv_file import KvFile, joined
 from homenode.engine.workers.messages import FileRange
 from homenode.engine.workers.neighbours import Attached, sliced
 from homenode.errors import UserError
-from homenode.model.division import Grain, divide, divide_heads
-from homenode.model.part import ModelPart, Span
+from homenode.model.part import ModelPart, Range
+from homenode.model.partition import Alignment, divide, divide_heads
 from tests.native.kv_bytes import copies_of, digest, fill, wire_bytes
 
 WHOLE = KvGeometry(5, 3, 16, 64, "bf16")
 BLOCKS = 7
-NOTHING = Span(0, 0)
+NOTHING = Range(0, 0)
 DEGREES = [(1, 1), (2, 1), (1, 2), (3, 2), (2, 6), (5, 3), (1, 5)]  # stages, ranks; three KV heads
 
 
@@ -32,7 +32,7 @@ def parts_of(stages: int, ranks: int) -> list[ModelPart]:
     """Layers of each stage, heads of each rank: uneven, and heads shared where there are more ranks."""
     layers, heads = (
         divide(WHOLE.layers, stages),
-        divide_heads(2 * WHOLE.kv_heads, WHOLE.kv_heads, WHOLE.head_dim, ranks, Grain()),
+        divide_heads(2 * WHOLE.kv_heads, WHOLE.kv_heads, WHOLE.head_dim, ranks, Alignment()),
     )
     assert layers is not None and heads is not None
     return [

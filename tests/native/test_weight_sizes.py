@@ -8,8 +8,8 @@ import pytest
 from homenode.compute.native import NativeBackend
 from homenode.dtypes import BY_NAME
 from homenode.host.placement.node_teams import NodeTeam
-from homenode.model.weights.homes import GROUP_ROWS, plan_homes, stored_group_bytes
 from homenode.model.weights.layout import MatrixLayout, WeightLayout, padded_row_bytes
+from homenode.model.weights.node_placement import GROUP_ROWS, plan_weight_nodes, stored_group_bytes
 from homenode.model.weights.numa_layout import packed_group_bytes
 
 SHAPES = [(1, 256), (32, 256), (33, 512), (200, 768)]
@@ -24,7 +24,7 @@ def backend() -> NativeBackend:
 def counted(backend: NativeBackend, target: str, rows: int, columns: int) -> int:
     """Bytes of a matrix over the nodes, as a layout counts them."""
     matrix = MatrixLayout("w", rows, columns, target, target, "", 0, rows * padded_row_bytes(BY_NAME[target], columns))
-    homes = plan_homes(WeightLayout((matrix,), 0), TEAMS, "shard", group_bytes=packed_group_bytes(backend))
+    homes = plan_weight_nodes(WeightLayout((matrix,), 0), TEAMS, "shard", group_bytes=packed_group_bytes(backend))
     assert homes.size == homes.total
     return homes.total
 

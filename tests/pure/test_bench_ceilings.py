@@ -14,7 +14,7 @@ from homenode.bench.model_result import Result, TimedSteps, result_of
 from homenode.bench.steady import Reading, Run, Runs, measure_repeatedly, repeat_steadily, take_reading
 from homenode.bench.work import ModelWork
 from homenode.compute.ops import KvGeometry
-from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, RopeSpec
+from homenode.model.checkpoint.spec import ModelSpec, MoeSpec, RopeSpec
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 
 MACHINE = Ceilings(read=50e9, int8=1000e9, bf16=500e9, f32=250e9, int6=2000e9)
@@ -108,10 +108,8 @@ def test_of_the_last_layer_only_sampled_rows_are_multiplied_behind_its_attention
 
 def test_of_experts_those_count_that_tokens_choose() -> None:
     experts = tuple(matrix(f"model.layers.0.mlp.experts.{e}.up_proj.weight", 96, 64, "Q8_0", 6528) for e in range(8))
-    mixture = replace(
-        spec(), mixture=MixtureSpec(num_experts=8, experts_per_token=2, intermediate_size=96, normalise=True)
-    )
-    work, nothing = ModelWork(WeightLayout(experts, 0), mixture, KV), ModelWork(WeightLayout((), 0), mixture, KV)
+    moe = replace(spec(), moe=MoeSpec(num_experts=8, experts_per_token=2, intermediate_size=96, normalise=True))
+    work, nothing = ModelWork(WeightLayout(experts, 0), moe, KV), ModelWork(WeightLayout((), 0), moe, KV)
     assert work.decode(1, 0).bytes - nothing.decode(1, 0).bytes == 2 * 6528
     assert work.decode(3, 0).bytes - nothing.decode(3, 0).bytes == pytest.approx(8 * (1 - 0.75**3) * 6528)
     assert work.decode(3, 0).operations.int8 == 3 * 2 * (2 * 96 * 64)

@@ -10,7 +10,7 @@ import pytest
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.checkpoint.spec import MixtureSpec
+from homenode.model.checkpoint.spec import MoeSpec
 from tests.checkpoints import make_folder, make_gguf, safetensors_bytes, toy_config, toy_tensors, write_safetensors
 from tests.memory import memory_headroom
 from tests.paths import STORIES, STORIES_MIXTURE, needs_data
@@ -77,8 +77,8 @@ def test_real_folders() -> None:
         and checkpoint.spec.tie_word_embeddings
     )
     assert "tokenizer_config.json" in checkpoint.metadata
-    mixture = open_checkpoint(STORIES_MIXTURE).spec.mixture
-    assert mixture == MixtureSpec(num_experts=4, experts_per_token=2, intermediate_size=172, normalise=True)
+    moe = open_checkpoint(STORIES_MIXTURE).spec.moe
+    assert moe == MoeSpec(num_experts=4, experts_per_token=2, intermediate_size=172, normalise=True)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.checkpoint.fallback_decode import iter_decoded_rows
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.checkpoint.spec import MixtureSpec, RopeSpec
+from homenode.model.checkpoint.spec import MoeSpec, RopeSpec
 from tests.checkpoints import fused, make_folder, spec_of, toy_config, toy_tensors, write_safetensors
 from tests.memory import memory_headroom
 from tests.quantised_folders import FORMS, quantised, write_folder
@@ -24,16 +24,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 MIXTURES = {
-    "mixtral": MixtureSpec(4, 2, 96, True),
-    "qwen2_moe": MixtureSpec(4, 3, 64, False, shared_intermediate_size=32),
-    "qwen3_moe": MixtureSpec(6, 2, 32, True, dense_layers=(0,)),
+    "mixtral": MoeSpec(4, 2, 96, True),
+    "qwen2_moe": MoeSpec(4, 3, 64, False, shared_intermediate_size=32),
+    "qwen3_moe": MoeSpec(6, 2, 32, True, dense_layers=(0,)),
 }
 
 
 @pytest.mark.parametrize("architecture", MIXTURES)
 def test_mixtures(architecture: str, folder: Path) -> None:
     spec = spec_of(folder, architecture)
-    assert (spec.architecture, spec.mixture) == (architecture, MIXTURES[architecture])
+    assert (spec.architecture, spec.moe) == (architecture, MIXTURES[architecture])
     assert (spec.attention_bias, spec.output_bias) == (architecture == "qwen2_moe", False)
 
 
@@ -209,18 +209,16 @@ def test_missing_keys_of_mixtures_mean_what_transformers_takes_them_to_mean(fold
         ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "norm_topk_prob",
          "mlp_only_layers", "sliding_window"), "absent",
     )  # fmt: skip
-    assert spec_of(folder, "mixtral", **absent).mixture == MixtureSpec(8, 2, 96, True)
+    assert spec_of(folder, "mixtral", **absent).moe == MoeSpec(8, 2, 96, True)
     assert spec_of(folder, "mixtral", **absent).sliding_window is None
-    assert spec_of(folder, "qwen2_moe", **absent).mixture == MixtureSpec(
-        60, 4, 1408, False, shared_intermediate_size=5632
-    )
-    assert spec_of(folder, "qwen3_moe", **absent).mixture == MixtureSpec(128, 8, 768, False)
+    assert spec_of(folder, "qwen2_moe", **absent).moe == MoeSpec(60, 4, 1408, False, shared_intermediate_size=5632)
+    assert spec_of(folder, "qwen3_moe", **absent).moe == MoeSpec(128, 8, 768, False)
 
 
 def test_layers_without_experts(folder: Path) -> None:
     def dense(**changes: Any) -> tuple[int, ...] | None:
-        mixture = spec_of(folder, "qwen3_moe", num_hidden_layers=6, **changes).mixture
-        return None if mixture is None else mixture.dense_layers
+        moe = spec_of(folder, "qwen3_moe", num_hidden_layers=6, **changes).moe
+        return None if moe is None else moe.dense_layers
 
     assert dense(mlp_only_layers=[]) == ()
     assert dense(mlp_only_layers=[4, 1], decoder_sparse_step=2) == (0, 1, 2, 4)

@@ -94,8 +94,8 @@ def test_sizes_of_experts_that_older_files_leave_out(tmp_path: Path, monkeypatch
     for key in ("add_expert_feed_forward_length", "add_expert_shared_feed_forward_length"):
         monkeypatch.setattr(f"gguf.GGUFWriter.{key}", lambda *_: None)
     sizes = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 96}
-    mixture = open_checkpoint(make_gguf(tmp_path / "m.gguf", "qwen2_moe", **sizes)).spec.mixture
-    assert mixture is not None and (mixture.intermediate_size, mixture.shared_intermediate_size) == (32, 96)
+    moe = open_checkpoint(make_gguf(tmp_path / "m.gguf", "qwen2_moe", **sizes)).spec.moe
+    assert moe is not None and (moe.intermediate_size, moe.shared_intermediate_size) == (32, 96)
 
 
 def test_names() -> None:

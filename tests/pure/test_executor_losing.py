@@ -12,9 +12,9 @@ from homenode.engine.place import EngineBinding
 from homenode.engine.schedule.step import Sampled, Step, StepItem, StepResult
 from homenode.engine.workers.layout import WorkerPlan
 from homenode.engine.workers.messages import LivenessProbe, WorkerStepDone, WorkerStepFailed
-from homenode.model.part import ModelPart, Span
+from homenode.model.part import ModelPart, Range
 
-NOTHING = Span(0, 0)
+NOTHING = Range(0, 0)
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Process:
 def members(stages: int, **state: Any) -> list[WorkerHandle]:
     found = []
     for stage in range(stages):
-        part = ModelPart(Span(stage, 1), stage, stages, 0, 1, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, ())
+        part = ModelPart(Range(stage, 1), stage, stages, 0, 1, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, ())
         plan = WorkerPlan(stage, f"w{stage}", "cpu", part, EngineBinding((0,)))
         found.append(WorkerHandle(plan, Process(f"w{stage}"), **{"state": "ready", "spoke": True, **state}))
     return found

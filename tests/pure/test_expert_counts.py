@@ -19,7 +19,7 @@ from homenode.engine.schedule.step import WorkerLimits
 from homenode.errors import UserError
 from homenode.model.expert_placement import ExpertUse, read_counts, read_placement
 from homenode.model.part import ModelPart
-from homenode.model.parts import Division, plan_parts
+from homenode.model.parts import PartitionSpec, plan_parts
 from tests.model.toys import toy_spec
 
 SPEC = toy_spec("qwen3_moe", num_layers=3)  # whose first layer has an ordinary MLP
@@ -32,25 +32,25 @@ def table(*rows: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
 
 
 def test_mixtures_of_a_program_are_layers_of_its_part() -> None:
-    assert SPEC.mixture and SPEC.mixture.dense_layers == (0,)
+    assert SPEC.moe and SPEC.moe.dense_layers == (0,)
     assert np.array_equal(of_part(ModelPart.whole(SPEC), SPEC, table(5, 7)), table(0, 5, 7))
     assert np.array_equal(of_part(ModelPart.whole(SPEC), SPEC, table(5)), table(0, 5, 0)), (
         "in the middle of the first step"
     )
-    last = plan_parts(SPEC, {}, Division(stages=2, layers=(1, 2)))[1]
+    last = plan_parts(SPEC, {}, PartitionSpec(stages=2, layers=(1, 2)))[1]
     assert np.array_equal(of_part(last, SPEC, table(5, 7)), table(5, 7))
-    first = plan_parts(SPEC, {}, Division(stages=2, layers=(1, 2)))[0]
+    first = plan_parts(SPEC, {}, PartitionSpec(stages=2, layers=(1, 2)))[0]
     assert np.array_equal(of_part(first, SPEC, np.zeros((0, 0), np.uint64)), table(0))
 
 
 def test_ranks_with_whole_experts_add_up_and_others_count_alike() -> None:
-    parts = plan_parts(SPEC, {}, Division(stages=1, ranks=2, experts_whole=True))
+    parts = plan_parts(SPEC, {}, PartitionSpec(stages=1, ranks=2, experts_whole=True))
     own = [table(0, 4, 4), table(0, 6, 6)]
     for rank, part in enumerate(parts):
         own[rank][:, [e for e in range(EXPERTS) if e not in part.experts[1]]] = 0
     both = of_engine(list(zip(parts, own, strict=True)), SPEC)
     assert both[1].tolist() == [4, 6] * 4 + [4]
-    alike = plan_parts(SPEC, {}, Division(ranks=2))
+    alike = plan_parts(SPEC, {}, PartitionSpec(ranks=2))
     assert np.array_equal(of_engine([(alike[0], table(0, 4, 4)), (alike[1], table(0, 5, 5))], SPEC), table(0, 5, 5))
 
 

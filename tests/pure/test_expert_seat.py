@@ -16,9 +16,9 @@ from homenode.engine.workers.layer_room import weight_needs
 from homenode.host.placement.node_teams import NodeTeam
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.part import ModelPart
-from homenode.model.weights.homes import plan_homes
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.load import plan_model
+from homenode.model.weights.node_placement import plan_weight_nodes
 from tests.checkpoints import make_folder
 from tests.engine.engines import config_for
 
@@ -127,13 +127,13 @@ def test_nodes_of_engines_hold_their_shares(model: tuple[WeightLayout, ModelPart
     layout, part, _ = model
     teams = [NodeTeam(node, node, (node,), 1 << 40) for node in range(3)]
     seats = [ExpertsInCommon(ExpertGroupRank(member, 3)) for member in range(3)]
-    homes = plan_homes(layout, teams, "replicate", owners=seats[0].owners(layout, part))
+    homes = plan_weight_nodes(layout, teams, "replicate", owners=seats[0].owners(layout, part))
     for node, seat in enumerate(seats):
-        alone = plan_homes(own_layout(layout, part, seat), teams[node : node + 1], "local")
+        alone = plan_weight_nodes(own_layout(layout, part, seat), teams[node : node + 1], "local")
         assert homes.nodes[node] == alone.total == homes.on(node).total
-    assert sum(homes.nodes.values()) < plan_homes(layout, teams, "replicate").total
-    shard = plan_homes(layout, teams, "shard", owners=seats[0].owners(layout, part))
-    assert shard == plan_homes(layout, teams, "shard"), "other policies have one copy as it is"
+    assert sum(homes.nodes.values()) < plan_weight_nodes(layout, teams, "replicate").total
+    shard = plan_weight_nodes(layout, teams, "shard", owners=seats[0].owners(layout, part))
+    assert shard == plan_weight_nodes(layout, teams, "shard"), "other policies have one copy as it is"
 
 
 def test_layers_have_more_room(model: tuple[WeightLayout, ModelPart, Any]) -> None:

@@ -12,11 +12,11 @@ from homenode.compute.kv_memory import KvLayout, KvRegion
 from homenode.compute.ops import KvGeometry
 from homenode.engine.workers.kv_file import joined, shares_of
 from homenode.engine.workers.neighbours import sliced
-from homenode.model.division import Grain, divide, divide_heads
-from homenode.model.part import ModelPart, Span
+from homenode.model.part import ModelPart, Range
+from homenode.model.partition import Alignment, divide, divide_heads
 from homenode.transfer.pages import difference, hole, region_spans
 
-NOTHING = Span(0, 0)
+NOTHING = Range(0, 0)
 BLOCKS = 3
 
 
@@ -45,7 +45,7 @@ def own_layout(geometry: KvGeometry, homes: int) -> KvLayout:
 @st.composite
 def engines(draw: st.DrawFn, layers: int, kv_heads: int, group: int) -> Engine:
     stages, ranks, homes = draw(st.integers(1, layers)), draw(st.integers(1, kv_heads * group)), draw(st.integers(1, 3))
-    cuts, heads = divide(layers, stages), divide_heads(group * kv_heads, kv_heads, 16, ranks, Grain())
+    cuts, heads = divide(layers, stages), divide_heads(group * kv_heads, kv_heads, 16, ranks, Alignment())
     assume(heads is not None)
     assert cuts is not None and heads is not None
     parts = [

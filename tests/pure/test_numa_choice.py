@@ -11,9 +11,9 @@ import pytest
 from homenode.compute.ops import KvGeometry
 from homenode.host.placement.node_teams import node_teams
 from homenode.host.placement.numa_demand import Decision
-from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, RopeSpec
-from homenode.model.division import Grain
-from homenode.model.parts import Division, plan_parts
+from homenode.model.checkpoint.spec import ModelSpec, MoeSpec, RopeSpec
+from homenode.model.partition import Alignment
+from homenode.model.parts import PartitionSpec, plan_parts
 from homenode.model.weights import numa_choice
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 from homenode.model.weights.numa_choice import cost_choice, measured_speeds, model_work
@@ -75,7 +75,7 @@ def test_of_a_table_of_its_own_a_token_reads_a_row(model: SimpleNamespace) -> No
 
 def test_of_experts_the_chosen_ones_count(model: SimpleNamespace) -> None:
     experts = {f"model__layers__0__mlp__experts__{e}__up_proj__weight": (32, 64) for e in range(8)}
-    spec = spec_of(mixture=MixtureSpec(8, 2, 32, True))
+    spec = spec_of(moe=MoeSpec(8, 2, 32, True))
     work = model_work(spec, layout_of(router=(8, 64), **experts), GEOMETRY)
     assert work.flops_per_token == 2 * (8 * 64 + 2 * 32 * 64)
     assert work.weight_bytes - work.active_bytes == 2 * 6 * 32 * 64
@@ -85,7 +85,7 @@ def test_of_experts_the_chosen_ones_count(model: SimpleNamespace) -> None:
 def test_of_a_part_what_is_there_counts(model: SimpleNamespace) -> None:
     """Its layers, heads and inner columns; the first of several stages reads rows of a table that the last one multiplies with."""
     spec = spec_of()
-    parts = plan_parts(spec, {"intermediate": Grain(), "query": Grain()}, Division(stages=2, ranks=2))
+    parts = plan_parts(spec, {"intermediate": Alignment(), "query": Alignment()}, PartitionSpec(stages=2, ranks=2))
     first, last = (
         model_work(
             spec, layout_of(model__embed_tokens__weight=(500, 64)), replace(GEOMETRY, layers=1, kv_heads=1), part
@@ -94,8 +94,8 @@ def test_of_a_part_what_is_there_counts(model: SimpleNamespace) -> None:
     )
     assert (first.flops_per_token, last.flops_per_token) == (2 * 64, 2 * 500 * 64)
     assert first.layers == 1 and first.activation_bytes == 4 * (2 * 64 + 2 * 2 * 16 + 2 * 16 + 2 * 48)
-    mixed = spec_of(mixture=MixtureSpec(8, 2, 32, True))
-    experts = plan_parts(mixed, {"expert_intermediate": Grain()}, Division(ranks=2, experts_whole=True))
+    mixed = spec_of(moe=MoeSpec(8, 2, 32, True))
+    experts = plan_parts(mixed, {"expert_intermediate": Alignment()}, PartitionSpec(ranks=2, experts_whole=True))
     assert model_work(mixed, layout_of(), GEOMETRY, experts[0]).activation_bytes == 4 * (
         2 * 64 + 2 * 2 * 16 + 2 * 16 + 2 * 32
     )

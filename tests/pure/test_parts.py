@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from homenode.errors import UserError
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import ARCHITECTURES, architecture_of
-from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, RopeSpec
-from homenode.model.division import Grain, divide, divide_heads
+from homenode.model.checkpoint.spec import ModelSpec, MoeSpec, RopeSpec
 from homenode.model.expert_placement import ExpertUse, place_experts, read_placement
-from homenode.model.part import ModelPart, Span
-from homenode.model.parts import Division, plan_parts, read_layer_split
+from homenode.model.part import ModelPart, Range
+from homenode.model.partition import Alignment, divide, divide_heads
+from homenode.model.parts import PartitionSpec, plan_parts, read_layer_split
 from tests.model.toys import toy_spec
 
 STORIES = ModelSpec("llama", 64, 172, 5, 8, 4, 8, 512, 512, 1e-5, RopeSpec(), tie_word_embeddings=True)
@@ -29,30 +29,28 @@ STORIES = ModelSpec("llama", 64, 172, 5, 8, 4, 8, 512, 512, 1e-5, RopeSpec(), ti
 def specs(draw: st.DrawFn) -> ModelSpec:
     architecture = draw(st.sampled_from(sorted(ARCHITECTURES)))
     kv_heads, layers = draw(st.integers(1, 5)), draw(st.integers(1, 4))
-    mixture = None
+    moe = None
     if architecture in ("mixtral", "qwen2_moe", "qwen3_moe"):
         dense = draw(st.sets(st.integers(0, layers - 1))) if architecture != "mixtral" else ()
         shared = draw(st.integers(1, 4)) * 8 if architecture == "qwen2_moe" else 0
-        mixture = MixtureSpec(
-            draw(st.integers(1, 7)), 1, draw(st.integers(1, 5)) * 8, True, shared, tuple(sorted(dense))
-        )
+        moe = MoeSpec(draw(st.integers(1, 7)), 1, draw(st.integers(1, 5)) * 8, True, shared, tuple(sorted(dense)))
     return ModelSpec(
         architecture, 16, draw(st.integers(1, 9)) * 8, layers, kv_heads * draw(st.integers(1, 4)), kv_heads, draw(st.sampled_from([4, 8])),
         draw(st.integers(1, 70)), 64, 1e-5, RopeSpec(), tie_word_embeddings=draw(st.booleans()), attention_bias=draw(st.booleans()),
-        mixture=mixture,
+        moe=moe,
     )  # fmt: skip
 
 
-def grains_for(spec: ModelSpec, size: int) -> dict[str, Grain]:
+def grains_for(spec: ModelSpec, size: int) -> dict[str, Alignment]:
     names = {
         e.parameter.shape[1]
         for e in expected_tensors(architecture_of(spec.architecture).parameters, spec)
         if len(e.shape) == 2
     }
-    return {name: Grain(size) for name in names}
+    return {name: Alignment(size) for name in names}
 
 
-def parts_of(spec: ModelSpec, how: Division, size: int = 1) -> tuple[ModelPart, ...] | None:
+def parts_of(spec: ModelSpec, how: PartitionSpec, size: int = 1) -> tuple[ModelPart, ...] | None:
     try:
         return plan_parts(spec, grains_for(spec, size), how)
     except UserError as error:
@@ -72,7 +70,7 @@ def parts_of(spec: ModelSpec, how: Division, size: int = 1) -> tuple[ModelPart, 
 def test_every_element_is_with_as_many_ranks_as_said(
     spec: ModelSpec, stages: int, ranks: int, experts_whole: bool, placement: str, block: int
 ) -> None:
-    parts = parts_of(spec, Division(stages, ranks, None, experts_whole, placement), block)  # type: ignore[arg-type]
+    parts = parts_of(spec, PartitionSpec(stages, ranks, None, experts_whole, placement), block)  # type: ignore[arg-type]
     if parts is None:
         return
     table = architecture_of(spec.architecture).parameters
@@ -104,7 +102,7 @@ def test_every_element_is_with_as_many_ranks_as_said(
 @given(specs(), st.integers(1, 9), st.sampled_from([1, 4, 8, 16]))
 def test_every_rank_reads_the_kv_heads_of_its_query_heads(spec: ModelSpec, ranks: int, block: int) -> None:
     group = spec.num_heads // spec.num_kv_heads
-    shares = divide_heads(spec.num_heads, spec.num_kv_heads, spec.head_dim, ranks, Grain(block))
+    shares = divide_heads(spec.num_heads, spec.num_kv_heads, spec.head_dim, ranks, Alignment(block))
     if shares is None:
         assert block > 1 or ranks > spec.num_heads
         return
@@ -120,7 +118,7 @@ def test_every_rank_reads_the_kv_heads_of_its_query_heads(spec: ModelSpec, ranks
 
 @given(st.integers(1, 100_000), st.integers(1, 40), st.sampled_from([1, 32, 256]), st.sampled_from([1, 32]))
 def test_shares_are_fair(count: int, ranks: int, needed: int, wanted: int) -> None:
-    spans = divide(count, ranks, Grain(needed, wanted))
+    spans = divide(count, ranks, Alignment(needed, wanted))
     if spans is None:
         assert -(-count // needed) < ranks
         return
@@ -132,12 +130,12 @@ def test_shares_are_fair(count: int, ranks: int, needed: int, wanted: int) -> No
 
 def test_shares_have_the_values_of_the_whole_where_they_can() -> None:
     """Blocks that are made at load are cut as stored ones where there are enough of them; otherwise cutting them is better than not starting."""
-    assert divide(96, 3, Grain(1, 32)) == (Span(0, 32), Span(32, 32), Span(64, 32))
-    assert divide(172, 2, Grain(1, 32)) == (Span(0, 96), Span(96, 76))
-    assert divide(172, 7, Grain(1, 32)) == divide(172, 7)
-    assert divide_heads(8, 4, 8, 2, Grain(1, 32)) == divide_heads(8, 4, 8, 2, Grain(32))
-    assert divide_heads(8, 4, 8, 3, Grain(32)) is None
-    assert divide_heads(8, 4, 8, 3, Grain(1, 32)) == divide_heads(8, 4, 8, 3, Grain())
+    assert divide(96, 3, Alignment(1, 32)) == (Range(0, 32), Range(32, 32), Range(64, 32))
+    assert divide(172, 2, Alignment(1, 32)) == (Range(0, 96), Range(96, 76))
+    assert divide(172, 7, Alignment(1, 32)) == divide(172, 7)
+    assert divide_heads(8, 4, 8, 2, Alignment(1, 32)) == divide_heads(8, 4, 8, 2, Alignment(32))
+    assert divide_heads(8, 4, 8, 3, Alignment(32)) is None
+    assert divide_heads(8, 4, 8, 3, Alignment(1, 32)) == divide_heads(8, 4, 8, 3, Alignment())
 
 
 @pytest.mark.parametrize(
@@ -151,7 +149,7 @@ def test_shares_have_the_values_of_the_whole_where_they_can() -> None:
     ],
 )
 def test_uneven_heads(ranks: int, heads: tuple[int, ...], kv_heads: tuple[int, ...]) -> None:
-    parts = plan_parts(STORIES, grains_for(STORIES, 1), Division(ranks=ranks))
+    parts = plan_parts(STORIES, grains_for(STORIES, 1), PartitionSpec(ranks=ranks))
     assert tuple(p.heads.count for p in parts) == heads and tuple(p.kv_heads.count for p in parts) == kv_heads
     assert all(p.vocabulary_widths == tuple(q.vocabulary.count for q in parts) for p in parts)
     assert sum(parts[0].vocabulary_widths) == 512 and sum(p.intermediate.count for p in parts) == 172
@@ -161,7 +159,7 @@ def test_the_whole_is_one_part() -> None:
     for name in ARCHITECTURES:
         spec = toy_spec(name)
         whole = ModelPart.whole(spec)
-        assert plan_parts(spec, grains_for(spec, 1), Division()) == (whole,) and whole.is_whole
+        assert plan_parts(spec, grains_for(spec, 1), PartitionSpec()) == (whole,) and whole.is_whole
         table = architecture_of(name).parameters
         assert list(expected_tensors(table, spec, whole)) == list(expected_tensors(table, spec))
 
@@ -169,19 +167,19 @@ def test_the_whole_is_one_part() -> None:
 @pytest.mark.parametrize(
     ("how", "param", "words"),
     [
-        (Division(stages=6), "pipeline_parallel_size", ["--pipeline-parallel-size 6", "5 layers", "5 or less"]),
-        (Division(stages=2, layers=(1, 2, 2)), "layer_split", ["--layer-split 1,2,2", "3 numbers", "2 stages"]),
-        (Division(stages=2, layers=(1, 3)), "layer_split", ["adds up to 4", "5 layers"]),
-        (Division(stages=2, layers=(0, 5)), "layer_split", ["each stage needs one"]),
+        (PartitionSpec(stages=6), "pipeline_parallel_size", ["--pipeline-parallel-size 6", "5 layers", "5 or less"]),
+        (PartitionSpec(stages=2, layers=(1, 2, 2)), "layer_split", ["--layer-split 1,2,2", "3 numbers", "2 stages"]),
+        (PartitionSpec(stages=2, layers=(1, 3)), "layer_split", ["adds up to 4", "5 layers"]),
+        (PartitionSpec(stages=2, layers=(0, 5)), "layer_split", ["each stage needs one"]),
         (
-            Division(ranks=9),
+            PartitionSpec(ranks=9),
             "tensor_parallel_size",
             ["--tensor-parallel-size 9", "8 query heads", "4 KV heads", "give 5 or 6 or 7 or 8"],
         ),
-        (Division(ranks=2, experts_whole=True), "enable_expert_parallel", ["no experts"]),
+        (PartitionSpec(ranks=2, experts_whole=True), "enable_expert_parallel", ["no experts"]),
     ],
 )
-def test_the_impossible_is_refused_by_name(how: Division, param: str, words: list[str]) -> None:
+def test_the_impossible_is_refused_by_name(how: PartitionSpec, param: str, words: list[str]) -> None:
     with pytest.raises(UserError) as caught:
         plan_parts(STORIES, grains_for(STORIES, 1), how)
     assert caught.value.param == param and all(word in caught.value.message for word in words), caught.value.message
@@ -189,24 +187,24 @@ def test_the_impossible_is_refused_by_name(how: Division, param: str, words: lis
 
 def test_blocks_that_cannot_be_cut_are_named() -> None:
     with pytest.raises(UserError, match=r"8 query heads of 8 elements.*blocks of 32.*give 1 or 2") as caught:
-        plan_parts(STORIES, {"query": Grain(32), "intermediate": Grain(4)}, Division(ranks=3))
+        plan_parts(STORIES, {"query": Alignment(32), "intermediate": Alignment(4)}, PartitionSpec(ranks=3))
     assert caught.value.param == "tensor_parallel_size"
     with pytest.raises(UserError, match=r"intermediate length of 172.*blocks of 86.*give 1 or 2"):
-        plan_parts(STORIES, {"query": Grain(), "intermediate": Grain(86)}, Division(ranks=3))
+        plan_parts(STORIES, {"query": Alignment(), "intermediate": Alignment(86)}, PartitionSpec(ranks=3))
     with pytest.raises(UserError, match=r"vocabulary of 3 cannot.*give 1 or 2 or 3"):
-        plan_parts(replace(STORIES, vocab_size=3), {}, Division(ranks=4))
+        plan_parts(replace(STORIES, vocab_size=3), {}, PartitionSpec(ranks=4))
 
 
 def test_more_ranks_than_experts_are_refused() -> None:
     spec = toy_spec("mixtral")
     with pytest.raises(UserError, match=r"4 experts.*give 4 ranks or less") as caught:
-        plan_parts(spec, grains_for(spec, 1), Division(ranks=6, experts_whole=True))
+        plan_parts(spec, grains_for(spec, 1), PartitionSpec(ranks=6, experts_whole=True))
     assert caught.value.param == "tensor_parallel_size"
 
 
 def test_an_mlp_that_no_layer_has_is_not_cut() -> None:
     spec = replace(toy_spec("mixtral"), intermediate_size=1)
-    assert all(p.intermediate == Span(0, 1) for p in plan_parts(spec, grains_for(spec, 1), Division(ranks=2)))
+    assert all(p.intermediate == Range(0, 1) for p in plan_parts(spec, grains_for(spec, 1), PartitionSpec(ranks=2)))
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.data())
@@ -235,7 +233,7 @@ def test_ways_to_place_experts() -> None:
 
 def test_accelerators_are_numbered_over_all_stages() -> None:
     spec = toy_spec("mixtral", num_layers=2)
-    how = Division(2, 2, None, True, ExpertUse(((1.0, 2.0, 3.0, 4.0),) * 2), accelerators=(0, 3))
+    how = PartitionSpec(2, 2, None, True, ExpertUse(((1.0, 2.0, 3.0, 4.0),) * 2), accelerators=(0, 3))
     parts = plan_parts(spec, grains_for(spec, 1), how)
     assert [p.experts for p in parts] == [((2, 3),), ((0, 1),), ((0, 1),), ((2, 3),)]
 
@@ -277,8 +275,8 @@ def test_layer_splits_are_read() -> None:
 
 
 def test_layers_of_stages() -> None:
-    given = plan_parts(STORIES, {}, Division(stages=2, layers=(2, 3)))
-    even = plan_parts(STORIES, {}, Division(stages=3))
-    assert [p.layers for p in given] == [Span(0, 2), Span(2, 3)]
-    assert [p.layers for p in even] == [Span(0, 2), Span(2, 2), Span(4, 1)]
+    given = plan_parts(STORIES, {}, PartitionSpec(stages=2, layers=(2, 3)))
+    even = plan_parts(STORIES, {}, PartitionSpec(stages=3))
+    assert [p.layers for p in given] == [Range(0, 2), Range(2, 3)]
+    assert [p.layers for p in even] == [Range(0, 2), Range(2, 2), Range(4, 1)]
     assert [(p.first_stage, p.last_stage) for p in even] == [(True, False), (False, False), (False, True)]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.model.sandbox.frames import LARGEST_FRAME, FrameError, FrameStream, decode, encode
+from homenode.model.sandbox.frames import LARGEST_FRAME, FrameStream, SandboxFrameError, decode, encode
 
 TEXT = st.text(st.characters(codec=None), max_size=20)  # lone surrogates too
 VALUES = st.recursive(
@@ -43,7 +43,7 @@ def test_frames_that_come_together_are_parted(ends: tuple[FrameStream, socket.so
 
 @pytest.mark.parametrize("value", [object(), {1}, b"", 10**5000], ids=["object", "set", "bytes", "digits"])
 def test_what_is_no_json_is_not_sent(value: Any) -> None:
-    with pytest.raises(FrameError):
+    with pytest.raises(SandboxFrameError):
         encode({"value": value})
 
 
@@ -51,20 +51,20 @@ def test_a_value_as_deep_as_a_well_is_not_sent() -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    with pytest.raises(FrameError):
+    with pytest.raises(SandboxFrameError):
         encode({"deep": deep})
 
 
 @pytest.mark.parametrize("body", [b"", b"[1]", b"nonsense", b"\xff", b"[" * 100_000, b'{"a":' * 100_000])
 def test_what_is_no_object_is_an_error(body: bytes) -> None:
-    with pytest.raises(FrameError):
+    with pytest.raises(SandboxFrameError):
         decode(body)
 
 
 def test_a_length_is_looked_at_before_anything_is_read(ends: tuple[FrameStream, socket.socket]) -> None:
     stream, other = ends
     other.sendall((LARGEST_FRAME + 1).to_bytes(4, "little"))
-    with pytest.raises(FrameError, match="announces"):
+    with pytest.raises(SandboxFrameError, match="announces"):
         stream.receive(time.monotonic() + 5)
 
 

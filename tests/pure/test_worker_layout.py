@@ -28,7 +28,7 @@ from homenode.host.topology.host import Accelerator, Accelerators, Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.synthetic import synthetic
 from homenode.model.checkpoint.spec import ModelSpec, RopeSpec
-from homenode.model.part import ModelPart, Span
+from homenode.model.part import ModelPart, Range
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 
 GPUS = ("torch:cuda:0", "torch:cuda:1")
@@ -373,11 +373,11 @@ def test_what_was_settled_for_the_model_is_taken_where_a_worker_has_several_node
     assert [place.numa for place in worker_places(host(FOUR_NODES), alone, ["cpu"] * 2).places] == ["shard", "shard"]
 
 
-NOTHING = Span(0, 0)
+NOTHING = Range(0, 0)
 
 
 def layout(places: list[tuple[int, ...]], devices: list[str]) -> Layout:
-    part = ModelPart(Span(0, 1), 0, 1, 0, 1, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, ())
+    part = ModelPart(Range(0, 1), 0, 1, 0, 1, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, ())
     return Layout(
         tuple(
             WorkerPlan(n, f"w{n}", device, part, EngineBinding((n,), memory_nodes=nodes))

@@ -14,7 +14,7 @@ from homenode.compute.ops import StepLimits
 from homenode.compute.torch import TorchBackend
 from homenode.compute.torch.device import open_device
 from homenode.compute.torch.graphs import bucket
-from homenode.model.parts import Division
+from homenode.model.parts import PartitionSpec
 from homenode.model.weights.load import load_model
 from tests.model.driver import Driver
 from tests.model.split import split_driver
@@ -74,7 +74,7 @@ def test_a_later_stage_is_fed_its_rows(tmp_path: Path) -> None:
     prompts = [[5, 70, 33], list(range(50)), [1]]
     whole = TorchBackend(open_device("torch:cpu"), "sdpa")
     wanted = Driver(load_model(checkpoint, whole), whole).generate(prompts, 10)
-    found = split_driver(checkpoint, Division(stages=2), backend).generate(prompts, 10)
+    found = split_driver(checkpoint, PartitionSpec(stages=2), backend).generate(prompts, 10)
     assert [s.tokens for s in found] == [s.tokens for s in wanted]
     assert all(capture.replays > 5 for capture in made)
 
@@ -91,7 +91,7 @@ def test_what_the_host_decides_is_not_captured(tmp_path: Path, how: str) -> None
         return one
 
     ranks = 2 if how == "a group through the host" else 1
-    split_driver(checkpoint, Division(ranks=ranks), backend).generate([[1, 2, 3], [4]], 4)
+    split_driver(checkpoint, PartitionSpec(ranks=ranks), backend).generate([[1, 2, 3], [4]], 4)
     assert [capture.replays for capture in made] == [0] * ranks
 
 

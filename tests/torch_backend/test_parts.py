@@ -12,7 +12,7 @@ import pytest
 from homenode.compute.ops import Backend, StepArrays, StepLimits
 from homenode.compute.reference import ReferenceBackend
 from homenode.compute.torch import open_backend
-from homenode.model.parts import Division
+from homenode.model.parts import PartitionSpec
 from homenode.model.weights.load import load_model
 from tests.model.conftest import make_backend
 from tests.model.driver import Driver
@@ -32,21 +32,21 @@ def generated(driver: Driver) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "how", [Division(ranks=2), Division(ranks=3), Division(stages=2, ranks=2, layers=(1, 2))], ids=name
+    "how", [PartitionSpec(ranks=2), PartitionSpec(ranks=3), PartitionSpec(stages=2, ranks=2, layers=(1, 2))], ids=name
 )
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_parts_answer_as_the_reference_does_whole(tmp_path: Path, architecture: str, how: Division) -> None:
+def test_parts_answer_as_the_reference_does_whole(tmp_path: Path, architecture: str, how: PartitionSpec) -> None:
     checkpoint = toy(tmp_path / "weights", architecture)
     check(checkpoint, how)
 
 
 @pytest.mark.parametrize("how", EXPERT_SPLITS, ids=name)
 @pytest.mark.parametrize("architecture", MIXTURES)
-def test_experts_divided_as_wholes(tmp_path: Path, architecture: str, how: Division) -> None:
+def test_experts_divided_as_wholes(tmp_path: Path, architecture: str, how: PartitionSpec) -> None:
     check(toy(tmp_path / "weights", architecture), how)
 
 
-def check(checkpoint: Any, how: Division) -> None:
+def check(checkpoint: Any, how: PartitionSpec) -> None:
     reference = ReferenceBackend()
     wanted = generated(Driver(load_model(checkpoint, reference), reference, kv_dtype="f32"))
     found = generated(split_driver(checkpoint, how, on_torch, kv_dtype="f32"))
@@ -59,7 +59,7 @@ def check(checkpoint: Any, how: Division) -> None:
 def test_stages_change_no_bit(tmp_path: Path) -> None:
     checkpoint, backend = toy(tmp_path / "weights", "qwen3_moe"), on_torch()
     whole = generated(Driver(load_model(checkpoint, backend), backend))
-    cut = generated(split_driver(checkpoint, Division(stages=3), on_torch))
+    cut = generated(split_driver(checkpoint, PartitionSpec(stages=3), on_torch))
     assert all(
         np.array_equal(np.stack(one.logprobs), np.stack(other.logprobs)) for one, other in zip(whole, cut, strict=True)
     )
@@ -72,13 +72,17 @@ def test_golden_texts_of_two_stages_on_two_backends(order: tuple[str, str]) -> N
 
     turn: Iterator[str] = iter(order)
     check_golden(
-        open_checkpoint(STORIES), Division(stages=2, layers=(2, 3)), lambda: make_backend(next(turn), rounding=True)
+        open_checkpoint(STORIES),
+        PartitionSpec(stages=2, layers=(2, 3)),
+        lambda: make_backend(next(turn), rounding=True),
     )
 
 
 @needs_data
-@pytest.mark.parametrize("how", [Division(ranks=2, experts_whole=True), Division(stages=2, ranks=2)], ids=name)
-def test_golden_texts_of_experts_on_ranks(how: Division) -> None:
+@pytest.mark.parametrize(
+    "how", [PartitionSpec(ranks=2, experts_whole=True), PartitionSpec(stages=2, ranks=2)], ids=name
+)
+def test_golden_texts_of_experts_on_ranks(how: PartitionSpec) -> None:
     from homenode.model.checkpoint.index import open_checkpoint
 
     check_golden(open_checkpoint(STORIES_MIXTURE), how, on_torch)

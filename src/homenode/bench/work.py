@@ -91,10 +91,10 @@ class ModelWork:
 
     def _shares(self, name: str, tokens: int) -> tuple[float, float]:
         """How likely a step of `tokens` tokens needs this matrix, and the share of the tokens that multiply with it."""
-        mixture = self.spec.mixture
-        if mixture is None or not _OF_EXPERT.search(name):
+        moe = self.spec.moe
+        if moe is None or not _OF_EXPERT.search(name):
             return 1.0, 1.0
-        chosen = mixture.experts_per_token / mixture.num_experts
+        chosen = moe.experts_per_token / moe.num_experts
         return 1.0 - (1.0 - chosen) ** tokens, chosen
 
     def _visible_pairs(self, start: int, count: int, layer: int) -> int:

@@ -11,7 +11,7 @@ from rich.text import Text
 from homenode.cli.draw_plan import draw_findings
 from homenode.cli.fitted_text import FittedLine, FittedTable
 from homenode.cpuset import format_cpu_list
-from homenode.model.weights.homes import MatrixHome, WeightHomes
+from homenode.model.weights.node_placement import MatrixNodes, WeightNodes
 from homenode.model.weights.numa_layout import NumaLayout
 from homenode.units import format_bytes
 
@@ -20,7 +20,7 @@ _MOST_COLUMNS = 6  # nodes; with more, a line says how far they differ
 
 def draw_homes(made: NumaLayout) -> RenderableType:
     """Everything, ready to print."""
-    homes, plan = made.homes, made.plan
+    homes, plan = made.weights, made.plan
     head = Text(
         f"--numa {plan.policy}: one copy is {format_bytes(homes.size)}, in all {format_bytes(homes.total)}",
         style="bold",
@@ -31,7 +31,7 @@ def draw_homes(made: NumaLayout) -> RenderableType:
 
 
 def _by_node(made: NumaLayout) -> FittedTable:
-    homes = made.homes
+    homes = made.weights
     table = FittedTable("node", "threads", "CPUs", "weights", "free")
     teams = {team.node: team for team in made.plan.teams}
     for node, size in sorted(homes.nodes.items()):
@@ -45,9 +45,9 @@ def _by_node(made: NumaLayout) -> FittedTable:
     return table
 
 
-def _by_kind(homes: WeightHomes) -> FittedTable:
+def _by_kind(homes: WeightNodes) -> FittedTable:
     """A line for the matrices of one kind that are spread alike, the layers' in one."""
-    kinds: dict[tuple[object, ...], list[MatrixHome]] = {}
+    kinds: dict[tuple[object, ...], list[MatrixNodes]] = {}
     for matrix in homes.matrices:
         kinds.setdefault((_kind(matrix.name), matrix.rows, tuple(sorted(matrix.nodes.items()))), []).append(matrix)
     nodes = sorted(homes.nodes)
@@ -70,7 +70,7 @@ def _kind(name: str) -> str:
     return re.sub(r"\.\d+(?=\.)", ".*", name).removeprefix("model.").removeprefix("layers.").removesuffix(".weight")
 
 
-def _extremes(matrix: MatrixHome, nodes: Sequence[int]) -> list[str]:
+def _extremes(matrix: MatrixNodes, nodes: Sequence[int]) -> list[str]:
     if not matrix.nodes:
         return ["pages in turn", ""]
     held = [sum(past - first for first, past in matrix.nodes.get(node, ())) for node in nodes]

@@ -20,7 +20,7 @@ from homenode.logs.setup import hold_log
 
 if TYPE_CHECKING:
     from homenode.model.tokenizer import Tokenizer
-    from homenode.model.tokenizer.trial.trial import TokenizerTrial
+    from homenode.model.tokenizer.trial_run import TokenizerTrial
 
 _SETTINGS = (
     "threads",

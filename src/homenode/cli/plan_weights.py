@@ -152,7 +152,7 @@ def _to_json(made: NumaLayout) -> dict[str, Any]:
     ]
     return {
         "asked": made.plan.asked,
-        **made.homes.to_json(),
+        **made.weights.to_json(),
         "teams": teams,
         "findings": [finding.to_dict() for finding in made.plan.findings],
     }

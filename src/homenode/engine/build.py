@@ -224,9 +224,7 @@ def build_engine(
         InlineExecutor(
             runner,
             sizes.worker_limits(),
-            lambda: (
-                backend.statistics() | ({USES: of_part(whole, spec, program.expert_usage())} if spec.mixture else {})
-            ),
+            lambda: backend.statistics() | ({USES: of_part(whole, spec, program.expert_usage())} if spec.moe else {}),
             cpu=cpu,
             change_pages=None if growing is None else page_changer(growing),
         ),
@@ -280,7 +278,7 @@ def memory_parts(place: EngineBinding) -> tuple[tuple[int, ...], ...]:
 
 def counting(executor: Executor, config: EngineConfig, spec: ModelSpec) -> Executor:
     """The executor, and with experts what counts how they are used."""
-    return CountingExecutor(executor, spec, config.parallel.expert_counts) if spec.mixture else executor
+    return CountingExecutor(executor, spec, config.parallel.expert_counts) if spec.moe else executor
 
 
 @named_refusals("checking the settings")
@@ -445,7 +443,7 @@ def weights_problem(config: EngineConfig, spec: ModelSpec, mine: Kept, there: in
     advice = ["keep them smaller (--quantize)"]
     if config.replica is not None:
         advice.append("have fewer engines")
-        if spec.mixture is not None and not config.parallel.enable_expert_parallel:
+        if spec.moe is not None and not config.parallel.enable_expert_parallel:
             advice.append("keep the experts once for all engines (--enable-expert-parallel)")
     besides = f" beside {format_bytes(mine.common)} of experts that other engines keep" if mine.common else ""
     return CapacityError(

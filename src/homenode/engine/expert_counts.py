@@ -31,7 +31,7 @@ def counts_problem(setting: str | None, spec: ModelSpec) -> UserError | None:
         return None
     path = Path(setting).expanduser()
     try:
-        if spec.mixture is None:
+        if spec.moe is None:
             raise UserError(f"a {spec.architecture} model has no experts to count; leave it out")
         if path.is_file():
             read_counts(path, spec)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from homenode.engine.expert_seat import ExpertGroupRank
 from homenode.model.part import ModelPart
 from homenode.model.weights.expert_share import ExpertShare, expert_owners, share_ready
-from homenode.model.weights.layout import Elsewhere, WeightLayout
+from homenode.model.weights.layout import OtherParts, WeightLayout
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def missing_layout(
 def _less(layout: WeightLayout, names: set[str]) -> WeightLayout:
     left = tuple(m for m in layout.matrices if m.name not in names)
     rest = [m for m in layout.matrices if m.name in names]
-    float32 = layout.elsewhere.float32 and all(m.target == "F32" for m in rest)
+    float32 = layout.other_parts.float32 and all(m.target == "F32" for m in rest)
     return replace(
-        layout, matrices=left, elsewhere=Elsewhere((*layout.elsewhere.names, *(m.name for m in rest)), float32)
+        layout, matrices=left, other_parts=OtherParts((*layout.other_parts.names, *(m.name for m in rest)), float32)
     )

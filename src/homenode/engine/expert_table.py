@@ -39,7 +39,7 @@ def of_engine(parts: Sequence[tuple[ModelPart, Table]], spec: ModelSpec) -> Tabl
 
 def empty(layers: int, spec: ModelSpec) -> Table:
     """Nothing was counted yet."""
-    return np.zeros((layers, spec.mixture.num_experts if spec.mixture else 0), np.uint64)
+    return np.zeros((layers, spec.moe.num_experts if spec.moe else 0), np.uint64)
 
 
 def read_table(told: object, layers: int, spec: ModelSpec) -> Table | None:

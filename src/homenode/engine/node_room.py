@@ -14,8 +14,8 @@ from homenode.errors import CapacityError
 from homenode.host.placement.numa_demand import Decision
 from homenode.host.placement.variables import reserve_cpus
 from homenode.host.topology.host import Host
-from homenode.model.weights.homes import WeightHomes
 from homenode.model.weights.layout import WeightLayout
+from homenode.model.weights.node_placement import WeightNodes
 from homenode.model.weights.numa_layout import numa_layout, packed_group_bytes
 from homenode.units import format_bytes
 
@@ -43,7 +43,7 @@ def check_homes(
     layout: WeightLayout,
     backend: Backend,
     owners: Mapping[str, int] = MappingProxyType({}),
-) -> WeightHomes | None:
+) -> WeightNodes | None:
     """Where weights lie under --numa; None without. `owners`: the engines that keep what several have in common, by the matrices' names. Raises
     PlacementError where a node has no room for its part, UserError for patterns of tensors that match none."""
     if place.numa is None:
@@ -54,10 +54,10 @@ def check_homes(
     settled = Decision(place.numa, place.numa_why, home)
     demand = config.placement.demand(config.compute.threads, reserve)
     replica = config.replica.number if config.replica is not None and place.numa == "replicate" else None
-    return numa_layout(layout, host, demand, lambda _: settled, packed_group_bytes(backend), owners, replica).homes
+    return numa_layout(layout, host, demand, lambda _: settled, packed_group_bytes(backend), owners, replica).weights
 
 
-def kv_room(homes: WeightHomes | None, place: EngineBinding, kv_heads: int) -> KvCapacity | None:
+def kv_room(homes: WeightNodes | None, place: EngineBinding, kv_heads: int) -> KvCapacity | None:
     """What the nodes leave for KV memory. None where one node holds everything, whose memory is counted as a whole, or nothing is known of them.
 
     It does not see buffers and the rest of the process, some tens of MiB.

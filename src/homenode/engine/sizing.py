@@ -179,10 +179,10 @@ def step_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     """About what the buffers of a step take: activations of its tokens in float32, and the logits."""
     heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     inner = 3 * spec.intermediate_size
-    if (mixture := spec.mixture) is not None:
+    if (moe := spec.moe) is not None:
         # Beside an MLP's, for each of a token's experts its own copy of the row, the gated values, and both encoded: at most as long again.
-        inner = max(inner, 3 * mixture.shared_intermediate_size)
-        inner += mixture.num_experts + 2 * mixture.experts_per_token * (spec.hidden_size + mixture.intermediate_size)
+        inner = max(inner, 3 * moe.shared_intermediate_size)
+        inner += moe.num_experts + 2 * moe.experts_per_token * (spec.hidden_size + moe.intermediate_size)
     columns = 4 * spec.hidden_size + heads + inner
     return 4 * (
         config.scheduler.max_num_batched_tokens * columns + sampled_rows(config, spec.vocab_size) * spec.vocab_size

@@ -2,7 +2,7 @@
 
 A model cut into stages (pipeline parallel) gives each stage a run of layers; the first has the embedding table, the last the output matrix. Ranks
 of one stage (tensor parallel; Shoeybi et al. 2019, Megatron-LM) have the same layers and divide what is inside them: heads, the inner columns of
-MLPs, the vocabulary; or whole experts (expert parallel). The lengths that a rank's matrices have are the `Span`s here, so the names of a parameter
+MLPs, the vocabulary; or whole experts (expert parallel). The lengths that a rank's matrices have are the `Range`s here, so the names of a parameter
 table's shape ("query", "kv", "intermediate"...) say how each matrix is cut: by rows, by columns, or not at all.
 """
 
@@ -14,7 +14,7 @@ from homenode.model.checkpoint.spec import ModelSpec
 
 
 @dataclass(frozen=True)
-class Span:
+class Range:
     """Elements first .. first + count - 1 of a dimension."""
 
     first: int
@@ -28,7 +28,7 @@ class Span:
 
 @dataclass(frozen=True)
 class ModelPart:
-    """What one worker has. All spans are in elements of the whole model: layers, heads, columns, rows of the vocabulary.
+    """What one worker has. All ranges are in elements of the whole model: layers, heads, columns, rows of the vocabulary.
 
     `heads` query heads and the `kv_heads` they read; every rank has at least one of each, and within a rank all KV heads have equally many query
     heads. A KV head is with several ranks where there are more ranks than KV heads. `vocabulary`: rows of the embedding table and of the output
@@ -37,36 +37,36 @@ class ModelPart:
     as wholes. The router is with every rank.
     """
 
-    layers: Span
+    layers: Range
     stage: int
     stages: int
     rank: int
     ranks: int
-    heads: Span
-    kv_heads: Span
-    intermediate: Span
-    vocabulary: Span
-    expert_intermediate: Span
-    shared_intermediate: Span
+    heads: Range
+    kv_heads: Range
+    intermediate: Range
+    vocabulary: Range
+    expert_intermediate: Range
+    shared_intermediate: Range
     vocabulary_widths: tuple[int, ...]
     experts: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def whole(cls, spec: ModelSpec) -> ModelPart:
         """All of a model."""
-        mixture = spec.mixture
+        moe = spec.moe
         return cls(
-            layers=Span(0, spec.num_layers),
+            layers=Range(0, spec.num_layers),
             stage=0,
             stages=1,
             rank=0,
             ranks=1,
-            heads=Span(0, spec.num_heads),
-            kv_heads=Span(0, spec.num_kv_heads),
-            intermediate=Span(0, spec.intermediate_size),
-            vocabulary=Span(0, spec.vocab_size),
-            expert_intermediate=Span(0, mixture.intermediate_size if mixture else 0),
-            shared_intermediate=Span(0, mixture.shared_intermediate_size if mixture else 0),
+            heads=Range(0, spec.num_heads),
+            kv_heads=Range(0, spec.num_kv_heads),
+            intermediate=Range(0, spec.intermediate_size),
+            vocabulary=Range(0, spec.vocab_size),
+            expert_intermediate=Range(0, moe.intermediate_size if moe else 0),
+            shared_intermediate=Range(0, moe.shared_intermediate_size if moe else 0),
             vocabulary_widths=(spec.vocab_size,),
             experts=tuple(every_expert(spec, layer) for layer in range(spec.num_layers)),
         )
@@ -99,5 +99,5 @@ class ModelPart:
 
 def every_expert(spec: ModelSpec, layer: int) -> tuple[int, ...]:
     """The experts a layer has in all."""
-    mixture = spec.mixture
-    return () if mixture is None or layer in mixture.dense_layers else tuple(range(mixture.num_experts))
+    moe = spec.moe
+    return () if moe is None or layer in moe.dense_layers else tuple(range(moe.num_experts))

@@ -11,17 +11,17 @@ from itertools import accumulate
 from typing import TypeVar
 
 from homenode.errors import UserError
-from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec
-from homenode.model.division import Grain, divide, divide_heads
+from homenode.model.checkpoint.spec import ModelSpec, MoeSpec
 from homenode.model.expert_placement import ExpertPlacement, Experts, place_experts
-from homenode.model.part import ModelPart, Span, every_expert
+from homenode.model.part import ModelPart, Range, every_expert
+from homenode.model.partition import Alignment, divide, divide_heads
 from homenode.units import format_count
 
 _Share = TypeVar("_Share")
 
 
 @dataclass(frozen=True)
-class Division:
+class PartitionSpec:
     """How a model is to be cut.
 
     `layers`: of each stage; None: evenly, the first stages getting one more. `experts_whole`: each rank has whole experts, by `placement`, instead of
@@ -36,14 +36,14 @@ class Division:
     accelerators: Collection[int] = ()
 
 
-def plan_parts(spec: ModelSpec, grains: Mapping[str, Grain], how: Division) -> tuple[ModelPart, ...]:
+def plan_parts(spec: ModelSpec, alignments: Mapping[str, Alignment], how: PartitionSpec) -> tuple[ModelPart, ...]:
     """The part of each worker, stage after stage.
 
-    `grains`: where the dimensions that a parameter table names may be cut (`weights.grains`); one that no matrix of the model has is missing.
+    `alignments`: where the dimensions that a parameter table names may be cut (`weights.alignment`); one that no matrix of the model has is missing.
     UserError, naming tensor_parallel_size, pipeline_parallel_size, layer_split or enable_expert_parallel, for what cannot be.
     """
     stages = _stages(spec, how)
-    shares = _Shares.of(spec, grains, how)
+    shares = _RankShards.of(spec, alignments, how)
     return tuple(
         shares.part(spec, how, stages, stage, rank) for stage in range(how.stages) for rank in range(how.ranks)
     )
@@ -62,16 +62,16 @@ def read_layer_split(setting: str) -> tuple[int, ...] | None:
     return tuple(int(word) for word in words)
 
 
-def _stages(spec: ModelSpec, how: Division) -> tuple[Span, ...]:
+def _stages(spec: ModelSpec, how: PartitionSpec) -> tuple[Range, ...]:
     if how.layers is None:
-        spans = divide(spec.num_layers, how.stages)
-        if spans is None:
+        ranges = divide(spec.num_layers, how.stages)
+        if ranges is None:
             raise UserError(
                 f"--pipeline-parallel-size {how.stages}: the model has {format_count(spec.num_layers, 'layer')} and each stage needs one; "
                 f"give {spec.num_layers} or less",
                 param="pipeline_parallel_size",
             )
-        return spans
+        return ranges
     told = ",".join(map(str, how.layers))
     if len(how.layers) != how.stages:
         raise UserError(
@@ -83,32 +83,32 @@ def _stages(spec: ModelSpec, how: Division) -> tuple[Span, ...]:
             f"--layer-split {told} adds up to {sum(how.layers)}; the model has {format_count(spec.num_layers, 'layer')}, and each stage needs one or more",
             param="layer_split",
         )
-    return tuple(Span(end - count, count) for count, end in zip(how.layers, accumulate(how.layers), strict=True))
+    return tuple(Range(end - count, count) for count, end in zip(how.layers, accumulate(how.layers), strict=True))
 
 
 @dataclass(frozen=True)
-class _Shares:
+class _RankShards:
     """What each rank has of every layer."""
 
-    heads: tuple[tuple[Span, Span], ...]
-    vocabulary: tuple[Span, ...]
-    intermediate: tuple[Span, ...]
-    expert: tuple[Span, ...]
-    shared: tuple[Span, ...]
+    heads: tuple[tuple[Range, Range], ...]
+    vocabulary: tuple[Range, ...]
+    intermediate: tuple[Range, ...]
+    expert: tuple[Range, ...]
+    shared: tuple[Range, ...]
 
     @classmethod
-    def of(cls, spec: ModelSpec, grains: Mapping[str, Grain], how: Division) -> _Shares:
-        mixture = spec.mixture or MixtureSpec(0, 0, 0, False)
+    def of(cls, spec: ModelSpec, alignments: Mapping[str, Alignment], how: PartitionSpec) -> _RankShards:
+        moe = spec.moe or MoeSpec(0, 0, 0, False)
         if how.experts_whole:
             check_experts(spec, how.ranks)
 
-        def inner(name: str, count: int) -> tuple[Span, ...]:
-            if name not in grains or (how.experts_whole and name == "expert_intermediate"):
-                return (Span(0, count),) * how.ranks
+        def inner(name: str, count: int) -> tuple[Range, ...]:
+            if name not in alignments or (how.experts_whole and name == "expert_intermediate"):
+                return (Range(0, count),) * how.ranks
             what = f"{name.replace('_', ' ')} length of {count}"
-            return _among(spec, how.ranks, what, grains[name], lambda ranks: divide(count, ranks, grains[name]))
+            return _among(spec, how.ranks, what, alignments[name], lambda ranks: divide(count, ranks, alignments[name]))
 
-        query = grains.get("query", Grain())
+        query = alignments.get("query", Alignment())
         what = f"{format_count(spec.num_heads, 'query head')} of {format_count(spec.head_dim, 'element')} with {format_count(spec.num_kv_heads, 'KV head')}"
         return cls(
             heads=_among(
@@ -122,15 +122,15 @@ class _Shares:
                 spec,
                 how.ranks,
                 f"vocabulary of {spec.vocab_size}",
-                Grain(),
+                Alignment(),
                 lambda ranks: divide(spec.vocab_size, ranks),
             ),
             intermediate=inner("intermediate", spec.intermediate_size),
-            expert=inner("expert_intermediate", mixture.intermediate_size),
-            shared=inner("shared_intermediate", mixture.shared_intermediate_size),
+            expert=inner("expert_intermediate", moe.intermediate_size),
+            shared=inner("shared_intermediate", moe.shared_intermediate_size),
         )
 
-    def part(self, spec: ModelSpec, how: Division, stages: Sequence[Span], stage: int, rank: int) -> ModelPart:
+    def part(self, spec: ModelSpec, how: PartitionSpec, stages: Sequence[Range], stage: int, rank: int) -> ModelPart:
         layers = stages[stage]
         heads, kv_heads = self.heads[rank]
         return ModelPart(
@@ -145,12 +145,12 @@ class _Shares:
             vocabulary=self.vocabulary[rank],
             expert_intermediate=self.expert[rank],
             shared_intermediate=self.shared[rank],
-            vocabulary_widths=tuple(span.count for span in self.vocabulary),
+            vocabulary_widths=tuple(piece.count for piece in self.vocabulary),
             experts=tuple(_experts(spec, how, layer, stage)[rank] for layer in range(layers.first, layers.end)),
         )
 
 
-def _experts(spec: ModelSpec, how: Division, layer: int, stage: int) -> Experts:
+def _experts(spec: ModelSpec, how: PartitionSpec, layer: int, stage: int) -> Experts:
     experts = every_expert(spec, layer)
     if not how.experts_whole or not experts:
         return (experts,) * how.ranks
@@ -160,28 +160,28 @@ def _experts(spec: ModelSpec, how: Division, layer: int, stage: int) -> Experts:
 
 def check_experts(spec: ModelSpec, ranks: int) -> None:
     """UserError, naming the setting, where the experts of the model cannot be divided as wholes among so many ranks."""
-    if spec.mixture is None:
+    if spec.moe is None:
         raise UserError(
             f"--enable-expert-parallel: a {spec.architecture} model has no experts to divide; leave it out",
             param="enable_expert_parallel",
         )
-    if spec.mixture.num_experts < ranks:
+    if spec.moe.num_experts < ranks:
         raise UserError(
-            f"--enable-expert-parallel with --tensor-parallel-size {ranks}: the model has {format_count(spec.mixture.num_experts, 'expert')} and each rank needs "
-            f"one; give {format_count(spec.mixture.num_experts, 'rank')} or less, or leave --enable-expert-parallel out",
+            f"--enable-expert-parallel with --tensor-parallel-size {ranks}: the model has {format_count(spec.moe.num_experts, 'expert')} and each rank needs "
+            f"one; give {format_count(spec.moe.num_experts, 'rank')} or less, or leave --enable-expert-parallel out",
             param="tensor_parallel_size",
         )
 
 
 def _among(
-    spec: ModelSpec, ranks: int, what: str, grain: Grain, cut: Callable[[int], tuple[_Share, ...] | None]
+    spec: ModelSpec, ranks: int, what: str, alignment: Alignment, cut: Callable[[int], tuple[_Share, ...] | None]
 ) -> tuple[_Share, ...]:
     """The shares of `what`; UserError with the numbers of ranks that would do where it cannot be cut."""
     shares = cut(ranks)
     if shares is not None:
         return shares
     can = [n for n in range(1, min(ranks, spec.num_heads + 1)) if cut(n) is not None]
-    blocks = f", stored in blocks of {grain.needed}," if grain.needed > 1 else ""
+    blocks = f", stored in blocks of {alignment.needed}," if alignment.needed > 1 else ""
     raise UserError(
         f"--tensor-parallel-size {ranks}: {what}{blocks} cannot be divided among {format_count(ranks, 'rank')}; give {' or '.join(map(str, can[-4:]))}"
         + (", or make stages (--pipeline-parallel-size)" if ranks > 1 else ""),

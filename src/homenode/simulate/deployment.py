@@ -30,9 +30,9 @@ from homenode.host.placement.numa_policy import numa_plan
 from homenode.host.topology.host import Host
 from homenode.model.checkpoint.spec import Checkpoint
 from homenode.model.part import ModelPart
-from homenode.model.weights.homes import plan_homes
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.load import kv_geometry_of, plan_model
+from homenode.model.weights.node_placement import plan_weight_nodes
 from homenode.model.weights.numa_layout import packed_group_bytes
 from homenode.simulate.costs import Link, StageCost
 from homenode.simulate.engine import SimulatedEngine
@@ -170,7 +170,7 @@ def _one_worker(
     if homes is None:
         teams = teams_of(host, place)
         own = own_layout(layout, part, common)
-        homes = plan_homes(
+        homes = plan_weight_nodes(
             own, teams, "shard" if len(teams) > 1 else "local", (), place.numa_why, packed_group_bytes(backend)
         )
     room = _room(host, place)[0]

@@ -12,7 +12,7 @@ from homenode.dtypes import BY_NAME
 from homenode.errors import UserError
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import architecture_of
-from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, RopeSpec, TensorEntry
+from homenode.model.checkpoint.spec import ModelSpec, MoeSpec, RopeSpec, TensorEntry
 
 PREFIX = "shape:"
 _NUMBERS = {
@@ -71,9 +71,9 @@ def _spec(text: str, of: dict[str, int]) -> ModelSpec:
         raise _bad(text, f"hidden={of['hidden']} is no multiple of heads={of['heads']}; give head_dim")
     if of["experts"] and not 1 <= of["experts_per_token"] <= of["experts"]:
         raise _bad(text, f"experts_per_token={of['experts_per_token']} must be from 1 to experts={of['experts']}")
-    mixture = MixtureSpec(of["experts"], of["experts_per_token"], of["intermediate"], True) if of["experts"] else None
+    moe = MoeSpec(of["experts"], of["experts_per_token"], of["intermediate"], True) if of["experts"] else None
     return ModelSpec(
-        architecture="mixtral" if mixture else "llama",
+        architecture="mixtral" if moe else "llama",
         hidden_size=of["hidden"],
         intermediate_size=of["intermediate"],
         num_layers=of["layers"],
@@ -85,7 +85,7 @@ def _spec(text: str, of: dict[str, int]) -> ModelSpec:
         rms_norm_eps=1e-6,
         rope=RopeSpec(),
         tie_word_embeddings=bool(of["tied"]),
-        mixture=mixture,
+        moe=moe,
     )
 
 

@@ -63,7 +63,7 @@ def _architecture(spec: ModelSpec, max_model_len: int | None) -> Fingerprint:
         "local_rope": repr(spec.local_rope),
         "scales": f"{spec.embedding_scale!r} {spec.attention_scale!r} {spec.attention_softcap!r}",
         "sliding_window": f"{spec.sliding_window} {_short(windows)}".strip() if spec.sliding_window else "none",
-        "experts": _short(repr(spec.mixture)) if spec.mixture else "none",
+        "experts": _short(repr(spec.moe)) if spec.moe else "none",
     }
 
 

@@ -77,4 +77,4 @@ def _on_ray(planned: Planned, join_of: Callable[[WorkerPlan], Join]) -> ProcessE
 
 def _counted(planned: Planned) -> ModelSpec | None:
     """The model, if it has experts."""
-    return planned.checkpoint.spec if planned.checkpoint.spec.mixture else None
+    return planned.checkpoint.spec if planned.checkpoint.spec.moe else None

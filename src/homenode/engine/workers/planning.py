@@ -37,8 +37,8 @@ from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.checkpoint.spec import Checkpoint
 from homenode.model.expert_placement import read_placement
 from homenode.model.part import ModelPart
-from homenode.model.parts import Division, plan_parts, read_layer_split
-from homenode.model.weights.grains import grains_of
+from homenode.model.parts import PartitionSpec, plan_parts, read_layer_split
+from homenode.model.weights.alignment import alignments_of
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.load import kv_geometry_of, plan_model
 
@@ -165,7 +165,7 @@ def plan_engine(
         else:
             layers = layers_alike(checkpoint.spec, whole, devices, config.parallel.tensor_parallel_size, without_kv)
     parts = plan_parts(
-        checkpoint.spec, grains_of(checkpoint, kept.quantize), _division(config, checkpoint, layers, devices)
+        checkpoint.spec, alignments_of(checkpoint, kept.quantize), _division(config, checkpoint, layers, devices)
     )
     weights = tuple(
         plan_model(checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype, part=part) for part in parts
@@ -181,9 +181,9 @@ def plan_engine(
 
 def _division(
     config: EngineConfig, checkpoint: Checkpoint, layers: tuple[int, ...], devices: Sequence[str]
-) -> Division:
+) -> PartitionSpec:
     parallel = config.parallel
-    return Division(
+    return PartitionSpec(
         stages=parallel.pipeline_parallel_size,
         ranks=parallel.tensor_parallel_size,
         layers=layers,

@@ -136,7 +136,7 @@ class PartWorker:
 
     def _uses(self) -> Table | None:
         """How often experts were computed here; None where no layer has any."""
-        if self._counts is None or not (spec := self._part.model.spec).mixture:
+        if self._counts is None or not (spec := self._part.model.spec).moe:
             return None
         program, before = self._counts
         own = of_part(self._join.part, spec, program.expert_usage())

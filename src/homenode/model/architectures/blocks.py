@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from homenode.compute.ops import Ops, Tensor
-from homenode.model.architectures.parameters import Forward, Parameter
+from homenode.model.architectures.parameters import ForwardContext, Parameter
 from homenode.model.architectures.rope import Rope
 
 Layer = Mapping[str, Any]
@@ -43,7 +43,7 @@ MLP_BIASES = (
 )
 
 
-def enter(ops: Ops, model: Forward) -> Tensor:
+def enter(ops: Ops, model: ForwardContext) -> Tensor:
     """The rows that the first of this stage's layers begins with: from the embedding table, or from the stage before."""
     part = model.part
     if not part.first_stage:
@@ -59,7 +59,7 @@ def angles(ops: Ops, rope: Rope) -> Tensor:
     return ops.rope_angles(rope.inverse_frequencies, rope.scale)
 
 
-def project_qkv(ops: Ops, model: Forward, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def project_qkv(ops: Ops, model: ForwardContext, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Normed x through the three projections: q [tokens, query], k and v [tokens, kv] of the heads that are here, not yet rotated."""
     spec, part = model.spec, model.part
     h = ops.rms_norm(x, layer["input_norm"], spec.rms_norm_eps)
@@ -71,7 +71,7 @@ def project_qkv(ops: Ops, model: Forward, layer: Layer, x: Tensor) -> tuple[Tens
 
 
 def attend(
-    ops: Ops, model: Forward, index: int, x: Tensor, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor
+    ops: Ops, model: ForwardContext, index: int, x: Tensor, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor
 ) -> Tensor:
     """x plus the attention of layer `index` of this stage, projected; of the model's last layer the selected rows only."""
     layer = model.parameters.layers[index]
@@ -81,12 +81,14 @@ def attend(
     return project_out(ops, model, inner, layer["o"], layer.get("o_bias"), x)
 
 
-def select_last(ops: Ops, model: Forward, index: int, x: Tensor) -> Tensor:
+def select_last(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:
     """Behind the attention of the model's last layer the rows that the step samples: nothing reads the others any more. Elsewhere all of x."""
     return ops.select(x) if model.part.layers.first + index == model.spec.num_layers - 1 else x
 
 
-def attended(ops: Ops, model: Forward, index: int, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor) -> Tensor:
+def attended(
+    ops: Ops, model: ForwardContext, index: int, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor
+) -> Tensor:
     """What layer `index` of this stage attends to: rotate q and k, attend over the cache, within the layer's window, if any."""
     spec = model.spec
     q, k, v = qkv
@@ -96,26 +98,26 @@ def attended(ops: Ops, model: Forward, index: int, qkv: tuple[Tensor, Tensor, Te
     return ops.attention(q, k, v, model.cache, index, scale, window(model, index), spec.attention_softcap)
 
 
-def gated_mlp(ops: Ops, model: Forward, layer: Layer, x: Tensor) -> Tensor:
+def gated_mlp(ops: Ops, model: ForwardContext, layer: Layer, x: Tensor) -> Tensor:
     """x plus down(silu(gate(h)) * up(h)), h being normed x."""
     h = ops.rms_norm(x, layer["post_norm"], model.spec.rms_norm_eps)
     gate_up = ops.linear(h, (layer["gate"], layer["up"]), (layer.get("gate_bias"), layer.get("up_bias")))
     return project_out(ops, model, ops.silu_mul(gate_up), layer["down"], layer.get("down_bias"), x)
 
 
-def project_out(ops: Ops, model: Forward, inner: Tensor, weight: Any, bias: Tensor | None, x: Tensor) -> Tensor:
+def project_out(ops: Ops, model: ForwardContext, inner: Tensor, weight: Any, bias: Tensor | None, x: Tensor) -> Tensor:
     """x plus the product of the inner columns, bias included; ranks add up those of the columns they have."""
     if not model.part.leads:
         bias = x = None
     return over_ranks(ops, model, ops.linear(inner, (weight,), (bias,), residual=x))
 
 
-def over_ranks(ops: Ops, model: Forward, x: Tensor) -> Tensor:
+def over_ranks(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
     """x added up over the ranks, of which there may be only one."""
     return x if model.part.ranks == 1 else ops.sum(x)
 
 
-def leave(ops: Ops, model: Forward, x: Tensor) -> Tensor:
+def leave(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
     """What the stage returns: its rows for the next one, or logits [sampled rows, vocabulary], x being those that `select_last` left.
 
     A tied model multiplies with its embedding table.
@@ -131,7 +133,7 @@ def leave(ops: Ops, model: Forward, x: Tensor) -> Tensor:
     return logits if model.spec.logits_softcap is None else ops.soft_cap(logits, model.spec.logits_softcap)
 
 
-def window(model: Forward, index: int) -> int | None:
+def window(model: ForwardContext, index: int) -> int | None:
     """The sliding window of a layer of this stage, None where it sees its whole context."""
     spec = model.spec
     sliding = not spec.sliding_layers or spec.sliding_layers[model.part.layers.first + index]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from homenode.compute.ops import Ops, Tensor
 from homenode.model.architectures import blocks
-from homenode.model.architectures.parameters import Architecture, Forward, Parameter
+from homenode.model.architectures.parameters import Architecture, ForwardContext, Parameter
 
 PARAMETERS = (
     *blocks.EMBEDDING_AND_HEAD,
@@ -16,14 +16,14 @@ PARAMETERS = (
 )
 
 
-def enter(ops: Ops, model: Forward) -> Tensor:
+def enter(ops: Ops, model: ForwardContext) -> Tensor:
     """The rows the first of this stage's layers begins with; those of the embedding table are scaled."""
     x = blocks.enter(ops, model)
     return ops.scale(x, model.spec.embedding_scale) if model.part.first_stage else x
 
 
 def layer_of(
-    ops: Ops, model: Forward, index: int, x: Tensor, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor
+    ops: Ops, model: ForwardContext, index: int, x: Tensor, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor
 ) -> Tensor:
     """x after layer `index` of this stage, of which q, k and v are there, not yet rotated; of the model's last layer the selected rows only."""
     layer = model.parameters.layers[index]
@@ -37,7 +37,7 @@ def layer_of(
     )
 
 
-def forward(ops: Ops, model: Forward) -> Tensor:
+def forward(ops: Ops, model: ForwardContext) -> Tensor:
     """Logits of the step's selected rows, or the rows for the next stage."""
     x = enter(ops, model)
     rotation = blocks.angles(ops, model.rope)
@@ -46,7 +46,7 @@ def forward(ops: Ops, model: Forward) -> Tensor:
     return blocks.leave(ops, model, x)
 
 
-def _add_normed(ops: Ops, model: Forward, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+def _add_normed(ops: Ops, model: ForwardContext, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     return ops.add(x, ops.rms_norm(y, weight, model.spec.rms_norm_eps))
 
 

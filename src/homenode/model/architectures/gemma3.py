@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from homenode.compute.ops import Ops, Tensor
 from homenode.model.architectures import blocks, gemma2
-from homenode.model.architectures.parameters import Architecture, Forward, Parameter
+from homenode.model.architectures.parameters import Architecture, ForwardContext, Parameter
 
 PARAMETERS = (
     *gemma2.PARAMETERS,
@@ -13,7 +13,7 @@ PARAMETERS = (
 )
 
 
-def forward(ops: Ops, model: Forward) -> Tensor:
+def forward(ops: Ops, model: ForwardContext) -> Tensor:
     """Logits of the step's selected rows, or the rows for the next stage."""
     eps = model.spec.rms_norm_eps
     x = gemma2.enter(ops, model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from homenode.compute.ops import Ops, Tensor
 from homenode.model.architectures import blocks
-from homenode.model.architectures.parameters import Architecture, Forward
+from homenode.model.architectures.parameters import Architecture, ForwardContext
 
 PARAMETERS = (
     *blocks.EMBEDDING_AND_HEAD,
@@ -16,7 +16,7 @@ PARAMETERS = (
 )
 
 
-def forward(ops: Ops, model: Forward) -> Tensor:
+def forward(ops: Ops, model: ForwardContext) -> Tensor:
     """Logits of the step's selected rows, or the rows for the next stage."""
     x = blocks.enter(ops, model)
     rotation = blocks.angles(ops, model.rope)

@@ -9,7 +9,7 @@ from typing import Any
 from homenode.compute.ops import KvCache, Ops, Tensor
 from homenode.model.architectures.rope import Rope
 from homenode.model.checkpoint.spec import ModelSpec
-from homenode.model.part import ModelPart, Span
+from homenode.model.part import ModelPart, Range
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Parameters:
 
 
 @dataclass(frozen=True)
-class Forward:
+class ForwardContext:
     """What a forward function is given besides the ops: figures of the whole model, and the part of it that is here: its parameters, and the KV
     memory of its layers and heads for this program."""
 
@@ -74,42 +74,42 @@ class Architecture:
 
     name: str
     parameters: tuple[Parameter, ...]
-    forward: Callable[[Ops, Forward], Tensor]
+    forward: Callable[[Ops, ForwardContext], Tensor]
 
 
 def dimensions(spec: ModelSpec) -> dict[str, int]:
     """The lengths shapes are made of."""
-    mixture = spec.mixture
+    moe = spec.moe
     return {
         "one": 1,
         "vocabulary": spec.vocab_size,
         "hidden": spec.hidden_size,
         "intermediate": spec.intermediate_size,
-        "experts": mixture.num_experts if mixture else 0,
-        "expert_intermediate": mixture.intermediate_size if mixture else 0,
-        "shared_intermediate": mixture.shared_intermediate_size if mixture else 0,
+        "experts": moe.num_experts if moe else 0,
+        "expert_intermediate": moe.intermediate_size if moe else 0,
+        "shared_intermediate": moe.shared_intermediate_size if moe else 0,
         "query": spec.num_heads * spec.head_dim,
         "kv": spec.num_kv_heads * spec.head_dim,
         "head": spec.head_dim,
     }
 
 
-def spans(spec: ModelSpec, part: ModelPart) -> dict[str, Span]:
+def ranges(spec: ModelSpec, part: ModelPart) -> dict[str, Range]:
     """What a part has of each dimension: all of those that are never divided."""
-    whole = {name: Span(0, size) for name, size in dimensions(spec).items()}
+    whole = {name: Range(0, size) for name, size in dimensions(spec).items()}
     return whole | {
         "vocabulary": part.vocabulary,
         "intermediate": part.intermediate,
         "expert_intermediate": part.expert_intermediate,
         "shared_intermediate": part.shared_intermediate,
-        "query": Span(part.heads.first * spec.head_dim, part.heads.count * spec.head_dim),
-        "kv": Span(part.kv_heads.first * spec.head_dim, part.kv_heads.count * spec.head_dim),
+        "query": Range(part.heads.first * spec.head_dim, part.heads.count * spec.head_dim),
+        "kv": Range(part.kv_heads.first * spec.head_dim, part.kv_heads.count * spec.head_dim),
     }
 
 
 def flags(spec: ModelSpec, part: ModelPart, layer: int | None = None) -> dict[str, bool]:
     """The conditions `Parameter.when` can name, for a layer or for what is outside the layers."""
-    mixture = spec.mixture if spec.mixture is not None and layer not in spec.mixture.dense_layers else None
+    moe = spec.moe if spec.moe is not None and layer not in spec.moe.dense_layers else None
     return {
         "always": True,
         "embedding": part.first_stage or (part.last_stage and spec.tie_word_embeddings),
@@ -118,9 +118,9 @@ def flags(spec: ModelSpec, part: ModelPart, layer: int | None = None) -> dict[st
         "attention_bias": spec.attention_bias,
         "output_bias": spec.output_bias,
         "mlp_bias": spec.mlp_bias,
-        "dense": mixture is None,
-        "mixture": mixture is not None,
-        "shared_expert": mixture is not None and mixture.shared_intermediate_size > 0,
+        "dense": moe is None,
+        "moe": moe is not None,
+        "shared_expert": moe is not None and moe.shared_intermediate_size > 0,
     }
 
 
@@ -135,7 +135,7 @@ class ExpectedTensor:
     layer: int | None
     name: str
     shape: tuple[int, ...]
-    cut: tuple[Span, ...]
+    cut: tuple[Range, ...]
     expert: int | None = None
 
 
@@ -145,7 +145,7 @@ def expected_tensors(
     """Every tensor that a part of a model of these figures has (None: all of it), layer by layer, in the order they are used; a layer's experts'
     matrices of one kind beside each other."""
     part = part or ModelPart.whole(spec)
-    sizes, has, present = dimensions(spec), spans(spec, part), flags(spec, part)
+    sizes, has, present = dimensions(spec), ranges(spec, part), flags(spec, part)
 
     # The same in every layer.
     shapes = {p.key: (tuple(sizes[d] for d in p.shape), tuple(has[d] for d in p.shape)) for p in table}

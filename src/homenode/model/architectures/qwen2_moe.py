@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from homenode.model.architectures import mixtral, mixtures, qwen2
+from homenode.model.architectures import mixtral, moe, qwen2
 from homenode.model.architectures.parameters import Architecture
 
-PARAMETERS = (*qwen2.PARAMETERS, *mixtures.QWEN_MIXTURE, *mixtures.SHARED_EXPERT)
+PARAMETERS = (*qwen2.PARAMETERS, *moe.QWEN_MOE, *moe.SHARED_EXPERT)
 
 QWEN2_MOE = Architecture("qwen2_moe", PARAMETERS, mixtral.forward)

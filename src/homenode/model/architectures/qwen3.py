@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from homenode.compute.ops import Ops, Tensor
-from homenode.model.architectures import blocks, mixtures
-from homenode.model.architectures.parameters import Architecture, Forward, Parameter
+from homenode.model.architectures import blocks, moe
+from homenode.model.architectures.parameters import Architecture, ForwardContext, Parameter
 
 PARAMETERS = (
     *blocks.EMBEDDING_AND_HEAD,
@@ -17,7 +17,7 @@ PARAMETERS = (
 )
 
 
-def forward(ops: Ops, model: Forward) -> Tensor:
+def forward(ops: Ops, model: ForwardContext) -> Tensor:
     """Logits of the step's selected rows, or the rows for the next stage."""
     eps = model.spec.rms_norm_eps
     x = blocks.enter(ops, model)
@@ -27,7 +27,7 @@ def forward(ops: Ops, model: Forward) -> Tensor:
         q = ops.rms_norm(q, layer["q_norm"], eps)
         k = ops.rms_norm(k, layer["k_norm"], eps)
         x = blocks.attend(ops, model, index, x, (q, k, v), rotation)
-        x = mixtures.feed_forward(ops, model, index, x)
+        x = moe.feed_forward(ops, model, index, x)
     return blocks.leave(ops, model, x)
 
 

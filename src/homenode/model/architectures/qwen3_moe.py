@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from homenode.model.architectures import mixtures, qwen3
+from homenode.model.architectures import moe, qwen3
 from homenode.model.architectures.parameters import Architecture
 
-PARAMETERS = (*qwen3.PARAMETERS, *mixtures.QWEN_MIXTURE)
+PARAMETERS = (*qwen3.PARAMETERS, *moe.QWEN_MOE)
 
 QWEN3_MOE = Architecture("qwen3_moe", PARAMETERS, qwen3.forward)

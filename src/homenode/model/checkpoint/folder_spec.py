@@ -15,7 +15,7 @@ from homenode.model.checkpoint import limits
 from homenode.model.checkpoint.fields import Fields
 from homenode.model.checkpoint.folder_rope import ropes_from_config
 from homenode.model.checkpoint.reading import quoted
-from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, RopeSpec
+from homenode.model.checkpoint.spec import ModelSpec, MoeSpec, RopeSpec
 from homenode.units import format_count
 
 
@@ -36,7 +36,7 @@ class _Family:
     # each `sliding_window_pattern`-th.
     window: str = ""
     window_size: int | None = 4096  # when nobody says; None: no window then
-    mixture: str = ""  # "": no experts; "all": in every layer, of `intermediate_size`; "some": with sizes, and perhaps layers, of their own
+    moe: str = ""  # "": no experts; "all": in every layer, of `intermediate_size`; "some": with sizes, and perhaps layers, of their own
     shared_expert: int = 0  # size of the expert that every token uses when nobody says; 0: there is none
     num_experts: int = 0  # when nobody says, as are the next two
     experts_per_token: int = 0
@@ -67,14 +67,14 @@ FAMILIES = {
     ),
     "MixtralForCausalLM": _Family(
         "mixtral", 131072, special_ids=(1, 2), attention_bias=False, window="all", window_size=None,
-        mixture="all", num_experts=8, experts_per_token=2, theta=1e6, norm_eps=1e-5,
+        moe="all", num_experts=8, experts_per_token=2, theta=1e6, norm_eps=1e-5,
     ),
     "Qwen2MoeForCausalLM": _Family(
         "qwen2_moe", 32768, attention_bias=True, window="alternating",
-        mixture="some", shared_expert=5632, num_experts=60, experts_per_token=4, expert_size=1408, experts_keys=("num_experts",),
+        moe="some", shared_expert=5632, num_experts=60, experts_per_token=4, expert_size=1408, experts_keys=("num_experts",),
     ),
     "Qwen3MoeForCausalLM": _Family(
-        "qwen3_moe", 32768, window="if_used", mixture="some", num_experts=128, experts_per_token=8, expert_size=768
+        "qwen3_moe", 32768, window="if_used", moe="some", num_experts=128, experts_per_token=8, expert_size=768
     ),
     "Gemma2ForCausalLM": _Family(
         "gemma2", 8192, head_dim=256, special_ids=(2, 1), window="pattern", activation=_GELU, gemma=True,
@@ -130,7 +130,7 @@ def spec_from_config(
     )
     window, sliding = _window(fields, family, layers)
     bias = fields.boolean("attention_bias", False) if family.attention_bias is None else family.attention_bias
-    if family.mixture:
+    if family.moe:
         bias = bias and fields.boolean("qkv_bias", True)
     spec = ModelSpec(
         architecture=family.architecture,
@@ -148,7 +148,7 @@ def spec_from_config(
         attention_bias=bias,
         output_bias=bias and family.attention_bias is None,
         mlp_bias=family.architecture == "llama" and fields.boolean("mlp_bias", False),
-        mixture=_mixture(fields, family, layers, inner),
+        moe=_moe(fields, family, layers, inner),
         sliding_window=window,
         sliding_layers=sliding,
         local_rope=local_rope,
@@ -306,11 +306,11 @@ def _said_window(fields: Fields, family: _Family, layers: int) -> tuple[int | No
     return (window, sliding) if any(sliding) else (None, ())
 
 
-def _mixture(fields: Fields, family: _Family, layers: int, intermediate: int) -> MixtureSpec | None:
+def _moe(fields: Fields, family: _Family, layers: int, intermediate: int) -> MoeSpec | None:
     """The experts, None in architectures without and where all layers are said to be dense."""
-    if not family.mixture:
+    if not family.moe:
         return None
-    every = family.mixture == "all"
+    every = family.moe == "all"
     key = next((key for key in family.experts_keys if fields.has(key)), family.experts_keys[0])
     experts = fields.integer(key, family.num_experts, minimum=0, maximum=limits.MOST_EXPERTS)
     dense = () if every else _dense_layers(fields, layers, experts)
@@ -326,7 +326,7 @@ def _mixture(fields: Fields, family: _Family, layers: int, intermediate: int) ->
     shared = family.shared_expert
     if shared:
         shared = fields.integer("shared_expert_intermediate_size", shared, maximum=limits.MOST_INTERMEDIATE)
-    return MixtureSpec(
+    return MoeSpec(
         num_experts=experts,
         experts_per_token=fields.integer("num_experts_per_tok", family.experts_per_token, maximum=limits.MOST_EXPERTS),
         intermediate_size=size,

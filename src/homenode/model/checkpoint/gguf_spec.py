@@ -22,7 +22,7 @@ from homenode.model.checkpoint.gguf_gemma import GEMMAS, with_gemma
 from homenode.model.checkpoint.gguf_token_ids import token_id_of, token_ids_of
 from homenode.model.checkpoint.known_keys import refuse_active_keys, refuse_other_kinds
 from homenode.model.checkpoint.reading import damaged, quoted, read_at
-from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, RopeSpec, TensorEntry
+from homenode.model.checkpoint.spec import ModelSpec, MoeSpec, RopeSpec, TensorEntry
 from homenode.units import format_count
 
 # general.architecture -> ours. Converters name Mistral and Mixtral llama, too: see `gguf_architecture`.
@@ -114,7 +114,7 @@ def spec_from_gguf(
         attention_bias="model.layers.0.self_attn.q_proj.bias" in tensors,
         output_bias="model.layers.0.self_attn.o_proj.bias" in tensors,
         mlp_bias="model.layers.0.mlp.gate_proj.bias" in tensors,
-        mixture=_mixture(fields, architecture, layers, inner, tensors) if num_experts(path, metadata) else None,
+        moe=_moe(fields, architecture, layers, inner, tensors) if num_experts(path, metadata) else None,
         sliding_window=window,
         bos_token_id=token_id_of(metadata, "bos", vocab),
         eos_token_ids=tuple(dict.fromkeys(i for role in _ENDS for i in token_ids_of(metadata, role, vocab))),
@@ -154,9 +154,9 @@ def _check_pattern(fields: Fields, spec: ModelSpec) -> None:
         )
 
 
-def _mixture(
+def _moe(
     fields: Fields, architecture: str, layers: int, intermediate: int, tensors: Mapping[str, TensorEntry]
-) -> MixtureSpec | None:
+) -> MoeSpec | None:
     """The experts: how many, of which size, and in which layers, which are those that have a router."""
     for key, plain in (("expert_gating_func", 1), ("expert_group_count", 1), ("expert_group_used_count", 1)):
         if fields.integer(key, plain, minimum=0) not in (0, plain):
@@ -179,7 +179,7 @@ def _mixture(
             wanted="ffn_gate_inp.weight in the layers that have experts",
         )
     has_shared = any(shared.format(layer) in tensors for layer in routed)
-    return MixtureSpec(
+    return MoeSpec(
         num_experts=fields.integer("expert_count", maximum=limits.MOST_EXPERTS),
         experts_per_token=used,
         intermediate_size=fields.integer("expert_feed_forward_length", size, maximum=limits.MOST_INTERMEDIATE),

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from homenode.model.checkpoint.reading import damaged
-from homenode.model.checkpoint.spec import MixtureSpec, ModelSpec, TensorEntry
+from homenode.model.checkpoint.spec import ModelSpec, MoeSpec, TensorEntry
 from homenode.units import format_count
 
 MOST_LAYERS = 10_000
@@ -30,8 +30,8 @@ def check_spec(spec: ModelSpec, source: Path) -> None:
     if spec.num_heads % spec.num_kv_heads:
         wanted = f"a divisor of the {format_count(spec.num_heads, 'attention head')}"
         raise damaged(source, "key-value heads", seen=spec.num_kv_heads, wanted=wanted, do=_ASK)
-    if spec.mixture is not None:
-        _check_mixture(spec.mixture, spec.num_layers, source)
+    if spec.moe is not None:
+        _check_moe(spec.moe, spec.num_layers, source)
     rotary = spec.head_dim if spec.rope.rotary_dim is None else spec.rope.rotary_dim
     if rotary % 2 or not 2 <= rotary <= spec.head_dim:
         raise damaged(
@@ -54,17 +54,17 @@ def check_spec(spec: ModelSpec, source: Path) -> None:
         raise damaged(source, "rope scaling", seen=seen, wanted="the slow one not above the fast one", do=_ASK)
 
 
-def _check_mixture(mixture: MixtureSpec, layers: int, source: Path) -> None:
-    if mixture.experts_per_token > mixture.num_experts:
+def _check_moe(moe: MoeSpec, layers: int, source: Path) -> None:
+    if moe.experts_per_token > moe.num_experts:
         raise damaged(
             source,
             "experts of a token",
-            seen=mixture.experts_per_token,
-            wanted=f"at most the {mixture.num_experts} there are",
+            seen=moe.experts_per_token,
+            wanted=f"at most the {moe.num_experts} there are",
             do=_ASK,
         )
-    if layers * mixture.num_experts > MOST_EXPERTS_IN_ALL:
-        seen = f"{mixture.num_experts} in each of {format_count(layers, 'layer')}"
+    if layers * moe.num_experts > MOST_EXPERTS_IN_ALL:
+        seen = f"{moe.num_experts} in each of {format_count(layers, 'layer')}"
         raise damaged(source, "experts", seen=seen, wanted=f"at most {MOST_EXPERTS_IN_ALL} in all", do=_ASK)
 
 

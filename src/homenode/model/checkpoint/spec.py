@@ -32,7 +32,7 @@ class RopeSpec:
 
 
 @dataclass(frozen=True)
-class MixtureSpec:
+class MoeSpec:
     """Experts in place of a layer's MLP."""
 
     num_experts: int
@@ -64,7 +64,7 @@ class ModelSpec:
     attention_bias: bool = False  # q, k and v
     output_bias: bool = False  # o
     mlp_bias: bool = False
-    mixture: MixtureSpec | None = None  # None: every layer has an ordinary MLP
+    moe: MoeSpec | None = None  # None: every layer has an ordinary MLP
     sliding_window: int | None = None
     sliding_layers: tuple[bool, ...] = ()  # which layers use it; empty: all
     local_rope: RopeSpec | None = None  # of the layers that use it; None: that of all others

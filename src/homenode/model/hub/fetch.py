@@ -177,11 +177,11 @@ def _silent_bar() -> type[Any]:
     """A class of progress bars that show nothing, as huggingface_hub takes one."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 
-    class Silent(tqdm):  # type: ignore[misc]
+    class NullProgress(tqdm):  # type: ignore[misc]
         """A progress bar that shows nothing."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs.pop("name", None)  # the Hub library's own bars know it, tqdm does not
             super().__init__(*args, **kwargs | {"disable": True})
 
-    return Silent
+    return NullProgress

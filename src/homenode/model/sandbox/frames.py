@@ -17,7 +17,7 @@ _HEADER = 4
 _CHUNK = 256 << 10
 
 
-class FrameError(Exception):
+class SandboxFrameError(Exception):
     """What is to be sent is no JSON, or too large; or what came is no frame."""
 
 
@@ -42,14 +42,14 @@ class FrameStream:
     def receive(self, deadline: float | None = None) -> dict[str, Any] | None:
         """The next value; None when the other end has closed.
 
-        FrameError for what is no frame, TimeoutError at the deadline.
+        SandboxFrameError for what is no frame, TimeoutError at the deadline.
         """
         header = self._take(_HEADER, deadline)
         if header is None:
             return None
         size = int.from_bytes(header, "little")
         if size > LARGEST_FRAME:
-            raise FrameError(f"a frame announces {size} bytes; at most {LARGEST_FRAME} are taken")
+            raise SandboxFrameError(f"a frame announces {size} bytes; at most {LARGEST_FRAME} are taken")
         body = self._take(size, deadline)
         return None if body is None else decode(body)
 
@@ -80,22 +80,22 @@ class FrameStream:
 
 
 def encode(value: dict[str, Any]) -> bytes:
-    """The body of a frame. FrameError for what JSON cannot say, and for what is larger than a frame."""
+    """The body of a frame. SandboxFrameError for what JSON cannot say, and for what is larger than a frame."""
     try:
         body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
     except (TypeError, ValueError, RecursionError) as error:
-        raise FrameError(str(error)) from error
+        raise SandboxFrameError(str(error)) from error
     if len(body) > LARGEST_FRAME:
-        raise FrameError(f"it takes {len(body)} bytes; at most {LARGEST_FRAME} are taken")
+        raise SandboxFrameError(f"it takes {len(body)} bytes; at most {LARGEST_FRAME} are taken")
     return body
 
 
 def decode(body: bytes) -> dict[str, Any]:
-    """The value in the body of a frame. FrameError for anything but a JSON object."""
+    """The value in the body of a frame. SandboxFrameError for anything but a JSON object."""
     try:
         value = json.loads(body.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError) as error:
-        raise FrameError(f"it is no JSON: {error}") from error
+        raise SandboxFrameError(f"it is no JSON: {error}") from error
     if not isinstance(value, dict):
-        raise FrameError("it is no JSON object")
+        raise SandboxFrameError("it is no JSON object")
     return value

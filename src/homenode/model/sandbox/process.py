@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from homenode.errors import HostError
-from homenode.model.sandbox.frames import FrameError, FrameStream
+from homenode.model.sandbox.frames import FrameStream, SandboxFrameError
 
 _STARTS_WITHIN_S = 30.0
 _LAST_WORDS = 2000  # bytes of standard error that are looked at
@@ -106,7 +106,7 @@ class SandboxProcess:
             answer = self._frames.receive(deadline)
         except TimeoutError:
             raise
-        except (FrameError, OSError) as error:
+        except (SandboxFrameError, OSError) as error:
             raise ProcessLostError(f"what it said could not be read: {error}") from error
         if answer is None:
             raise ProcessLostError(self._how_it_ended())

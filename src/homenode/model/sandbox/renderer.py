@@ -12,7 +12,7 @@ from typing import Any
 
 from homenode.errors import CheckpointError, OverloadedError, UserError
 from homenode.model.sandbox.failure import Failure
-from homenode.model.sandbox.frames import FrameError, encode
+from homenode.model.sandbox.frames import SandboxFrameError, encode
 from homenode.model.sandbox.process import ProcessLostError, SandboxProcess
 
 DEFAULT_TIMEOUT_S = 5.0
@@ -151,7 +151,7 @@ class TemplateRenderer:
             raise CheckpointError(
                 f"the model's chat template could not be compiled within {self.timeout_s:g} s; {_REMEDY}"
             ) from None
-        except (ProcessLostError, FrameError) as error:
+        except (ProcessLostError, SandboxFrameError) as error:
             raise CheckpointError(f"the model's chat template could not be compiled: {error}") from None
         if isinstance(answer, dict):
             raise CheckpointError(f"the model's chat template is not valid jinja2: {answer.get('message')}; {_REMEDY}")
@@ -164,7 +164,7 @@ class TemplateRenderer:
         """
         try:
             body = encode(dict(values))
-        except FrameError as error:
+        except SandboxFrameError as error:
             raise UserError(
                 f"the conversation cannot be given to the model's chat template: {error}", param="messages"
             ) from None

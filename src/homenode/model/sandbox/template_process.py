@@ -20,7 +20,7 @@ from typing import Any
 import jinja2
 
 from homenode.model.sandbox.failure import Failure
-from homenode.model.sandbox.frames import FrameError, FrameStream, encode
+from homenode.model.sandbox.frames import FrameStream, SandboxFrameError, encode
 from homenode.model.sandbox.limits import allow_cpu, confine
 from homenode.model.sandbox.templates import OutputTooLong, TemplateRefusal, render, template_environment
 
@@ -83,7 +83,7 @@ def main(arguments: list[str]) -> int:
         answer = _answer_to(request, service, frames)
         try:
             body = encode(answer)
-        except (FrameError, MemoryError):
+        except (SandboxFrameError, MemoryError):
             body = encode(_failure(Failure.LENGTH, "its text is too long to be handed over"))
         frames.send(body)
     return 0

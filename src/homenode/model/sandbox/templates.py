@@ -29,7 +29,7 @@ class OutputTooLong(Exception):
     """A rendering gave more characters than it may."""
 
 
-class _Generation(jinja2.ext.Extension):
+class _GenerationBlock(jinja2.ext.Extension):
     """`{% generation %}...{% endgeneration %}` marks what the model wrote; for a prompt it is just its content."""
 
     tags = {"generation"}  # noqa: RUF012 - the name and kind of this attribute are jinja2's
@@ -42,7 +42,7 @@ class _Generation(jinja2.ext.Extension):
 def template_environment() -> jinja2.Environment:
     """The environment that templates are compiled in."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception

@@ -10,7 +10,7 @@ from homenode.model.checkpoint.reading import read_text
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S
 from homenode.model.tokenizer.model_tokenizer import load_model_tokenizer
 from homenode.model.tokenizer.tokenizer import Tokenizer, begin_trial, load_tokenizer
-from homenode.model.tokenizer.trial.trial import TokenizerTrial
+from homenode.model.tokenizer.trial_run import TokenizerTrial
 from homenode.options import option
 from homenode.units import parse_seconds
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from homenode.errors import UserError
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S
 from homenode.model.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from homenode.model.tokenizer.trial.trial import TokenizerTrial
+from homenode.model.tokenizer.trial_run import TokenizerTrial
 
 
 def load_model_tokenizer(

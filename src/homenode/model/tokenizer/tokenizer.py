@@ -27,8 +27,8 @@ from homenode.model.tokenizer.surrounding_tokens import read_surrounding_tokens
 from homenode.model.tokenizer.template_traits import TemplateTraits, read_traits
 from homenode.model.tokenizer.token_bound import TokenBound
 from homenode.model.tokenizer.token_bytes import TokenBytes, byte_rule, piece_bytes
-from homenode.model.tokenizer.trial.trial import TokenizerTrial
-from homenode.model.tokenizer.trial.usable import is_usable
+from homenode.model.tokenizer.trial_cache import is_usable
+from homenode.model.tokenizer.trial_run import TokenizerTrial
 
 _LARGEST_FILE = 256 * 2**20
 _SHORT_TEXT = 8192  # characters, or tokens; the library keeps the interpreter's lock meanwhile, for milliseconds

@@ -1,7 +1,7 @@
 """Loading experts that engines keep in common: claiming one's own share, filling it, waiting for the others, and reading theirs in place.
 
 A share is filled by the process that has claimed it, in one word of the header. When that process is gone before it was done, the next one with the
-seat begins the share anew; a share that is ready is never written again. So whoever is started again reads nothing that is in memory.
+number begins the share anew; a share that is ready is never written again. So whoever is started again reads nothing that is in memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _DIFFERS = {
 }
 
 
-class ExpertMemory:
+class SharedExperts:
     """The memory that members share, for the time of one load. Entering it claims this member's share unless it is ready; leaving it by an
     exception says to the others that it has failed.
 
@@ -64,7 +64,7 @@ class ExpertMemory:
         self._claimed = False
         self.shared_bytes = 0  # of others' matrices that were attached
 
-    def __enter__(self) -> ExpertMemory:
+    def __enter__(self) -> SharedExperts:
         if self._extent is None:
             self._set(STATE_READY)
             return self

@@ -21,7 +21,7 @@ from homenode.model.weights.layout import WeightLayout
 
 @dataclass(frozen=True)
 class ExpertShare:
-    """A worker's seat among those that keep experts in common. The memfd is not closed by who gets this.
+    """A worker's place among those that keep experts in common. The memfd is not closed by who gets this.
 
     `fd`: a memfd sealed against shrinking, of one page of zeros when nobody has used it yet. `timeout_s`: how long to wait for the other members.
     """
@@ -43,25 +43,25 @@ def expert_owners(layout: WeightLayout, part: ModelPart, members: int) -> Mappin
     Experts are given out in turn, layer after layer, in the order the part has them: so in every layer and in all no member has more than one more
     than another. An expert's matrices are together.
     """
-    seats = seats_of(part, members)
+    owned = expert_owners_of(part, members)
     return {
-        m.name: seats[m.layer, m.expert].owner for m in layout.matrices if m.layer is not None and m.expert is not None
+        m.name: owned[m.layer, m.expert].owner for m in layout.matrices if m.layer is not None and m.expert is not None
     }
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertSeat:
+class ExpertOwner:
     """Who owns an expert; and `turn`, how many of its layer the owner has that come before it."""
 
     owner: int
     turn: int
 
 
-def seats_of(part: ModelPart, members: int) -> dict[tuple[int, int], ExpertSeat]:
+def expert_owners_of(part: ModelPart, members: int) -> dict[tuple[int, int], ExpertOwner]:
     """For each layer and expert of a part."""
     before = accumulate(map(len, part.experts), initial=0)
     return {
-        (layer, expert): ExpertSeat((count + place) % members, place // members)
+        (layer, expert): ExpertOwner((count + place) % members, place // members)
         for layer, (count, experts) in enumerate(zip(before, part.experts, strict=False), part.layers.first)
         for place, expert in enumerate(experts)
     }

@@ -16,7 +16,7 @@ from itertools import groupby
 from homenode.errors import UserError
 from homenode.model.part import ModelPart
 from homenode.model.weights.expert_header import HEADER_BYTES, IDENTITY, MAGIC, MOST_MEMBERS
-from homenode.model.weights.expert_share import seats_of
+from homenode.model.weights.expert_share import expert_owners_of
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 from homenode.model.weights.packed_file import SourceFile
 from homenode.units import format_count
@@ -67,11 +67,11 @@ def expert_table(layout: WeightLayout, part: ModelPart, members: int, packed_byt
             param="data_parallel_size",
         )
 
-    seats = seats_of(part, members)
+    owned = expert_owners_of(part, members)
 
     def run(m: MatrixLayout) -> tuple[int, int]:
-        seat = seats[m.layer or 0, m.expert or 0]
-        return seat.owner, seat.turn
+        expert = owned[m.layer or 0, m.expert or 0]
+        return expert.owner, expert.turn
 
     order = sorted(
         (m for m in layout.matrices if m.expert is not None), key=run

@@ -36,7 +36,7 @@ _EXACT = frozenset({"router", "shared_router"})
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class OtherParts:
     """Of a part of a model: the matrices that only other parts have, and whether all that other parts have is kept as float32."""
 
     names: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class WeightLayout:
     matrices: tuple[MatrixLayout, ...]
     vector_bytes: int
     ignored: tuple[str, ...] = ()  # tensors of the checkpoint nothing needs
-    elsewhere: Elsewhere = Elsewhere()
+    other_parts: OtherParts = OtherParts()
     unaffected: str | None = None  # which setting does nothing to which matrices, where one was given
 
     @property
@@ -85,7 +85,7 @@ class WeightLayout:
     @property
     def float32(self) -> bool:
         """Whether every matrix of the model, whichever part has it, is kept as float32."""
-        return self.elsewhere.float32 and all(m.target == "F32" for m in self.matrices)
+        return self.other_parts.float32 and all(m.target == "F32" for m in self.matrices)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ class WeightLayout:
     def to_json(self) -> dict[str, Any]:
         """The layout as plain values: what is here."""
         values = {**dataclasses.asdict(self), "source_bytes": self.source_bytes, "target_bytes": self.target_bytes}
-        del values["elsewhere"], values["unaffected"]
+        del values["other_parts"], values["unaffected"]
         return values
 
     def table(self) -> str:
@@ -157,8 +157,8 @@ def plan_layout(
     others = [t for t in whole if t.expected.parameter.kind == "matrix" and t.entry.name not in here]
     float32 = all(_choose(t, weight_types, quantize, dtype)[0] == "F32" for t in others)
     told = unaffected((t.entry for t in whole or tensors if t.expected.parameter.kind == "matrix"), quantize, dtype)
-    elsewhere = Elsewhere(tuple(t.entry.name for t in others), float32)
-    return WeightLayout(tuple(matrices), vector_bytes, ignored, elsewhere, told)
+    other_parts = OtherParts(tuple(t.entry.name for t in others), float32)
+    return WeightLayout(tuple(matrices), vector_bytes, ignored, other_parts, told)
 
 
 def unaffected(matrices: Iterable[TensorEntry], quantize: str | None, dtype: str) -> str | None:

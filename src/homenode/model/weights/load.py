@@ -20,12 +20,12 @@ from homenode.compute.ops import (
     Tensor,
 )
 from homenode.errors import UserError
-from homenode.model.architectures.parameters import Architecture, Forward, Parameters
+from homenode.model.architectures.parameters import Architecture, ForwardContext, Parameters
 from homenode.model.architectures.registry import architecture_of
 from homenode.model.architectures.rope import Rope, rope_of
 from homenode.model.checkpoint.spec import Checkpoint, ModelSpec, TensorEntry
 from homenode.model.part import ModelPart
-from homenode.model.weights.expert_memory import ExpertMemory
+from homenode.model.weights.expert_memory import SharedExperts
 from homenode.model.weights.expert_share import ExpertShare
 from homenode.model.weights.expert_table import expert_table, identity_of
 from homenode.model.weights.layout import WeightLayout, plan_layout
@@ -51,7 +51,7 @@ class LoadedModel:
 
     def forward(self, cache: KvCache) -> Callable[[Ops], Tensor]:
         """The function to compile, keys and values going to `cache`: logits of a step's selected rows, or of a stage that is not the last its rows."""
-        given = Forward(self.spec, self.parameters, self.rope, cache, self.part)
+        given = ForwardContext(self.spec, self.parameters, self.rope, cache, self.part)
         return lambda ops: self.architecture.forward(ops, given)
 
     def kv_geometry(self, block_size: int, kv_dtype: str = "auto") -> KvGeometry:
@@ -118,8 +118,8 @@ def load_model(
     quantize: None, `q8_0` or `q4_0` for float matrices. dtype: `auto`, `float32`, `bfloat16` or `float16` for float matrices.
     max_model_len: None means the model's own. progress: called with (bytes done, bytes in all) after every tensor.
     packed_cache: the folder of a file the packed matrices are read from, or written to for the next time; see `packed_cache.PackedCache`.
-    spread_of: where the matrix of a tensor lies when the backend's threads have several homes. part: None means all of the model; the checkpoint is
-    checked as a whole all the same. experts: the seat among those that keep the experts of this part in common; None, or a backend that cannot
+    spread_of: where the matrix of a tensor lies when the backend's threads have memory on several NUMA nodes. part: None means all of the model; the checkpoint is
+    checked as a whole all the same. experts: the place among those that keep the experts of this part in common; None, or a backend that cannot
     (`shares_experts`), or a part without experts: all of the part is this engine's own.
 
     All checks come before the first weight is read: UnsupportedError for an unknown architecture, rope scaling or format, CheckpointError for
@@ -159,12 +159,12 @@ def load_model(
     )
 
 
-def _place(shared: ExpertMemory | None, spread_of: SpreadOf, name: str) -> MatrixPlacement:
+def _place(shared: SharedExperts | None, spread_of: SpreadOf, name: str) -> MatrixPlacement:
     return (shared and shared.place(name)) or spread_of(name)
 
 
 def _cache(
-    folder: Path, checkpoint: Checkpoint, plan: _Plan, backend: Backend, place_of: PlaceOf, shared: ExpertMemory | None
+    folder: Path, checkpoint: Checkpoint, plan: _Plan, backend: Backend, place_of: PlaceOf, shared: SharedExperts | None
 ) -> PackedCache:
     entries = _entries(checkpoint, plan)
     if shared is None:
@@ -172,7 +172,7 @@ def _cache(
     return PackedCache(folder, entries, plan.layout, backend, place_of, plan.part, shared.is_read, shared.leads)
 
 
-def _shared(experts: ExpertShare | None, checkpoint: Checkpoint, plan: _Plan, backend: Backend) -> ExpertMemory | None:
+def _shared(experts: ExpertShare | None, checkpoint: Checkpoint, plan: _Plan, backend: Backend) -> SharedExperts | None:
     """The memory of experts that are kept in common; None where they are not."""
     if experts is None or not isinstance(backend, SharingBackend):
         return None
@@ -180,7 +180,9 @@ def _shared(experts: ExpertShare | None, checkpoint: Checkpoint, plan: _Plan, ba
     if not table.matrices:
         return None
     model = sources_of(backend, _entries(checkpoint, plan))
-    return ExpertMemory(backend, experts, table, identity_of(table, plan.part, experts.members, model, backend.packing))
+    return SharedExperts(
+        backend, experts, table, identity_of(table, plan.part, experts.members, model, backend.packing)
+    )
 
 
 def _entries(checkpoint: Checkpoint, plan: _Plan) -> list[TensorEntry]:

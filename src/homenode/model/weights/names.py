@@ -33,7 +33,7 @@ class MatchedTensor:
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """What is wanted of it."""
-        return tuple(span.count for span in self.expected.cut)
+        return tuple(piece.count for piece in self.expected.cut)
 
     @cached_property
     def nbytes(self) -> int:

@@ -27,7 +27,7 @@ def model_work(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry, part
     part = part or ModelPart.whole(spec)
     elements = sum(m.rows * m.columns * _used(m, spec, part) for m in layout.matrices)
     active = sum(m.target_bytes * _used(m, spec, part) for m in layout.matrices) + layout.vector_bytes
-    mixture = spec.mixture
+    moe = spec.moe
     queries, keys = part.heads.count * spec.head_dim, part.kv_heads.count * spec.head_dim
     return ModelWork(
         weight_bytes=layout.target_bytes,
@@ -36,7 +36,7 @@ def model_work(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry, part
         layers=part.layers.count,
         activation_bytes=4 * (2 * spec.hidden_size + 2 * queries + 2 * keys + _inner(spec, part)),
         active_bytes=round(active),
-        expert_share=None if mixture is None else mixture.experts_per_token / mixture.num_experts,
+        expert_share=None if moe is None else moe.experts_per_token / moe.num_experts,
     )
 
 
@@ -72,15 +72,15 @@ def _used(matrix: MatrixLayout, spec: ModelSpec, part: ModelPart) -> float:
     """How much of a matrix one token multiplies with."""
     if matrix.name == _TABLE and not (spec.tie_word_embeddings and part.last_stage):
         return 1 / matrix.rows
-    if spec.mixture is not None and _EXPERT.search(matrix.name):
-        return spec.mixture.experts_per_token / spec.mixture.num_experts
+    if spec.moe is not None and _EXPERT.search(matrix.name):
+        return spec.moe.experts_per_token / spec.moe.num_experts
     return 1.0
 
 
 def _inner(spec: ModelSpec, part: ModelPart) -> int:
-    mixture = spec.mixture
-    if mixture is None:
+    moe = spec.moe
+    if moe is None:
         return 2 * part.intermediate.count
-    here = [len(experts) / mixture.num_experts for experts in part.experts if experts]
-    chosen = mixture.experts_per_token * sum(here) / max(len(here), 1)
+    here = [len(experts) / moe.num_experts for experts in part.experts if experts]
+    chosen = moe.experts_per_token * sum(here) / max(len(here), 1)
     return 2 * round(chosen * part.expert_intermediate.count + part.shared_intermediate.count)

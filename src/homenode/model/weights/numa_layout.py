@@ -1,4 +1,4 @@
-"""A model on a host with a NUMA policy: teams, the home of every row, and whether it fits. Pure."""
+"""A model on a host with a NUMA policy: teams, the node of every row, and whether it fits. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,23 @@ from homenode.host.placement.numa_demand import NumaDemand
 from homenode.host.placement.numa_policy import Chosen, NumaPlan, Teams, numa_plan
 from homenode.host.placement.weight_room import check_node_room, check_total_room
 from homenode.host.topology.host import Host
-from homenode.model.weights.homes import GROUP_ROWS, PLANNED, GroupBytes, WeightHomes, plan_homes, stored_group_bytes
 from homenode.model.weights.layout import WeightLayout
+from homenode.model.weights.node_placement import (
+    GROUP_ROWS,
+    PLANNED,
+    GroupBytes,
+    WeightNodes,
+    plan_weight_nodes,
+    stored_group_bytes,
+)
 
 
 @dataclass(frozen=True)
 class NumaLayout:
-    """`plan`: the policy and the teams. `homes`: where the weights lie."""
+    """`plan`: the policy and the teams. `weights`: the NUMA node of every row."""
 
     plan: NumaPlan
-    homes: WeightHomes
+    weights: WeightNodes
 
 
 def numa_layout(
@@ -35,14 +42,16 @@ def numa_layout(
 ) -> NumaLayout:
     """Settle the policy (`choose` is asked for `auto`), and give every row its node.
 
-    Weights alone are held against the memory there is: KV memory and buffers come on top. `owners`: as `plan_homes` takes them. `replica`: the one of
+    Weights alone are held against the memory there is: KV memory and buffers come on top. `owners`: as `plan_weight_nodes` takes them. `replica`: the one of
     several engines that is asked about: the others look after their own nodes, which may be in use by them already. Raises PlacementError
     weights_do_not_fit, saying on
-    which node, how much was wanted and is free, and which policies would fit; and what `numa_plan` and `plan_homes` raise.
+    which node, how much was wanted and is free, and which policies would fit; and what `numa_plan` and `plan_weight_nodes` raise.
     """
     made = _laid_out(layout, host, demand, choose, group_bytes, owners)
     teams = made.plan.teams
-    asked = made.homes.on(teams[replica].memory_node) if replica is not None and replica < len(teams) else made.homes
+    asked = (
+        made.weights.on(teams[replica].memory_node) if replica is not None and replica < len(teams) else made.weights
+    )
     if not _fits(asked, host):
         fitting = _fitting(layout, host, demand, group_bytes, owners)
         check_node_room(made.plan.policy, asked.too_full, fitting)
@@ -66,13 +75,13 @@ def _laid_out(
     owners: Mapping[str, int],
 ) -> NumaLayout:
     plan = numa_plan(host, demand, choose)
-    homes = plan_homes(layout, plan.teams, plan.policy, demand.mirror_tensors, plan.why, group_bytes, owners)
-    return NumaLayout(plan, homes)
+    weights = plan_weight_nodes(layout, plan.teams, plan.policy, demand.mirror_tensors, plan.why, group_bytes, owners)
+    return NumaLayout(plan, weights)
 
 
-def _fits(homes: WeightHomes, host: Host) -> bool:
+def _fits(weights: WeightNodes, host: Host) -> bool:
     available = _available(host)
-    return not homes.too_full and (available is None or homes.total <= available)
+    return not weights.too_full and (available is None or weights.total <= available)
 
 
 def _available(host: Host) -> int | None:
@@ -88,11 +97,11 @@ def _fitting(
     for policy in PLANNED:
         asked = replace(demand, policy=policy, strict=False, mirror_tensors=())
         try:
-            homes = _laid_out(layout, host, asked, _no_choice, group_bytes, owners).homes
+            weights = _laid_out(layout, host, asked, _no_choice, group_bytes, owners).weights
         except UserError:
             continue  # such as more threads than one node has CPUs
-        if homes.policy == policy and _fits(homes, host):
-            found[policy] = homes.total
+        if weights.policy == policy and _fits(weights, host):
+            found[policy] = weights.total
     return found
 
 

@@ -22,8 +22,8 @@ from homenode.model.architectures.parameters import Parameters
 from homenode.model.checkpoint import coded_rows
 from homenode.model.checkpoint.fallback_decode import iter_decoded_rows
 from homenode.model.checkpoint.spec import TensorEntry
-from homenode.model.part import Span
-from homenode.model.weights.expert_memory import ExpertMemory
+from homenode.model.part import Range
+from homenode.model.weights.expert_memory import SharedExperts
 from homenode.model.weights.finite import check_finite
 from homenode.model.weights.layout import READ_BY_BACKENDS, WeightLayout
 from homenode.model.weights.names import MatchedTensor
@@ -41,11 +41,11 @@ def read_parameters(
     tensors: Iterable[MatchedTensor],
     layout: WeightLayout,
     backend: Backend,
-    layers: Span,
+    layers: Range,
     progress: Progress | None = None,
     cache: PackedCache | None = None,
     place_of: PlaceOf = lambda name: "split",
-    experts: ExpertMemory | None = None,
+    experts: SharedExperts | None = None,
 ) -> Parameters:
     """Read every tensor, or what is wanted of it, and hand it to the backend; matrices from `cache` where it has them. `layers`: those of the part.
 
@@ -114,7 +114,7 @@ class _Matrices:
     targets: Mapping[str, str]
     place_of: PlaceOf
     cache: PackedCache | None
-    experts: ExpertMemory | None
+    experts: SharedExperts | None
 
     def load(self, files: _Files, tensor: MatchedTensor) -> Weight:
         """From the packed cache where it has the matrix, else from the model."""
@@ -137,7 +137,7 @@ class _Matrices:
         return weights
 
 
-def _by_key(tensors: Iterable[MatchedTensor], handles: Mapping[str, Any], layers: Span) -> Parameters:
+def _by_key(tensors: Iterable[MatchedTensor], handles: Mapping[str, Any], layers: Range) -> Parameters:
     """The handles of tensors, by name, as forward functions find them."""
     top: dict[str, Any] = {}
     found: list[dict[str, Any]] = [{} for _ in range(layers.count)]
@@ -210,7 +210,7 @@ def _load_coded(backend: Backend, tensor: MatchedTensor, target: str, spread: Ma
         os.close(fd)
 
 
-def _heads(entry: TensorEntry, rows: Span) -> int:
+def _heads(entry: TensorEntry, rows: Range) -> int:
     """How many heads of interleaved halves these rows of the tensor are; 0 where rows are in order."""
     if not entry.permuted_heads:
         return 0
@@ -222,19 +222,19 @@ def _heads(entry: TensorEntry, rows: Span) -> int:
     return rows.count // head
 
 
-def _load_vector(fd: int, entry: TensorEntry, cut: Span) -> FloatArray:
+def _load_vector(fd: int, entry: TensorEntry, cut: Range) -> FloatArray:
     """Some of a vector as float32. Nearly all are stored so: a read from the open file is then a fraction of the work."""
     if entry.dtype.name == "F32" and len(entry.shape) == 1 and not entry.permuted_heads and not entry.plus:
         data = os.pread(fd, entry.nbytes, entry.offset)
         if len(data) == entry.nbytes:
             return np.frombuffer(data, "<f4")[cut.first : cut.end]
-    whole = _decode(replace(entry, shape=(1, *entry.shape), permuted_heads=0), Span(0, 1), Span(0, entry.shape[0]))[0]
+    whole = _decode(replace(entry, shape=(1, *entry.shape), permuted_heads=0), Range(0, 1), Range(0, entry.shape[0]))[0]
     vector = np.empty(len(whole), np.float32)
     vector[canonical_rows(len(whole), entry.permuted_heads)] = whole + np.float32(entry.plus)
     return vector[cut.first : cut.end]
 
 
-def _decode(entry: TensorEntry, rows: Span, columns: Span) -> FloatArray:
+def _decode(entry: TensorEntry, rows: Range, columns: Range) -> FloatArray:
     """Some rows and columns of a matrix as float32 in Hugging Face's order, whatever it is stored as."""
     row_bytes = entry.dtype.row_bytes(entry.shape[1])
     here = replace(

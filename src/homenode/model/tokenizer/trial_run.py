@@ -12,9 +12,9 @@ from typing import NoReturn
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.model.sandbox.process import ProcessLostError, SandboxProcess
-from homenode.model.tokenizer.trial.usable import digest_content, remember_usable
+from homenode.model.tokenizer.trial_cache import digest_content, remember_usable
 
-_MODULE = "homenode.model.tokenizer.trial.process"
+_MODULE = "homenode.model.tokenizer.trial_process"
 _MIB = 1 << 20
 _LARGEST_COUNTED = 32 * _MIB  # of a GGUF file, whose size tells little of its vocabulary
 # The largest vocabularies, of 256 Ki tokens in 32 MiB of text, take about 6 s and 1 GiB on a slow machine.

@@ -1,7 +1,7 @@
 """What a tokenizer must stand before it is used: texts of many scripts, its special tokens, long runs, and every
 token of its vocabulary.
 
-`examine` runs in the process of a trial (`trial.process`), where a crash, a hang or a wish for all memory harms nobody.
+`examine` runs in the process of a trial (`trial_process`), where a crash, a hang or a wish for all memory harms nobody.
 """
 
 from __future__ import annotations

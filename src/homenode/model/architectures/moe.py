@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from homenode.compute.ops import Experts, Ops, Tensor
 from homenode.model.architectures import blocks
-from homenode.model.architectures.parameters import Forward, Parameter
+from homenode.model.architectures.parameters import ForwardContext, Parameter
 
-QWEN_MIXTURE = (
-    Parameter("router", "model.layers.{layer}.mlp.gate.weight", ("experts", "hidden"), when="mixture"),
+QWEN_MOE = (
+    Parameter("router", "model.layers.{layer}.mlp.gate.weight", ("experts", "hidden"), when="moe"),
     Parameter(
         "expert_gate",
         "model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight",
         ("expert_intermediate", "hidden"),
-        when="mixture",
+        when="moe",
     ),
     Parameter(
         "expert_up",
         "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight",
         ("expert_intermediate", "hidden"),
-        when="mixture",
+        when="moe",
     ),
     Parameter(
         "expert_down",
         "model.layers.{layer}.mlp.experts.{expert}.down_proj.weight",
         ("hidden", "expert_intermediate"),
-        when="mixture",
+        when="moe",
     ),
 )
 _SHARED = "model.layers.{layer}.mlp.shared_expert"
@@ -36,23 +36,23 @@ SHARED_EXPERT = (
 )
 
 
-def feed_forward(ops: Ops, model: Forward, index: int, x: Tensor) -> Tensor:
+def feed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:
     """x plus what follows attention in layer `index` of this stage: a mixture of experts of normed x, or an MLP."""
     layer, part = model.parameters.layers[index], model.part
     if "router" not in layer:
         return blocks.gated_mlp(ops, model, layer, x)
-    mixture = model.spec.mixture
-    assert mixture is not None  # a layer has a router only where the figures say so
+    moe = model.spec.moe
+    assert moe is not None  # a layer has a router only where the figures say so
     h = ops.rms_norm(x, layer["post_norm"], model.spec.rms_norm_eps)
     logits = ops.linear(h, (layer["router"],))
     here = part.experts[index]
-    ids = None if len(here) == mixture.num_experts else here
+    ids = None if len(here) == moe.num_experts else here
     experts = Experts(layer["expert_gate"], layer["expert_up"], layer["expert_down"], ids)
     if part.leads:
         x = _add_shared(ops, layer, h, x)
-        x = ops.moe(h, logits, experts, mixture.experts_per_token, mixture.normalise, x)
+        x = ops.moe(h, logits, experts, moe.experts_per_token, moe.normalise, x)
     else:
-        x = ops.moe(h, logits, experts, mixture.experts_per_token, mixture.normalise, None)
+        x = ops.moe(h, logits, experts, moe.experts_per_token, moe.normalise, None)
         x = _add_shared(ops, layer, h, x)
     return blocks.over_ranks(ops, model, x)
 

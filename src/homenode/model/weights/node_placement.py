@@ -4,7 +4,7 @@ shard       |-- rows of node 0's threads --|-- rows of node 1's --|      one cop
 mirror      |------- all rows, node 0 -----|
             |------- all rows, node 1 -----|                             a copy on each node that holds memory
 replicate   as mirror, one copy for each team: engines of their own; experts that they keep in common once, in turn
-interleave  |0|1|0|1|0|1| ...                                            one copy, page by page; no row has one home
+interleave  |0|1|0|1|0|1| ...                                            one copy, page by page; no row has one node
 local       |-- all rows on the node of the only team --|
 
 The native core keeps rows in groups of 32 and gives each thread a run of groups (csrc/kernels/weight_pieces.cpp), so that is where a matrix is cut.
@@ -33,8 +33,8 @@ GroupBytes = Callable[[str, int], int]  # of GROUP_ROWS rows kept in a format, b
 
 
 @dataclass(frozen=True)
-class MatrixHome:
-    """One matrix. `nodes`: the rows that each memory node holds; empty where pages are interleaved, and no row has one home.
+class MatrixNodes:
+    """One matrix. `nodes`: the rows that each memory node holds; empty where pages are interleaved, and no row has one node.
 
     `node_bytes`: what it takes of each node, groups of rows filled up. `size`: of one copy.
     """
@@ -47,7 +47,7 @@ class MatrixHome:
 
 
 @dataclass(frozen=True)
-class WeightHomes:
+class WeightNodes:
     """`policy`: one of PLANNED. `nodes`: bytes by memory node, and 0 for nodes that compute only. `size`: bytes of one copy of everything.
 
     `vector_bytes`: of norms and biases in one copy; they are on the first node, and wherever matrices are whole under mirror and replicate.
@@ -56,7 +56,7 @@ class WeightHomes:
 
     policy: str
     why: str
-    matrices: tuple[MatrixHome, ...]
+    matrices: tuple[MatrixNodes, ...]
     nodes: Mapping[int, int]
     size: int
     vector_bytes: int
@@ -73,7 +73,7 @@ class WeightHomes:
         known = {node: room for node, room in self.room.items() if room is not None}
         return {node: (self.nodes[node], room) for node, room in known.items() if self.nodes[node] > room}
 
-    def on(self, node: int) -> WeightHomes:
+    def on(self, node: int) -> WeightNodes:
         """What lies on one node, as far as `total` and `too_full` go."""
         return replace(self, nodes={node: self.nodes[node]}, room={node: self.room.get(node)})
 
@@ -112,7 +112,7 @@ def stored_group_bytes(target: str, columns: int) -> int:
     return GROUP_ROWS * padded_row_bytes(BY_NAME[target], columns)
 
 
-def plan_homes(
+def plan_weight_nodes(
     layout: WeightLayout,
     teams: Sequence[NodeTeam],
     policy: str,
@@ -120,7 +120,7 @@ def plan_homes(
     why: str = "",
     group_bytes: GroupBytes = stored_group_bytes,
     owners: Mapping[str, int] = MappingProxyType({}),
-) -> WeightHomes:
+) -> WeightNodes:
     """Give every row its node.
 
     `teams`: the nodes that compute, one under `local` (numa_policy.numa_plan). `mirror_patterns`: under `shard`, matrices whose names match one of
@@ -131,7 +131,7 @@ def plan_homes(
         raise InternalError(
             f"a layout was asked for with policy {policy} and {len(teams)} teams; auto and local are settled before"
         )
-    mirrored = _matching(mirror_patterns, [*(m.name for m in layout.matrices), *layout.elsewhere.names])
+    mirrored = _matching(mirror_patterns, [*(m.name for m in layout.matrices), *layout.other_parts.names])
     in_common = owners if policy == "replicate" else {}
     matrices = tuple(
         _matrix(m, [teams[in_common[m.name]]], "local", group_bytes)
@@ -146,7 +146,7 @@ def plan_homes(
     for node in _vector_homes(teams, policy):
         nodes[node] += layout.vector_bytes
     size = sum(m.size for m in matrices) + layout.vector_bytes
-    return WeightHomes(
+    return WeightNodes(
         policy, why, matrices, nodes, size, layout.vector_bytes, {team.memory_node: team.memory for team in teams}
     )
 
@@ -165,26 +165,26 @@ def _matching(patterns: Sequence[str], names: Sequence[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _matrix(matrix: MatrixLayout, teams: Sequence[NodeTeam], policy: str, group_bytes: GroupBytes) -> MatrixHome:
+def _matrix(matrix: MatrixLayout, teams: Sequence[NodeTeam], policy: str, group_bytes: GroupBytes) -> MatrixNodes:
     one_group = group_bytes(matrix.target, matrix.columns)
     size = -(-matrix.rows // GROUP_ROWS) * one_group
     if policy == "interleave":
-        return MatrixHome(matrix.name, matrix.rows, size, {}, _evenly(size, _memory_nodes(teams)))
+        return MatrixNodes(matrix.name, matrix.rows, size, {}, _evenly(size, _memory_nodes(teams)))
     if policy == "shard":
         rows = _rows_by_node(matrix.rows, teams)
         nodes = {
             node: sum(-(-(past - first) // GROUP_ROWS) for first, past in runs) * one_group
             for node, runs in rows.items()
         }
-        return MatrixHome(matrix.name, matrix.rows, size, rows, nodes)
-    homes = _whole_homes(teams, policy)
+        return MatrixNodes(matrix.name, matrix.rows, size, rows, nodes)
+    whole = _whole_nodes(teams, policy)
     everything: Ranges = ((0, matrix.rows),)
-    return MatrixHome(
+    return MatrixNodes(
         matrix.name,
         matrix.rows,
         size,
-        dict.fromkeys(homes, everything),
-        {node: homes.count(node) * size for node in homes},
+        dict.fromkeys(whole, everything),
+        {node: whole.count(node) * size for node in whole},
     )
 
 
@@ -202,13 +202,13 @@ def _rows_by_node(rows: int, teams: Sequence[NodeTeam]) -> dict[int, Ranges]:
     return {node: tuple(runs) for node, runs in found.items()}
 
 
-def _whole_homes(teams: Sequence[NodeTeam], policy: str) -> tuple[int, ...]:
+def _whole_nodes(teams: Sequence[NodeTeam], policy: str) -> tuple[int, ...]:
     """Nodes that hold a matrix whole. Replicas are engines of their own: two that take memory from one node keep a copy each there."""
     return tuple(team.memory_node for team in teams) if policy == "replicate" else _memory_nodes(teams)
 
 
 def _vector_homes(teams: Sequence[NodeTeam], policy: str) -> tuple[int, ...]:
-    return _whole_homes(teams, policy) if policy in ("mirror", "replicate") else _memory_nodes(teams)[:1]
+    return _whole_nodes(teams, policy) if policy in ("mirror", "replicate") else _memory_nodes(teams)[:1]
 
 
 def _memory_nodes(teams: Iterable[NodeTeam]) -> tuple[int, ...]:

@@ -8,20 +8,20 @@ from homenode.dtypes import BY_NAME
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import architecture_of
 from homenode.model.checkpoint.spec import Checkpoint
-from homenode.model.division import Grain
+from homenode.model.partition import Alignment
 
 
-def grains_of(checkpoint: Checkpoint, quantize: str | None = None) -> dict[str, Grain]:
-    """For each dimension that is the columns of some matrix the grain at which all of these can be cut, by its name in the parameter table.
+def alignments_of(checkpoint: Checkpoint, quantize: str | None = None) -> dict[str, Alignment]:
+    """For each dimension that is the columns of some matrix the alignment at which all of these can be cut, by its name in the parameter table.
 
     `quantize`: as `load_model` is told. Rows can be cut anywhere. Raises UnsupportedError for an unknown architecture.
     """
     kept = BY_NAME[quantize.upper()].block if quantize and quantize.upper() in BY_NAME else 1
-    found: dict[str, Grain] = {}
+    found: dict[str, Alignment] = {}
     for expected in expected_tensors(architecture_of(checkpoint.spec.architecture).parameters, checkpoint.spec):
         entry = checkpoint.tensors.get(expected.name)
         if expected.parameter.kind == "matrix" and entry is not None and entry.dtype.block:
             columns = expected.parameter.shape[1]
-            before = found.get(columns, Grain())
-            found[columns] = Grain(math.lcm(before.needed, entry.dtype.block), math.lcm(before.wanted, kept))
+            before = found.get(columns, Alignment())
+            found[columns] = Alignment(math.lcm(before.needed, entry.dtype.block), math.lcm(before.wanted, kept))
     return found

@@ -15,8 +15,15 @@ from homenode.host.placement.node_teams import NodeTeam
 from homenode.host.placement.numa_demand import Decision, NumaDemand
 from homenode.host.placement.numa_policy import Teams, numa_plan
 from homenode.host.topology.host import Host
-from homenode.model.weights.homes import GROUP_ROWS, PLANNED, MatrixHome, WeightHomes, member_rows, plan_homes
-from homenode.model.weights.layout import Elsewhere, MatrixLayout, WeightLayout
+from homenode.model.weights.layout import MatrixLayout, OtherParts, WeightLayout
+from homenode.model.weights.node_placement import (
+    GROUP_ROWS,
+    PLANNED,
+    MatrixNodes,
+    WeightNodes,
+    member_rows,
+    plan_weight_nodes,
+)
 from homenode.model.weights.numa_layout import NumaLayout, numa_layout
 from tests.host_values import Shape, host_of
 from tests.recorded import NAMES, recorded_host
@@ -50,7 +57,7 @@ def planned(on: Host, policy: str, layout: WeightLayout = MODEL, **more: object)
     return numa_layout(layout, on, NumaDemand(policy, **more), asked_by_none)  # type: ignore[arg-type]
 
 
-def copies_of_rows(home: MatrixHome) -> set[int]:
+def copies_of_rows(home: MatrixNodes) -> set[int]:
     """How often rows are held."""
     held: Counter[int] = Counter(dict.fromkeys(range(home.rows), 0))
     for runs in home.nodes.values():
@@ -60,7 +67,7 @@ def copies_of_rows(home: MatrixHome) -> set[int]:
     return set(held.values())
 
 
-def check_homes(homes: WeightHomes, teams: Teams) -> None:
+def check_homes(homes: WeightNodes, teams: Teams) -> None:
     """What a policy promises, of every matrix."""
     holders = {team.memory_node for team in teams}
     copies = {"mirror": len(holders), "replicate": len(teams)}.get(homes.policy, 1)
@@ -75,7 +82,7 @@ def check_homes(homes: WeightHomes, teams: Teams) -> None:
             assert copies_of_rows(home) == {len(holders) if homes.policy in ("mirror", "replicate") else 1}
 
 
-def check_proportion(home: MatrixHome, teams: Teams) -> None:
+def check_proportion(home: MatrixNodes, teams: Teams) -> None:
     """A node's rows differ from its threads' part by less than a group at each end of each of its runs."""
     threads = Counter[int]()
     for team in teams:
@@ -92,9 +99,9 @@ def check_proportion(home: MatrixHome, teams: Teams) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_policy_on_every_recorded_host(name: str, policy: str) -> None:
     made = planned(recorded_host(name), policy)
-    check_homes(made.homes, made.plan.teams)
+    check_homes(made.weights, made.plan.teams)
     if made.plan.policy == "shard":
-        for home in made.homes.matrices:
+        for home in made.weights.matrices:
             check_proportion(home, made.plan.teams)
     told = [finding.code for finding in made.plan.findings]
     assert (made.plan.policy == policy) == (told == [] or policy == "local"), "what is not done as asked is told"
@@ -118,7 +125,7 @@ def test_any_teams_and_any_rows(shapes: list[tuple[int, int]], rows: list[int], 
         for node, (count, borrowed) in enumerate(shapes)
     )
     teams = teams[:1] if policy == "local" else teams
-    homes = plan_homes(layout_of(*(matrix(f"m{at}", count) for at, count in enumerate(rows))), teams, policy)
+    homes = plan_weight_nodes(layout_of(*(matrix(f"m{at}", count) for at, count in enumerate(rows))), teams, policy)
     check_homes(homes, teams)
     if policy == "shard":
         for home in homes.matrices:
@@ -144,23 +151,23 @@ def test_shard_gives_rows_by_threads() -> None:
     made = planned(
         host_of([Shape(0, 6), Shape(7, 2)]), "shard", layout_of(matrix("w", 320), vector_bytes=100), reserve=0
     )
-    (home,) = made.homes.matrices
+    (home,) = made.weights.matrices
     assert home.nodes == {0: ((0, 224),), 7: ((224, 320),)}, "ten groups over eight threads: seven and three"
-    assert made.homes.nodes == {0: 224 * 68 + 100, 7: 96 * 68}
+    assert made.weights.nodes == {0: 224 * 68 + 100, 7: 96 * 68}
 
 
 def test_uneven_rows_fill_their_last_group() -> None:
-    (home,) = planned(host_of([Shape(0, 2)]), "local", layout_of(matrix("w", 33))).homes.matrices
+    (home,) = planned(host_of([Shape(0, 2)]), "local", layout_of(matrix("w", 33))).weights.matrices
     assert (home.rows, home.size) == (33, 64 * 68)
 
 
 def test_a_node_without_memory_holds_nothing() -> None:
     on = host_of([Shape(0, 4), Shape(1, 4, memory=0), Shape(2, 4)], distances={(0, 1): 30, (1, 2): 12, (0, 2): 30})
-    homes = planned(on, "shard", reserve=0).homes
+    homes = planned(on, "shard", reserve=0).weights
     assert homes.nodes[1] == 0
     assert 1.7 < homes.nodes[2] / homes.nodes[0] < 2.3
-    assert planned(on, "mirror", reserve=0).homes.total == 2 * homes.size
-    assert planned(on, "replicate", reserve=0).homes.total == 3 * homes.size, (
+    assert planned(on, "mirror", reserve=0).weights.total == 2 * homes.size
+    assert planned(on, "replicate", reserve=0).weights.total == 3 * homes.size, (
         "three engines, two of them on one node's memory"
     )
 
@@ -168,7 +175,7 @@ def test_a_node_without_memory_holds_nothing() -> None:
 def test_chosen_matrices_are_mirrored_and_the_others_sharded() -> None:
     on = host_of([Shape(0, 4), Shape(1, 4)])
     made = planned(on, "shard", mirror_tensors=("lm_head*", "*.k_proj.*"))
-    copies = {home.name: copies_of_rows(home) for home in made.homes.matrices}
+    copies = {home.name: copies_of_rows(home) for home in made.weights.matrices}
     assert [name for name, held in copies.items() if held == {2}] == [
         "model.layers.0.self_attn.k_proj.weight",
         "lm_head.weight",
@@ -255,7 +262,7 @@ def test_it_is_said_why_there_is_one_node(shapes: list[Shape], demand: NumaDeman
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers_and_what_would_fit() -> None:
-    size = planned(host_of([Shape(0, 4), Shape(1, 4)]), "shard").homes.size
+    size = planned(host_of([Shape(0, 4), Shape(1, 4)]), "shard").weights.size
     small = host_of([Shape(0, 4, memory=size * 3 // 4), Shape(1, 4, memory=size * 3 // 4)])
     with pytest.raises(PlacementError, match=r"What fits: --numa shard .*, --numa interleave") as caught:
         planned(small, "mirror")
@@ -263,14 +270,14 @@ def test_what_does_not_fit_is_refused_with_the_numbers_and_what_would_fit() -> N
     assert "node 0" in caught.value.seen
     assert "node 1" in caught.value.wanted
     assert "--numa local" not in caught.value.remedy
-    assert planned(small, "shard").homes.too_full == {}
+    assert planned(small, "shard").weights.too_full == {}
 
 
 def test_a_limit_of_the_process_counts_for_all_nodes_together() -> None:
     on = host_of([Shape(0, 4), Shape(1, 4)])
-    size = planned(on, "shard").homes.size
+    size = planned(on, "shard").weights.size
     limited = replace(on, allowance=replace(on.allowance, memory_available=size + 1000))
-    assert planned(limited, "shard").homes.total == size
+    assert planned(limited, "shard").weights.total == size
     with pytest.raises(PlacementError, match="what this process may take"):
         planned(limited, "mirror")
 
@@ -288,14 +295,14 @@ def test_a_layout_is_not_made_of_what_is_not_settled() -> None:
     two = (NodeTeam(0, 0, (0,), None), NodeTeam(1, 1, (1,), None))
     for policy, teams in (("auto", two), ("local", two), ("shard", ())):
         with pytest.raises(InternalError):
-            plan_homes(MODEL, teams, policy)
+            plan_weight_nodes(MODEL, teams, policy)
 
 
 def test_a_pattern_may_match_matrices_that_other_parts_of_the_model_have() -> None:
     """Each worker is told the patterns for all: one that matches nothing anywhere is a mistake, one for another stage is not."""
-    part = replace(MODEL, matrices=MODEL.matrices[:2], elsewhere=Elsewhere(("lm_head.weight",)))
+    part = replace(MODEL, matrices=MODEL.matrices[:2], other_parts=OtherParts(("lm_head.weight",)))
     teams = [NodeTeam(0, 0, (0, 1), GIB), NodeTeam(1, 1, (2, 3), GIB)]
-    homes = plan_homes(part, teams, "shard", ["lm_head*"])
+    homes = plan_weight_nodes(part, teams, "shard", ["lm_head*"])
     assert all(len(matrix.nodes) == 2 and copies_of_rows(matrix) == {1} for matrix in homes.matrices)
     with pytest.raises(UserError, match="matches none"):
-        plan_homes(part, teams, "shard", ["*down_proj*"])
+        plan_weight_nodes(part, teams, "shard", ["*down_proj*"])

@@ -1,4 +1,4 @@
-"""The process of a tokenizer's trial: `python -m homenode.model.tokenizer.trial.process FD PATH MEMORY SECONDS`.
+"""The process of a tokenizer's trial: `python -m homenode.model.tokenizer.trial_process FD PATH MEMORY SECONDS`.
 
 It loads the tokenizer of the model at PATH as the program itself would, uses it on samples, and says over the socket
 FD that all is well, {}, or what is wrong, {"failure": KIND OF ERROR, "message": TEXT}. MEMORY is the address space it
@@ -18,7 +18,7 @@ from homenode.model.sandbox.frames import FrameStream, encode
 from homenode.model.sandbox.limits import allow_cpu, confine
 from homenode.model.tokenizer.library import named_faults
 from homenode.model.tokenizer.tokenizer import load_untried, vocabulary_file
-from homenode.model.tokenizer.trial.samples import examine
+from homenode.model.tokenizer.trial_samples import examine
 
 
 def try_tokenizer(path: Path) -> dict[str, Any]:
