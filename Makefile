@@ -11,7 +11,7 @@ FLAGS   ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve chat check test test-all lab sanitize levels docs wheels lock format clean
+.PHONY: help setup serve chat check test test-all lab sanitize levels docs wheels lock changes release format clean
 
 help:  ## print these lines
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -92,6 +92,17 @@ wheels: $(VENV)/pip  ## make the wheels, the source distribution and their check
 lock: $(VENV)/pip  ## write anew which versions of the dependencies a release is installed with
 	$(BIN)/pip install --quiet uv
 	$(BIN)/python tools/lock.py
+
+changes: $(VENV)/pip  ## print what the next release says to users: the files of changes/
+	@$(BIN)/pip install --quiet --no-compile --group release
+	@$(BIN)/towncrier build --draft --version next
+
+# The version is written into the one file that has it; the files of changes/ become a section of CHANGELOG.md and are removed.
+release: $(VENV)/pip  ## with VERSION=0.2.0: write the version and its section of the changelog; docs/releasing.md has the rest
+	@case "$(VERSION)" in [0-9]*.[0-9]*.[0-9]*) ;; *) echo "say which, for example: make release VERSION=0.2.0"; exit 2 ;; esac
+	@$(BIN)/pip install --quiet --no-compile --group release
+	sed -i 's/^__version__ = .*/__version__ = "$(VERSION)"/' src/homenode/__init__.py
+	$(BIN)/towncrier build --yes --version $(VERSION)
 
 format: $(VENV)/tools  ## put the code into the project's style
 	$(BIN)/ruff check --fix .

@@ -2,13 +2,15 @@
 
 from typing import TYPE_CHECKING
 
+from homenode import errors
+
 if TYPE_CHECKING:
     from homenode.engine.llm import LLM
     from homenode.engine.request import SamplingParams
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "__version__", "errors"]
 
 
 def __getattr__(name: str) -> object:

@@ -19,6 +19,23 @@ Every message says what failed, where, what was seen, what was wanted and what t
 
 from __future__ import annotations
 
+# Public: docs/compatibility.md.
+__all__ = [
+    "CapacityError",
+    "CheckpointError",
+    "HomenodeError",
+    "HostError",
+    "InternalError",
+    "KvRefusedError",
+    "NotANumberError",
+    "OverloadedError",
+    "PeerError",
+    "PlacementError",
+    "UnsupportedError",
+    "UserError",
+    "WorkerLostError",
+]
+
 
 class HomenodeError(Exception):
     """Root of all errors homenode raises on purpose. `facts` holds the values named in the message."""

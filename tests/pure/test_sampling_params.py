@@ -100,5 +100,5 @@ def test_generate_differs_in_its_temperature_only_and_says_so() -> None:
 
 
 def test_the_package_shows_what_is_public() -> None:
-    assert dir(homenode) == ["LLM", "SamplingParams", "__version__"]
+    assert dir(homenode) == ["LLM", "SamplingParams", "__version__", "errors"]
     assert all(getattr(homenode, name) is not None for name in dir(homenode))
