@@ -10,7 +10,7 @@ import numpy as np
 from homenode.dtypes import BY_NAME
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import architecture_of
-from homenode.model.checkpoint.spec import ModelSpec, RopeSpec, TensorEntry
+from homenode.model.spec import ModelSpec, RopeSpec, TensorEntry
 
 _LARGE_ONE_IN, _LARGE = 64, 8.0
 

@@ -22,7 +22,7 @@ from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.synthetic import synthetic
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.checkpoint.spec import Checkpoint
+from homenode.model.spec import Checkpoint
 from tests.engine.live import BUILTIN
 
 needs_model = pytest.mark.skipif(not BUILTIN.is_file(), reason="needs the built-in model")

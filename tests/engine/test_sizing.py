@@ -12,7 +12,7 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.sizing import choose_cpus, problems, resolve, step_bytes
 from homenode.errors import CapacityError, UserError
 from homenode.host.topology.allowance import Allowance
-from homenode.model.checkpoint.spec import ModelSpec, RopeSpec
+from homenode.model.spec import ModelSpec, RopeSpec
 
 GIB = 2**30
 STORIES = ModelSpec(

@@ -11,7 +11,7 @@ from typing import Any
 
 from homenode.compute.native import NativeBackend
 from homenode.errors import HomenodeError
-from homenode.model.checkpoint.spec import Checkpoint
+from homenode.model.spec import Checkpoint
 from homenode.model.weights.expert_share import ExpertShare
 from homenode.model.weights.load import load_model
 from tests.model.driver import Driver

@@ -11,9 +11,9 @@ import numpy as np
 
 from homenode.compute.ops import Backend, Logits, Program, StepArrays, StepLimits
 from homenode.compute.reference import ReferenceBackend, ThreadRanks
-from homenode.model.checkpoint.spec import Checkpoint
 from homenode.model.part import ModelPart
 from homenode.model.parts import PartitionSpec, plan_parts
+from homenode.model.spec import Checkpoint
 from homenode.model.weights.alignment import alignments_of
 from homenode.model.weights.load import LoadedModel, load_model
 from tests.model.driver import Driver

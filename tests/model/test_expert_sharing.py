@@ -19,9 +19,9 @@ from homenode.compute.native import NativeBackend
 from homenode.compute.reference import ReferenceBackend
 from homenode.errors import HostError, PeerError, UserError
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.checkpoint.spec import Checkpoint
 from homenode.model.part import ModelPart
 from homenode.model.parts import PartitionSpec
+from homenode.model.spec import Checkpoint
 from homenode.model.weights.expert_header import (
     HEADER_BYTES,
     STATE_FAILED,

@@ -14,7 +14,7 @@ pytest.importorskip("homenode._native", reason="the compiled core is not built; 
 
 from homenode.compute.native import NativeBackend, NativeProgram, available_levels
 from homenode.compute.ops import FloatArray, Ops, StepLimits, Tensor
-from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.spec import ModelSpec
 from homenode.model.weights.load import load_model
 from tests.model.toys import array_checkpoint, toy_arrays, toy_spec
 from tests.native.steps import Part, limits, same_bits, step_of

@@ -18,9 +18,9 @@ from homenode.compute.native import NativeBackend
 from homenode.compute.ops import FloatArray, PackedLocation, Weight
 from homenode.compute.reference import ReferenceBackend
 from homenode.errors import UserError
-from homenode.model.checkpoint.spec import Checkpoint
 from homenode.model.part import ModelPart
 from homenode.model.parts import PartitionSpec
+from homenode.model.spec import Checkpoint
 from homenode.model.weights import packed_cache
 from homenode.model.weights.load import LoadedModel, load_model
 from homenode.model.weights.packed_cache import packed_folder

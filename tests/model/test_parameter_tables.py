@@ -12,7 +12,7 @@ from homenode.compute.ops import Backend
 from homenode.dtypes import BY_NAME, DType
 from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.model.architectures.registry import ARCHITECTURES
-from homenode.model.checkpoint.spec import RopeSpec
+from homenode.model.spec import RopeSpec
 from homenode.model.weights.load import load_model
 from tests.model.toys import ArrayCheckpoint, array_checkpoint, toy_arrays, toy_spec
 

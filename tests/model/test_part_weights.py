@@ -15,9 +15,9 @@ from homenode.errors import HomenodeError
 from homenode.model.architectures.parameters import ExpectedTensor, expected_tensors
 from homenode.model.architectures.registry import architecture_of
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.checkpoint.spec import Checkpoint
 from homenode.model.part import ModelPart
 from homenode.model.parts import PartitionSpec
+from homenode.model.spec import Checkpoint
 from homenode.model.weights.load import LoadedModel, load_model
 from tests.checkpoints import make_gguf
 from tests.model.conftest import make_backend

@@ -14,7 +14,7 @@ from homenode.compute.ops import Backend, FloatArray
 from homenode.compute.reference import ReferenceBackend
 from homenode.errors import CheckpointError
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.checkpoint.safetensors import read_safetensors
+from homenode.model.formats.safetensors import read_safetensors
 from homenode.model.weights.load import load_model, plan_model
 from tests.checkpoints import safetensors_bytes, toy_config, write_safetensors
 from tests.model.driver import Driver

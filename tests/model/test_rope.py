@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from homenode.model.architectures.rope import rope_of
-from homenode.model.checkpoint.spec import RopeSpec
+from homenode.model.spec import RopeSpec
 from tests.model.toys import toy_spec
 
 LLAMA3 = RopeSpec(theta=500000.0, kind="llama3", factor=8.0, original_max_position=8192)

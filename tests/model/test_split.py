@@ -19,9 +19,9 @@ from homenode.errors import UserError
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import architecture_of
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.checkpoint.spec import Checkpoint, ModelSpec
 from homenode.model.expert_placement import ExpertUse
 from homenode.model.parts import PartitionSpec
+from homenode.model.spec import Checkpoint, ModelSpec
 from homenode.model.weights.load import load_model
 from tests.checkpoints import make_folder, make_gguf, stored
 from tests.model.driver import Driver

@@ -12,8 +12,8 @@ from homenode.compute.ops import Backend, FloatArray
 from homenode.compute.reference import ReferenceBackend
 from homenode.dtypes import BY_NAME, DType
 from homenode.model.architectures.rope import rope_of
-from homenode.model.checkpoint.fallback_decode import decode_rows
 from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.formats.fallback_decode import decode_rows
 from homenode.model.weights.load import load_model
 from tests.checkpoints import interleave_heads, make_folder, make_gguf
 from tests.model.driver import Driver, rounds_activations

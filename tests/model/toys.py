@@ -13,7 +13,7 @@ from homenode.compute.ops import FloatArray
 from homenode.dtypes import BY_NAME, DType
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import architecture_of
-from homenode.model.checkpoint.spec import ModelSpec, MoeSpec, RopeSpec, TensorEntry
+from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec, TensorEntry
 
 MIXTURES = {
     "mixtral": MoeSpec(num_experts=4, experts_per_token=2, intermediate_size=96, normalise=True),

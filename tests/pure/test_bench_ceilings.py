@@ -14,7 +14,7 @@ from homenode.bench.model_result import Result, TimedSteps, result_of
 from homenode.bench.steady import Reading, Run, Runs, measure_repeatedly, repeat_steadily, take_reading
 from homenode.bench.work import ModelWork
 from homenode.compute.ops import KvGeometry
-from homenode.model.checkpoint.spec import ModelSpec, MoeSpec, RopeSpec
+from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 
 MACHINE = Ceilings(read=50e9, int8=1000e9, bf16=500e9, f32=250e9, int6=2000e9)

@@ -11,9 +11,9 @@ import pytest
 
 from homenode.dtypes import BY_GGUF_ID, BY_NAME, DType
 from homenode.errors import CheckpointError, UnsupportedError
-from homenode.model.checkpoint import fallback_decode
-from homenode.model.checkpoint.fallback_decode import decode_rows, iter_decoded_rows
-from homenode.model.checkpoint.spec import TensorEntry
+from homenode.model.formats import fallback_decode
+from homenode.model.formats.fallback_decode import decode_rows, iter_decoded_rows
+from homenode.model.spec import TensorEntry
 from tests.checkpoints import bf16_bits
 
 OWN = ("Q8_1", "Q8_K", "Q1_0")  # the package lists these without a decoder

@@ -11,7 +11,7 @@ import pytest
 
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.checkpoint.spec import ModelSpec, RopeSpec
+from homenode.model.spec import ModelSpec, RopeSpec
 from tests.checkpoints import CLASSES, make_folder, spec_of, toy_config, toy_tensors, write_safetensors
 from tests.memory import memory_headroom
 

@@ -10,7 +10,7 @@ import pytest
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.checkpoint.spec import MoeSpec
+from homenode.model.spec import MoeSpec
 from tests.checkpoints import make_folder, make_gguf, safetensors_bytes, toy_config, toy_tensors, write_safetensors
 from tests.memory import memory_headroom
 from tests.paths import STORIES, STORIES_MIXTURE, needs_data

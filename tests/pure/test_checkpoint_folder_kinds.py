@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from homenode.errors import CheckpointError, UnsupportedError
-from homenode.model.checkpoint.fallback_decode import iter_decoded_rows
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.checkpoint.spec import MoeSpec, RopeSpec
+from homenode.model.formats.fallback_decode import iter_decoded_rows
+from homenode.model.spec import MoeSpec, RopeSpec
 from tests.checkpoints import fused, make_folder, spec_of, toy_config, toy_tensors, write_safetensors
 from tests.memory import memory_headroom
 from tests.quantised_folders import FORMS, quantised, write_folder

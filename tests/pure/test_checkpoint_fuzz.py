@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
-from homenode.model.checkpoint.fallback_decode import iter_decoded_rows
-from homenode.model.checkpoint.gguf import read_gguf
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.checkpoint.safetensors import read_safetensors
-from homenode.model.checkpoint.spec import TensorEntry
+from homenode.model.formats.fallback_decode import iter_decoded_rows
+from homenode.model.formats.gguf import read_gguf
+from homenode.model.formats.safetensors import read_safetensors
+from homenode.model.spec import TensorEntry
 from tests.checkpoints import (
     ARRAY,
     BOOL,

@@ -13,10 +13,10 @@ import pytest
 
 from homenode.dtypes import BY_GGUF_ID
 from homenode.errors import CheckpointError, UnsupportedError, UserError
-from homenode.model.checkpoint.fallback_decode import iter_decoded_rows
-from homenode.model.checkpoint.gguf import read_gguf
-from homenode.model.checkpoint.gguf_set import find_gguf, read_gguf_set
-from homenode.model.checkpoint.spec import TensorEntry
+from homenode.model.formats.fallback_decode import iter_decoded_rows
+from homenode.model.formats.gguf import read_gguf
+from homenode.model.formats.gguf_set import find_gguf, read_gguf_set
+from homenode.model.spec import TensorEntry
 from tests.checkpoints import (
     ARRAY,
     BOOL,

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from homenode.errors import CheckpointError, UnsupportedError
-from homenode.model.checkpoint.fallback_decode import iter_decoded_rows
 from homenode.model.checkpoint.gguf_names import expert_names, hugging_face_name
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.checkpoint.spec import ModelSpec, RopeSpec
+from homenode.model.formats.fallback_decode import iter_decoded_rows
+from homenode.model.spec import ModelSpec, RopeSpec
 from tests.checkpoints import (
     F32,
     STRING,

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from homenode.errors import CheckpointError, UnsupportedError
-from homenode.model.checkpoint.fallback_decode import iter_decoded_rows
-from homenode.model.checkpoint.safetensors import read_safetensors
+from homenode.model.formats.fallback_decode import iter_decoded_rows
+from homenode.model.formats.safetensors import read_safetensors
 from tests.checkpoints import safetensors_bytes
 from tests.memory import memory_headroom
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from homenode.errors import UnsupportedError
-from homenode.model.checkpoint.fields import Fields
 from homenode.model.checkpoint.folder_spec import FAMILIES, spec_from_config
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.checkpoint.known_fields import (
@@ -20,6 +19,7 @@ from homenode.model.checkpoint.known_fields import (
     unknown_fields,
 )
 from homenode.model.checkpoint.unknown import unknown_names
+from homenode.model.formats.fields import Fields
 from tests.checkpoints import make_folder, toy_config
 
 ARCHITECTURES = [family.architecture for family in FAMILIES.values()]

@@ -11,11 +11,11 @@ import pytest
 
 from homenode.errors import UnsupportedError, UserError
 from homenode.model.checkpoint import index
-from homenode.model.checkpoint.gguf_set import read_gguf_set
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.checkpoint.known_keys import HARMLESS, NEUTRAL, READ
-from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.checkpoint.unknown import unknown_names
+from homenode.model.formats.gguf_set import read_gguf_set
+from homenode.model.spec import ModelSpec
 from tests.checkpoints import make_folder, make_gguf
 
 pytest.importorskip("gguf", reason="needs the gguf package to write files")

@@ -13,7 +13,7 @@ import pytest
 
 from homenode.cli.report import show_controls
 from homenode.errors import CheckpointError
-from homenode.model.checkpoint.reading import file_size, read_json, read_text, refuse_links
+from homenode.model.formats.reading import file_size, read_json, read_text, refuse_links
 from homenode.model.locate import builtin_model
 from homenode.model.tokenizer.tokenizer import load_tokenizer
 

@@ -11,7 +11,7 @@ import tokenizers
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.checkpoint.quantisation import QUANTISATION_FILES
+from homenode.model.formats.quantisation import QUANTISATION_FILES
 from homenode.model.tokenizer import load_model_tokenizer
 from tests.checkpoints import make_folder, make_gguf, toy_config, toy_tensors, write_safetensors
 from tests.quantised_folders import FORMS, Form, write_quantised

@@ -11,9 +11,9 @@ import pytest
 from homenode.compute.ops import KvGeometry
 from homenode.host.placement.node_teams import node_teams
 from homenode.host.placement.numa_demand import Decision
-from homenode.model.checkpoint.spec import ModelSpec, MoeSpec, RopeSpec
 from homenode.model.partition import Alignment
 from homenode.model.parts import PartitionSpec, plan_parts
+from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec
 from homenode.model.weights import numa_choice
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 from homenode.model.weights.numa_choice import cost_choice, measured_speeds, model_work

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from homenode.errors import UserError
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import ARCHITECTURES, architecture_of
-from homenode.model.checkpoint.spec import ModelSpec, MoeSpec, RopeSpec
 from homenode.model.expert_placement import ExpertUse, place_experts, read_placement
 from homenode.model.part import ModelPart, Range
 from homenode.model.partition import Alignment, divide, divide_heads
 from homenode.model.parts import PartitionSpec, plan_parts, read_layer_split
+from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec
 from tests.model.toys import toy_spec
 
 STORIES = ModelSpec("llama", 64, 172, 5, 8, 4, 8, 512, 512, 1e-5, RopeSpec(), tie_word_embeddings=True)

@@ -15,14 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from homenode.errors import CheckpointError, UnsupportedError
-from homenode.model.checkpoint.coded_matrices import with_coded_matrices
-from homenode.model.checkpoint.coded_rows import decoded, write_blocks
-from homenode.model.checkpoint.fallback_decode import FloatArray, decode_rows
-from homenode.model.checkpoint.fields import Fields
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.checkpoint.quantisation import quantisation_of
-from homenode.model.checkpoint.safetensors import read_safetensors
-from homenode.model.checkpoint.spec import TensorEntry
+from homenode.model.formats.coded_matrices import with_coded_matrices
+from homenode.model.formats.coded_rows import decoded, write_blocks
+from homenode.model.formats.fallback_decode import FloatArray, decode_rows
+from homenode.model.formats.fields import Fields
+from homenode.model.formats.quantisation import quantisation_of
+from homenode.model.formats.safetensors import read_safetensors
+from homenode.model.spec import TensorEntry
 from tests.memory import memory_headroom
 from tests.quantised_folders import FORMS, Form, Stored, is_quantised, quantised, write_folder, write_quantised
 

@@ -13,7 +13,7 @@ from homenode.cli.stop_tokens import print_stop_tokens
 from homenode.engine.config import ModelConfig
 from homenode.engine.request import SamplingParams
 from homenode.errors import CheckpointError
-from homenode.model.checkpoint.gguf_token_ids import token_id_of, token_ids_of
+from homenode.model.formats.gguf_token_ids import token_id_of, token_ids_of
 from homenode.model.tokenizer import load_tokenizer
 from homenode.model.tokenizer.config import TextConfig
 from tests.checkpoints import make_folder, make_gguf

@@ -27,8 +27,8 @@ from homenode.host.placement.numa_demand import Decision
 from homenode.host.topology.host import Accelerator, Accelerators, Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.synthetic import synthetic
-from homenode.model.checkpoint.spec import ModelSpec, RopeSpec
 from homenode.model.part import ModelPart, Range
+from homenode.model.spec import ModelSpec, RopeSpec
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 
 GPUS = ("torch:cuda:0", "torch:cuda:1")

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from homenode.bench.ceilings import Operations, Work, path_of
 from homenode.compute.ops import KvGeometry
-from homenode.model.checkpoint.limits import EMBEDDING
-from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.formats.limits import EMBEDDING
+from homenode.model.spec import ModelSpec
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.sampled_rows import of_sampled_rows, output_matrix
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from homenode.compute.native import NativeBackend, NativeMeter
     from homenode.engine.place import EngineBinding
     from homenode.host.topology.host import Host
-    from homenode.model.checkpoint.spec import Checkpoint
+    from homenode.model.spec import Checkpoint
 
 _READ_BYTES = 512 << 20  # read for the ceilings; less where little memory is free
 

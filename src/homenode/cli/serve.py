@@ -22,7 +22,7 @@ from homenode.cli.transfer_file import take_transfer_file
 from homenode.engine.config import EngineConfig
 from homenode.errors import HomenodeError, UserError
 from homenode.logs.setup import begin_service_log
-from homenode.model.checkpoint.reading import refuse_links
+from homenode.model.formats.reading import refuse_links
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.config import ServerConfig
 from homenode.server.connections.descriptors import raise_descriptor_limit

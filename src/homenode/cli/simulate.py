@@ -21,7 +21,7 @@ from homenode.units import parse_bytes
 
 if TYPE_CHECKING:
     from homenode.host.topology.host import Host
-    from homenode.model.checkpoint.spec import Checkpoint
+    from homenode.model.spec import Checkpoint
     from homenode.simulate.compare import Result
     from homenode.simulate.run import Told
     from homenode.simulate.speeds import Speeds

@@ -60,9 +60,9 @@ from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
 from homenode.installation import again_command
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.checkpoint.spec import Checkpoint, ModelSpec
 from homenode.model.part import ModelPart
 from homenode.model.parts import read_layer_split
+from homenode.model.spec import Checkpoint, ModelSpec
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.load import LoadedModel, kv_geometry_of, load_model, plan_model
 from homenode.model.weights.numa_choice import cost_choice, measured_speeds

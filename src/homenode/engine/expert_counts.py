@@ -18,9 +18,9 @@ import numpy as np
 
 from homenode.engine.expert_table import Table, empty
 from homenode.errors import HostError, UserError
-from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.expert_placement import read_counts
 from homenode.model.part import every_expert
+from homenode.model.spec import ModelSpec
 
 _AGAIN_S = 0.02
 

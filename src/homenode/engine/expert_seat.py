@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
 from homenode.host.topology.finding import Finding
-from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.parts import check_experts
+from homenode.model.spec import ModelSpec
 from homenode.units import format_count
 
 

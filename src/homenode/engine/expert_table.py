@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.part import ModelPart, every_expert
+from homenode.model.spec import ModelSpec
 
 Table = npt.NDArray[np.uint64]
 

@@ -15,7 +15,7 @@ from homenode.engine.workers.devices import CPU
 from homenode.errors import CapacityError, UserError
 from homenode.host.placement.node_teams import spare_cores
 from homenode.host.topology.allowance import Allowance
-from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.spec import ModelSpec
 from homenode.units import format_bytes, format_count
 
 _LOGITS_BYTES = 256 * 2**20

@@ -11,9 +11,9 @@ from typing import Literal
 import msgspec
 
 from homenode.errors import UserError
-from homenode.model.checkpoint.reading import file_size, read_at
-from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.formats.reading import file_size, read_at
 from homenode.model.part import every_expert
+from homenode.model.spec import ModelSpec
 from homenode.units import format_bytes, format_count
 
 _MOST_BYTES = 64 << 20  # of a file of counts

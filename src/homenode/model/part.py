@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.spec import ModelSpec
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from itertools import accumulate
 from typing import TypeVar
 
 from homenode.errors import UserError
-from homenode.model.checkpoint.spec import ModelSpec, MoeSpec
 from homenode.model.expert_placement import ExpertPlacement, Experts, place_experts
 from homenode.model.part import ModelPart, Range, every_expert
 from homenode.model.partition import Alignment, divide, divide_heads
+from homenode.model.spec import ModelSpec, MoeSpec
 from homenode.units import format_count
 
 _Share = TypeVar("_Share")

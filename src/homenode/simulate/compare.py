@@ -9,7 +9,7 @@ from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
 from homenode.host.placement.weight_cost import POLICIES
 from homenode.host.topology.host import Host
-from homenode.model.checkpoint.spec import Checkpoint
+from homenode.model.spec import Checkpoint
 from homenode.simulate.deployment import EngineSpec, engines_on
 from homenode.simulate.figures import Figures
 from homenode.simulate.run import Outcome, Told, simulate

@@ -28,8 +28,8 @@ from homenode.errors import CapacityError, UserError
 from homenode.host.placement.numa_demand import Decision
 from homenode.host.placement.numa_policy import numa_plan
 from homenode.host.topology.host import Host
-from homenode.model.checkpoint.spec import Checkpoint
 from homenode.model.part import ModelPart
+from homenode.model.spec import Checkpoint
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.load import kv_geometry_of, plan_model
 from homenode.model.weights.node_placement import plan_weight_nodes

@@ -12,7 +12,7 @@ from homenode.dtypes import BY_NAME
 from homenode.errors import UserError
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import architecture_of
-from homenode.model.checkpoint.spec import ModelSpec, MoeSpec, RopeSpec, TensorEntry
+from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec, TensorEntry
 
 PREFIX = "shape:"
 _NUMBERS = {

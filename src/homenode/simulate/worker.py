@@ -14,8 +14,8 @@ from homenode.host.placement.memory_nodes import memory_nodes
 from homenode.host.placement.node_teams import NodeTeam
 from homenode.host.placement.step_cost import Spread, at_home, round_robin
 from homenode.host.topology.host import Host
-from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.part import ModelPart
+from homenode.model.spec import ModelSpec
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.numa_choice import model_work
 from homenode.model.weights.sampled_rows import of_sampled_rows

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Mapping
 
 from homenode.compute.ops import KvGeometry
-from homenode.model.checkpoint.spec import Checkpoint, ModelSpec
+from homenode.model.spec import Checkpoint, ModelSpec
 from homenode.transfer.message import PROTOCOL
 from homenode.transfer.settings import TransferConfig
 from homenode.transfer.weights_identity import tokenizer_digest, weights_digest

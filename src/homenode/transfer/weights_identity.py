@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from homenode.errors import CheckpointError
-from homenode.model.checkpoint.spec import Checkpoint, TensorEntry
+from homenode.model.spec import Checkpoint, TensorEntry
 
 _SAMPLED_TENSORS = 512
 _PLACES = 4  # of each of them: both ends, and between

@@ -12,8 +12,8 @@ import pytest
 from homenode.compute.ops import KvGeometry
 from homenode.errors import CheckpointError
 from homenode.model.checkpoint.index import OpenedCheckpoint, open_checkpoint
-from homenode.model.checkpoint.safetensors import read_safetensors
-from homenode.model.checkpoint.spec import RopeSpec
+from homenode.model.formats.safetensors import read_safetensors
+from homenode.model.spec import RopeSpec
 from homenode.transfer.agreement import differences
 from homenode.transfer.fingerprint import Fingerprint, fingerprint_of, hash_seed
 from homenode.transfer.settings import TransferConfig

@@ -12,7 +12,7 @@ from homenode.engine.sizing import model_length
 from homenode.errors import HomenodeError, UnsupportedError, UserError
 from homenode.host.topology.host import Host
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.checkpoint.spec import Checkpoint
+from homenode.model.spec import Checkpoint
 from homenode.model.weights.load import plan_model
 from homenode.simulate.costs import StepLoad
 from homenode.simulate.deployment import engines_on

@@ -15,7 +15,7 @@ from homenode.engine.expert_table import Table, empty, figures
 from homenode.engine.kv.chunks import PageChange
 from homenode.engine.schedule.step import Step, StepResult, WorkerLimits
 from homenode.errors import HomenodeError
-from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
 _EVERY_S = 60.0

@@ -21,7 +21,7 @@ from homenode.engine.workers.layout import WorkerPlan
 from homenode.engine.workers.messages import Alive, Attach, Detach, Forget, FromWorker, Join, Lay, Leave, Pages
 from homenode.engine.workers.neighbours import Attached, sliced
 from homenode.errors import PeerError
-from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.spec import ModelSpec
 
 _END_S = 3.0  # for a worker to finish its step and end
 _LAST_FIGURES_S = 1.0

@@ -8,8 +8,8 @@ from typing import Any
 from homenode.engine.executor.counting import USES
 from homenode.engine.expert_table import Table, of_engine
 from homenode.engine.workers.layout import WorkerPlan
-from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.part import ModelPart
+from homenode.model.spec import ModelSpec
 
 _SUMS = ("threads", "weight_bytes", "shared_weight_bytes", "kv_bytes", "program_bytes")
 _PAGES = ("weight_pages", "shared_pages", "kv_pages")

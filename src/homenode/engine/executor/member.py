@@ -13,7 +13,7 @@ from homenode.engine.expert_table import Table, read_table
 from homenode.engine.workers.layout import WorkerPlan
 from homenode.engine.workers.messages import Fits
 from homenode.errors import PeerError
-from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.spec import ModelSpec
 
 State = Literal["starting", "fitted", "laying", "ready"]
 

@@ -41,7 +41,7 @@ from homenode.engine.workers.messages import (
 )
 from homenode.errors import HomenodeError, InternalError, PeerError
 from homenode.host.refusals import start_thread
-from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.spec import ModelSpec
 from homenode.units import format_count
 
 _log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from functools import partial
 
 from homenode.engine.config import EngineConfig
 from homenode.errors import CapacityError
-from homenode.model.checkpoint.reading import refuse_links
+from homenode.model.formats.reading import refuse_links
 from homenode.model.hub.candidate import Candidate
 from homenode.model.locate import BUILTIN_NAME, locate
 

@@ -20,9 +20,9 @@ from homenode.engine.workers.layout import WorkerPlan, config_of
 from homenode.engine.workers.messages import Join
 from homenode.engine.workers.planning import Planned
 from homenode.errors import HomenodeError
-from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.part import ModelPart, Range
 from homenode.model.parts import read_layer_split
+from homenode.model.spec import ModelSpec
 from homenode.model.weights.load import plan_model
 
 _log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from homenode.engine.place import EngineBinding
 from homenode.engine.workers.devices import is_accelerator
 from homenode.engine.workers.layers import StageTime
-from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.spec import ModelSpec
 from homenode.model.weights.layout import WeightLayout
 
 _LAYER = re.compile(r"\.layers\.\d+\.")

@@ -12,7 +12,7 @@ from homenode.engine.workers.devices import is_accelerator
 from homenode.engine.workers.layout import WorkerPlan, config_of
 from homenode.engine.workers.messages import Join
 from homenode.engine.workers.planning import Planned
-from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.spec import ModelSpec
 
 if TYPE_CHECKING:
     pass

@@ -18,7 +18,7 @@ from homenode.engine.workers.cost import in_layers, is_embedding, is_output
 from homenode.engine.workers.devices import is_accelerator
 from homenode.engine.workers.layers import LayerCapacity
 from homenode.host.topology.host import Host
-from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.spec import ModelSpec
 from homenode.model.weights.layout import WeightLayout
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.spec import ModelSpec
 from homenode.model.weights.layout import WeightLayout
 
 _MOST_BYTES = 1 << 20

@@ -12,7 +12,7 @@ from homenode.engine.workers.cost import stage_costs
 from homenode.engine.workers.layer_seconds import cache_file, key_of, read_seconds
 from homenode.engine.workers.layers import LayerCapacity, balanced_layers
 from homenode.errors import CapacityError
-from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.spec import ModelSpec
 from homenode.model.weights.layout import WeightLayout
 
 if TYPE_CHECKING:

@@ -34,10 +34,10 @@ from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.checkpoint.spec import Checkpoint
 from homenode.model.expert_placement import read_placement
 from homenode.model.part import ModelPart
 from homenode.model.parts import PartitionSpec, plan_parts, read_layer_split
+from homenode.model.spec import Checkpoint
 from homenode.model.weights.alignment import alignments_of
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.load import kv_geometry_of, plan_model

@@ -8,8 +8,8 @@ from typing import Any
 
 from homenode.compute.ops import KvCache, Ops, Tensor
 from homenode.model.architectures.rope import Rope
-from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.part import ModelPart, Range
+from homenode.model.spec import ModelSpec
 
 
 @dataclass(frozen=True)

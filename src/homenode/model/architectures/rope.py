@@ -15,7 +15,7 @@ import numpy as np
 
 from homenode.compute.ops import FloatArray
 from homenode.errors import CheckpointError, UnsupportedError
-from homenode.model.checkpoint.spec import ModelSpec, RopeSpec
+from homenode.model.spec import ModelSpec, RopeSpec
 from homenode.units import format_count
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")

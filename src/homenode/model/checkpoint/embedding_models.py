@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from homenode.errors import UnsupportedError
-from homenode.model.checkpoint import limits
-from homenode.model.checkpoint.fields import Fields
-from homenode.model.checkpoint.reading import read_json_list
+from homenode.model.formats import limits
+from homenode.model.formats.fields import Fields
+from homenode.model.formats.reading import read_json_list
 
 MODULES = "modules.json"
 _MOST_JSON_BYTES = 2**20

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from homenode.errors import CheckpointError, UnsupportedError
-from homenode.model.checkpoint import limits
-from homenode.model.checkpoint.coded_matrices import with_coded_matrices
 from homenode.model.checkpoint.embedding_models import refuse_base_model, refuse_embedding_folder
-from homenode.model.checkpoint.fields import Fields
 from homenode.model.checkpoint.folder_spec import NORMS_LESS_ONE, spec_from_config
 from homenode.model.checkpoint.folder_text import holds_text_of, text_config, text_tensors
-from homenode.model.checkpoint.fused_rows import FUSED, with_rows_apart
 from homenode.model.checkpoint.output_matrix import repeats_embedding
-from homenode.model.checkpoint.quantisation import QUANTISATION_FILES, quantisation_of
-from homenode.model.checkpoint.reading import damaged, inside, is_there, quoted, read_json
-from homenode.model.checkpoint.safetensors import read_safetensors
-from homenode.model.checkpoint.spec import ModelSpec, TensorEntry
+from homenode.model.formats import limits
+from homenode.model.formats.coded_matrices import with_coded_matrices
+from homenode.model.formats.fields import Fields
+from homenode.model.formats.fused_rows import FUSED, with_rows_apart
+from homenode.model.formats.quantisation import QUANTISATION_FILES, quantisation_of
+from homenode.model.formats.reading import damaged, inside, is_there, quoted, read_json
+from homenode.model.formats.safetensors import read_safetensors
+from homenode.model.spec import ModelSpec, TensorEntry
 from homenode.units import format_count
 
 CONFIG, GENERATION, INDEX, SINGLE = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from homenode.errors import UnsupportedError
-from homenode.model.checkpoint import limits
-from homenode.model.checkpoint.fields import Fields
-from homenode.model.checkpoint.reading import quoted
-from homenode.model.checkpoint.spec import RopeSpec
+from homenode.model.formats import limits
+from homenode.model.formats.fields import Fields
+from homenode.model.formats.reading import quoted
+from homenode.model.spec import RopeSpec
 
 
 def ropes_from_config(

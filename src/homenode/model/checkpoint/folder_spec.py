@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.errors import UnsupportedError
-from homenode.model.checkpoint import limits
-from homenode.model.checkpoint.fields import Fields
 from homenode.model.checkpoint.folder_rope import ropes_from_config
-from homenode.model.checkpoint.reading import quoted
-from homenode.model.checkpoint.spec import ModelSpec, MoeSpec, RopeSpec
+from homenode.model.formats import limits
+from homenode.model.formats.fields import Fields
+from homenode.model.formats.reading import quoted
+from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec
 from homenode.units import format_count
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from homenode.model.checkpoint.spec import TensorEntry
+from homenode.model.spec import TensorEntry
 
 # The class of the whole -> that of its text.
 _TEXT_OF = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}

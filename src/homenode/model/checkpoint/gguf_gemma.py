@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from homenode.model.checkpoint import limits
-from homenode.model.checkpoint.fields import Fields
-from homenode.model.checkpoint.spec import ModelSpec, RopeSpec
+from homenode.model.formats import limits
+from homenode.model.formats.fields import Fields
+from homenode.model.spec import ModelSpec, RopeSpec
 
 
 @dataclass(frozen=True)

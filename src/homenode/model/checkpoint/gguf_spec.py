@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from homenode.errors import UnsupportedError
-from homenode.model.checkpoint import limits
 from homenode.model.checkpoint.embedding_models import refuse_embedding_gguf
-from homenode.model.checkpoint.fields import Fields
 from homenode.model.checkpoint.folder_spec import derived_head_dim, extended_position, sampling_defaults
 from homenode.model.checkpoint.gguf_gemma import GEMMAS, with_gemma
-from homenode.model.checkpoint.gguf_token_ids import token_id_of, token_ids_of
 from homenode.model.checkpoint.known_keys import refuse_active_keys, refuse_other_kinds
-from homenode.model.checkpoint.reading import damaged, quoted, read_at
-from homenode.model.checkpoint.spec import ModelSpec, MoeSpec, RopeSpec, TensorEntry
+from homenode.model.formats import limits
+from homenode.model.formats.fields import Fields
+from homenode.model.formats.gguf_token_ids import token_id_of, token_ids_of
+from homenode.model.formats.reading import damaged, quoted, read_at
+from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec, TensorEntry
 from homenode.units import format_count
 
 # general.architecture -> ours. Converters name Mistral and Mixtral llama, too: see `gguf_architecture`.

@@ -7,12 +7,8 @@ from pathlib import Path
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.host.refusals import named_refusals
-from homenode.model.checkpoint import limits
 from homenode.model.checkpoint.folder import CONFIG, read_folder
-from homenode.model.checkpoint.fused_rows import FUSED, with_rows_apart
-from homenode.model.checkpoint.gguf import GgufTensor
 from homenode.model.checkpoint.gguf_names import expert_names, hugging_face_name, permuted_heads
-from homenode.model.checkpoint.gguf_set import GgufSet, find_gguf, read_gguf_set
 from homenode.model.checkpoint.gguf_spec import (
     INTERLEAVED,
     ROPE_FACTORS,
@@ -20,8 +16,12 @@ from homenode.model.checkpoint.gguf_spec import (
     num_experts,
     spec_from_gguf,
 )
-from homenode.model.checkpoint.reading import damaged
-from homenode.model.checkpoint.spec import ModelSpec, TensorEntry
+from homenode.model.formats import limits
+from homenode.model.formats.fused_rows import FUSED, with_rows_apart
+from homenode.model.formats.gguf import GgufTensor
+from homenode.model.formats.gguf_set import GgufSet, find_gguf, read_gguf_set
+from homenode.model.formats.reading import damaged
+from homenode.model.spec import ModelSpec, TensorEntry
 from homenode.units import format_count
 
 _ADAPTER = "adapter_config.json"
@@ -30,7 +30,7 @@ _MOST_TENSORS = 2**17 + 3 * limits.MOST_EXPERTS_IN_ALL
 
 @dataclass
 class OpenedCheckpoint:
-    """A checkpoint whose headers were read and checked (the protocol is spec.Checkpoint). No file is kept open."""
+    """A checkpoint whose headers were read and checked (the protocol is `model.spec.Checkpoint`). No file is kept open."""
 
     path: Path
     spec: ModelSpec

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from homenode.errors import UnsupportedError
-from homenode.model.checkpoint.reading import quoted
+from homenode.model.formats.reading import quoted
 
 # Without the name of the architecture in front, as are all keys here.
 READ = frozenset(

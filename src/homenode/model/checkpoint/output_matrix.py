@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from homenode.model.checkpoint import limits
-from homenode.model.checkpoint.reading import read_at
-from homenode.model.checkpoint.spec import TensorEntry
+from homenode.model.formats import limits
+from homenode.model.formats.reading import read_at
+from homenode.model.spec import TensorEntry
 
 _MOST_ROWS = (
     256  # that are compared: matrices that were trained apart differ in all rows, and whole ones are a gigabyte

@@ -6,8 +6,8 @@ from homenode.model.checkpoint.folder import CONFIG
 from homenode.model.checkpoint.folder_text import holds_text_of, text_config
 from homenode.model.checkpoint.known_fields import unknown_fields
 from homenode.model.checkpoint.known_keys import unknown_keys
-from homenode.model.checkpoint.reading import printable
-from homenode.model.checkpoint.spec import Checkpoint
+from homenode.model.formats.reading import printable
+from homenode.model.spec import Checkpoint
 
 
 def unknown_names(checkpoint: Checkpoint) -> tuple[str, ...]:

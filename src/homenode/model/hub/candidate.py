@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from homenode.errors import UserError
-from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.hub.repository import HubFile
+from homenode.model.spec import ModelSpec
 
 
 @dataclass(frozen=True)

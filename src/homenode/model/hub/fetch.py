@@ -9,7 +9,6 @@ from typing import Any
 
 from homenode.errors import HomenodeError, UserError
 from homenode.model.checkpoint.folder import CONFIG, spec_without_weights
-from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.hub import refusals
 from homenode.model.hub.candidate import Candidate, Choice, several_models
 from homenode.model.hub.failures import explain_failure, hub_is_offline
@@ -17,6 +16,7 @@ from homenode.model.hub.gguf_head import read_hub_spec
 from homenode.model.hub.gguf_names import gguf_models, parts_of, parts_pattern, pick_gguf
 from homenode.model.hub.progress import progress_lines
 from homenode.model.hub.repository import HubRepository, cache_folder, describe
+from homenode.model.spec import ModelSpec
 
 # Pickled weights (.bin, .pth) are left out: they can run code, and we do not read them.
 _FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")

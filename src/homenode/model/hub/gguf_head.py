@@ -9,11 +9,11 @@ from typing import Any
 
 from homenode.dtypes import BY_NAME
 from homenode.errors import CheckpointError
-from homenode.model.checkpoint import limits
-from homenode.model.checkpoint.gguf import read_gguf_beginning
 from homenode.model.checkpoint.gguf_spec import spec_from_gguf
-from homenode.model.checkpoint.spec import ModelSpec, TensorEntry
+from homenode.model.formats import limits
+from homenode.model.formats.gguf import read_gguf_beginning
 from homenode.model.hub.repository import HubFile, HubRepository
+from homenode.model.spec import ModelSpec, TensorEntry
 
 _BYTES = 2**19  # a file's figures come before its vocabulary, which may take ten times that
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from homenode.errors import CapacityError, UnsupportedError
 from homenode.model.checkpoint.gguf_spec import ARCHITECTURES
-from homenode.model.checkpoint.reading import quoted
+from homenode.model.formats.reading import quoted
 from homenode.model.hub.candidate import Candidate
 from homenode.model.hub.repository import HubFile, HubRepository
 from homenode.units import format_bytes

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
-from homenode.model.checkpoint.gguf_token_ids import token_id_of
+from homenode.model.formats.gguf_token_ids import token_id_of
 from homenode.model.tokenizer.library import library_from_json
 from homenode.model.tokenizer.pretokenizers import pre_tokenizer
 from homenode.model.tokenizer.scored_merges import scored_merges

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer as Library
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.host.refusals import named_refusals
-from homenode.model.checkpoint.gguf_token_ids import token_id_of
-from homenode.model.checkpoint.reading import is_there, read_json, read_text
+from homenode.model.formats.gguf_token_ids import token_id_of
+from homenode.model.formats.reading import is_there, read_json, read_text
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S, TemplateRenderer
 from homenode.model.tokenizer.added_tokens import missing_tokens, with_tokens
 from homenode.model.tokenizer.chat import ChatTemplate
@@ -306,7 +306,7 @@ def _gguf_file(path: Path) -> Path | None:
     """The GGUF file that holds the vocabulary, the first of a split one; None for a folder with a tokenizer.json or without GGUF files."""
     if not path.is_file() and (is_there(path / "tokenizer.json") or not any(path.glob("*.gguf"))):
         return None
-    from homenode.model.checkpoint.gguf_set import find_gguf, first_shard  # brings NumPy
+    from homenode.model.formats.gguf_set import find_gguf, first_shard  # brings NumPy
 
     if path.is_file():
         return first_shard(path) if path.suffix == ".gguf" else None
@@ -314,7 +314,7 @@ def _gguf_file(path: Path) -> Path | None:
 
 
 def _from_gguf(path: Path, chat_template: str | None, renderer: TemplateRenderer | None) -> Tokenizer:
-    from homenode.model.checkpoint.gguf import read_gguf  # opened only for GGUF files
+    from homenode.model.formats.gguf import read_gguf  # opened only for GGUF files
 
     metadata = read_gguf(path).metadata
     library = tokenizer_from_gguf(metadata)

@@ -9,7 +9,7 @@ import hashlib
 from pathlib import Path
 
 from homenode.errors import CheckpointError
-from homenode.model.checkpoint.reading import is_there, open_file
+from homenode.model.formats.reading import is_there, open_file
 
 _FOLDER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")  # what a trial reads of a folder
 _LARGEST_BYTES = 64 << 20  # of all files together; reading more takes as long as a trial

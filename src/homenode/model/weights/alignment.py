@@ -7,8 +7,8 @@ import math
 from homenode.dtypes import BY_NAME
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import architecture_of
-from homenode.model.checkpoint.spec import Checkpoint
 from homenode.model.partition import Alignment
+from homenode.model.spec import Checkpoint
 
 
 def alignments_of(checkpoint: Checkpoint, quantize: str | None = None) -> dict[str, Alignment]:

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from homenode.errors import CheckpointError, UnsupportedError
-from homenode.model.checkpoint.fallback_decode import FloatArray, iter_decoded_rows
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.checkpoint.spec import TensorEntry
+from homenode.model.formats.fallback_decode import FloatArray, iter_decoded_rows
+from homenode.model.spec import TensorEntry
 
 _LONGEST_S = 30.0  # of a search: some gigabytes of plain numbers
 _PLAIN = frozenset({"F32", "F16", "BF16", "F64"})

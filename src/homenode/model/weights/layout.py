@@ -11,7 +11,7 @@ from typing import Any
 
 from homenode.dtypes import BY_NAME, DType
 from homenode.errors import InternalError, UserError
-from homenode.model.checkpoint.spec import TensorEntry
+from homenode.model.spec import TensorEntry
 from homenode.model.weights.names import MatchedTensor
 from homenode.units import format_bytes, format_count
 

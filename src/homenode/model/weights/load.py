@@ -23,8 +23,8 @@ from homenode.errors import UserError
 from homenode.model.architectures.parameters import Architecture, ForwardContext, Parameters
 from homenode.model.architectures.registry import architecture_of
 from homenode.model.architectures.rope import Rope, rope_of
-from homenode.model.checkpoint.spec import Checkpoint, ModelSpec, TensorEntry
 from homenode.model.part import ModelPart
+from homenode.model.spec import Checkpoint, ModelSpec, TensorEntry
 from homenode.model.weights.expert_memory import SharedExperts
 from homenode.model.weights.expert_share import ExpertShare
 from homenode.model.weights.expert_table import expert_table, identity_of

@@ -10,9 +10,9 @@ from functools import cached_property
 from homenode.dtypes import BY_NAME
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.architectures.parameters import Architecture, ExpectedTensor, expected_tensors
-from homenode.model.checkpoint.fallback_decode import iter_decoded_rows
-from homenode.model.checkpoint.spec import Checkpoint, TensorEntry
+from homenode.model.formats.fallback_decode import iter_decoded_rows
 from homenode.model.part import ModelPart
+from homenode.model.spec import Checkpoint, TensorEntry
 from homenode.units import format_count
 
 # Tensors old exporters wrote that carry nothing: constants computed from the configuration, and GGUF's rope divisors, already in the RopeSpec.

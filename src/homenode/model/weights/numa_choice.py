@@ -10,8 +10,8 @@ from homenode.host.placement.numa_policy import Chosen, Teams
 from homenode.host.placement.weight_cost import ModelWork, choose_policy, machine_speed
 from homenode.host.topology.host import Host
 from homenode.host.topology.measured import Measured, load_measured
-from homenode.model.checkpoint.spec import ModelSpec
 from homenode.model.part import ModelPart
+from homenode.model.spec import ModelSpec
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 
 _EXPERT = re.compile(r"\.experts\.\d+\.")

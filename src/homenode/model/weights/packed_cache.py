@@ -19,8 +19,8 @@ from types import TracebackType
 from homenode.compute.ops import Backend, MatrixPlacement, PackedBackend, PackedLocation, Weight
 from homenode.dtypes import BY_NAME
 from homenode.errors import HostError, UserError
-from homenode.model.checkpoint.spec import TensorEntry
 from homenode.model.part import ModelPart
+from homenode.model.spec import TensorEntry
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.packed_file import (
     PackedMatrix,

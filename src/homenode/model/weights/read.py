@@ -19,10 +19,10 @@ from homenode.compute.ops import Backend, FloatArray, MatrixPlacement, Spread, W
 from homenode.errors import CheckpointError, HostError, InternalError
 from homenode.host.refusals import named_refusals
 from homenode.model.architectures.parameters import Parameters
-from homenode.model.checkpoint import coded_rows
-from homenode.model.checkpoint.fallback_decode import iter_decoded_rows
-from homenode.model.checkpoint.spec import TensorEntry
+from homenode.model.formats import coded_rows
+from homenode.model.formats.fallback_decode import iter_decoded_rows
 from homenode.model.part import Range
+from homenode.model.spec import TensorEntry
 from homenode.model.weights.expert_memory import SharedExperts
 from homenode.model.weights.finite import check_finite
 from homenode.model.weights.layout import READ_BY_BACKENDS, WeightLayout

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from homenode.model.checkpoint.limits import EMBEDDING, OUTPUT
-from homenode.model.checkpoint.spec import ModelSpec
+from homenode.model.formats.limits import EMBEDDING, OUTPUT
+from homenode.model.spec import ModelSpec
 
 _QUERY_KEY_VALUE = (".q_proj.weight", ".k_proj.weight", ".v_proj.weight")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from homenode.model.checkpoint.reading import damaged
-from homenode.model.checkpoint.spec import ModelSpec, MoeSpec, TensorEntry
+from homenode.model.formats.reading import damaged
+from homenode.model.spec import ModelSpec, MoeSpec, TensorEntry
 from homenode.units import format_count
 
 MOST_LAYERS = 10_000

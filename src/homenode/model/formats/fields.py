@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from homenode.errors import CheckpointError
-from homenode.model.checkpoint.reading import damaged, quoted
+from homenode.model.formats.reading import damaged, quoted
 
 
 class Fields:

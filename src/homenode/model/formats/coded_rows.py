@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from homenode.dtypes import BY_NAME
 from homenode.errors import InternalError
-from homenode.model.checkpoint.fallback_decode import decode_rows
-from homenode.model.checkpoint.reading import damaged, read_at
-from homenode.model.checkpoint.spec import CodedMatrix, TensorEntry
+from homenode.model.formats.fallback_decode import decode_rows
+from homenode.model.formats.reading import damaged, read_at
+from homenode.model.spec import CodedMatrix, TensorEntry
 
 FloatArray = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.model.checkpoint.reading import damaged
-from homenode.model.checkpoint.spec import ModelSpec, TensorEntry
+from homenode.model.formats.reading import damaged
+from homenode.model.spec import ModelSpec, TensorEntry
 from homenode.units import format_count
 
 FUSED = ("phi3",)  # architectures that store them so

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from homenode.dtypes import DType
 from homenode.errors import UnsupportedError
-from homenode.model.checkpoint.reading import damaged, open_file
-from homenode.model.checkpoint.spec import TensorEntry
+from homenode.model.formats.reading import damaged, open_file
+from homenode.model.spec import TensorEntry
 from homenode.units import format_count
 
 FloatArray = npt.NDArray[np.float32]

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from homenode.dtypes import BY_NAME
-from homenode.model.checkpoint import limits
-from homenode.model.checkpoint.coded_rows import column_order
-from homenode.model.checkpoint.quantisation import Quantisation
-from homenode.model.checkpoint.reading import damaged, read_at
-from homenode.model.checkpoint.spec import CodedMatrix, TensorEntry
+from homenode.model.formats import limits
+from homenode.model.formats.coded_rows import column_order
+from homenode.model.formats.quantisation import Quantisation
+from homenode.model.formats.reading import damaged, read_at
+from homenode.model.spec import CodedMatrix, TensorEntry
 from homenode.units import format_count
 
 _WORDS = frozenset({"I32", "U32"})

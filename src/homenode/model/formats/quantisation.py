@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from homenode.errors import UnsupportedError
-from homenode.model.checkpoint import limits
-from homenode.model.checkpoint.fields import Fields
-from homenode.model.checkpoint.reading import quoted
+from homenode.model.formats import limits
+from homenode.model.formats.fields import Fields
+from homenode.model.formats.reading import quoted
 
 # Files that hold nothing but the description of the quantisation, by the tools that write them; the first one there is read.
 QUANTISATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from homenode.dtypes import BY_NAME, DType
-from homenode.model.checkpoint.reading import damaged, file_size, parse_json, quoted, read_at
-from homenode.model.checkpoint.spec import TensorEntry
+from homenode.model.formats.reading import damaged, file_size, parse_json, quoted, read_at
+from homenode.model.spec import TensorEntry
 from homenode.units import format_bytes
 
 MOST_HEADER_BYTES = 100_000_000  # the limit of the reference parser
