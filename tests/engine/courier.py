@@ -183,11 +183,11 @@ class Courier:
         with self._lock:
             way = self._ways[message.ticket]
             match message:
-                case seam.Room(ticket, blocks, held):
+                case seam.Reserved(ticket, blocks, held):
                     way.given, way.copied = blocks, held
                     way.lent += [-1] * held
                     self.sender.inbox.put(seam.SendAdmitted(0.0, ticket, held))
-                case seam.NoRoom(ticket, _, reason):
+                case seam.ReservationFailed(ticket, _, reason):
                     self.sender.inbox.put(seam.SendRefused(0.0, ticket, reason, 0.1))
                 case seam.Fetch(ticket, blocks, held) if way.over:
                     self.receiver.inbox.put(seam.Failed(0.0, ticket, "too late"))

@@ -15,8 +15,8 @@ from homenode.compute.native.kv_stream import NativePageStreams
 from homenode.compute.ops import KvGeometry
 from homenode.transfer.connection import MAX_FRAME
 from homenode.transfer.framing import FrameParser, frame
-from homenode.transfer.payload import IncomingPages
-from homenode.transfer.writing import Outgoing
+from homenode.transfer.payload import PagesReader
+from homenode.transfer.writing import WriteQueue
 
 _BLOCKS = 6
 _TURNS = 100_000
@@ -44,7 +44,7 @@ def _small_buffers(*sockets: socket.socket) -> None:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
 
 
-def _until_complete(queue: Outgoing, here: socket.socket, incoming: IncomingPages, there: socket.socket) -> list[int]:
+def _until_complete(queue: WriteQueue, here: socket.socket, incoming: PagesReader, there: socket.socket) -> list[int]:
     """Write and read in turns; the tokens of what is through."""
     tokens: list[int] = []
     for _ in range(_TURNS):
@@ -64,7 +64,7 @@ def test_pages_come_between_frames_into_their_blocks(family: socket.AddressFamil
     here, there = socket.socketpair() if family == socket.AF_UNIX else _over_tcp()
     with here, there:
         _small_buffers(here, there)
-        queue = Outgoing()
+        queue = WriteQueue()
         queue.push(frame(b"header"))
         queue.push_pages(streams.sender(source, blocks, tiles), 7)
         parser = FrameParser(MAX_FRAME)
@@ -77,7 +77,7 @@ def test_pages_come_between_frames_into_their_blocks(family: socket.AddressFamil
         assert header == b"header"
         queue.push(frame(b"after"))  # while pages are half written
         assert queue.tokens() == [7]
-        first = IncomingPages(streams.receiver(target, places, tiles), 1)
+        first = PagesReader(streams.receiver(target, places, tiles), 1)
         first.take(parser)
         assert not first.complete
         first.receive(there)  # now there is room again
@@ -93,7 +93,7 @@ def test_pages_come_between_frames_into_their_blocks(family: socket.AddressFamil
         while (after := parser.next()) is None:
             parser.feed(there.recv(13))
         assert after == b"after"
-        second = IncomingPages(streams.receiver(target, [0], [1]), 2)
+        second = PagesReader(streams.receiver(target, [0], [1]), 2)
         second.take(parser)
         through += _until_complete(queue, here, second, there)
         assert through == [7, 8] and not queue
@@ -118,7 +118,7 @@ def test_the_end_of_a_stream_is_told() -> None:
     here, there = socket.socketpair()
     with there:
         _small_buffers(here, there)
-        incoming = IncomingPages(streams.receiver(target, [0], [4]), 1)
+        incoming = PagesReader(streams.receiver(target, [0], [4]), 1)
         with pytest.raises(BlockingIOError):
             incoming.receive(there)
         sender = streams.sender(source, [1], [4])

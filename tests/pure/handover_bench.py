@@ -217,9 +217,9 @@ class HandoverBench(Bench):
             case seam.Abandoned(ticket, reason):
                 assert not self.going[ticket].last and not self.going[ticket].over and reason
                 self.going[ticket].abandoned = reason
-            case seam.Room(ticket, blocks, held):
+            case seam.Reserved(ticket, blocks, held):
                 self._open(ticket, blocks, held)
-            case seam.NoRoom(ticket, free_blocks, reason):
+            case seam.ReservationFailed(ticket, free_blocks, reason):
                 assert free_blocks == self.scheduler._residents.pool.num_free and reason
                 self.coming[ticket].refused = reason
             case seam.Fetch(ticket, blocks, held):

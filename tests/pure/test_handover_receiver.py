@@ -13,8 +13,8 @@ from tests.pure.receiver_bench import OTHER, PROMPT, bench_of, items_of, only
 def test_only_the_last_prompt_token_is_computed() -> None:
     bench = bench_of()
     ticket = bench.offer(PROMPT)
-    room = only(bench, seam.Room)
-    assert isinstance(room, seam.Room) and (len(room.blocks), room.held) == (4, 0)
+    room = only(bench, seam.Reserved)
+    assert isinstance(room, seam.Reserved) and (len(room.blocks), room.held) == (4, 0)
     bench.arrive(ticket)
     bench.ask(PROMPT, ticket, max_tokens=6)
     assert items_of(bench) == [(13, 1)]
@@ -119,8 +119,8 @@ def test_pages_in_the_cache_are_not_sent_again() -> None:
     bench.submit(PROMPT[:10], max_tokens=1)
     bench.settle()
     ticket = bench.offer(PROMPT)
-    room = only(bench, seam.Room)
-    assert isinstance(room, seam.Room) and room.held == 2
+    room = only(bench, seam.Reserved)
+    assert isinstance(room, seam.Reserved) and room.held == 2
     bench.submit([30] * 40, max_tokens=20, ignore_eos=True)  # what is held is not given away
     bench.step()
     bench.arrive(ticket)

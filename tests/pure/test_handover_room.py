@@ -43,7 +43,7 @@ def test_nonsense_and_known_tickets_are_refused() -> None:
     ):
         for reserve in (False, True):
             bench.apply(seam.Offered(0.0, name, tokens, page_tokens, offer.identities, reserve))
-        assert len(bench.told(seam.NoRoom)) == number
+        assert len(bench.told(seam.ReservationFailed)) == number
     assert "known already" in bench.coming[ticket].refused
     del bench.coming["bad"], bench.coming["worse"]
     bench.ask(PROMPT, ticket, max_tokens=1)

@@ -27,8 +27,8 @@ from homenode.transfer.seam import (
     Fetch,
     Forgotten,
     Offered,
+    Reserved,
     Returned,
-    Room,
     SendAdmitted,
     SendRefused,
     SendWanted,
@@ -269,7 +269,7 @@ class Side:
                 self._pages[ticket] = pages = tokens // self.block_size
                 blocks = [-1] * pages if in_place else list(range(pages))
                 if reserve:
-                    self.agent.tell(Room(ticket, blocks, len(blocks) - 1 if ticket.startswith(MOSTLY_HELD) else 0))
+                    self.agent.tell(Reserved(ticket, blocks, len(blocks) - 1 if ticket.startswith(MOSTLY_HELD) else 0))
                     self._arrive(ticket, 0, now)
                 elif not self.holds:
                     self.agent.tell(Fetch(ticket, blocks, 0))

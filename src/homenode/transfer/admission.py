@@ -21,7 +21,7 @@ class _Waiter:
     passed: int = 0
 
 
-class Admission:
+class PageQuota:
     """Counts `total` pages; up to (1 - reserve_pct / 100) of them are given to several owners, all of them to one alone."""
 
     def __init__(self, total: int, reserve_pct: float = 0.0) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 Verdict = Literal["go", "wait", "refuse"]
 
 
-class Breaker:
+class PeerBreaker:
     """Closed (all may go), open (all are refused), half open (one goes as the probe, the others wait for how it fares)."""
 
     def __init__(self, ttl: float) -> None:

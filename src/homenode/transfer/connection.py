@@ -16,8 +16,8 @@ from homenode.transfer.greeting import MAX_HELLO, Greeting, GreetingError
 from homenode.transfer.lane import Announced, LaneReader, LaneWriter
 from homenode.transfer.message import MAX_FRAME, Envelope, Hello, Refused, encode
 from homenode.transfer.page_stream import PageReceiver, PageSender
-from homenode.transfer.payload import Incoming, IncomingPages, discarding, into
-from homenode.transfer.writing import Outgoing
+from homenode.transfer.payload import PagesReader, PayloadReader, discarding, into
+from homenode.transfer.writing import WriteQueue
 
 MOST_FDS = 32  # taken with a Hello
 _READ = 16 << 10
@@ -55,8 +55,8 @@ class Connection:
         self._greeting: Greeting | None = greeting
         self._parser = FrameParser(MAX_HELLO)
         self._mac: FrameMac | None = None
-        self._incoming: Incoming | IncomingPages | None = None
-        self._outgoing = Outgoing()
+        self._incoming: PayloadReader | PagesReader | None = None
+        self._outgoing = WriteQueue()
         self._fds_out, self._fds_in = fds, list[int]()
         self._pending_since: float | None = None  # of a frame or payload that is not complete
         self._blocked_since: float | None = None  # of writing
@@ -99,7 +99,7 @@ class Connection:
         self._parser.feed(data)
         return len(data)
 
-    def _receive_payload(self, incoming: Incoming | IncomingPages) -> int:
+    def _receive_payload(self, incoming: PayloadReader | PagesReader) -> int:
         total = incoming.receive(self.sock)
         try:
             for _ in range(_TURNS - 1):
@@ -126,7 +126,7 @@ class Connection:
         self._parser.feed(self._scratch[:count])
         return count
 
-    def next(self, now: float) -> bytes | Incoming | IncomingPages | None:
+    def next(self, now: float) -> bytes | PayloadReader | PagesReader | None:
         """The next frame's body, or a payload that has become complete; None when neither has. FrameError for a damaged stream."""
         incoming = self._incoming
         if incoming is None:
@@ -150,7 +150,7 @@ class Connection:
 
     def accept_pages(self, pages: PageReceiver, token: int) -> None:
         """The same for pages of a connection that is `bare`."""
-        self._incoming = IncomingPages(pages, token)
+        self._incoming = PagesReader(pages, token)
 
     def discard_payload(self, nbytes: int) -> None:
         """What follows is not wanted."""

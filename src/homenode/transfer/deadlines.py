@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Hashable
 
 
-class Deadlines:
+class DeadlineHeap:
     """At most one time for each key. O(log n) to set, O(1) to put off; forgotten times are dropped as they come up, or when they outnumber the others."""
 
     def __init__(self) -> None:

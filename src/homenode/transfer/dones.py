@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from homenode.transfer.deadlines import Deadlines
+from homenode.transfer.deadlines import DeadlineHeap
 from homenode.transfer.limits import Limits
 from homenode.transfer.message import Done
 
@@ -22,7 +22,7 @@ class _Pending:
 class Dones:
     """Signals not acknowledged yet. The caller sends what `say` returns, and again what `again` returns at the deadlines set."""
 
-    def __init__(self, limits: Limits, deadlines: Deadlines) -> None:
+    def __init__(self, limits: Limits, deadlines: DeadlineHeap) -> None:
         self._limits = limits
         self._deadlines = deadlines
         self._pending: OrderedDict[Key, _Pending] = OrderedDict()

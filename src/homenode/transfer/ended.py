@@ -8,7 +8,7 @@ from typing import Literal
 End = Literal["done", "expired", "called off"]
 
 
-class Ended:
+class RecentEnds:
     """How the last `most` hand-overs ended. Asking a million times about one, or about others, stores nothing."""
 
     def __init__(self, most: int) -> None:
@@ -28,7 +28,7 @@ class Ended:
         return self._ends.get(pull_id)
 
 
-class Released:
+class ReleasedTickets:
     """Tickets given up before they were heard of; the last `most`."""
 
     def __init__(self, most: int) -> None:

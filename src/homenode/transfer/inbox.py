@@ -19,7 +19,7 @@ _WORK, _SOMETHING = [-1], [-2]  # instead of descriptors: there is work; somethi
 _MOST_ABSENT_S = 2e-3  # a reader that always finds a message works in between, so often
 
 
-class Worker(Protocol):
+class PollableAgent(Protocol):
     """An agent whose work can be done by the thread that waits."""
 
     def lead(self, epoll: select.epoll) -> None:
@@ -54,10 +54,10 @@ class Inbox(Mailbox[object]):
         super().__init__()
         self._epoll = select.epoll()
         self._epoll.register(self.fd, select.EPOLLIN)
-        self._worker: Worker | None = None
+        self._worker: PollableAgent | None = None
         self._worked_at = 0.0
 
-    def work_for(self, worker: Worker) -> None:
+    def work_for(self, worker: PollableAgent) -> None:
         """From now on the caller, who is the reader, does its work while it waits in `get`."""
         worker.lead(self._epoll)
         self._worker = worker
@@ -103,7 +103,7 @@ class Inbox(Mailbox[object]):
         if came != [self.fd]:
             self._work(worker)
 
-    def _watch(self, worker: Worker) -> list[int]:
+    def _watch(self, worker: PollableAgent) -> list[int]:
         """Look, and let others run meanwhile."""
         if not self.may_sleep():
             return [self.fd]
@@ -137,6 +137,6 @@ class Inbox(Mailbox[object]):
             self.seen()
         return came
 
-    def _work(self, worker: Worker) -> None:
+    def _work(self, worker: PollableAgent) -> None:
         worker.work()
         self._worked_at = time.monotonic()

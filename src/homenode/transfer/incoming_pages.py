@@ -9,7 +9,7 @@ from typing import Literal
 from homenode.transfer.ledger import PageState
 from homenode.transfer.message import Offer
 from homenode.transfer.pages import chunk_pages, first_target, page_count, span_bytes
-from homenode.transfer.processes import Process
+from homenode.transfer.processes import PeerProcess
 from homenode.transfer.receiving import Receiving
 
 Stage = Literal[
@@ -19,7 +19,7 @@ Ending = Literal["", "failed", "stopped", "forgotten"]  # what the scheduler is 
 
 
 @dataclass
-class Going:
+class PagesRequested:
     """Pages under way; `peer`: from where their bytes come."""
 
     first: int
@@ -33,7 +33,7 @@ class IncomingPages:
     """Pages before `told` were announced, for those before `asked` (less `again`) bytes were asked for, those before `verified` are in place."""
 
     with_: Receiving
-    process: Process
+    process: PeerProcess
     offer: Offer
     begun: float
     stage: Stage = "queued"
@@ -57,8 +57,8 @@ class IncomingPages:
     good: bytearray = field(default_factory=bytearray)
     again: deque[int] = field(default_factory=deque)
     bad: set[int] = field(default_factory=set)  # pages that were wrong once
-    copies: dict[int, Going] = field(default_factory=dict)
-    reads: dict[int, Going] = field(default_factory=dict)  # by first page
+    copies: dict[int, PagesRequested] = field(default_factory=dict)
+    reads: dict[int, PagesRequested] = field(default_factory=dict)  # by first page
     wanted: bool = False  # the request is here
     over: str = ""  # why nothing more will be announced
     hard: bool = False  # nor is anything more to be read

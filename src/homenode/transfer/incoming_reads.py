@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from homenode.transfer.incoming_ends import IncomingEnds
-from homenode.transfer.incoming_pages import Going
+from homenode.transfer.incoming_pages import PagesRequested
 from homenode.transfer.ledger import PageState
 from homenode.transfer.machine import Copy, Receive
 from homenode.transfer.message import Read, Stored
@@ -59,7 +59,7 @@ class IncomingReads(IncomingEnds):
         self._advance()
         self.pump()
 
-    def _compare(self, going: Going, digests: list[bytes] | None, due: list[bytes]) -> None:
+    def _compare(self, going: PagesRequested, digests: list[bytes] | None, due: list[bytes]) -> None:
         """Not all were right."""
         seen: list[bytes | None] = (
             list(digests) if digests is not None and len(digests) == going.count else [None] * going.count
@@ -138,7 +138,7 @@ class IncomingReads(IncomingEnds):
         if not state.shared:
             if self.process.made is None:
                 return False
-            self.reads[first] = Going(first, count, state.now)
+            self.reads[first] = PagesRequested(first, count, state.now)
             self.process.queued += self._bytes(first, count)
             state.deadlines.set(
                 ("read", self.ticket, first), state.now + self.process.rate.allowed(self.process.queued)
@@ -146,7 +146,7 @@ class IncomingReads(IncomingEnds):
             state.send(self.process.made, Read(offer.pull_id, first, count))
             return True
         assert self.blocks is not None
-        self.copies[token] = Going(first, count, state.now)
+        self.copies[token] = PagesRequested(first, count, state.now)
         own = state.own.cache.id
         if state.push:
             state.act(
@@ -190,7 +190,7 @@ class IncomingReads(IncomingEnds):
     def _receive(self, peer: int, first: int, count: int, begun: float | None = None) -> None:
         state, token = self.with_, self.with_.token()
         assert self.blocks is not None
-        self.copies[token] = Going(first, count, state.now if begun is None else begun, peer)
+        self.copies[token] = PagesRequested(first, count, state.now if begun is None else begun, peer)
         nbytes = self._bytes(first, count)
         state.deadlines.set(("bytes", token), state.now + self.process.rate.allowed(nbytes))
         self._fill(first, count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from homenode.transfer.ended import Released as ReleasedTickets
+from homenode.transfer.ended import ReleasedTickets as ReleasedTickets
 from homenode.transfer.incoming import Incoming
 from homenode.transfer.limits import Limits
 from homenode.transfer.machine import (
@@ -12,17 +12,17 @@ from homenode.transfer.machine import (
 )
 from homenode.transfer.message import OfferReply, PageRef
 from homenode.transfer.pages import first_target, page_count
-from homenode.transfer.processes import Process
+from homenode.transfer.processes import PeerProcess
 from homenode.transfer.receiving import Receiving
 from homenode.transfer.seam import (
     Claimed,
     Failed,
     Fetch,
     Forgotten,
-    NoRoom,
     Offered,
     Released,
-    Room,
+    ReservationFailed,
+    Reserved,
     Stopped,
     ToAgent,
     Unused,
@@ -54,12 +54,12 @@ class Intake:
             case Unused() if reading is not None:
                 reading.unused()
                 self._look(reading)
-            case Room() | NoRoom() if incoming is None or incoming.stage != "asked":
-                if isinstance(message, Room) and incoming is None:
+            case Reserved() | ReservationFailed() if incoming is None or incoming.stage != "asked":
+                if isinstance(message, Reserved) and incoming is None:
                     self._state.tell(Forgotten(self._state.now, message.ticket))
-            case Room() if incoming is not None:
+            case Reserved() if incoming is not None:
                 self._room(incoming, message)
-            case NoRoom(_, free, reason) if incoming is not None:
+            case ReservationFailed(_, free, reason) if incoming is not None:
                 self._no_room(incoming, free, reason)
             case Fetch() if incoming is not None:
                 self._fetch(incoming, message)
@@ -78,7 +78,7 @@ class Intake:
             case Claimed() if incoming is not None and not incoming.quarantined:
                 self._stopped(incoming)
 
-    def _room(self, incoming: Incoming, room: Room) -> None:
+    def _room(self, incoming: Incoming, room: Reserved) -> None:
         if incoming.over:
             return self._forget(incoming)
         if not incoming.place(room.blocks, room.held):
@@ -223,7 +223,7 @@ class Intake:
 
     # What is over
 
-    def _with(self, process: Process) -> list[Incoming]:
+    def _with(self, process: PeerProcess) -> list[Incoming]:
         return [incoming for incoming in self._pulls.values() if incoming.process is process]
 
     def _look(self, incoming: Incoming) -> None:
@@ -260,7 +260,7 @@ class Intake:
         if incoming.placed:
             self._admit()
 
-    def _reap(self, process: Process) -> None:
+    def _reap(self, process: PeerProcess) -> None:
         """Let go of connections that nothing hangs on any more."""
         state = self._state
         if self._with(process):
@@ -276,7 +276,7 @@ class Intake:
         if state.processes.get(process.incarnation) is None and not state.dones.waits_for(process.incarnation):
             self._done_at.pop(process.incarnation, None)
 
-    def _ensure_done(self, process: Process) -> None:
+    def _ensure_done(self, process: PeerProcess) -> None:
         """Open the sender's done channel, unless it is."""
         address = self._done_at.get(process.incarnation)
         if address is None or process.made is not None or process.dead or process.banned or address in self._connecting:

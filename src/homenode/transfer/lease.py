@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from homenode.transfer.deadlines import Deadlines
+from homenode.transfer.deadlines import DeadlineHeap
 
 
 class Leases:
     """Leases by number. Each has a time at which it ends unless it is renewed; whoever keeps a page has one."""
 
-    def __init__(self, ttl: float, longest: float, deadlines: Deadlines) -> None:
+    def __init__(self, ttl: float, longest: float, deadlines: DeadlineHeap) -> None:
         """`longest`: seconds after which one ends however often it is renewed."""
         self.ttl = ttl
         self._longest = longest

@@ -12,12 +12,12 @@ from homenode.transfer.seam import (
     Failed,
     Fetch,
     Forgotten,
-    NoRoom,
     Offered,
     Quarantined,
     Released,
+    ReservationFailed,
+    Reserved,
     Returned,
-    Room,
     SendAdmitted,
     SendRefused,
     SendWanted,
@@ -44,7 +44,7 @@ class Tickets:
         match message:
             case SendWanted(ticket):
                 self._open[ticket] = "wanted"
-            case NoRoom(ticket) | Claimed(ticket):
+            case ReservationFailed(ticket) | Claimed(ticket):
                 self._open.pop(ticket, None)
 
     def tells(self, event: ToScheduler) -> None:
@@ -81,8 +81,8 @@ def answer_without_agent(message: ToAgent, now: float, reason: str) -> ToSchedul
             return SendRefused(now, ticket, reason)
         case Fetch(ticket) | Stopped(ticket):
             return Failed(now, ticket, reason)
-        case Room(ticket):
+        case Reserved(ticket):
             return Forgotten(now, ticket)
-        case Computed() | Abandoned() | NoRoom() | Claimed() | Released() | Unused():
+        case Computed() | Abandoned() | ReservationFailed() | Claimed() | Released() | Unused():
             return None
     return None

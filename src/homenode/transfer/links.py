@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from homenode.transfer.carriers.carrier import Carrier, Listening, LocalBuffer
 from homenode.transfer.connection import Connection
 from homenode.transfer.framing import FrameError
-from homenode.transfer.greeting import Admission, Identity
+from homenode.transfer.greeting import ConnectionLimits, Identity
 from homenode.transfer.lane import Lanes
 from homenode.transfer.listener import Listener
 from homenode.transfer.message import Envelope, Message, encode
@@ -36,7 +36,7 @@ class Links(Streams):
         *,
         writable: bool,
         limits: LinkLimits,
-        admission: Admission,
+        admission: ConnectionLimits,
         lanes: Lanes | None = None,
     ) -> None:
         """As `Streams`."""

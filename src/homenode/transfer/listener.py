@@ -7,7 +7,7 @@ from typing import Protocol
 from homenode.transfer.connection import Connection
 from homenode.transfer.lane import Announced
 from homenode.transfer.message import Hello, Message
-from homenode.transfer.payload import Incoming, IncomingPages
+from homenode.transfer.payload import PagesReader, PayloadReader
 
 
 class Listener(Protocol):
@@ -22,7 +22,7 @@ class Listener(Protocol):
     def on_announced(self, connection: Connection, said: Announced) -> None:
         """The same, of a `Ready` that came over a lane."""
 
-    def on_payload(self, connection: Connection, incoming: Incoming | IncomingPages) -> None:
+    def on_payload(self, connection: Connection, incoming: PayloadReader | PagesReader) -> None:
         """A payload has come completely."""
 
     def on_sent(self, token: int, ok: bool) -> None:

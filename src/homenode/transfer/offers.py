@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import msgspec
 
 from homenode.transfer import published
-from homenode.transfer.breaker import Breaker
-from homenode.transfer.ended import Released as ReleasedTickets
+from homenode.transfer.breaker import PeerBreaker
+from homenode.transfer.ended import ReleasedTickets as ReleasedTickets
 from homenode.transfer.limits import Limits
 from homenode.transfer.machine import (
     Connect,
@@ -21,7 +21,7 @@ from homenode.transfer.message import (
 )
 from homenode.transfer.outgoing import Outgoing
 from homenode.transfer.pages import page_count
-from homenode.transfer.processes import Process
+from homenode.transfer.processes import PeerProcess
 from homenode.transfer.seam import SendAdmitted, SendRefused, SendWanted
 from homenode.transfer.sending import Sending
 from homenode.transfer.settings import TransferConfig
@@ -33,8 +33,8 @@ class Receiver:
     """One alloc address."""
 
     address: str
-    breaker: Breaker
-    process: Process | None = None
+    breaker: PeerBreaker
+    process: PeerProcess | None = None
     connecting: bool = False
     failed_at: float = -1e9
     failure: str = ""
@@ -81,7 +81,7 @@ class Offers:
         now = self._state.now
         receiver = self._receivers.get(address)
         if receiver is None:
-            receiver = self._receivers[address] = Receiver(address, Breaker(self._breaker_ttl))
+            receiver = self._receivers[address] = Receiver(address, PeerBreaker(self._breaker_ttl))
         outgoing = Outgoing(self._state, wanted.ticket, address, wanted.tokens, wanted.identities, now)
         if receiver.breaker.ask(wanted.ticket, now) == "refuse":
             return self._tell_refused(
@@ -206,10 +206,10 @@ class Offers:
 
     # What is over
 
-    def _with(self, process: Process) -> list[Outgoing]:
+    def _with(self, process: PeerProcess) -> list[Outgoing]:
         return [outgoing for outgoing in self._pulls.values() if outgoing.process is process]
 
-    def _reap(self, process: Process) -> None:
+    def _reap(self, process: PeerProcess) -> None:
         """Let go of ended connections once nothing hangs on them; of those of a process that broke the protocol too."""
         if process.banned and process.live and not self._with(process):
             for peer in sorted(process.live):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from homenode.transfer.ledger import PageState
 from homenode.transfer.machine import Copy, SendPages
 from homenode.transfer.message import Data, Ready, ready
-from homenode.transfer.outgoing_pages import Going, OutgoingPages
+from homenode.transfer.outgoing_pages import OutgoingPages, PagesInFlight
 from homenode.transfer.pages import tokens_in
 
 MOST_AT_ONCE = 4096  # pages in one Ready
@@ -57,7 +57,7 @@ class OutgoingCopies(OutgoingPages):
     def _copy(self, first: int, count: int) -> None:
         token, state = self.with_.token(), self.with_
         self.asked = first + count
-        self.copies[token] = Going(first, count, state.now)
+        self.copies[token] = PagesInFlight(first, count, state.now)
         target, table, digest_only = state.own.cache.id, self.table, True
         if state.pool is not None:
             self.pool[first : first + count] = state.ledger.take(self.ticket, count)
@@ -111,7 +111,7 @@ class OutgoingCopies(OutgoingPages):
         header = Data(self.pull_id, first, count, nbytes, digests, first + count == self.pages)
         blocks = (self.table if state.pool is None else self.pool)[first : first + count]
         tokens = [state.page_tokens] * (count - 1) + [tokens_in(first + count - 1, self.tokens, state.page_tokens)]
-        self.sends[token] = Going(first, count, state.now)
+        self.sends[token] = PagesInFlight(first, count, state.now)
         assert self.process is not None
         self.process.queued += nbytes
         state.deadlines.set(("send", token), state.now + self.process.rate.allowed(self.process.queued))

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from homenode.transfer.ended import End
 from homenode.transfer.message import Abandon, Drained, Message
 from homenode.transfer.pages import span_bytes
-from homenode.transfer.processes import Process
+from homenode.transfer.processes import PeerProcess
 from homenode.transfer.seam import Returned
 from homenode.transfer.sending import Sending
 
 
 @dataclass
-class Going:
+class PagesInFlight:
     """Pages under way: a copy, or bytes given to the kernel."""
 
     first: int
@@ -33,7 +33,7 @@ class OutgoingPages:
     identities: list[bytes]
     begun: float
     pull_id: int = -1
-    process: Process | None = None
+    process: PeerProcess | None = None
     admitted: bool = False
     held: int = 0
     computed: int = 0
@@ -45,8 +45,8 @@ class OutgoingPages:
     digests: list[bytes | None] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)  # push into shared memory: the receiver's blocks
     target: bytes = b""
-    copies: dict[int, Going] = field(default_factory=dict)
-    sends: dict[int, Going] = field(default_factory=dict)
+    copies: dict[int, PagesInFlight] = field(default_factory=dict)
+    sends: dict[int, PagesInFlight] = field(default_factory=dict)
     reads: int = 0  # pages that were asked for, again ones included
     computing: bool = True
     over: str = ""  # why nothing more is announced

@@ -15,7 +15,7 @@ from homenode.transfer.copying import CopyJob, CopyThread
 from homenode.transfer.links import Links
 from homenode.transfer.machine import Copied, Copy, Input, Receive, SendPages, Sent
 from homenode.transfer.message import Data
-from homenode.transfer.payload import Incoming, IncomingPages
+from homenode.transfer.payload import PagesReader, PayloadReader
 from homenode.transfer.staging import StagingMemory, block_views, page_nbytes
 
 
@@ -144,9 +144,9 @@ class PageIO:
             return
         self._fitting = True
 
-    def received(self, incoming: Incoming | IncomingPages) -> None:
+    def received(self, incoming: PayloadReader | PagesReader) -> None:
         """A payload is there."""
-        if isinstance(incoming, IncomingPages):
+        if isinstance(incoming, PagesReader):
             self._feed(Copied(incoming.token, incoming.digests()))
         elif incoming.token is not None:
             self._submit(self._receipts.pop(incoming.token))

@@ -17,7 +17,7 @@ _SCRATCH = 1 << 16
 _WAIT_US = 50  # for more of the same payload, in one call: to go round the loop takes about as long
 
 
-class Incoming:
+class PayloadReader:
     """Views of bytes that fill in order. `token` is what the machine called it; None for bytes nobody wants."""
 
     def __init__(self, views: Iterable[memoryview], token: int | None, mac: hashlib.blake2b | None) -> None:
@@ -84,7 +84,7 @@ class Incoming:
             self._refill()
 
 
-class IncomingPages:
+class PagesReader:
     """The same for pages that the native core reads: it digests them on the way."""
 
     def __init__(self, pages: PageReceiver, token: int) -> None:
@@ -115,13 +115,13 @@ class IncomingPages:
         return self._pages.digests()
 
 
-def into(views: Iterable[memoryview], token: int, mac: hashlib.blake2b | None) -> Incoming:
+def into(views: Iterable[memoryview], token: int, mac: hashlib.blake2b | None) -> PayloadReader:
     """The bytes of these views, in order."""
-    return Incoming((view.cast("B") for view in views), token, mac)
+    return PayloadReader((view.cast("B") for view in views), token, mac)
 
 
-def discarding(nbytes: int, mac: hashlib.blake2b | None) -> Incoming:
+def discarding(nbytes: int, mac: hashlib.blake2b | None) -> PayloadReader:
     """Takes `nbytes` bytes and keeps nothing."""
     scratch = memoryview(bytearray(min(nbytes, _SCRATCH)))
     whole, rest = divmod(nbytes, _SCRATCH)
-    return Incoming(itertools.chain(itertools.repeat(scratch, whole), [scratch[:rest]]), None, mac)
+    return PayloadReader(itertools.chain(itertools.repeat(scratch, whole), [scratch[:rest]]), None, mac)

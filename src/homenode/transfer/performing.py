@@ -33,7 +33,7 @@ from homenode.transfer.machine import (
 )
 from homenode.transfer.message import Data, Hello, Message
 from homenode.transfer.page_io import PageIO
-from homenode.transfer.payload import Incoming, IncomingPages
+from homenode.transfer.payload import PagesReader, PayloadReader
 from homenode.transfer.seam import Computed, ToScheduler
 from homenode.transfer.staging import StagingMemory
 
@@ -156,7 +156,7 @@ class Performer:
         elif not self.answer_ahead(given):
             self.feeder.feed(given)
 
-    def on_payload(self, connection: Connection, incoming: Incoming | IncomingPages) -> None:
+    def on_payload(self, connection: Connection, incoming: PayloadReader | PagesReader) -> None:
         """See `links.Listener`."""
         self.pages.received(incoming)
 

@@ -14,7 +14,7 @@ _NONE: Mapping[bytes, int] = {}
 
 
 @dataclass
-class Process:
+class PeerProcess:
     """One incarnation of an engine. `made` and `came`: the newest live connections opened by us and by it."""
 
     incarnation: bytes
@@ -53,22 +53,22 @@ class Processes:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._by_incarnation: dict[bytes, Process] = {}
-        self._by_peer: dict[int, Process] = {}
+        self._by_incarnation: dict[bytes, PeerProcess] = {}
+        self._by_peer: dict[int, PeerProcess] = {}
 
     def __len__(self) -> int:
         return len(self._by_incarnation)
 
-    def __iter__(self) -> Iterator[Process]:
+    def __iter__(self) -> Iterator[PeerProcess]:
         return iter(list(self._by_incarnation.values()))
 
     def connected(
         self, peer: int, hello: Hello, address: str, now: float, bases: Mapping[bytes, int] = _NONE
-    ) -> Process:
+    ) -> PeerProcess:
         """A new connection, opened by us if `address` says where to."""
         process = self._by_incarnation.get(hello.incarnation)
         if process is None:
-            process = Process(hello.incarnation, f"{hello.role} {hello.incarnation.hex()[:8]}", Rate(self._limits))
+            process = PeerProcess(hello.incarnation, f"{hello.role} {hello.incarnation.hex()[:8]}", Rate(self._limits))
             self._by_incarnation[hello.incarnation] = process
         process.buffers.update({buffer.id: buffer.layout for buffer in hello.buffers})
         process.bases.update(bases)
@@ -81,14 +81,14 @@ class Processes:
         self._by_peer[peer] = process
         return process
 
-    def get(self, incarnation: bytes) -> Process | None:
+    def get(self, incarnation: bytes) -> PeerProcess | None:
         return self._by_incarnation.get(incarnation)
 
-    def of(self, peer: int) -> Process | None:
+    def of(self, peer: int) -> PeerProcess | None:
         """The process at the other end; None for a number that was closed."""
         return self._by_peer.get(peer)
 
-    def lost(self, peer: int, dead: bool) -> Process | None:
+    def lost(self, peer: int, dead: bool) -> PeerProcess | None:
         """The connection ended; its number stays known until `forget`."""
         process = self._by_peer.get(peer)
         if process is None:
@@ -111,7 +111,7 @@ class Processes:
         if not process.live and not process.lost:
             self._by_incarnation.pop(process.incarnation, None)
 
-    def forget(self, process: Process) -> list[int]:
+    def forget(self, process: PeerProcess) -> list[int]:
         """The numbers of its ended connections, which are known no more; with them all, the process is forgotten too."""
         numbers = sorted(process.lost)
         for peer in numbers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from homenode.transfer.breaker import Breaker
+from homenode.transfer.breaker import PeerBreaker
 from homenode.transfer.machine import (
     Close,
     Connected,
@@ -23,7 +23,7 @@ from homenode.transfer.message import (
 from homenode.transfer.offers import Offers, Receiver
 from homenode.transfer.outgoing import Outgoing
 from homenode.transfer.pages import difference
-from homenode.transfer.processes import Process
+from homenode.transfer.processes import PeerProcess
 from homenode.transfer.seam import SendAdmitted
 from homenode.units import format_count
 
@@ -50,7 +50,7 @@ class Receivers(Offers):
         process = state.processes.connected(connected.peer, connected.hello, connected.address, state.now)
         if connected.address:
             receiver = self._receivers.setdefault(
-                connected.address, Receiver(connected.address, Breaker(self._breaker_ttl))
+                connected.address, Receiver(connected.address, PeerBreaker(self._breaker_ttl))
             )
             receiver.process = process
         return self._admit()
@@ -70,7 +70,7 @@ class Receivers(Offers):
         if process is not None:
             self._after_loss(process, reason)
 
-    def _after_loss(self, process: Process, reason: str) -> None:
+    def _after_loss(self, process: PeerProcess, reason: str) -> None:
         state = self._state
         if process.made is None:
             for outgoing in self._with(process):
@@ -81,7 +81,7 @@ class Receivers(Offers):
         self._reap(process)
         self._admit()
 
-    def _lost_for(self, outgoing: Outgoing, process: Process, reason: str) -> None:
+    def _lost_for(self, outgoing: Outgoing, process: PeerProcess, reason: str) -> None:
         if not outgoing.admitted:
             return self._refuse(
                 outgoing, "lost", f"the receiver was lost: {reason}", self._limits.backoff, notify=False
@@ -96,7 +96,7 @@ class Receivers(Offers):
         outgoing.gone("lost", f"the receiver was lost: {reason}", unreadable=unreadable)
         return self._look(outgoing)
 
-    def _violation(self, process: Process, code: str, reason: str) -> None:
+    def _violation(self, process: PeerProcess, code: str, reason: str) -> None:
         """It broke the protocol: its hand-overs end, its connections too."""
         self._state.tally.violations[code] += 1
         process.banned = reason
@@ -106,7 +106,7 @@ class Receivers(Offers):
             self._lost_for(outgoing, process, reason)
         return None
 
-    def _cut(self, process: Process, reason: str) -> None:
+    def _cut(self, process: PeerProcess, reason: str) -> None:
         for peer in sorted(process.live):
             self._state.act(Close(peer, reason))
             self._state.processes.lost(peer, False)
@@ -130,7 +130,7 @@ class Receivers(Offers):
             case _:
                 self._violation(process, "wrong role", f"{type(message).__name__} from a receiver")
 
-    def _about(self, peer: int, process: Process, pull_id: int, message: Message) -> None:
+    def _about(self, peer: int, process: PeerProcess, pull_id: int, message: Message) -> None:
         outgoing = self._pulls.get(pull_id)
         if outgoing is not None and outgoing.process is not process:
             self._state.tally.forged += 1
@@ -159,7 +159,7 @@ class Receivers(Offers):
                 outgoing.cancel()
         return self._look(outgoing)
 
-    def _about_ended(self, peer: int, process: Process, pull_id: int, message: Message) -> None:
+    def _about_ended(self, peer: int, process: PeerProcess, pull_id: int, message: Message) -> None:
         if pull_id >= self._next_pull:
             return self._violation(process, "unknown", f"hand-over {pull_id} was never offered")
         match message:
@@ -200,7 +200,7 @@ class Receivers(Offers):
             outgoing.done()
         return self._look(outgoing)
 
-    def _done(self, peer: int, process: Process, pull_id: int) -> None:
+    def _done(self, peer: int, process: PeerProcess, pull_id: int) -> None:
         state, outgoing = self._state, self._pulls.get(pull_id)
         known = state.ended.how(pull_id) if outgoing is None else None
         whose = (
@@ -242,7 +242,7 @@ class Receivers(Offers):
         outgoing.done()
         return self._look(outgoing)
 
-    def _renew(self, peer: int, process: Process, pull_ids: list[int]) -> None:
+    def _renew(self, peer: int, process: PeerProcess, pull_ids: list[int]) -> None:
         state = self._state
         mine = [n for n in pull_ids if (o := self._pulls.get(n)) is not None and o.process is process]
         live = set(mine) - set(state.leases.renew((n for n in mine if self._pulls[n].admitted), state.now))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from homenode.transfer.admission import Admission
-from homenode.transfer.deadlines import Deadlines
+from homenode.transfer.admission import PageQuota
+from homenode.transfer.deadlines import DeadlineHeap
 from homenode.transfer.dones import Dones
 from homenode.transfer.ledger import Ledger
 from homenode.transfer.limits import Limits
 from homenode.transfer.machine import Action, Own, Send, Tell
 from homenode.transfer.message import Done, Message
-from homenode.transfer.processes import Process, Processes
+from homenode.transfer.processes import PeerProcess, Processes
 from homenode.transfer.seam import ToScheduler
 from homenode.transfer.settings import TransferConfig
 from homenode.transfer.tally import Tally
@@ -31,8 +31,8 @@ class Receiving:
         self.layout = own.cache.layout
         self.digest_bytes = 8 * self.layout.kv_heads
         self.ledger = Ledger(self.layout.blocks)
-        self.admission = Admission(min(settings.pd_buffer_size // self.layout.block_bytes, self.layout.blocks))
-        self.deadlines = Deadlines()
+        self.admission = PageQuota(min(settings.pd_buffer_size // self.layout.block_bytes, self.layout.blocks))
+        self.deadlines = DeadlineHeap()
         self.dones = Dones(limits, self.deadlines)
         self.processes = Processes(limits)
         self.tally = Tally()
@@ -56,7 +56,7 @@ class Receiving:
         if peer is not None:
             self.act(Send(peer, message))
 
-    def say_done(self, process: Process, pull_id: int, ok: bool, lease: float) -> None:
+    def say_done(self, process: PeerProcess, pull_id: int, ok: bool, lease: float) -> None:
         """The sender's pages are not read any more. Said again until acknowledged, or until the `lease` has ended in any case."""
         if process.dead or (process.banned and lease < math.inf):
             return

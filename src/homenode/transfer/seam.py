@@ -8,7 +8,7 @@ for the last, partly filled one of all tokens up to position n - 2. Identities c
 
 Sender                                              Receiver
   scheduler: SendWanted    (nothing computed yet)     agent: Offered        (what will come; `reserve`: take blocks for it now)
-  agent:     SendAdmitted | SendRefused               scheduler: Room | NoRoom
+  agent:     SendAdmitted | SendRefused               scheduler: Reserved | ReservationFailed
   scheduler: Computed...   (as chunks are computed)   agent: Arrived...     (verified, in the blocks)
   scheduler: Abandoned     (the request ended early)  scheduler: Fetch      (the request is here; pull-delay: it runs now, fill these blocks)
   agent:     Returned      (the blocks are free)      agent: Failed         (no more will come, and nobody writes any more)
@@ -16,8 +16,8 @@ Sender                                              Receiver
                                                       scheduler: Claimed | Stopped
                                                       agent: Forgotten      (the blocks of a ticket no request came for are free)
 
-Pages that are read in place, where the sender has them: the table of Room or Fetch names no block for them (-1), `Placed` says which they are, and
-`Unused` follows in the end, once for each ticket with a `Placed`, whatever else becomes of the ticket.
+Pages that are read in place, where the sender has them: the table of Reserved or Fetch names no block for them (-1), `Arrived` lists their foreign
+blocks, and `Unused` follows in the end, once for each ticket with such an `Arrived`, whatever else becomes of the ticket.
 
 How a ticket ends. Sender: with exactly one of SendRefused (only in the place of SendAdmitted) and Returned; Abandoned is always answered by one of the two.
 Receiver: with Claimed, with the Failed that answers Stopped, or with Forgotten. Claimed follows the last Arrived, Failed or Quarantined, never earlier.
@@ -70,7 +70,7 @@ class Abandoned(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-class Room(msgspec.Struct, frozen=True, tag=True):
+class Reserved(msgspec.Struct, frozen=True, tag=True):
     """Receiver: the answer to `Offered` with `reserve`. Position p belongs into blocks[p // block size]; the first `held` pages are there already
     and must not be written. -1, only with `in_place`: that page is to be read where it is."""
 
@@ -79,7 +79,7 @@ class Room(msgspec.Struct, frozen=True, tag=True):
     held: int  # pages
 
 
-class NoRoom(msgspec.Struct, frozen=True, tag=True):
+class ReservationFailed(msgspec.Struct, frozen=True, tag=True):
     """Receiver: the other answer: nothing was taken."""
 
     ticket: str
@@ -107,8 +107,8 @@ class Claimed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Unused(msgspec.Struct, frozen=True, tag=True):
-    """Receiver: no step names the foreign blocks of this ticket, and none will. Comes once if there was a `Placed`, with the end of the ticket or
-    long after it; and for a `Placed` of a ticket that is not known any more."""
+    """Receiver: no step names the foreign blocks of this ticket, and none will. Comes once if an `Arrived` listed foreign
+    blocks, with the end of the ticket or long after it; and for such an `Arrived` of a ticket that is not known any more."""
 
     ticket: str
 
@@ -200,12 +200,14 @@ class Quarantined(msgspec.Struct, frozen=True, tag=True):
 
 
 class Forgotten(msgspec.Struct, frozen=True, tag=True):
-    """Receiver: the ticket is over and its blocks are free: no request came for it in time, it was called off before `Room`, or nobody can write
+    """Receiver: the ticket is over and its blocks are free: no request came for it in time, it was called off before `Reserved`, or nobody can write
     any more after `Quarantined`. As `Failed`, nobody writes any more."""
 
     now: float
     ticket: str
 
 
-ToAgent = SendWanted | Computed | Abandoned | Room | NoRoom | Fetch | Claimed | Stopped | Unused | Released
+ToAgent = (
+    SendWanted | Computed | Abandoned | Reserved | ReservationFailed | Fetch | Claimed | Stopped | Unused | Released
+)
 ToScheduler = SendAdmitted | SendRefused | Returned | Offered | Arrived | Failed | Quarantined | Forgotten

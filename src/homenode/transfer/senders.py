@@ -10,7 +10,7 @@ from homenode.transfer.machine import (
 )
 from homenode.transfer.message import Abandon, Data, DoneAck, Drained, Message, Offer, OfferReply, Ready, Renewed
 from homenode.transfer.pages import difference, page_count
-from homenode.transfer.processes import Process
+from homenode.transfer.processes import PeerProcess
 from homenode.transfer.seam import Offered
 from homenode.units import format_count
 
@@ -74,7 +74,7 @@ class Senders(Intake):
         if process is not None:
             self._after_loss(process, reason)
 
-    def _after_loss(self, process: Process, reason: str) -> None:
+    def _after_loss(self, process: PeerProcess, reason: str) -> None:
         if process.dead:
             self._state.dones.forget(process.incarnation)
         if process.came is None or process.dead:
@@ -90,7 +90,7 @@ class Senders(Intake):
                 self._ensure_done(process)
         self._reap(process)
 
-    def _lose_all(self, process: Process, reason: str, code: str = "lost") -> None:
+    def _lose_all(self, process: PeerProcess, reason: str, code: str = "lost") -> None:
         """Nothing more is announced. What was announced in shared memory can still be read, even if the process is gone."""
         state = self._state
         soft = state.shared and not state.push and not process.banned
@@ -102,7 +102,7 @@ class Senders(Intake):
             incoming.settle()
             self._look(incoming)
 
-    def _violation(self, process: Process, code: str, reason: str) -> None:
+    def _violation(self, process: PeerProcess, code: str, reason: str) -> None:
         """It broke the protocol: its hand-overs end, and its connections, where it may still write once it cannot any more."""
         state = self._state
         state.tally.violations[code] += 1
@@ -115,7 +115,7 @@ class Senders(Intake):
                 self._cut(process, peer, reason)
         self._reap(process)
 
-    def _cut(self, process: Process, peer: int, reason: str) -> None:
+    def _cut(self, process: PeerProcess, peer: int, reason: str) -> None:
         """End one connection."""
         if peer in process.live:
             self._state.act(Close(peer, reason))
@@ -146,7 +146,7 @@ class Senders(Intake):
             case _:
                 self._violation(process, "wrong role", f"{type(message).__name__} from a sender")
 
-    def _offered(self, peer: int, process: Process, offer: Offer) -> None:
+    def _offered(self, peer: int, process: PeerProcess, offer: Offer) -> None:
         state = self._state
         objection = self._objection(process, offer)
         if objection is not None:
@@ -180,7 +180,7 @@ class Senders(Intake):
             state.admission.waits += 1
         return None
 
-    def _objection(self, process: Process, offer: Offer) -> str | None:
+    def _objection(self, process: PeerProcess, offer: Offer) -> str | None:
         """What no honest sender says."""
         if offer.pull_id <= process.highest:
             return f"hand-over {offer.pull_id} was offered before"
@@ -198,7 +198,7 @@ class Senders(Intake):
             return f"pages of {format_count(offer.page_tokens, 'token')}, unlike the buffers registered"
         return None
 
-    def _refusal(self, process: Process, offer: Offer, need: int) -> tuple[str, OfferReply] | None:
+    def _refusal(self, process: PeerProcess, offer: Offer, need: int) -> tuple[str, OfferReply] | None:
         state = self._state
         if self._draining:
             return "draining", OfferReply(offer.pull_id, refused=True, reason=self._draining)
@@ -225,7 +225,7 @@ class Senders(Intake):
             return "too large", OfferReply(offer.pull_id, refused=True, reason=reason)
         return None
 
-    def _about(self, peer: int, process: Process, pull_id: int, message: Message) -> None:
+    def _about(self, peer: int, process: PeerProcess, pull_id: int, message: Message) -> None:
         incoming = self._pulls.get((process.incarnation, pull_id))
         if incoming is None:
             if pull_id > process.highest:
@@ -245,7 +245,7 @@ class Senders(Intake):
                 incoming.settle()
         return self._look(incoming)
 
-    def _ready(self, incoming: Incoming, process: Process, ready: Ready) -> None:
+    def _ready(self, incoming: Incoming, process: PeerProcess, ready: Ready) -> None:
         if incoming.over:
             return None
         wrong = (
@@ -258,7 +258,7 @@ class Senders(Intake):
         self._progress(incoming)
         return incoming.ready(ready)
 
-    def _data(self, peer: int, incoming: Incoming, process: Process, data: Data) -> None:
+    def _data(self, peer: int, incoming: Incoming, process: PeerProcess, data: Data) -> None:
         if self._state.shared:
             return self._violation(process, "data", "bytes where memory is shared")
         if not self._state.push:
@@ -280,7 +280,7 @@ class Senders(Intake):
             return self._remove(incoming)
         return incoming.settle()
 
-    def _acknowledged(self, process: Process, pull_id: int, status: str) -> None:
+    def _acknowledged(self, process: PeerProcess, pull_id: int, status: str) -> None:
         state = self._state
         if not state.dones.acknowledged((process.incarnation, pull_id)):
             state.tally.duplicates += 1
@@ -288,7 +288,7 @@ class Senders(Intake):
             state.tally.late += 1
         self._reap(process)
 
-    def _renewed(self, process: Process, gone: list[int]) -> None:
+    def _renewed(self, process: PeerProcess, gone: list[int]) -> None:
         for pull_id in gone:
             incoming = self._pulls.get((process.incarnation, pull_id))
             if incoming is None or not incoming.reading:

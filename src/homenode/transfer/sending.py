@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from homenode.transfer.admission import Admission
-from homenode.transfer.deadlines import Deadlines
-from homenode.transfer.ended import Ended
+from homenode.transfer.admission import PageQuota
+from homenode.transfer.deadlines import DeadlineHeap
+from homenode.transfer.ended import RecentEnds
 from homenode.transfer.lease import Leases
 from homenode.transfer.ledger import Ledger
 from homenode.transfer.limits import Limits
 from homenode.transfer.machine import Action, Close, Epochs, Own, Send, Tell
 from homenode.transfer.message import Message
 from homenode.transfer.pages import chunk_pages
-from homenode.transfer.processes import Process, Processes
+from homenode.transfer.processes import PeerProcess, Processes
 from homenode.transfer.seam import ToScheduler
 from homenode.transfer.settings import TransferConfig
 from homenode.transfer.tally import Tally
@@ -35,14 +35,14 @@ class Sending:
             settings.pd_cpu_buffer_size or settings.pd_buffer_size if self.pool is not None else settings.pd_buffer_size
         )
         self.ledger = Ledger(lent.blocks)
-        self.admission = Admission(
+        self.admission = PageQuota(
             min(size // lent.block_bytes, lent.blocks), settings.pd_pull_backpressure_reserve_pct
         )
-        self.deadlines = Deadlines()
+        self.deadlines = DeadlineHeap()
         self.leases = Leases(
             min(settings.pd_pull_pending_ttl, 1e6), max(limits.longest, settings.pd_pull_pending_ttl), self.deadlines
         )
-        self.ended = Ended(limits.remembered)
+        self.ended = RecentEnds(limits.remembered)
         self.processes = Processes(limits)
         self.tally = Tally()
         self.now = 0.0
@@ -77,7 +77,7 @@ class Sending:
         if self.pool is not None:
             self.ledger.give_back(freed)
 
-    def close(self, process: Process, reason: str) -> None:
+    def close(self, process: PeerProcess, reason: str) -> None:
         """Let go of all ended connections of a process."""
         for peer in self.processes.forget(process):
             self.act(Close(peer, reason))

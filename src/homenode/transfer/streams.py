@@ -15,7 +15,7 @@ from homenode.transfer.carriers.carrier import Carrier, LocalBuffer
 from homenode.transfer.connection import Connection, LostError
 from homenode.transfer.departed import Departed
 from homenode.transfer.framing import FrameError
-from homenode.transfer.greeting import Admission, GreetingError, Identity
+from homenode.transfer.greeting import ConnectionLimits, GreetingError, Identity
 from homenode.transfer.hearing import Hearing
 from homenode.transfer.lane import Lanes
 from homenode.transfer.listener import Listener
@@ -39,7 +39,7 @@ class Streams:
         listener: Listener,
         *,
         writable: bool,
-        admission: Admission,
+        admission: ConnectionLimits,
         lanes: Lanes | None = None,
     ) -> None:
         """`lanes`: where connections can have them; `identity` says whether those that come are given one."""

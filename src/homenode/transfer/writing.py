@@ -44,7 +44,7 @@ class _Pages:
     token: int
 
 
-class Outgoing:
+class WriteQueue:
     """A queue of frames and payloads, and how far it is written. For one thread."""
 
     def __init__(self) -> None:

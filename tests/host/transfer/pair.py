@@ -22,11 +22,11 @@ from homenode.transfer.seam import (
     Failed,
     Fetch,
     Forgotten,
-    NoRoom,
     Offered,
     Quarantined,
+    ReservationFailed,
+    Reserved,
     Returned,
-    Room,
     SendAdmitted,
     SendRefused,
     SendWanted,
@@ -104,9 +104,9 @@ class Engine:
             case Offered(_, ticket, tokens, _, _, reserve):
                 self._offers[ticket] = event
                 if reserve and self.has_room(ticket, tokens):
-                    self.agent.tell(Room(ticket, self.take_blocks(ticket, tokens), 0))
+                    self.agent.tell(Reserved(ticket, self.take_blocks(ticket, tokens), 0))
                 elif reserve:
-                    self.agent.tell(NoRoom(ticket, len(self.free), "full"))
+                    self.agent.tell(ReservationFailed(ticket, len(self.free), "full"))
             case Returned(_, ticket) | Forgotten(_, ticket):
                 self.free += self.placed.pop(ticket, [])
         with self._changed:

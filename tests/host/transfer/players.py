@@ -28,11 +28,11 @@ from homenode.transfer.seam import (
     Failed,
     Fetch,
     Forgotten,
-    NoRoom,
     Offered,
     Quarantined,
+    ReservationFailed,
+    Reserved,
     Returned,
-    Room,
     SendAdmitted,
     SendRefused,
     SendWanted,
@@ -130,12 +130,12 @@ class Player(Engine):
 
     def _offer(self, ticket: str, tokens: int, reserve: bool) -> None:
         if not self.has_room(ticket, tokens):
-            self.agent.tell(NoRoom(ticket, len(self.free), "full"))
+            self.agent.tell(ReservationFailed(ticket, len(self.free), "full"))
             return
         self.outcomes[ticket], self.tokens[ticket] = Outcome(), tokens
         blocks = self._allocate(ticket, tokens)
         if reserve:
-            self.agent.tell(Room(ticket, blocks, 0))
+            self.agent.tell(Reserved(ticket, blocks, 0))
         self.agent.tell(Fetch(ticket, blocks, 0))
 
     def _claim(self, ticket: str, end: str) -> None:

@@ -175,7 +175,7 @@ class ReceiverBench(Bench):
         if self.mode == "pull-delay":
             return actions
         first = 10 * (pull + 1) + 100 * (peer - 1)
-        return actions + self.engine(s.Room(ticket, list(range(first, first + pages)), 0))
+        return actions + self.engine(s.Reserved(ticket, list(range(first, first + pages)), 0))
 
     def ready(self, first: int, count: int, last: bool, pull: int = 0, name: bytes = THEIRS, epoch: int = 0) -> m.Ready:
         refs = [] if self.mode == "push" else [PageRef(name, 50 + first + n, epoch) for n in range(count)]

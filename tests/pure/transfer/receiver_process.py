@@ -138,10 +138,10 @@ class ReceiverProcess(Process):
         elif self.world.rng.random() < self.world.full or not self.allocate(event.ticket, request, event.page_tokens):
             request.state = "ended"
             request.outcome = "no room"
-            self.engine(s.NoRoom(event.ticket, len(self.free), "full"))
+            self.engine(s.ReservationFailed(event.ticket, len(self.free), "full"))
         else:
             request.state = "offered"
-            self.engine(s.Room(event.ticket, request.blocks, request.held))
+            self.engine(s.Reserved(event.ticket, request.blocks, request.held))
 
     def ask(self, ticket: str, prompt: tuple[int, ...]) -> None:
         """The request with the ticket comes."""

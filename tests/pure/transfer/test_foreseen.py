@@ -26,7 +26,7 @@ def receiver(in_place: bool = True, **more: Any) -> ReceiverBench:
 def offered(bench: ReceiverBench, tokens: int, blocks: list[int]) -> None:
     names = [bytes([n]) * 16 for n in range(-(-tokens // BLOCK))]
     bench.frame(1, m.Offer(0, "t", tokens, BLOCK, names, f"unix:@done{THEIRS.hex()}", 60.0))
-    bench.engine(s.Room("t", blocks, 0))
+    bench.engine(s.Reserved("t", blocks, 0))
 
 
 def answered(bench: Any, given: Any, digests: list[list[bytes]]) -> list[Any]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from homenode.transfer.framing import Direction, FrameError, FrameMac, FrameParser, frame, session_key
 from homenode.transfer.payload import discarding, into
-from homenode.transfer.writing import MOST_QUEUED, Outgoing
+from homenode.transfer.writing import MOST_QUEUED, WriteQueue
 
 KEY = session_key("secret", b"one", b"two")
 
@@ -91,7 +91,7 @@ def test_payloads_land_in_their_views(sizes: list[int], secret: bool, wanted: bo
         out = FrameMac(KEY, Direction.FROM_CONNECTOR) if secret else None
         came = FrameMac(KEY, Direction.FROM_CONNECTOR) if secret else None
         sent = [bytes([1 + number % 255]) * size for number, size in enumerate(sizes)]
-        queue = Outgoing()
+        queue = WriteQueue()
         queue.push(frame(b"header", out))
         queue.push_payload([memoryview(piece) for piece in sent], 7, out.start() if out else None)
         queue.push(frame(b"after", out))
@@ -131,11 +131,11 @@ def test_a_changed_payload_shows() -> None:
 
 
 def test_the_queue_is_bounded() -> None:
-    queue = Outgoing()
+    queue = WriteQueue()
     with pytest.raises(FrameError, match="wait"):
         for _ in range(MOST_QUEUED // 1000 + 2):
             queue.push(bytes(1000))
-    queue = Outgoing()
+    queue = WriteQueue()
     with pytest.raises(FrameError, match="payloads"):
         for token in range(2000):
             queue.push_payload([], token, None)

@@ -259,7 +259,7 @@ def test_any_frames_leave_the_receiver_sound(mode: str, channel: str, said: list
         bench.now += 0.01
         for event in told(bench.frame(peer, frame)):
             if isinstance(event, s.Offered) and event.reserve:
-                bench.engine(s.NoRoom(event.ticket, 0, "full"))
+                bench.engine(s.ReservationFailed(event.ticket, 0, "full"))
     bench.lost(1, dead=True)
     if mode == "pull-delay":
         bench.engine(s.Fetch("honest", [200], 0))

@@ -29,7 +29,7 @@ def placed(bench: ReceiverBench, pages: int = 3, tokens: int = 0) -> list[Any]:
     names = [bytes([n]) * 16 for n in range(pages)]
     bench.frame(1, m.Offer(0, "t", tokens, BLOCK, names, f"unix:@done{THEIRS.hex()}", 60.0))
     full = tokens // BLOCK
-    bench.engine(s.Room("t", [-1] * full + [7] * (pages - full), 0))
+    bench.engine(s.Reserved("t", [-1] * full + [7] * (pages - full), 0))
     return bench.copies(bench.frame(1, bench.ready(0, pages, True)))
 
 
@@ -38,7 +38,7 @@ class TestReceiver:
         bench = receiver()
         actions = bench.offer(0, "t", 2)
         assert [event.in_place for event in told(actions)] == [True]
-        (reply,) = sent(bench.engine(s.Room("t", [-1, -1], 0)), m.OfferReply)
+        (reply,) = sent(bench.engine(s.Reserved("t", [-1, -1], 0)), m.OfferReply)
         assert reply.in_place
 
     @pytest.mark.parametrize("setting", [False, True])
@@ -51,7 +51,7 @@ class TestReceiver:
         bench = receiver()
         names = [bytes([n]) * 16 for n in range(3)]
         bench.frame(1, m.Offer(0, "t", 2 * BLOCK + 5, BLOCK, names, f"unix:@done{THEIRS.hex()}", 60.0))
-        bench.engine(s.Room("t", [-1, -1, 7], 0))
+        bench.engine(s.Reserved("t", [-1, -1, 7], 0))
         copies = of(bench.frame(1, bench.ready(0, 3, True)), Copy)
         assert [(c.first_page, c.pages, c.digest_only) for c in copies] == [(0, 2, True), (2, 1, False)]
         first, last = (
@@ -80,7 +80,7 @@ class TestReceiver:
         bench = receiver(pd_pull_pending_ttl=5.0)
         names = [bytes([n]) * 16 for n in range(3)]
         bench.frame(1, m.Offer(0, "t", 3 * BLOCK, BLOCK, names, f"unix:@done{THEIRS.hex()}", 60.0))
-        bench.engine(s.Room("t", [-1] * 3, 0))
+        bench.engine(s.Reserved("t", [-1] * 3, 0))
         bench.copies(bench.frame(1, bench.ready(0, 2, False)))
         match end:
             case "forgotten":

@@ -362,7 +362,7 @@ class TestReceiver:
         bench.connect()
         bench.offer(0, "t", 3)
         bench.lost(1, dead=True)
-        assert kinds(bench.engine(s.Room("t", [1, 2, 3], 0))) == [s.Forgotten]
+        assert kinds(bench.engine(s.Reserved("t", [1, 2, 3], 0))) == [s.Forgotten]
         assert bench.machine.idle
 
     def test_an_expired_lease_and_an_abandoned_hand_over_end_in_failed(self) -> None:

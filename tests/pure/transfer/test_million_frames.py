@@ -140,7 +140,7 @@ def hear(bench: Any, rng: random.Random, peer: int, message: m.Message) -> None:
         if isinstance(action, Copy):
             actions += bench.feed(Copied(action.token, None, "hostile"))
         elif isinstance(action, Tell) and isinstance(action.event, s.Offered) and action.event.reserve:
-            actions += bench.engine(s.NoRoom(action.event.ticket, 0, "hostile"))
+            actions += bench.engine(s.ReservationFailed(action.event.ticket, 0, "hostile"))
 
 
 def honest_sender(bench: SenderBench, number: int) -> None:
@@ -171,7 +171,7 @@ def honest_receiver(bench: ReceiverBench, number: int) -> None:
     names = [bytes([n]) * 16 for n in range(3)]
     actions = bench.frame(peer, m.Offer(0, ticket, 96, 32, names, f"unix:@done{name.hex()}", 60.0))
     assert [event.ticket for event in told(actions) if isinstance(event, s.Offered)] == [ticket]
-    room: Any = s.Fetch if bench.mode == "pull-delay" else s.Room
+    room: Any = s.Fetch if bench.mode == "pull-delay" else s.Reserved
     bench.engine(room(ticket, [5, 6, 7], 0))
     actions = bench.copies(bench.frame(peer, bench.ready(0, 3, True, 0, name)), DIGEST)
     arrived = [event.tokens for event in told(actions) if isinstance(event, s.Arrived)]

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.errors import InternalError
-from homenode.transfer.admission import Admission
-from homenode.transfer.breaker import Breaker
-from homenode.transfer.deadlines import Deadlines
+from homenode.transfer.admission import PageQuota
+from homenode.transfer.breaker import PeerBreaker
+from homenode.transfer.deadlines import DeadlineHeap
 from homenode.transfer.dones import Dones
-from homenode.transfer.ended import Ended, Released
+from homenode.transfer.ended import RecentEnds, ReleasedTickets
 from homenode.transfer.lease import Leases
 from homenode.transfer.ledger import Ledger, PageState
 from homenode.transfer.limits import Limits
@@ -26,7 +26,7 @@ def always(peer: str, owner: str) -> bool:
     return True
 
 
-def admit_all(admission: Admission, peers: int) -> list[str]:
+def admit_all(admission: PageQuota, peers: int) -> list[str]:
     admitted = []
     while (owner := admission.admit(always, peers)) is not None:
         admitted.append(owner)
@@ -35,7 +35,7 @@ def admit_all(admission: Admission, peers: int) -> list[str]:
 
 class TestDeadlines:
     def test_come_in_order_and_once(self) -> None:
-        deadlines = Deadlines()
+        deadlines = DeadlineHeap()
         for name, when in (("b", 2.0), ("a", 1.0), ("c", 3.0)):
             deadlines.set(name, when)
         assert deadlines.next() == 1.0
@@ -43,7 +43,7 @@ class TestDeadlines:
         assert len(deadlines) == 1
 
     def test_can_be_moved_both_ways_and_dropped(self) -> None:
-        deadlines = Deadlines()
+        deadlines = DeadlineHeap()
         deadlines.set("a", 1.0)
         deadlines.set("a", 5.0)
         assert deadlines.due(4.0) is None
@@ -53,14 +53,14 @@ class TestDeadlines:
         assert deadlines.next() is None
 
     def test_a_million_moves_keep_nothing(self) -> None:
-        deadlines = Deadlines()
+        deadlines = DeadlineHeap()
         for n in range(1_000_000):
             deadlines.set(n % 3, float(n))
         assert len(deadlines._heap) < 200
 
     @given(st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), st.floats(0, 100)))))
     def test_as_a_dictionary_would(self, steps: list[tuple[int, float | None]]) -> None:
-        deadlines, plain = Deadlines(), dict[int, float]()
+        deadlines, plain = DeadlineHeap(), dict[int, float]()
         for key, when in steps:
             if when is None:
                 deadlines.drop(key)
@@ -128,7 +128,7 @@ class TestLedger:
 class TestAdmission:
     def test_whole_or_nothing_in_order(self) -> None:
         """Row 18: N requests can never hold half of what they need each."""
-        admission = Admission(10)
+        admission = PageQuota(10)
         for name in "abc":
             admission.wait(name, "p", 6)
         assert admit_all(admission, 1) == ["a"]
@@ -137,7 +137,7 @@ class TestAdmission:
         assert admit_all(admission, 1) == ["b"]
 
     def test_the_headroom_is_kept_but_for_one_alone(self) -> None:
-        admission = Admission(100, 10.0)
+        admission = PageQuota(100, 10.0)
         assert admission.mark == 90
         admission.wait("a", "p", 91)
         assert admit_all(admission, 1) == ["a"]  # alone it may have all of it
@@ -149,7 +149,7 @@ class TestAdmission:
 
     def test_a_slow_peer_leaves_room_for_others(self) -> None:
         """Row 20, 21: its pages are never given back, others come through all the same."""
-        admission = Admission(90)
+        admission = PageQuota(90)
         for n in range(90):
             admission.wait(f"slow{n}", "slow", 1)
         admit_all(admission, 2)
@@ -160,13 +160,13 @@ class TestAdmission:
             admission.release(f"quick{n}")
 
     def test_one_peer_alone_may_have_all(self) -> None:
-        admission = Admission(90)
+        admission = PageQuota(90)
         for n in range(90):
             admission.wait(f"a{n}", "a", 1)
         assert len(admit_all(admission, 1)) == 90
 
     def test_whoever_holds_least_goes_first(self) -> None:
-        admission = Admission(12)
+        admission = PageQuota(12)
         for n in range(6):
             admission.wait(f"a{n}", "a", 2)
         for n in range(2):
@@ -174,7 +174,7 @@ class TestAdmission:
         assert admit_all(admission, 2)[:4] == ["a0", "b0", "a1", "b1"]
 
     def test_a_large_one_is_passed_only_so_often(self) -> None:
-        admission = Admission(10)
+        admission = PageQuota(10)
         admission.wait("first", "a", 5)
         assert admit_all(admission, 3) == ["first"]
         admission.wait("large", "b", 8)
@@ -188,13 +188,13 @@ class TestAdmission:
         assert admit_all(admission, 3)[0] == "large"
 
     def test_who_may_not_go_holds_nobody_up(self) -> None:
-        admission = Admission(10)
+        admission = PageQuota(10)
         admission.wait("a", "closed", 10)
         admission.wait("b", "open", 10)
         assert admission.admit(lambda peer, owner: peer == "open", 2) == "b"
 
     def test_what_is_held_is_given_back(self) -> None:
-        admission = Admission(10)
+        admission = PageQuota(10)
         admission.wait("a", "p", 10)
         admit_all(admission, 1)
         admission.keep("a", 4)
@@ -206,7 +206,7 @@ class TestAdmission:
     @settings(derandomize=True, max_examples=100, deadline=None)
     @given(st.integers(0, 1 << 30), st.integers(1, 40), st.floats(0, 50))
     def test_never_more_than_there_is_and_everybody_gets_a_turn(self, seed: int, total: int, reserve: float) -> None:
-        rng, admission, held, n = random.Random(seed), Admission(total, reserve), set[str](), 0
+        rng, admission, held, n = random.Random(seed), PageQuota(total, reserve), set[str](), 0
         need = Counter[str]()
         for _ in range(300):
             if rng.random() < 0.5:
@@ -230,7 +230,7 @@ class TestAdmission:
 
 class TestBreaker:
     def test_open_then_one_probe_then_closed(self) -> None:
-        breaker = Breaker(2.0)
+        breaker = PeerBreaker(2.0)
         assert breaker.ask("a", 0.0) == "go"
         breaker.go("a")
         breaker.failed(0.0)
@@ -242,14 +242,14 @@ class TestBreaker:
         assert breaker.ask("c", 2.2) == "go" and not breaker.open
 
     def test_a_failed_probe_opens_it_again(self) -> None:
-        breaker = Breaker(2.0)
+        breaker = PeerBreaker(2.0)
         breaker.failed(0.0)
         breaker.go("a")
         breaker.failed(3.0)
         assert breaker.ask("b", 4.9) == "refuse" and breaker.ask("b", 5.0) == "go"
 
     def test_a_probe_without_an_answer_hands_on(self) -> None:
-        breaker = Breaker(2.0)
+        breaker = PeerBreaker(2.0)
         breaker.failed(0.0)
         breaker.go("a")
         assert breaker.ask("b", 2.0) == "wait"
@@ -259,21 +259,21 @@ class TestBreaker:
         assert breaker.ask("b", 2.0) == "go"
 
     def test_the_receiver_may_ask_for_longer_but_not_for_ever(self) -> None:
-        breaker = Breaker(2.0)
+        breaker = PeerBreaker(2.0)
         breaker.failed(0.0, 5.0)
         assert breaker.left(0.0) == 5.0
         breaker.failed(0.0, 1e6)
         assert breaker.left(0.0) == 16.0
 
     def test_without_a_time_it_never_opens(self) -> None:
-        breaker = Breaker(0.0)
+        breaker = PeerBreaker(0.0)
         breaker.failed(0.0, 5.0)
         assert breaker.ask("a", 0.0) == "go" and not breaker.open
 
 
 class TestLeases:
     def test_end_unless_renewed_and_not_for_ever(self) -> None:
-        deadlines = Deadlines()
+        deadlines = DeadlineHeap()
         leases = Leases(10.0, 25.0, deadlines)
         leases.grant(1, 0.0)
         assert leases.renew([1, 2], 8.0) == [2]
@@ -314,7 +314,7 @@ class TestRate:
 class TestDones:
     def test_said_again_until_acknowledged(self) -> None:
         """Row 14: a lost Done."""
-        limits, deadlines = Limits(repeat=1.0), Deadlines()
+        limits, deadlines = Limits(repeat=1.0), DeadlineHeap()
         dones = Dones(limits, deadlines)
         dones.say(b"s", Done(7), 0.0, 100.0)
         times = []
@@ -327,7 +327,7 @@ class TestDones:
         assert deadlines.next() is None
 
     def test_given_up_when_the_lease_has_ended_in_any_case(self) -> None:
-        limits, deadlines = Limits(repeat=1.0), Deadlines()
+        limits, deadlines = Limits(repeat=1.0), DeadlineHeap()
         dones = Dones(limits, deadlines)
         dones.say(b"s", Done(7), 0.0, 4.0)
         said = 0
@@ -337,7 +337,7 @@ class TestDones:
         assert said == 2 and len(dones) == 0 and dones.given_up == 1
 
     def test_bounded(self) -> None:
-        limits, deadlines = Limits(remembered=10), Deadlines()
+        limits, deadlines = Limits(remembered=10), DeadlineHeap()
         dones = Dones(limits, deadlines)
         for n in range(1000):
             dones.say(b"s", Done(n), 0.0, 100.0)
@@ -350,7 +350,7 @@ class TestDones:
 
 class TestEnded:
     def test_bounded(self) -> None:
-        ended, released = Ended(10), Released(10)
+        ended, released = RecentEnds(10), ReleasedTickets(10)
         for n in range(1000):
             ended.add(n, b"p", "done")
             released.add(str(n))

@@ -13,7 +13,7 @@ from homenode.engine.schedule.delivery import KvImport
 from homenode.engine.schedule.residents import KvAllocator
 from homenode.engine.schedule.rooms import KvReservations
 from homenode.engine.schedule.sequence import BlockAllocation, Sequence
-from homenode.transfer.seam import Claimed, Fetch, NoRoom, Offered, Room, Stopped, ToAgent, Unused
+from homenode.transfer.seam import Claimed, Fetch, Offered, ReservationFailed, Reserved, Stopped, ToAgent, Unused
 
 
 class KvImports:
@@ -54,7 +54,7 @@ class KvImports:
         elif not refusal:
             self._of[offer.ticket] = KvImport(offer)
         if refusal and offer.reserve:
-            self._messages.append(NoRoom(offer.ticket, self._residents.pool.num_free, refusal))
+            self._messages.append(ReservationFailed(offer.ticket, self._residents.pool.num_free, refusal))
 
     def _reserve(self, offer: Offered, kept_free: int) -> str:
         """Take blocks for an offer and say so, or return why not."""
@@ -63,7 +63,7 @@ class KvImports:
             return delivery
         self._of[offer.ticket] = delivery
         self._messages.append(
-            Room(offer.ticket, self._rooms.told(delivery), delivery.held // self._residents.block_size)
+            Reserved(offer.ticket, self._rooms.told(delivery), delivery.held // self._residents.block_size)
         )
         return ""
 

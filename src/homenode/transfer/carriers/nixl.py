@@ -27,7 +27,7 @@ from homenode.transfer.carriers.carrier import (
 )
 from homenode.transfer.carriers.mapped import check_layout
 from homenode.transfer.carriers.nixl_engine import NixlEngine, Transfer
-from homenode.transfer.carriers.process import Process, find_process, this_process
+from homenode.transfer.carriers.process import ProcessIdentity, find_process, this_process
 from homenode.transfer.carriers.spans import Addressed, Part, addressed, extent, in_one_piece, pairs, parts_of
 from homenode.transfer.carriers.tcp import TcpCarrier
 from homenode.transfer.memory import Copier, KvLayout, KvMemory
@@ -55,7 +55,7 @@ class Card(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     agent: str
     metadata: bytes
     buffers: tuple[Registered, ...]
-    process: Process
+    process: ProcessIdentity
 
 
 class NixlCarrier:

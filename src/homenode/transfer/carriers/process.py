@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 
-class Process(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class ProcessIdentity(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """`host`: the boot and the PID namespace in which `pid` counts; `started`: in clock ticks after the boot, so that a pid used again is noticed."""
 
     host: str
@@ -16,12 +16,12 @@ class Process(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     started: int
 
 
-def this_process() -> Process:
+def this_process() -> ProcessIdentity:
     """Of this process."""
-    return Process(_host(), os.getpid(), _started(os.getpid()))
+    return ProcessIdentity(_host(), os.getpid(), _started(os.getpid()))
 
 
-def find_process(process: Process) -> int | None:
+def find_process(process: ProcessIdentity) -> int | None:
     """A pidfd, owned by the caller; None for a process that is not on this host, not this user's, or that has ended."""
     if process.host != _host() or not process.host or not 0 < process.pid < 1 << 22:
         return None
