@@ -32,7 +32,7 @@ def page() -> str:
     from homenode.cli.log_options import LogConfig
     from homenode.engine.config import EngineConfig
     from homenode.model.tokenizer.config import TextConfig
-    from homenode.server.config import ServerConfig
+    from homenode.server.http.config import ServerConfig
     from homenode.server.proxy.config import ProxyConfig
 
     parts = [_INTRODUCTION]

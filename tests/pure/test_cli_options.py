@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from homenode.cli.options import Setting, build, settings_of, shown_settings, with_settings
 from homenode.engine.config import EngineConfig
 from homenode.options import option
-from homenode.server.config import ServerConfig
+from homenode.server.http.config import ServerConfig
 from homenode.server.proxy.config import ProxyConfig
 from homenode.units import parse_bytes
 

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from homenode.cli.main import cli
-from homenode.server.config import ServerConfig
+from homenode.server.http.config import ServerConfig
 from homenode.units import parse_bytes, parse_seconds
 from tests.paths import ROOT
 

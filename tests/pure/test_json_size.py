@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.server import json_size
-from homenode.server.failures import ApiError
+from homenode.server.http import json_size
+from homenode.server.http.failures import ApiError
 
 VALUES = st.recursive(
     st.none() | st.integers() | st.text(alphabet='a"\\[{,é', max_size=8),

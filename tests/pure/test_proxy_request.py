@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.errors import UserError
-from homenode.server.failures import ApiError
+from homenode.server.http.failures import ApiError, ErrorBody, ErrorDetail
+from homenode.server.proxy.client_request import read_client_request
 from homenode.server.proxy.config import ProxyConfig, server_url, server_urls
 from homenode.server.proxy.events import Events
-from homenode.server.proxy.wanted import wanted
-from homenode.server.responses import ErrorBody, ErrorDetail
 
 DONE = b"data: [DONE]\n\n"
 json_values = st.recursive(
@@ -26,7 +25,7 @@ json_values = st.recursive(
 
 @given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()), st.booleans())
 def test_any_body_finds_a_way(body: bytes, chat: bool) -> None:
-    asked = wanted(body, chat=chat)
+    asked = read_client_request(body, chat=chat)
     assert asked.for_decode(None) == body
     assert asked.direct is not None or b'"ticket":"t"' in asked.for_decode("t")
 
@@ -38,7 +37,7 @@ def test_any_body_finds_a_way(body: bytes, chat: bool) -> None:
 )
 def test_values_pass_as_they_were_written(fields: dict[str, object]) -> None:
     text = json.dumps(fields)
-    asked = wanted(text.encode(), chat=False)
+    asked = read_client_request(text.encode(), chat=False)
     if asked.direct is None:
         again = json.loads(asked.for_decode("t"))
         assert again.pop("kv_transfer_params") == {"do_remote_prefill": True, "ticket": "t"}
@@ -77,42 +76,47 @@ def test_values_pass_as_they_were_written(fields: dict[str, object]) -> None:
     ],
 )
 def test_what_is_handed_over(fields: dict[str, object], direct: str | None) -> None:
-    assert wanted(json.dumps(fields).encode(), chat=False).direct == direct
+    assert read_client_request(json.dumps(fields).encode(), chat=False).direct == direct
 
 
 def test_chats() -> None:
     messages = [{"role": "user", "content": "hello there"}]
-    first = wanted(json.dumps({"messages": messages}).encode(), chat=True)
-    longer = wanted(json.dumps({"messages": [*messages, {"role": "assistant", "content": "hm"}]}).encode(), chat=True)
+    first = read_client_request(json.dumps({"messages": messages}).encode(), chat=True)
+    longer = read_client_request(
+        json.dumps({"messages": [*messages, {"role": "assistant", "content": "hm"}]}).encode(), chat=True
+    )
     assert (
         first.direct is None
         and list(longer.units[: len(first.units) - 1]) == list(first.units[:-1])
         and first.salt == longer.salt
     )
     assert (
-        wanted(
+        read_client_request(
             json.dumps({"messages": messages, "max_completion_tokens": 1, "max_tokens": 9}).encode(), chat=True
         ).direct
         == "max_tokens"
     )
-    assert wanted(json.dumps({"messages": messages, "cache_salt": "x"}).encode(), chat=True).salt != first.salt
+    assert (
+        read_client_request(json.dumps({"messages": messages, "cache_salt": "x"}).encode(), chat=True).salt
+        != first.salt
+    )
 
 
 def test_lengths() -> None:
-    assert wanted(b'{"prompt":[5,6,7]}', chat=False).tokens == 3
-    long = wanted(json.dumps({"prompt": "abcde" * 100_000}).encode(), chat=False)
+    assert read_client_request(b'{"prompt":[5,6,7]}', chat=False).tokens == 3
+    long = read_client_request(json.dumps({"prompt": "abcde" * 100_000}).encode(), chat=False)
     assert long.tokens == 125_000 and len(long.units) == 1 << 16
 
 
 def test_a_body_of_empty_lists_is_not_decoded() -> None:
     body = b'{"prompt":[' + b"[]," * 70_000 + b"[]]}"
     with pytest.raises(ApiError, match="lists and objects"):
-        wanted(body, chat=False)
+        read_client_request(body, chat=False)
 
 
 def test_a_client_s_own_ticket_is_refused() -> None:
     with pytest.raises(ApiError, match="kv_transfer_params"):
-        wanted(b'{"prompt":"x","kv_transfer_params":{"ticket":"t"}}', chat=False)
+        read_client_request(b'{"prompt":"x","kv_transfer_params":{"ticket":"t"}}', chat=False)
 
 
 @given(

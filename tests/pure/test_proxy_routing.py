@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.server.proxy.breaker import LONGEST_PAUSE_S, Breaker
+from homenode.server.proxy.breaker import LONGEST_PAUSE_S, CircuitBreaker
 from homenode.server.proxy.instances import Instance, Role, Sight, obstacle
-from homenode.server.proxy.routing import Books, Choice, Place, Prompt
+from homenode.server.proxy.routing import ChosenRoute, LoadTable, Prompt, RouteTarget
 from homenode.transfer.published import Published, decode_server, encode, encode_several
 
-P, Q, R, D, E = map(Place, "PQRDE")
+P, Q, R, D, E = map(RouteTarget, "PQRDE")
 ALL = (P, Q, R)
 KEY = b"key"
 
 
-def fits(prefiller: Place, decoder: Place) -> bool:
+def fits(prefiller: RouteTarget, decoder: RouteTarget) -> bool:
     return True
 
 
@@ -31,115 +31,115 @@ def sight(role: str = "sender", incarnation: str = "0" * 32) -> Sight:
 
 
 def instance(role: Role = "prefill") -> Instance:
-    return Instance("url", role, Breaker(3, 2.0))
+    return Instance("url", role, CircuitBreaker(3, 2.0))
 
 
 def test_equal_servers_take_turns() -> None:
-    books, found = Books(KEY), []
+    loads, found = LoadTable(KEY), []
     for number in range(6):
-        prompt = books.prompt([number], 1, "")
-        choice = books.choose(prompt, ALL, (D, E), fits)
+        prompt = loads.prompt([number], 1, "")
+        choice = loads.choose(prompt, ALL, (D, E), fits)
         assert choice is not None and choice.prefiller is not None
         for server in (choice.prefiller, choice.decoder):
-            books.end(books.begin(server, prompt))
+            loads.end(loads.begin(server, prompt))
         found.append((choice.prefiller, choice.decoder))
     assert found == [(P, D), (Q, E), (R, D), (P, E), (Q, D), (R, E)]
 
 
 def test_what_waits_counts_and_what_is_answered_does_not() -> None:
-    books, prompt = Books(KEY), Prompt(1000)
-    entry = books.begin(P, prompt)
-    assert books.waiting("P") == 1000 and books.choose(prompt, (P, Q), (D,), fits) == Choice(D, Q)
-    books.answered(entry)
-    assert books.waiting("P") == 0 and books.requests("P") == 1
-    second = books.begin(Q, prompt)
-    assert books.choose(prompt, (P, Q), (D,), fits) == Choice(D, P)
-    books.end(second)
-    books.end(entry)
-    assert books.requests("P") == books.requests("Q") == books.waiting("P") == books.waiting("Q") == 0
+    loads, prompt = LoadTable(KEY), Prompt(1000)
+    entry = loads.begin(P, prompt)
+    assert loads.waiting("P") == 1000 and loads.choose(prompt, (P, Q), (D,), fits) == ChosenRoute(D, Q)
+    loads.answered(entry)
+    assert loads.waiting("P") == 0 and loads.requests("P") == 1
+    second = loads.begin(Q, prompt)
+    assert loads.choose(prompt, (P, Q), (D,), fits) == ChosenRoute(D, P)
+    loads.end(second)
+    loads.end(entry)
+    assert loads.requests("P") == loads.requests("Q") == loads.waiting("P") == loads.waiting("Q") == 0
 
 
 def test_a_known_beginning_draws_to_both_sides_but_not_into_a_flood() -> None:
-    books = Books(KEY)
-    prompt = books.prompt(list(range(2000)), 2000, "")
+    loads = LoadTable(KEY)
+    prompt = loads.prompt(list(range(2000)), 2000, "")
     for server in (Q, E):
-        books.end(books.begin(server, prompt))
+        loads.end(loads.begin(server, prompt))
     for server in (P, D):  # so that turns speak against them
-        books.end(books.begin(server, Prompt(1)))
-        books.end(books.begin(server, Prompt(1)))
-    assert books.choose(prompt, (P, Q), (D, E), fits) == Choice(E, Q)
-    other_salt = books.prompt(list(range(2000)), 2000, "salt")
+        loads.end(loads.begin(server, Prompt(1)))
+        loads.end(loads.begin(server, Prompt(1)))
+    assert loads.choose(prompt, (P, Q), (D, E), fits) == ChosenRoute(E, Q)
+    other_salt = loads.prompt(list(range(2000)), 2000, "salt")
     assert other_salt.digests and not set(other_salt.digests) & set(prompt.digests)
     for _ in range(40):
-        books.begin(Q, prompt)
-    assert books.choose(prompt, (P, Q), (D, E), fits) == Choice(E, P)
-    books.forget("E")
-    books.forget("Q")
-    assert books.choose(prompt, (Q,), (D, E), fits) == Choice(E, Q)
+        loads.begin(Q, prompt)
+    assert loads.choose(prompt, (P, Q), (D, E), fits) == ChosenRoute(E, P)
+    loads.forget("E")
+    loads.forget("Q")
+    assert loads.choose(prompt, (Q,), (D, E), fits) == ChosenRoute(E, Q)
 
 
 def test_only_pairs_that_fit_and_else_a_decoder_alone() -> None:
-    books, prompt = Books(KEY), Prompt(100)
-    assert books.choose(prompt, (P, Q), (D, E), lambda p, d: (p, d) == (Q, E)) == Choice(E, Q)
-    assert books.choose(prompt, (P, Q), (D, E), lambda p, d: False) == Choice(D)
-    assert books.choose(prompt, (), (D, E), fits) == Choice(D)
-    assert books.choose(prompt, (P,), (), fits) is None
+    loads, prompt = LoadTable(KEY), Prompt(100)
+    assert loads.choose(prompt, (P, Q), (D, E), lambda p, d: (p, d) == (Q, E)) == ChosenRoute(E, Q)
+    assert loads.choose(prompt, (P, Q), (D, E), lambda p, d: False) == ChosenRoute(D)
+    assert loads.choose(prompt, (), (D, E), fits) == ChosenRoute(D)
+    assert loads.choose(prompt, (P,), (), fits) is None
 
 
 def test_little_that_is_lacking_is_not_handed_over() -> None:
-    books = Books(KEY)
-    assert books.choose(Prompt(99), (P,), (D,), fits, 100) == Choice(D, None, short=True)
-    assert books.choose(Prompt(100), (P,), (D,), fits, 100) == Choice(D, P)
-    prompt = books.prompt(list(range(641)), 641, "")
-    books.end(books.begin(E, prompt))
-    assert books.choose(prompt, (P,), (D, E), fits, 100) == Choice(E, None, short=True)
+    loads = LoadTable(KEY)
+    assert loads.choose(Prompt(99), (P,), (D,), fits, 100) == ChosenRoute(D, None, short=True)
+    assert loads.choose(Prompt(100), (P,), (D,), fits, 100) == ChosenRoute(D, P)
+    prompt = loads.prompt(list(range(641)), 641, "")
+    loads.end(loads.begin(E, prompt))
+    assert loads.choose(prompt, (P,), (D, E), fits, 100) == ChosenRoute(E, None, short=True)
 
 
 @given(st.lists(st.tuples(st.sampled_from(ALL), st.integers(0, 5000), st.booleans(), st.booleans())))
-def test_the_books_come_out_even(history: list[tuple[Place, int, bool, bool]]) -> None:
-    books, open_ = Books(KEY), []
+def test_the_books_come_out_even(history: list[tuple[RouteTarget, int, bool, bool]]) -> None:
+    loads, open_ = LoadTable(KEY), []
     for server, tokens, answered, handed in history:
-        entry = books.begin(server, Prompt(tokens), handed_over=handed)
+        entry = loads.begin(server, Prompt(tokens), handed_over=handed)
         if answered:
-            books.answered(entry)
+            loads.answered(entry)
         open_.append(entry)
-        assert books.waiting(server.server) >= 0
+        assert loads.waiting(server.server) >= 0
     for entry in open_:
-        books.end(entry)
-    assert all(books.requests(server.server) == 0 and books.waiting(server.server) == 0 for server in ALL)
+        loads.end(entry)
+    assert all(loads.requests(server.server) == 0 and loads.waiting(server.server) == 0 for server in ALL)
 
 
 def test_each_engine_of_a_decode_server_is_a_place_of_its_own() -> None:
-    books = Books(KEY)
-    first, second = Place("D", "1" * 32), Place("D", "2" * 32)
-    prompt = books.prompt(list(range(2000)), 2000, "")
-    books.end(books.begin(second, prompt))
-    assert books.choose(prompt, (P,), (first, second), fits) == Choice(second, P)
-    held = [books.begin(second, Prompt(9000), handed_over=True) for _ in range(3)]
-    assert books.choose(prompt, (P,), (first, second), fits) == Choice(first, P), (
+    loads = LoadTable(KEY)
+    first, second = RouteTarget("D", "1" * 32), RouteTarget("D", "2" * 32)
+    prompt = loads.prompt(list(range(2000)), 2000, "")
+    loads.end(loads.begin(second, prompt))
+    assert loads.choose(prompt, (P,), (first, second), fits) == ChosenRoute(second, P)
+    held = [loads.begin(second, Prompt(9000), handed_over=True) for _ in range(3)]
+    assert loads.choose(prompt, (P,), (first, second), fits) == ChosenRoute(first, P), (
         "what waits there is more than what is saved"
     )
-    assert books.requests("D") == 3 and books.waiting("D") == 3 * 9000 / 16
-    books.keep("D", [first.engine or ""])
-    assert books.requests("D") == 0, "it was lost, and its successor begins with nothing"
+    assert loads.requests("D") == 3 and loads.waiting("D") == 3 * 9000 / 16
+    loads.keep("D", [first.engine or ""])
+    assert loads.requests("D") == 0, "it was lost, and its successor begins with nothing"
     for entry in held:  # their ends come late
-        books.end(entry)
-    assert books.requests("D") == 0 and books.choose(prompt, (P,), (first,), fits) == Choice(first, P)
+        loads.end(entry)
+    assert loads.requests("D") == 0 and loads.choose(prompt, (P,), (first,), fits) == ChosenRoute(first, P)
 
 
 def test_what_waits_at_a_prefill_server_is_divided_among_its_engines() -> None:
-    books = Books(KEY)
-    books.divide("P", 4)
+    loads = LoadTable(KEY)
+    loads.divide("P", 4)
     for _ in range(2):
-        books.begin(P, Prompt(1000))
-    books.begin(Q, Prompt(600))
-    assert books.choose(Prompt(100), (P, Q), (D,), fits) == Choice(D, P)
-    books.divide("P", 1)
-    assert books.choose(Prompt(100), (P, Q), (D,), fits) == Choice(D, Q)
+        loads.begin(P, Prompt(1000))
+    loads.begin(Q, Prompt(600))
+    assert loads.choose(Prompt(100), (P, Q), (D,), fits) == ChosenRoute(D, P)
+    loads.divide("P", 1)
+    assert loads.choose(Prompt(100), (P, Q), (D,), fits) == ChosenRoute(D, Q)
 
 
 def test_a_breaker_opens_after_failures_in_a_row_and_lets_one_probe_through() -> None:
-    breaker = Breaker(3, 2.0)
+    breaker = CircuitBreaker(3, 2.0)
     for _ in range(2):
         breaker.failed(0.0)
     breaker.succeeded()
@@ -161,7 +161,7 @@ def test_a_breaker_opens_after_failures_in_a_row_and_lets_one_probe_through() ->
 
 @given(st.lists(st.sampled_from(["sent", "failed", "succeeded", "spared", "later"])))
 def test_a_breaker_never_stays_open(history: list[str]) -> None:
-    breaker, now = Breaker(2, 1.0), 0.0
+    breaker, now = CircuitBreaker(2, 1.0), 0.0
     for word in history:
         if word == "later":
             now += 1.5

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.server.connections.framing import LARGEST_HEAD, StrictConnection
+from homenode.server.http.framing import LARGEST_HEAD, StrictConnection
 
 
 def first_event(head: bytes) -> tuple[h11.Event | None, int]:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from homenode.server.config import ServerConfig
+from homenode.server.http.config import ServerConfig
 from homenode.server.run import serve
 from tests.server.fakes import ByteTokenizer, ScriptedClient
 

@@ -155,7 +155,7 @@ def prompt_scores(request: Request) -> list[TokenLogprob | None]:
 
 
 class ScriptedClient:
-    """Fulfils `homenode.server.engine.EngineClient`. Every request answers by `script`; `hold_after` tokens it waits for `release()`."""
+    """Fulfils `homenode.server.interfaces.client.EngineClient`. Every request answers by `script`; `hold_after` tokens it waits for `release()`."""
 
     def __init__(self, script: Callable[[Request], list[Output]] = scripted, *, hold_after: int | None = None) -> None:
         self.ready = EngineReady("/models/story-teller", MAX_MODEL_LEN, VOCAB, 100, 32, 2048, 128, chunked_prefill=True)

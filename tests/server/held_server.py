@@ -9,7 +9,7 @@ import asyncio
 import signal
 import sys
 
-from homenode.server.config import ServerConfig
+from homenode.server.http.config import ServerConfig
 from homenode.server.run import serve
 from tests.server.fakes import ByteTokenizer, ScriptedClient
 

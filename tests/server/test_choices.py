@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from homenode.engine.messages import Output
-from homenode.server.choices import Choice
+from homenode.server.core.choice import ChoiceText
 from tests.server.fakes import BOS, EOS, ByteTokenizer
 
 SEVERAL = [*b"ab", EOS, *b"cd", BOS, *b"ef"]
@@ -30,7 +30,7 @@ CASES: dict[str, tuple[list[int], list[str], str, str, int]] = {
 def test_a_stop_string_may_name_special_tokens(case: str, size: int) -> None:
     tokens, stops, text, reason, count = CASES[case]
     tokenizer = ByteTokenizer()
-    choice = Choice(tokenizer.stream(), stops=stops, hidden=tokenizer.special_tokens_in(stops))
+    choice = ChoiceText(tokenizer.stream(), stops=stops, hidden=tokenizer.special_tokens_in(stops))
     shown, taken = "", 0
     for start in range(0, len(tokens), size):
         last = start + size >= len(tokens)

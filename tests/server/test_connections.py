@@ -26,8 +26,8 @@ from typing import Any
 import pytest
 
 from homenode.engine.messages import Output
-from homenode.server.connections.accepting import Acceptor, Room
-from homenode.server.connections.idle import IdleConnections
+from homenode.server.http.acceptor import Acceptor, ConnectionLimits
+from homenode.server.http.idle import IdleConnections
 from tests.paths import ROOT
 from tests.server.conftest import Running, Start
 from tests.server.fakes import ScriptedClient
@@ -282,7 +282,12 @@ def test_a_system_without_descriptors_is_asked_a_few_times_a_second_and_idle_con
         with Refusing() as listener:
             listener.bind(("127.0.0.1", 0))
             acceptor = Acceptor(
-                listener, lambda _: asyncio.Protocol(), idle, lambda: 0, at_once=64, room=Room(1000, 1000, 1024)
+                listener,
+                lambda _: asyncio.Protocol(),
+                idle,
+                lambda: 0,
+                at_once=64,
+                limits=ConnectionLimits(1000, 1000, 1024),
             )
             acceptor.start(10)
             with socket.create_connection(listener.getsockname()):

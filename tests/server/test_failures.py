@@ -324,7 +324,11 @@ def failing(kind: str, at: int = 0, **rest: Any) -> ScriptedClient:
 )
 def test_errors_of_the_engine(start: Start, stream: bool, kind: str, status: int) -> None:
     server = start(failing(kind, retry_after_s=1.2 if kind == "OverloadedError" else None))
-    for response in (server.complete(stream=stream), server.chat(stream=stream), server.complete(stream=stream, n=2)):
+    for response in (
+        server.complete(stream=stream),
+        server.chat(stream=stream),
+        server.complete(stream=stream, n=2),
+    ):
         assert response.status_code == status, response.text
         assert ("the reason" in error_of(response)["message"]) == (kind not in ("HostError", "InternalError"))
         assert response.headers.get("retry-after") == {"OverloadedError": "2", "WorkerLostError": "1"}.get(kind)

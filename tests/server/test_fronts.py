@@ -21,10 +21,10 @@ import pytest
 from homenode.engine.replicas.patience import RestartPolicy
 from homenode.errors import CheckpointError, HostError
 from homenode.model.tokenizer.config import TextConfig
-from homenode.server.config import ServerConfig
 from homenode.server.fronts.coordinator import Coordinator
 from homenode.server.fronts.folder import MetricsFolder
-from homenode.server.listener import bind
+from homenode.server.http.config import ServerConfig
+from homenode.server.http.listener import bind
 from tests.engine.engines import config_for
 from tests.engine.live import connections
 from tests.engine.scripted_process import LIMITS
@@ -247,7 +247,7 @@ async def test_a_silent_front_is_ended_and_replaced(tmp_path: Path) -> None:
 async def test_nobody_was_silent_while_the_coordinator_itself_stood_still(tmp_path: Path) -> None:
     made, server = coordinator(tmp_path, 1, 2, RestartPolicy(look_every_s=0.05, silent_after_s=1.0, lost_after_s=1.0))
     async with service(made, server) as to:
-        before, fronts = to.pids, made._fronts.there
+        before, fronts = to.pids, made._fronts.running
         for pid in before:
             os.kill(pid, signal.SIGSTOP)
 
@@ -302,7 +302,7 @@ async def test_a_stream_that_breaks_is_made_anew_and_costs_no_token(tmp_path: Pa
             return await to.metric("num_requests_running") == len(https)
 
         await to.until(all_run)
-        for front in made._fronts.there:  # the engine hangs up on a front when another stream comes in its name
+        for front in made._fronts.running:  # the engine hangs up on a front when another stream comes in its name
             stray = made._keepers[0].client.connect(front.number)
             assert stray is not None
             stray.close()

@@ -9,7 +9,7 @@ import pytest
 
 from homenode.engine.messages import EngineStats, Output, ReplicaStats
 from homenode.engine.request import Request
-from homenode.server.transfer_metrics import transfer_metrics
+from homenode.server.monitoring.transfer import transfer_metrics
 from homenode.transfer import published
 from homenode.transfer.figures import BOUNDS_S, TransferFigures, duration_class
 from homenode.transfer.published import Published

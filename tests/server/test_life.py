@@ -19,7 +19,7 @@ import pytest
 
 from homenode.engine.messages import EngineStats, Output, ReplicaStats
 from homenode.errors import UserError
-from homenode.server.config import ServerConfig
+from homenode.server.http.config import ServerConfig
 from homenode.server.run import bind, url_of
 from tests.paths import ROOT
 from tests.server.conftest import Start

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from homenode.server.failures import ApiError
-from homenode.server.text_work import TextWork
+from homenode.server.core.text_work import TextWork
+from homenode.server.http.failures import ApiError
 
 
 def run_in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -27,7 +27,7 @@ async def test_room_is_given_in_turn_and_the_wait_has_an_end() -> None:
     release = asyncio.Event()
 
     async def take(name: str, size: int) -> None:
-        async with work.room(size):
+        async with work.reserve(size):
             order.append(name)
             await release.wait()
 
@@ -42,7 +42,7 @@ async def test_room_is_given_in_turn_and_the_wait_has_an_end() -> None:
     release.set()
     await asyncio.gather(first, beside, waits)
     assert order == ["first", "beside it", "waits"]
-    async with work.room(1000):  # larger than all: alone, or never
+    async with work.reserve(1000):  # larger than all: alone, or never
         pass
 
 
@@ -51,15 +51,15 @@ async def test_room_is_given_back_by_whoever_gives_up() -> None:
     work = TextWork(10)
     for _ in range(3):
         with pytest.raises(RuntimeError):
-            async with work.room(10):
+            async with work.reserve(10):
                 raise RuntimeError
-    async with work.room(10):
-        waiting = asyncio.create_task(work.room(1).__aenter__())
+    async with work.reserve(10):
+        waiting = asyncio.create_task(work.reserve(1).__aenter__())
         await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-    async with work.room(10):
+    async with work.reserve(10):
         pass
 
 

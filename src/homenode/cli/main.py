@@ -79,7 +79,7 @@ def _early_engine(arguments: list[str]) -> Iterator[None]:
         yield
         return
     from homenode.engine.early_start import end_early_engine, needs_engine, start_engine_early
-    from homenode.server.connections.descriptors import raise_descriptor_limit
+    from homenode.server.http.descriptors import raise_descriptor_limit
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)  # until `serve` itself listens to them

@@ -51,7 +51,7 @@ def proxy(ctx: click.Context, /, show_config: bool, **values: Any) -> None:
         if show_config:
             _show(ctx)
             return
-        from homenode.server.connections.descriptors import raise_descriptor_limit
+        from homenode.server.http.descriptors import raise_descriptor_limit
         from homenode.server.proxy.run import bind, serve
 
         begin_service_log("proxy", build(LogConfig, values).level)

@@ -24,9 +24,9 @@ from homenode.errors import HomenodeError, UserError
 from homenode.logs.setup import begin_service_log
 from homenode.model.formats.reading import refuse_links
 from homenode.model.tokenizer.config import TextConfig
-from homenode.server.config import ServerConfig
-from homenode.server.connections.descriptors import raise_descriptor_limit
-from homenode.server.stop_signals import StopSignals, run_until_stopped
+from homenode.server.http.config import ServerConfig
+from homenode.server.http.descriptors import raise_descriptor_limit
+from homenode.server.http.stop_signals import StopSignals, run_until_stopped
 from homenode.start_phases import mark_phase
 from homenode.units import format_bytes, format_count
 
@@ -139,7 +139,7 @@ async def _serve_by_fronts(
     """The same by several processes that answer HTTP; this one starts and watches them and the engines."""
     from homenode.server.fronts.coordinator import Coordinator
     from homenode.server.fronts.cores import too_few_cores
-    from homenode.server.listener import bind, warn_if_open
+    from homenode.server.http.listener import bind, warn_if_open
 
     coordinator = Coordinator(configs, server, text, count)
     try:

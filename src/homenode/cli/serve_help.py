@@ -11,7 +11,7 @@ from homenode.cli.options import settings_of
 from homenode.cli.placement_options import ManyValuesCommand
 from homenode.engine.config import EngineConfig
 from homenode.model.tokenizer.config import TextConfig
-from homenode.server.config import ServerConfig
+from homenode.server.http.config import ServerConfig
 
 # By the part of EngineConfig in which a setting is.
 _OF_PART = {

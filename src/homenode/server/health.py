@@ -9,10 +9,10 @@ from starlette.responses import Response
 
 from homenode import __version__
 from homenode.errors import PeerError
-from homenode.server.failures import ApiError
-from homenode.server.metrics import CONTENT_TYPE
-from homenode.server.responses import EngineHealth, Health, Model, ModelList, Version
-from homenode.server.state import ServerState
+from homenode.server.apis.openai.responses import EngineHealth, Health, Model, ModelList, Version
+from homenode.server.core.state import ServerState
+from homenode.server.http.failures import ApiError
+from homenode.server.monitoring.server_metrics import CONTENT_TYPE
 
 
 async def health(state: ServerState, request: Request) -> Response:

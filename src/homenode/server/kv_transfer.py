@@ -8,22 +8,22 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from homenode.server.decoding import decode_as
-from homenode.server.exchange import read_json
-from homenode.server.failures import ApiError
-from homenode.server.openai import KvTransferParams, ReleaseRequest, Sampling
-from homenode.server.responses import KvTransferResult, Released
-from homenode.server.state import ServerState
+from homenode.server.apis.openai.requests import HINTS, KvTransferParams, ReleaseRequest, Sampling
+from homenode.server.apis.openai.responses import KvReleased, KvTransferResult
+from homenode.server.core.state import ServerState
+from homenode.server.http.decoding import decode_as
+from homenode.server.http.exchange import read_json
+from homenode.server.http.failures import ApiError
 from homenode.transfer import published
 from homenode.transfer.published import Published
 from homenode.transfer.seam import KvTicket
 from homenode.units import format_count
 
 _PARAM = "kv_transfer_params"
-_decode_release = decode_as(ReleaseRequest)
+_decode_release = decode_as(ReleaseRequest, HINTS)
 
 
-class HandOver(NamedTuple):
+class RequestKvTransfer(NamedTuple):
     """The part of a request that concerns its keys and values. `ticket` is None where nothing is left to hand over."""
 
     ticket: KvTicket | None
@@ -49,7 +49,7 @@ async def release(state: ServerState, request: Request) -> Response:
     if (running := state.tickets.get(body.ticket)) is not None:
         await state.client.abort(running)
     await state.client.release_kv(body.ticket, body.reason or "released")
-    return Response(msgspec.json.encode(Released(body.ticket)), media_type="application/json")
+    return Response(msgspec.json.encode(KvReleased(body.ticket)), media_type="application/json")
 
 
 def published_of(state: ServerState) -> Published:
@@ -59,7 +59,7 @@ def published_of(state: ServerState) -> Published:
     return state.kv_transfer
 
 
-def hand_over(state: ServerState, body: Sampling, prompts: int, tokens: int) -> HandOver | None:
+def hand_over(state: ServerState, body: Sampling, prompts: int, tokens: int) -> RequestKvTransfer | None:
     """What `kv_transfer_params` ask for, for a request of `prompts` prompts, the first of `tokens` tokens; None when for nothing.
 
     Raises ApiError 400 when this server has not that part, and for what cannot be together.
@@ -80,11 +80,11 @@ def hand_over(state: ServerState, body: Sampling, prompts: int, tokens: int) -> 
     return (
         _sent(body, params, params.ticket, tokens)
         if sends
-        else HandOver(KvTicket(params.ticket, sends=False, engine=params.engine or ""), None)
+        else RequestKvTransfer(KvTicket(params.ticket, sends=False, engine=params.engine or ""), None)
     )
 
 
-def _sent(body: Sampling, params: KvTransferParams, ticket: str, tokens: int) -> HandOver:
+def _sent(body: Sampling, params: KvTransferParams, ticket: str, tokens: int) -> RequestKvTransfer:
     if params.peer is None:
         raise _refused("`peer` is missing: whom the KV is for, as GET /kv_transfer of that server tells", "peer")
     if params.peer.role != "receiver":
@@ -92,9 +92,9 @@ def _sent(body: Sampling, params: KvTransferParams, ticket: str, tokens: int) ->
     if body.stream or (body.n or 1) > 1:
         raise _refused("a request with `do_remote_decode` gets no tokens: leave `stream` and `n` out")
     if tokens < 2:  # the last token's position is computed by the receiver
-        return HandOver(None, KvTransferResult(ticket=ticket, tokens=0, status="nothing"))
+        return RequestKvTransfer(None, KvTransferResult(ticket=ticket, tokens=0, status="nothing"))
     result = KvTransferResult(ticket=ticket, tokens=tokens - 1, status="computed")
-    return HandOver(KvTicket(ticket, sends=True, peer=published.encode(params.peer)), result)
+    return RequestKvTransfer(KvTicket(ticket, sends=True, peer=published.encode(params.peer)), result)
 
 
 def _check_role(state: ServerState, sends: bool) -> None:

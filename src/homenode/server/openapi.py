@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 
 from homenode import __version__
-from homenode.server import openai, responses
+from homenode.server.apis.openai import requests as openai
+from homenode.server.apis.openai import responses
+from homenode.server.core.state import ServerState
+from homenode.server.http.failures import ErrorBody
 from homenode.server.openapi_transfer import tighten_transfer
-from homenode.server.state import ServerState
 from homenode.transfer.published import Published
 
 _REFS = "#/components/schemas/{name}"
@@ -50,9 +52,9 @@ OPERATIONS = (
         "/v1/completions",
         "post",
         "Continue a prompt.",
-        responses.Completion,
+        responses.TextCompletion,
         openai.CompletionRequest,
-        responses.Completion,
+        responses.TextCompletion,
         _TO_BODIES,
     ),
     Operation(
@@ -92,7 +94,7 @@ OPERATIONS = (
         "/kv_transfer/release",
         "post",
         "Give up a hand-over of KV.",
-        responses.Released,
+        responses.KvReleased,
         openai.ReleaseRequest,
         failures=_TO_BODIES,
     ),
@@ -112,7 +114,7 @@ def document(state: ServerState) -> dict[str, Any]:
         for t in (operation.answer, operation.body, operation.streams)
         if t not in (None, dict)
     }
-    named = sorted(types | {responses.ErrorBody}, key=lambda t: t.__name__)
+    named = sorted(types | {ErrorBody}, key=lambda t: t.__name__)
     _, components = msgspec.json.schema_components(named, ref_template=_REFS)
     _tighten(components, state)
     paths: dict[str, Any] = {}
@@ -143,7 +145,7 @@ def _operation(operation: Operation, state: ServerState) -> dict[str, Any]:
         if status != 401 or state.config.api_key:
             entry["responses"][str(status)] = {
                 "description": _FAILURES[status],
-                "content": _json(_ref(responses.ErrorBody)),
+                "content": _json(_ref(ErrorBody)),
             }
     if operation.body is not None:
         entry["requestBody"] = {"required": True, "content": _json(_ref(operation.body))}
@@ -184,7 +186,12 @@ def _tighten(components: dict[str, Any], state: ServerState) -> None:
     names = {"anyOf": [{"enum": list(state.models)}, {"type": "null"}], "default": None}
     requests = [
         components[t.__name__]
-        for t in (openai.CompletionRequest, openai.ChatRequest, openai.TokenizeRequest, openai.DetokenizeRequest)
+        for t in (
+            openai.CompletionRequest,
+            openai.ChatRequest,
+            openai.TokenizeRequest,
+            openai.DetokenizeRequest,
+        )
     ]
     for request in requests:
         request["properties"]["model"] = names

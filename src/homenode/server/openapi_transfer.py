@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from homenode.server.state import ServerState
+from homenode.server.core.state import ServerState
 from homenode.transfer.message import PROTOCOL
 
 _FLAGS = ("do_remote_decode", "do_remote_prefill")

@@ -6,17 +6,18 @@ import socket
 from collections.abc import Callable
 
 from homenode.server.app import create_app
-from homenode.server.config import ServerConfig
-from homenode.server.engine import EngineClient, Tokenizer
-from homenode.server.listener import Ending, Server, bind, url_of, uvicorn_config, warn_if_open
-from homenode.server.stop_signals import StopSignals, signals
+from homenode.server.http.config import ServerConfig
+from homenode.server.http.listener import Ending, Server, bind, url_of, uvicorn_config, warn_if_open
+from homenode.server.http.stop_signals import StopSignals, signals
+from homenode.server.interfaces.client import EngineClient
+from homenode.server.interfaces.tokenizer import TokenizerLike
 
 __all__ = ["bind", "serve", "url_of"]
 
 
 async def serve(
     client: EngineClient,
-    tokenizer: Tokenizer,
+    tokenizer: TokenizerLike,
     config: ServerConfig,
     *,
     listener: socket.socket | None = None,

@@ -9,19 +9,19 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from homenode.server import prompts
-from homenode.server.decoding import decode_as
-from homenode.server.exchange import read_json, unless_gone_early
-from homenode.server.failures import ApiError
-from homenode.server.openai import DetokenizeRequest, TokenizeRequest
-from homenode.server.responses import Detokenized, Tokenized
-from homenode.server.state import ServerState
-from homenode.server.text_work import SHORT_TEXT, memory_of
+from homenode.server.apis.openai.requests import HINTS, DetokenizeRequest, TokenizeRequest
+from homenode.server.apis.openai.responses import Detokenized, Tokenized
+from homenode.server.core import prompts
+from homenode.server.core.state import ServerState
+from homenode.server.core.text_work import SHORT_TEXT, memory_of
+from homenode.server.http.decoding import decode_as
+from homenode.server.http.exchange import read_json, unless_gone_early
+from homenode.server.http.failures import ApiError
 
 _FEW_TOKENS = 4096
 _TOKEN_BYTES = 64  # of memory for each token while a text is made of them
-_decode_tokenize = decode_as(TokenizeRequest)
-_decode_detokenize = decode_as(DetokenizeRequest)
+_decode_tokenize = decode_as(TokenizeRequest, HINTS)
+_decode_detokenize = decode_as(DetokenizeRequest, HINTS)
 
 
 async def tokenize(state: ServerState, request: Request) -> Response:
@@ -35,7 +35,7 @@ async def tokenize(state: ServerState, request: Request) -> Response:
 async def _tokenized(state: ServerState, body: TokenizeRequest) -> bytes:
     prompt = await _prompt_text(state, body)
     written = _Written(state, bool(body.return_token_strs))
-    async with state.text_work.room(memory_of(prompt.text)):
+    async with state.text_work.reserve(memory_of(prompt.text)):
         pieces = map(written.add, _encoded(state, body, prompt))
         if len(prompt.text) <= SHORT_TEXT and prompt.hidden is None:
             list(pieces)
@@ -64,7 +64,7 @@ async def detokenize(state: ServerState, request: Request) -> Response:
 
     if len(body.tokens) <= _FEW_TOKENS:
         return Response(answer(), media_type="application/json")
-    async with state.text_work.room(_TOKEN_BYTES * len(body.tokens)):
+    async with state.text_work.reserve(_TOKEN_BYTES * len(body.tokens)):
         return Response(await state.text_work.run(answer), media_type="application/json")
 
 

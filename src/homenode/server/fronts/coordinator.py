@@ -44,13 +44,13 @@ from homenode.engine.replicas.progress import Progress
 from homenode.engine.replicas.router import Router
 from homenode.errors import InternalError
 from homenode.model.tokenizer.config import TextConfig
-from homenode.server.config import ServerConfig
 from homenode.server.fronts.folder import MetricsFolder
-from homenode.server.fronts.members import Fronts
 from homenode.server.fronts.messages import Begin, FromFront, Prepare, Stop
 from homenode.server.fronts.process import FrontProcess
-from homenode.server.listener import url_of
-from homenode.server.stop_signals import StopSignals, signals
+from homenode.server.fronts.supervisor import FrontSupervisor
+from homenode.server.http.config import ServerConfig
+from homenode.server.http.listener import url_of
+from homenode.server.http.stop_signals import StopSignals, signals
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 2048  # connections that wait to be accepted
@@ -82,7 +82,7 @@ class Coordinator:
             for number, config in enumerate(configs)
         ]
         self._blocks = [0] * len(configs)  # of each engine's KV memory, while it is there
-        self._fronts = Fronts(count, front_program, self._patience, self)
+        self._fronts = FrontSupervisor(count, front_program, self._patience, self)
         self._held: dict[int, set[int]] = {}  # requests that wait for an engine, by front
         self._dispatch = dispatch_settings(configs[0])
         self._key, self._started = secrets.token_bytes(32), int(time.time())
@@ -104,7 +104,7 @@ class Coordinator:
     # Life
 
     async def start(self, listener: socket.socket, progress: Callable[[int, int], None] | None = None) -> EngineReady:
-        """Start all at once and wait until every front takes connections. `listener` comes from `server.listener.bind`.
+        """Start all at once and wait until every front takes connections. `listener` comes from `server.http.listener.bind`.
 
         Raises what an engine or a front could not start for; then nothing is left running.
         """
@@ -171,7 +171,7 @@ class Coordinator:
     @property
     def front_pids(self) -> tuple[int, ...]:
         """The processes of the fronts that are there."""
-        return tuple(front.pid for front in self._fronts.there if front.pid is not None)
+        return tuple(front.pid for front in self._fronts.running if front.pid is not None)
 
     @property
     def engine_pids(self) -> tuple[int, ...]:
@@ -200,9 +200,9 @@ class Coordinator:
         match message:
             case Booked() | Began() | RequestEnded():
                 self._books.take(message)
-                self._fronts.tell(message, but=front)
+                self._fronts.broadcast(message, except_for=front)
             case TicketGivenUp():
-                self._fronts.tell(message, but=front)
+                self._fronts.broadcast(message, except_for=front)
             case Held(request):
                 self._hold(front, request)
             case Unheld(request):
@@ -218,7 +218,7 @@ class Coordinator:
         self._held.pop(front.number, None)
         left = FrontLeft(front.number)
         self._books.take(left)
-        self._fronts.tell(left)
+        self._fronts.broadcast(left)
 
     def _hold(self, front: FrontProcess, request: int) -> None:
         """All fronts together have as many waiting as one has where it is alone."""
@@ -234,7 +234,7 @@ class Coordinator:
         """A stream between them. When one of them takes none it is about to end, and its successor gets another."""
         if (connected := keeper.client.connect(front.number)) is not None:
             with connected:
-                front.hand(Way(keeper.number, keeper.restarts), connected)
+                front.send_stream(Way(keeper.number, keeper.restarts), connected)
 
     def _connect_again(self, front: FrontProcess, engine: int, process: int) -> None:
         keeper = self._keepers[engine]
@@ -242,7 +242,7 @@ class Coordinator:
             self._connect(keeper, front)
 
     def _announce(self, keeper: EngineSupervisor[Any]) -> None:
-        self._fronts.tell(self._seen(keeper))
+        self._fronts.broadcast(self._seen(keeper))
 
     def _seen(self, keeper: EngineSupervisor[Any]) -> EngineSeen:
         return EngineSeen(keeper.figures, self._blocks[keeper.number], keeper.hindrance)
@@ -252,7 +252,7 @@ class Coordinator:
         if ready is not None:
             self._blocks[keeper.number] = ready.num_blocks
             self._books.add(keeper.number, ready.num_blocks)
-            for front in self._fronts.there:
+            for front in self._fronts.running:
                 self._connect(keeper, front)
         self._announce(keeper)
 

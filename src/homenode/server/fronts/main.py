@@ -29,16 +29,16 @@ from homenode.engine.settle import keep_to
 from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
 from homenode.errors import HomenodeError, InternalError, PeerError
 from homenode.logs.setup import begin_service_log, end_log
-from homenode.server.engine import Tokenizer
-from homenode.server.fronts.messages import Begin, FromFront, Prepare, Prepared, Serve, Serving, Stop, ToFront
-from homenode.server.fronts.metrics_files import reserve_metrics_files
-from homenode.server.listener import Ending, Server, uvicorn_config
+from homenode.server.fronts.messages import Begin, FromFront, FrontServing, Prepare, Prepared, Serve, Stop, ToFront
+from homenode.server.http.listener import Ending, Server, uvicorn_config
+from homenode.server.interfaces.tokenizer import TokenizerLike
+from homenode.server.monitoring.files import reserve_metrics_files
 
 _log = logging.getLogger(__name__)
 _CHUNK = 256 * 1024
 _ACCEPTED_AT_ONCE = 1  # connections, before another front has a chance
 
-Load = Callable[[Prepare], Tokenizer]
+Load = Callable[[Prepare], TokenizerLike]
 
 
 def main(arguments: list[str], load: Load | None = None) -> int:
@@ -55,7 +55,7 @@ def main(arguments: list[str], load: Load | None = None) -> int:
     return asyncio.run(_Front(control, door, SharedListener(fileno=descriptors[2]), load or _load).run())
 
 
-def _load(prepare: Prepare) -> Tokenizer:
+def _load(prepare: Prepare) -> TokenizerLike:
     return prepare.text.load(Path(prepare.model))
 
 
@@ -80,47 +80,49 @@ class _Front:
         try:
             prepare = await _next(messages, Prepare)
             tokenizer = await asyncio.to_thread(self._load, prepare)
-            self._say(Prepared())
+            self._send(Prepared())
             begin = await _next(messages, Begin)
         except Exception as error:
             if not isinstance(error, HomenodeError):
                 _log.exception("the front could not begin")
-            self._say(Fatal(*in_words(error)))
+            self._send(Fatal(*in_words(error)))
             return 1
         return await self._serve(prepare, begin, tokenizer, messages)
 
     async def _serve(
-        self, prepare: Prepare, begin: Begin, tokenizer: Tokenizer, messages: AsyncIterator[ToFront]
+        self, prepare: Prepare, begin: Begin, tokenizer: TokenizerLike, messages: AsyncIterator[ToFront]
     ) -> int:
         from homenode.server.app import (
             create_app,  # imports prometheus_client, for which files had to be reserved first
         )
-        from homenode.server.state import Share
+        from homenode.server.core.state import FrontIdentity
 
         _keep_off_compute(begin)
-        client = LinkedClient(begin.front, begin.engines, self._say)
-        share = Share(begin.front, begin.fronts, prepare.metrics, begin.started)
+        client = LinkedClient(begin.front, begin.engines, self._send)
+        share = FrontIdentity(begin.front, begin.fronts, prepare.metrics, begin.started)
         app = create_app(client, tokenizer, prepare.server, share)
-        server = Server(uvicorn_config(app, prepare.server, backlog=_ACCEPTED_AT_ONCE), lambda: self._say(Serving()))
+        server = Server(
+            uvicorn_config(app, prepare.server, backlog=_ACCEPTED_AT_ONCE), lambda: self._send(FrontServing())
+        )
         ending = Ending(app.state, server, prepare.server.shutdown_timeout)
         client.on_engine_lost = ending.engine_lost
         self._take_engines(client)
         listens = asyncio.Event()
-        hearing = asyncio.ensure_future(self._hear(messages, client, ending, listens))
+        handling = asyncio.ensure_future(self._handle_messages(messages, client, ending, listens))
         await listens.wait()
         gc.freeze()  # what is there now stays: collections of cycles need not walk through it while requests wait
         await server.serve(sockets=[self._listener])
-        hearing.cancel()
+        handling.cancel()
         return ending.exit_code
 
-    async def _hear(
+    async def _handle_messages(
         self, messages: AsyncIterator[ToFront], client: LinkedClient, ending: Ending, listens: asyncio.Event
     ) -> None:
         try:
             async for message in messages:
                 match message:
                     case Ping(number):
-                        self._say(Heartbeat(number, time.monotonic()))
+                        self._send(Heartbeat(number, time.monotonic()))
                     case Serve():
                         listens.set()
                     case Stop():
@@ -136,7 +138,7 @@ class _Front:
             1
         )  # nobody would tell it of anything; where the coordinator is gone the kernel is about to end it anyway
 
-    def _say(self, message: FromFront) -> None:
+    def _send(self, message: FromFront) -> None:
         if self._writer is not None:
             self._writer.write(encode_frame(message))
 

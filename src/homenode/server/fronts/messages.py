@@ -8,7 +8,7 @@ from homenode.engine.fronts.client import LinkedSettings
 from homenode.engine.fronts.messages import FromLinked, ToLinked
 from homenode.engine.messages import Fatal, Heartbeat, Ping
 from homenode.model.tokenizer.config import TextConfig
-from homenode.server.config import ServerConfig
+from homenode.server.http.config import ServerConfig
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
@@ -41,9 +41,9 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     """Front to coordinator: the vocabulary is read."""
 
 
-class Serving(msgspec.Struct, frozen=True, tag=True):
+class FrontServing(msgspec.Struct, frozen=True, tag=True):
     """Front to coordinator: connections are taken."""
 
 
 ToFront = Prepare | Begin | Serve | Stop | Ping | ToLinked
-FromFront = Prepared | Serving | Heartbeat | Fatal | FromLinked
+FromFront = Prepared | FrontServing | Heartbeat | Fatal | FromLinked

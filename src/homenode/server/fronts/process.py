@@ -18,8 +18,8 @@ from homenode.engine.fronts.messages import Way
 from homenode.engine.messages import Fatal, Heartbeat, Ping
 from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
 from homenode.errors import HomenodeError, HostError, PeerError
-from homenode.server.fronts.messages import FromFront, Prepare, Prepared, Serving, ToFront
-from homenode.server.fronts.metrics_files import FOLDER_VARIABLE
+from homenode.server.fronts.messages import FromFront, FrontServing, Prepare, Prepared, ToFront
+from homenode.server.monitoring.files import FOLDER_VARIABLE
 
 _log = logging.getLogger(__name__)
 _CHUNK = 256 * 1024
@@ -32,14 +32,14 @@ class FrontProcess:
     `left`: its exit code, when it has ended; `prepared` and `serving`: that it said so.
     """
 
-    def __init__(self, number: int, slot: int, hear: Callable[[FrontProcess, FromFront], None]) -> None:
-        """`hear` takes what it says beside that."""
+    def __init__(self, number: int, slot: int, on_message: Callable[[FrontProcess, FromFront], None]) -> None:
+        """`on_message` takes every other message of the process."""
         loop = asyncio.get_running_loop()
         self.number, self.slot, self.name = number, slot, f"homenode-front-{slot}"
         self.prepared: asyncio.Future[None] = loop.create_future()
         self.serving: asyncio.Future[None] = loop.create_future()
         self.left: asyncio.Future[int] = loop.create_future()
-        self._hear = hear
+        self._on_message = on_message
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -86,7 +86,7 @@ class FrontProcess:
         if self._writer is not None and not self.left.done():
             self._writer.write(frame)
 
-    def hand(self, way: Way, connected: socket.socket) -> bool:
+    def send_stream(self, way: Way, connected: socket.socket) -> bool:
         """Hand it the stream to an engine. False when it takes none."""
         return self._door is not None and hand(self._door, way, connected)
 
@@ -144,12 +144,12 @@ class FrontProcess:
                     answer.set_result(None)
             case Prepared():
                 _done(self.prepared)
-            case Serving():
+            case FrontServing():
                 _done(self.serving)
             case Fatal():
                 self._failure = message
             case _:
-                self._hear(self, message)
+                self._on_message(self, message)
 
     def _reap(self) -> int:
         """Its exit code. It goes when its stream does."""

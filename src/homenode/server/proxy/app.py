@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Awaitable, Callable
 
 import msgspec
 from starlette.requests import Request
@@ -13,17 +11,16 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from homenode import __version__
-from homenode.server.door import Door
-from homenode.server.exchange import read_body
-from homenode.server.metrics import CONTENT_TYPE
-from homenode.server.proxy.forward import Forward
+from homenode.server.apis.openai.responses import Version
+from homenode.server.http.endpoint import Endpoint
+from homenode.server.http.exchange import read_body
+from homenode.server.http.middleware import HttpApplication
+from homenode.server.monitoring.server_metrics import CONTENT_TYPE
+from homenode.server.proxy.client_request import read_client_request
+from homenode.server.proxy.forwarder import Forwarder
 from homenode.server.proxy.health import health
 from homenode.server.proxy.passing import passed
 from homenode.server.proxy.state import ProxyState
-from homenode.server.proxy.wanted import wanted
-from homenode.server.responses import Version
-
-Handler = Callable[[ProxyState, Request], Awaitable[Response]]
 
 _LONG = 1 << 18  # bytes of a body that is read off the event loop
 _ASKED_OF_A_DECODER = (  # what a decode server tells about the model they all serve
@@ -36,34 +33,23 @@ _ASKED_OF_A_DECODER = (  # what a decode server tells about the model they all s
 )
 
 
-def create_app(state: ProxyState) -> Door:
+def create_app(state: ProxyState) -> HttpApplication:
     """The application over a proxy's state."""
     routes = [
-        Route("/health", _Endpoint(state, health), methods=["GET"]),
-        Route("/version", _Endpoint(state, _version), methods=["GET"]),
-        Route("/metrics", _Endpoint(state, _metrics), methods=["GET"]),
-        Route("/v1/completions", _Generation(state, chat=False), methods=["POST"]),
-        Route("/v1/chat/completions", _Generation(state, chat=True), methods=["POST"]),
+        Route("/health", Endpoint(state, health), methods=["GET"]),
+        Route("/version", Endpoint(state, _version), methods=["GET"]),
+        Route("/metrics", Endpoint(state, _metrics), methods=["GET"]),
+        Route("/v1/completions", _ForwardedEndpoint(state, chat=False), methods=["POST"]),
+        Route("/v1/chat/completions", _ForwardedEndpoint(state, chat=True), methods=["POST"]),
     ]
     routes += [
-        Route(path, _Endpoint(state, _counted(passed)), methods=[method]) for method, path in _ASKED_OF_A_DECODER
+        Route(path, Endpoint(state, passed, admits=True), methods=[method]) for method, path in _ASKED_OF_A_DECODER
     ]
-    return Door(routes, state.config.api_key, lambda: state.draining)
+    return HttpApplication(routes, state.config.api_key, lambda: state.draining)
 
 
-class _Endpoint:
-    """Runs a handler and sends its response."""
-
-    def __init__(self, state: ProxyState, handler: Handler) -> None:
-        self._state, self._handler = state, handler
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self._handler(self._state, Request(scope, receive))
-        await response(scope, receive, send)
-
-
-class _Generation:
-    """An endpoint whose requests make the journey over a prefill and a decode server."""
+class _ForwardedEndpoint:
+    """An endpoint whose requests are forwarded to a prefill server, where one helps, and to a decode server."""
 
     def __init__(self, state: ProxyState, *, chat: bool) -> None:
         self._state, self._chat = state, chat
@@ -73,23 +59,12 @@ class _Generation:
         with self._state.request(), self._state.bodies.lease() as lease:
             body = await read_body(self._state, request, lease)
             if len(body) > _LONG:
-                asked = await asyncio.to_thread(wanted, body, chat=self._chat)
+                asked = await asyncio.to_thread(read_client_request, body, chat=self._chat)
             else:
-                asked = wanted(body, chat=self._chat)
+                asked = read_client_request(body, chat=self._chat)
             if asked.direct is not None:
                 self._state.metrics.direct(asked.direct)
-            await Forward(self._state, request, asked, lease, send).run()
-
-
-def _counted(handler: Handler) -> Handler:
-    """A handler whose requests the drain waits for."""
-
-    @functools.wraps(handler)
-    async def counted(state: ProxyState, request: Request) -> Response:
-        with state.request():
-            return await handler(state, request)
-
-    return counted
+            await Forwarder(self._state, request, asked, lease, send).run()
 
 
 async def _version(state: ProxyState, request: Request) -> Response:

@@ -8,7 +8,7 @@ LONGEST_PAUSE_S = 30.0
 
 
 @dataclass
-class Breaker:
+class CircuitBreaker:
     """Opens after `failures` in a row, for `pause_s` at first. After the pause one request probes; twice as long a pause follows when it fails."""
 
     failures: int

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from starlette.types import Send
 
-from homenode.server.sse import STREAM_GRACE_S, STREAM_HEADERS, break_silences
+from homenode.server.http.sse import STREAM_GRACE_S, STREAM_HEADERS, break_silences
 
 
 class ClientResponse:

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from homenode.errors import UserError
 from homenode.options import option
-from homenode.server.config import HttpConfig
+from homenode.server.http.config import HttpConfig
 from homenode.units import parse_seconds, parse_tokens
 
 

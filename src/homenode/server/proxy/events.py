@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from homenode.server.responses import ErrorBody
+from homenode.server.http.failures import ErrorBody
 
 _END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LARGEST_EVENT = 1 << 20  # bytes kept back; what is longer is passed on as it comes

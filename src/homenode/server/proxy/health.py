@@ -9,9 +9,9 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from homenode.server.http.failures import ErrorDetail
 from homenode.server.proxy.instances import Instance, State
 from homenode.server.proxy.state import ProxyState
-from homenode.server.responses import ErrorDetail
 
 
 class ServerHealth(Struct):
@@ -55,7 +55,7 @@ async def health(state: ProxyState, request: Request) -> Response:
 def _servers(state: ProxyState, instances: list[Instance]) -> list[ServerHealth]:
     servers = []
     for instance in instances:
-        server = ServerHealth(instance.state, state.books.requests(instance.url))
+        server = ServerHealth(instance.state, state.loads.requests(instance.url))
         if not state.config.api_key:
             server.url, server.reason = instance.url, instance.reason or UNSET
         servers.append(server)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from homenode.server.proxy.breaker import Breaker
+from homenode.server.proxy.breaker import CircuitBreaker
 from homenode.transfer import published
 from homenode.transfer.agreement import differences
 from homenode.transfer.published import Published
@@ -40,7 +40,7 @@ class Instance:
 
     url: str
     role: Role
-    breaker: Breaker
+    breaker: CircuitBreaker
     state: State = "starting"
     reason: str = "not asked yet"
     document: Published | None = None

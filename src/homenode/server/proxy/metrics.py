@@ -11,8 +11,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from homenode.server.proxy.instances import STATES, Instance
-from homenode.server.proxy.journey import PHASES, Fault, Journey, Outcome, Way
-from homenode.server.proxy.routing import Books
+from homenode.server.proxy.proxied_request import PHASES, Fault, Outcome, ProxiedRequest, Way
+from homenode.server.proxy.routing import LoadTable
 
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
 
@@ -20,8 +20,8 @@ _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 
 class _Now(Collector):
     """What is at the moment: servers and requests."""
 
-    def __init__(self, instances: Iterable[Instance], books: Books, journeys: set[Journey]) -> None:
-        self._instances, self._books, self._journeys = list(instances), books, journeys
+    def __init__(self, instances: Iterable[Instance], loads: LoadTable, proxied_requests: set[ProxiedRequest]) -> None:
+        self._instances, self._loads, self._proxied = list(instances), loads, proxied_requests
 
     def collect(self) -> Iterator[Metric]:
         names = ("role", "server")
@@ -44,21 +44,21 @@ class _Now(Collector):
                 states.add_metric((*values, state), instance.state == state)
             open_.add_metric(values, instance.breaker.open(time.monotonic()))
             lives.add_metric(values, instance.lives)
-            requests.add_metric(values, self._books.requests(instance.url))
-            waiting.add_metric(values, self._books.waiting(instance.url))
+            requests.add_metric(values, self._loads.requests(instance.url))
+            waiting.add_metric(values, self._loads.waiting(instance.url))
         phases = GaugeMetricFamily("homenode:proxy_requests_in_flight", "Requests by phase.", labels=("phase",))
-        counts = Counts(journey.phase for journey in self._journeys)
+        counts = Counts(proxied.phase for proxied in self._proxied)
         for phase in PHASES:
             phases.add_metric((phase,), counts[phase])
         yield from (states, open_, lives, requests, waiting, phases)
 
 
 class ProxyMetrics:
-    """The metrics of one proxy. `journeys`: those under way."""
+    """The metrics of one proxy. `proxied_requests`: those under way."""
 
-    def __init__(self, instances: Iterable[Instance], books: Books, journeys: set[Journey]) -> None:
+    def __init__(self, instances: Iterable[Instance], loads: LoadTable, proxied_requests: set[ProxiedRequest]) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_Now(instances, books, journeys))
+        self._registry.register(_Now(instances, loads, proxied_requests))
         self._requests = self._counter(
             "requests", "Requests, by the way their prompt was computed and what became of them.", "way", "outcome"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from homenode.server.proxy.upstreams import Broken, chunks, passed_on
+from homenode.server.proxy.upstreams import UpstreamError, chunks, passed_on
 
 _KEPT_WHOLE = (
     8 << 20
@@ -34,7 +34,7 @@ class Opened:
                 self._ready.append(chunk)
                 size += len(chunk)
         if self.is_stream and not size:
-            raise Broken("the stream ended before it began")
+            raise UpstreamError("the stream ended before it began")
 
     @property
     def whole(self) -> bool:

@@ -8,12 +8,12 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
-from homenode.server.exchange import read_body, unless_gone
-from homenode.server.failures import ApiError
-from homenode.server.proxy.journey import Choose
+from homenode.server.http.exchange import read_body, unless_gone
+from homenode.server.http.failures import ApiError
+from homenode.server.proxy.proxied_request import Choose
 from homenode.server.proxy.routing import Prompt
 from homenode.server.proxy.state import ProxyState
-from homenode.server.proxy.upstreams import Answer, Broken, TooLong
+from homenode.server.proxy.upstreams import UpstreamAnswer, UpstreamAnswerTooLong, UpstreamError
 
 _LARGEST_ANSWER = 256 << 20  # bytes; token ids take more room than the text they are of
 
@@ -31,7 +31,7 @@ async def passed(state: ProxyState, request: Request) -> Response:
     return response
 
 
-async def _answer(state: ProxyState, request: Request, body: bytes) -> Answer:
+async def _answer(state: ProxyState, request: Request, body: bytes) -> UpstreamAnswer:
     path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     failed: frozenset[str] = frozenset()
     deadline = time.monotonic() + state.config.idle_timeout
@@ -45,10 +45,10 @@ async def _answer(state: ProxyState, request: Request, body: bytes) -> Answer:
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 return await upstream.ask(request.method, path, headers, body or None, _LARGEST_ANSWER)
-        except Broken:
+        except UpstreamError:
             state.watch.broke(decoder)
             failed |= {decoder}
-        except TooLong:
+        except UpstreamAnswerTooLong:
             raise ApiError(
                 502, f"the decode server's answer is larger than {_LARGEST_ANSWER} bytes", code="decoder_failed"
             ) from None

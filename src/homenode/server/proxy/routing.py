@@ -4,7 +4,7 @@ Work is counted in tokens. A prefill server costs what waits there, something fo
 probably holds; a decode server the same, but a token that is handed over counts a sixteenth of one that is computed. What a cache holds is
 guessed from the prompts that were sent there; a wrong guess costs time only.
 
-Of a decode server of several engines each is a place of its own, as the KV of a prompt goes to one of them. Which engine of a prefill server computes a
+Of a decode server of several engines each is a target of its own, as the KV of a prompt goes to one of them. Which engine of a prefill server computes a
 prompt is that server's business: what waits there is divided among its engines.
 """
 
@@ -23,7 +23,7 @@ _HANDED_OVER = 1 / 16  # of the work of computing a token
 
 
 @dataclass(frozen=True)
-class Place:
+class RouteTarget:
     """Where a prompt may go: a server, or one of several engines of it. `engine`: its incarnation, None: the server chooses, or has but one."""
 
     server: str
@@ -39,17 +39,17 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenRoute:
     """A decode server, and a prefill server before it; None: the decoder computes the prompt. `short`: as it lacks little of it."""
 
-    decoder: Place
-    prefiller: Place | None = None
+    decoder: RouteTarget
+    prefiller: RouteTarget | None = None
     short: bool = False
 
 
 @dataclass(eq=False)
-class Book:
-    """What a place has to do and probably has in its cache. `engines`: that divide the work."""
+class TargetLoad:
+    """The work that one target has, and the prompts that its prefix cache probably holds. `engines`: how many share it."""
 
     prefixes: Prefixes = field(default_factory=lambda: Prefixes(REMEMBERED_BLOCKS))
     requests: int = 0
@@ -59,19 +59,22 @@ class Book:
 
 
 @dataclass(eq=False)
-class Entry:
-    """A request in the books of a place. `waiting`: its work as long as it has no answer."""
+class RoutedLoad:
+    """A request that was sent to a target, and the part of the target's load that it is. `waiting`: its work as long as it
+    has no answer."""
 
-    book: Book
+    load: TargetLoad
     waiting: float
 
 
 @dataclass
-class Books:
-    """What each place has to do and probably has in its cache. `key`: of the hashes, drawn at random unless a test gives one."""
+class LoadTable:
+    """The work and the probable cache contents of every target. `key`: the key of the hashes, drawn at random unless a test
+    gives one.
+    """
 
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
-    _books: dict[Place, Book] = field(default_factory=dict)
+    _loads: dict[RouteTarget, TargetLoad] = field(default_factory=dict)
 
     def prompt(self, units: Sequence[int], tokens: int, salt: str) -> Prompt:
         """`units`: token ids, or numbers that stand for pieces of text, from the beginning; `tokens`: of the whole prompt."""
@@ -80,92 +83,93 @@ class Books:
     def choose(
         self,
         prompt: Prompt,
-        prefillers: Collection[Place],
-        decoders: Collection[Place],
-        fits: Callable[[Place, Place], bool],
+        prefillers: Collection[RouteTarget],
+        decoders: Collection[RouteTarget],
+        fits: Callable[[RouteTarget, RouteTarget], bool],
         min_handover: int = 0,
-    ) -> Choice | None:
-        """The cheapest pair that fits, else the cheapest place to decode alone; None without any. At equal cost they take turns, in the order given."""
+    ) -> ChosenRoute | None:
+        """The cheapest pair that fits, else the cheapest target to decode alone; None without any target. At equal cost the
+        targets take turns, in the order given."""
         if not decoders:
             return None
-        near = [place for place in decoders if prompt.tokens - self._match(place, prompt) < min_handover]
+        near = [target for target in decoders if prompt.tokens - self._match(target, prompt) < min_handover]
         if near:
-            return Choice(min(near, key=lambda place: self._cost(place, prompt, 1.0)), short=True)
-        ranked = sorted(prefillers, key=lambda place: self._cost(place, prompt, 1.0))
+            return ChosenRoute(min(near, key=lambda target: self._cost(target, prompt, 1.0)), short=True)
+        ranked = sorted(prefillers, key=lambda target: self._cost(target, prompt, 1.0))
         pairs = [
             (first, decoder)
             for decoder in decoders
             if (first := next((p for p in ranked if fits(p, decoder)), None)) is not None
         ]
         if not pairs:
-            return Choice(min(decoders, key=lambda place: self._cost(place, prompt, 1.0)))
+            return ChosenRoute(min(decoders, key=lambda target: self._cost(target, prompt, 1.0)))
         prefiller, decoder = min(
             pairs, key=lambda pair: _sum(self._cost(pair[0], prompt, 1.0), self._cost(pair[1], prompt, _HANDED_OVER))
         )
-        return Choice(decoder, prefiller)
+        return ChosenRoute(decoder, prefiller)
 
-    def begin(self, place: Place, prompt: Prompt, *, handed_over: bool = False) -> Entry:
-        """A request goes to a place, which will have its prompt in the cache."""
-        book = self._book(place)
-        work = (prompt.tokens - self._match(place, prompt)) * (_HANDED_OVER if handed_over else 1.0)
-        book.requests, book.waiting, book.given = book.requests + 1, book.waiting + work, book.given + 1
-        book.prefixes.add(prompt.digests)
-        return Entry(book, work)
+    def begin(self, target: RouteTarget, prompt: Prompt, *, handed_over: bool = False) -> RoutedLoad:
+        """A request goes to a target, which will have its prompt in the cache."""
+        load = self._load(target)
+        work = (prompt.tokens - self._match(target, prompt)) * (_HANDED_OVER if handed_over else 1.0)
+        load.requests, load.waiting, load.given = load.requests + 1, load.waiting + work, load.given + 1
+        load.prefixes.add(prompt.digests)
+        return RoutedLoad(load, work)
 
-    def answered(self, entry: Entry) -> None:
+    def answered(self, entry: RoutedLoad) -> None:
         """Its prompt is done with."""
-        entry.book.waiting -= entry.waiting
+        entry.load.waiting -= entry.waiting
         entry.waiting = 0.0
 
-    def end(self, entry: Entry) -> None:
+    def end(self, entry: RoutedLoad) -> None:
         """It is there no more. To be called once."""
         self.answered(entry)
-        entry.book.requests -= 1
-        if not entry.book.requests:
-            entry.book.waiting = 0.0  # sums of fractions need not come out even
+        entry.load.requests -= 1
+        if not entry.load.requests:
+            entry.load.waiting = 0.0  # sums of fractions need not come out even
 
     def forget(self, server: str) -> None:
         """The server lost its memory."""
-        for book in self._of(server):
-            book.prefixes.forget()
+        for load in self._of(server):
+            load.prefixes.forget()
 
     def divide(self, server: str, engines: int) -> None:
         """So many engines of the server divide what is sent there."""
-        self._book(Place(server)).engines = max(1, engines)
+        self._load(RouteTarget(server)).engines = max(1, engines)
 
     def keep(self, server: str, engines: Collection[str]) -> None:
-        """Of the server's places only those of these engines, and itself, are there any more."""
-        for place in [
+        """Of the server's targets only those of these engines, and itself, are there any more."""
+        for target in [
             each
-            for each in self._books
+            for each in self._loads
             if each.server == server and each.engine is not None and each.engine not in engines
         ]:
-            del self._books[place]
+            del self._loads[target]
 
     def requests(self, server: str) -> int:
         """Those it has."""
-        return sum(book.requests for book in self._of(server))
+        return sum(load.requests for load in self._of(server))
 
     def waiting(self, server: str) -> float:
         """Tokens it has to compute, or as much work."""
-        return sum(book.waiting for book in self._of(server))
+        return sum(load.waiting for load in self._of(server))
 
-    def _of(self, server: str) -> list[Book]:
-        return [book for place, book in self._books.items() if place.server == server]
+    def _of(self, server: str) -> list[TargetLoad]:
+        return [load for target, load in self._loads.items() if target.server == server]
 
-    def _book(self, place: Place) -> Book:
-        if place not in self._books:
-            self._books[place] = Book()
-        return self._books[place]
+    def _load(self, target: RouteTarget) -> TargetLoad:
+        if target not in self._loads:
+            self._loads[target] = TargetLoad()
+        return self._loads[target]
 
-    def _match(self, place: Place, prompt: Prompt) -> int:
-        return min(prompt.tokens, BLOCK_TOKENS * self._book(place).prefixes.match(prompt.digests))
+    def _match(self, target: RouteTarget, prompt: Prompt) -> int:
+        return min(prompt.tokens, BLOCK_TOKENS * self._load(target).prefixes.match(prompt.digests))
 
-    def _cost(self, place: Place, prompt: Prompt, share: float) -> tuple[float, int]:
+    def _cost(self, target: RouteTarget, prompt: Prompt, share: float) -> tuple[float, int]:
         """Work until a prompt sent there now is done with, and the turn."""
-        book = self._book(place)
-        waits = (book.waiting + SEQUENCE_TOKENS * book.requests) / book.engines
-        return waits + share * (prompt.tokens - self._match(place, prompt)), book.given
+        load = self._load(target)
+        waits = (load.waiting + SEQUENCE_TOKENS * load.requests) / load.engines
+        return waits + share * (prompt.tokens - self._match(target, prompt)), load.given
 
 
 def _sum(first: tuple[float, int], second: tuple[float, int]) -> tuple[float, int]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from homenode.server.listener import Ending, Server, bind, url_of, uvicorn_config, warn_if_open
+from homenode.server.http.listener import Ending, Server, bind, url_of, uvicorn_config, warn_if_open
+from homenode.server.http.stop_signals import signals
 from homenode.server.proxy.app import create_app
 from homenode.server.proxy.config import ProxyConfig
 from homenode.server.proxy.state import ProxyState
-from homenode.server.stop_signals import signals
 
 __all__ = ["bind", "serve"]
 

@@ -8,23 +8,23 @@ import logging
 import secrets
 import time
 
-from homenode.server.admission import Admission
-from homenode.server.proxy.breaker import Breaker
+from homenode.server.http.admission import RequestAdmission
+from homenode.server.http.bodies import Bodies
+from homenode.server.proxy.breaker import CircuitBreaker
 from homenode.server.proxy.config import ProxyConfig
 from homenode.server.proxy.instances import Instance, Role, obstacle
-from homenode.server.proxy.journey import Choose, Journey
 from homenode.server.proxy.metrics import ProxyMetrics
+from homenode.server.proxy.proxied_request import Choose, ProxiedRequest
 from homenode.server.proxy.releases import Releases
-from homenode.server.proxy.routing import Books, Choice, Place, Prompt
+from homenode.server.proxy.routing import ChosenRoute, LoadTable, Prompt, RouteTarget
 from homenode.server.proxy.upstreams import Upstream
-from homenode.server.proxy.watching import Watch
-from homenode.server.state import Bodies
+from homenode.server.proxy.watching import HealthWatch
 
 _LOG = logging.getLogger("homenode.proxy")
 _BODIES_AT_ONCE = 8  # bodies of the largest size that may be in memory together
 
 
-class ProxyState(Admission):
+class ProxyState(RequestAdmission):
     """The servers, what is known of them, and the requests under way. Made inside the event loop."""
 
     def __init__(self, config: ProxyConfig) -> None:
@@ -33,10 +33,10 @@ class ProxyState(Admission):
         self.instances = {url: self._instance(url, "prefill") for url in config.prefill}
         self.instances |= {url: self._instance(url, "decode") for url in config.decode}
         self.upstreams = {url: Upstream(url, config) for url in self.instances}
-        self.books = Books()
-        self.journeys: set[Journey] = set()
-        self.metrics = ProxyMetrics(self.instances.values(), self.books, self.journeys)
-        self.watch = Watch(config, self.instances, self.upstreams, self._changed)
+        self.loads = LoadTable()
+        self.proxied_requests: set[ProxiedRequest] = set()
+        self.metrics = ProxyMetrics(self.instances.values(), self.loads, self.proxied_requests)
+        self.watch = HealthWatch(config, self.instances, self.upstreams, self._changed)
         self.releases = Releases(self.upstreams, config.release_timeout, self.metrics.released)
         self.bodies = Bodies(_BODIES_AT_ONCE * config.max_request_body)
         self.aborting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -45,7 +45,7 @@ class ProxyState(Admission):
         )  # tickets of several proxies, and of one before and after a restart, are never the same
         self._tickets = itertools.count(1)
         self._lives: dict[str, int] = {}
-        self._told: set[tuple[str, str, str]] = set()
+        self._logged_obstacles: set[tuple[str, str, str]] = set()
 
     def start(self) -> None:
         """Begin to look at the servers."""
@@ -71,22 +71,24 @@ class ProxyState(Admission):
         now = time.monotonic()
         return [instance.url for instance in self.of(role) if instance.usable(now)]
 
-    def choose(self, prompt: Prompt, step: Choose) -> Choice | None:
+    def choose(self, prompt: Prompt, step: Choose) -> ChosenRoute | None:
         """Servers for a request; None while there is no decode server for it."""
         usable = self.usable("decode")
         fresh = [url for url in usable if url not in step.avoid]
-        decoders = [place for url in (fresh if fresh or step.strict else usable) for place in self.places(url)]
+        decoders = [target for url in (fresh if fresh or step.strict else usable) for target in self.targets(url)]
         prefillers = (
-            [Place(url) for url in self.usable("prefill") if url not in step.failed_prefillers] if step.handover else []
+            [RouteTarget(url) for url in self.usable("prefill") if url not in step.failed_prefillers]
+            if step.handover
+            else []
         )
         least = self.config.min_handover_tokens if prefillers else 0
-        return self.books.choose(
-            prompt, prefillers, decoders, lambda sends, takes: self.fits(sends.server, takes.server), least
+        return self.loads.choose(
+            prompt, prefillers, decoders, lambda prefiller, decoder: self.fits(prefiller.server, decoder.server), least
         )
 
-    def places(self, url: str) -> list[Place]:
+    def targets(self, url: str) -> list[RouteTarget]:
         """Where KV for this decode server may go: to each of its engines, where it has several."""
-        return [Place(url, each.incarnation) for each in self.instances[url].engines] or [Place(url)]
+        return [RouteTarget(url, each.incarnation) for each in self.instances[url].engines] or [RouteTarget(url)]
 
     def fits(self, prefiller: str, decoder: str) -> bool:
         """KV can be handed over between these."""
@@ -116,17 +118,17 @@ class ProxyState(Admission):
             self.aborting.set_result(None)
 
     def _instance(self, url: str, role: Role) -> Instance:
-        return Instance(url, role, Breaker(self.config.breaker_failures, self.config.breaker_pause))
+        return Instance(url, role, CircuitBreaker(self.config.breaker_failures, self.config.breaker_pause))
 
     def _changed(self, url: str) -> None:
         """Something about a server changed."""
         lives, engines = self.instances[url].lives, self.instances[url].engines
-        self.books.keep(url, [each.incarnation for each in engines])
-        self.books.divide(url, len(engines) if self.instances[url].role == "prefill" else 1)
+        self.loads.keep(url, [each.incarnation for each in engines])
+        self.loads.divide(url, len(engines) if self.instances[url].role == "prefill" else 1)
         if self._lives.setdefault(url, lives) != lives:
             self._lives[url] = lives
-            self.books.forget(url)
+            self.loads.forget(url)
         for told in self.obstacles():
-            if told not in self._told:
-                self._told.add(told)
+            if told not in self._logged_obstacles:
+                self._logged_obstacles.add(told)
                 _LOG.warning("%s cannot hand over to %s: %s", *told)

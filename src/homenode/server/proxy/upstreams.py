@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from homenode.server.door import KEY_HEADERS
+from homenode.server.http.middleware import KEY_HEADERS
 from homenode.server.proxy.config import ProxyConfig
 
 _IDLE_S = 5.0  # less than servers keep an idle connection, so that none is used that is just being closed
@@ -25,16 +25,16 @@ _OF_A_REQUEST = _OF_A_HOP | {"host", "content-length", "accept-encoding", "expec
 _OF_AN_ANSWER = _OF_A_HOP | {"date", "server", "x-request-id"}
 
 
-class Broken(Exception):
+class UpstreamError(Exception):
     """No answer, or not a whole one: the connection could not be made or was lost, or what came is not HTTP."""
 
 
-class TooLong(Exception):
+class UpstreamAnswerTooLong(Exception):
     """An answer has more bytes than were wanted."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class UpstreamAnswer:
     """One that was read whole."""
 
     status: int
@@ -77,21 +77,21 @@ class Upstream:
             request = self._client.build_request(method, path, headers=headers, content=body)
             return await self._client.send(request, stream=True)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise Broken(_reason(error)) from error
+            raise UpstreamError(_reason(error)) from error
 
     async def ask(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None, limit: int = LARGEST_SMALL
-    ) -> Answer:
-        """A whole answer. Raises Broken, and TooLong for more than `limit` bytes."""
+    ) -> UpstreamAnswer:
+        """A whole answer. Raises Broken, and UpstreamAnswerTooLong for more than `limit` bytes."""
         response = await self.send(method, path, headers, body)
         try:
             parts, size = [], 0
             async for chunk in chunks(response):
                 size += len(chunk)
                 if size > limit:
-                    raise TooLong
+                    raise UpstreamAnswerTooLong
                 parts.append(chunk)
-            return Answer(response.status_code, passed_on(response), b"".join(parts))
+            return UpstreamAnswer(response.status_code, passed_on(response), b"".join(parts))
         finally:
             await response.aclose()
 
@@ -106,7 +106,7 @@ async def chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:
         async for chunk in response.aiter_raw():
             yield chunk
     except httpx.HTTPError as error:
-        raise Broken(_reason(error)) from error
+        raise UpstreamError(_reason(error)) from error
 
 
 def passed_on(response: httpx.Response) -> list[tuple[bytes, bytes]]:

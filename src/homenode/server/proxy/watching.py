@@ -11,7 +11,7 @@ import msgspec
 
 from homenode.server.proxy.config import ProxyConfig
 from homenode.server.proxy.instances import Instance, Sight
-from homenode.server.proxy.upstreams import Answer, Broken, TooLong, Upstream, within
+from homenode.server.proxy.upstreams import Upstream, UpstreamAnswer, UpstreamAnswerTooLong, UpstreamError, within
 from homenode.transfer import published
 
 _LOG = logging.getLogger("homenode.proxy")
@@ -37,7 +37,7 @@ class Bell:
             pass
 
 
-class Watch:
+class HealthWatch:
     """One look after another at each server. `on_change` is called with a server about which something changed."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Watch:
         nudge = self._nudges[instance.url]
         while True:
             nudge.clear()
-            sight = await self._look(instance)
+            sight = await self._poll(instance)
             heard = instance.state == "ready" and time.monotonic() - instance.heard_at < self._config.silent_after
             if not (sight.state == "silent" and heard) and instance.looked(time.monotonic(), sight):
                 _LOG.log(
@@ -94,15 +94,15 @@ class Watch:
             except TimeoutError:
                 pass
 
-    async def _look(self, instance: Instance) -> Sight:
+    async def _poll(self, instance: Instance) -> Sight:
         look = asyncio.create_task(self._ask(self._upstreams[instance.url]))
         try:
             if not await within(self._config.silent_after, look):
                 return Sight("silent", f"/health was not answered within {self._config.silent_after:g} s")
             return look.result()
-        except Broken as error:
+        except UpstreamError as error:
             return Sight("down", str(error))
-        except TooLong:
+        except UpstreamAnswerTooLong:
             return Sight("unfit", "its answer to /health or /kv_transfer is too long")
         finally:
             look.cancel()
@@ -128,7 +128,7 @@ class Watch:
         return Sight("ready", "", found, document.body)
 
 
-def _unwell(answer: Answer) -> Sight:
+def _unwell(answer: UpstreamAnswer) -> Sight:
     """What an answer other than 200 says about the server."""
     code, message = "", ""
     try:

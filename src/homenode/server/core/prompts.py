@@ -1,0 +1,221 @@
+"""Prompts in every form the API has, turned into token ids and checked against the model's limits."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import Any, NamedTuple
+
+from homenode.model.tokenizer.literal_text import HiddenNames
+from homenode.model.tokenizer.template_traits import with_text_behind
+from homenode.server.apis.openai.requests import Content, Message, Messages
+from homenode.server.core.state import ServerState
+from homenode.server.core.text_work import SHORT_TEXT, memory_of
+from homenode.server.http.failures import ApiError
+from homenode.units import format_count
+
+_OWN_VALUES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+
+
+class PromptText(NamedTuple):
+    """A text to encode. `hidden`: the names of control tokens that were hidden in it, where they are to stay text."""
+
+    text: str
+    hidden: HiddenNames | None = None
+
+
+def split_prompt(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """The prompts in the four forms of the API's `prompt`. Raises ApiError 400 for an empty or mixed list."""
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = set(map(type, prompt))
+    if not prompt:
+        raise ApiError(
+            400,
+            "`prompt` is an empty list; give a text, token ids or a list of either",
+            param="prompt",
+            code="invalid_value",
+        )
+    if kinds == {int}:
+        return [prompt]  # type: ignore[list-item]
+    if kinds in ({str}, {list}):
+        return prompt  # type: ignore[return-value]
+    raise ApiError(
+        400,
+        "`prompt` mixes kinds; its entries must be all texts, all token ids or all lists of token ids",
+        param="prompt",
+        code="invalid_value",
+    )
+
+
+async def prompt_ids(
+    state: ServerState, prompt: str | list[int], param: str, add_special_tokens: bool, *, inline: bool = False
+) -> list[int]:
+    """Token ids of one prompt. `inline`: at once, as it is short. Raises ApiError 400 under the name `param`."""
+    if isinstance(prompt, str):
+        ids = await fitting_ids(state, PromptText(prompt), param, add_special_tokens, inline=inline)
+    else:
+        ids = prompt
+    check_prompt(state, ids, param)
+    if not isinstance(prompt, str):
+        check_token_ids(state, ids, param)
+    return ids
+
+
+async def chat_ids(
+    state: ServerState,
+    messages: Messages,
+    *,
+    template_kwargs: Mapping[str, Any] | None = None,
+    add_generation_prompt: bool | None = None,
+    continue_final: bool = False,
+    add_special_tokens: bool | None = None,
+) -> list[int]:
+    """Token ids of a conversation that fits the context.
+
+    What `add_special_tokens` does to it is told by `homenode.model.tokenizer.surrounding_tokens`.
+    """
+    prompt = await chat_text(
+        state,
+        messages,
+        template_kwargs=template_kwargs,
+        add_generation_prompt=add_generation_prompt,
+        continue_final=continue_final,
+    )
+    async with state.text_work.reserve(memory_of(prompt.text)):
+        ids = await fitting_ids(state, prompt, "messages", False, inline=len(prompt.text) <= SHORT_TEXT)
+    ids = state.tokenizer.chat_prompt(ids, add_special_tokens)
+    check_prompt(state, ids, "messages")
+    return ids
+
+
+async def chat_text(
+    state: ServerState,
+    messages: Messages,
+    *,
+    template_kwargs: Mapping[str, Any] | None = None,
+    add_generation_prompt: bool | None = None,
+    continue_final: bool = False,
+) -> PromptText:
+    """What the chat template makes of a conversation."""
+    values = dict(template_kwargs or {})
+    if taken := sorted(_OWN_VALUES & values.keys()):
+        raise ApiError(
+            400, f"`chat_template_kwargs` may not set `{taken[0]}`", param="chat_template_kwargs", code="invalid_value"
+        )
+    if continue_final and add_generation_prompt:
+        raise ApiError(
+            400,
+            "`continue_final_message` and `add_generation_prompt` exclude each other",
+            param="continue_final_message",
+            code="invalid_value",
+        )
+    said = [_template_message(message) for message in messages]
+    render = _render_open if continue_final else _render
+
+    def work() -> PromptText:
+        if state.config.special_tokens_in_content:
+            return PromptText(render(state, said, values, add_generation_prompt is not False))
+        hidden = state.tokenizer.hidden_names()
+        return PromptText(
+            render(state, hidden.hide(said), hidden.hide(values), add_generation_prompt is not False), hidden
+        )
+
+    return await asyncio.to_thread(work)  # a template is a program, and may wait for a process of its own
+
+
+async def fitting_ids(
+    state: ServerState, prompt: PromptText, param: str, add_special_tokens: bool, *, inline: bool = False
+) -> list[int]:
+    """Token ids of a text that fits the context. Raises ApiError 400 for another one as early as that is known.
+
+    `inline`: it is short, so that it is encoded at once.
+    """
+    text, hidden = prompt
+    if hidden is None or not hidden.any:
+        if inline:
+            return state.tokenizer.encode(text, add_special_tokens)
+        if (
+            fewest := await state.text_work.run(lambda: state.tokenizer.fewest_tokens(text))
+        ) >= state.ready.max_model_len:
+            raise _too_long(state, param, f"at least {format_count(fewest, 'token')}")
+    most = state.ready.max_model_len
+    ids: list[int] = []
+    encoded = state.tokenizer.encode_pieces(text, add_special_tokens, hidden)
+    async with aclosing(state.text_work.each(encoded)) as pieces:
+        async for piece in pieces:
+            if piece and len(ids) >= most:
+                raise _too_long(state, param, f"at least {format_count(len(ids), 'token')}")
+            ids += piece
+    return ids
+
+
+def check_token_ids(state: ServerState, ids: list[int], param: str) -> None:
+    """Raises ApiError 400 for an id outside the vocabulary."""
+    if ids and max(ids) >= state.ready.vocab_size:
+        place = next(i for i, token in enumerate(ids) if token >= state.ready.vocab_size)
+        raise ApiError(
+            400,
+            f"`{param}[{place}]` is token id {ids[place]}; this model's ids go from 0 to {state.ready.vocab_size - 1}",
+            param=param,
+            code="invalid_value",
+        )
+
+
+def check_prompt(state: ServerState, ids: list[int], param: str) -> None:
+    """Raises ApiError 400 for a prompt without tokens, or with too many to leave room for one more."""
+    if not ids:
+        raise ApiError(
+            400,
+            f"`{param}` has no tokens, and none that begins a text is added; give at least one",
+            param=param,
+            code="invalid_value",
+        )
+    if len(ids) >= state.ready.max_model_len:
+        raise _too_long(state, param, format_count(len(ids), "token"))
+
+
+def _too_long(state: ServerState, param: str, tokens: str) -> ApiError:
+    return ApiError(
+        400,
+        f"`{param}` has {tokens}; the context takes {state.ready.max_model_len} (--max-model-len), "
+        "one of them for the answer",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
+def _template_message(message: Message) -> dict[str, Any]:
+    """A message as templates know it. A developer's is a system message under its newer name, which few templates have heard of."""
+    role = str(message.__struct_config__.tag)
+    said = {"role": "system" if role == "developer" else role, "content": _content(message.content)}
+    return said | {"name": message.name} if message.name else said
+
+
+def _content(content: Content | None) -> str | list[dict[str, str]]:
+    """The form the client sent; the tokenizer knows which one the template takes."""
+    if isinstance(content, list):
+        return [{"type": "text", "text": part.text} for part in content]
+    return content or ""
+
+
+def _render(state: ServerState, said: list[dict[str, Any]], values: dict[str, Any], add_generation_prompt: bool) -> str:
+    return state.tokenizer.render_chat(said, add_generation_prompt=add_generation_prompt, **values)
+
+
+def _render_open(state: ServerState, said: list[dict[str, Any]], values: dict[str, Any], _: bool) -> str:
+    """The prompt up to the end of the last message's text: a mark at that end shows where the template would close the turn."""
+    mark = f"[{secrets.token_hex(16)}]"
+    marked = [*said[:-1], {**said[-1], "content": with_text_behind(said[-1]["content"], mark)}]
+    text = _render(state, marked, values, False)
+    before, found, _after = text.rpartition(mark)
+    if not found:
+        raise ApiError(
+            400,
+            "the chat template does not show the last message, so it cannot be continued",
+            param="continue_final_message",
+            code="invalid_value",
+        )
+    return before

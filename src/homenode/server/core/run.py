@@ -1,0 +1,162 @@
+"""Sequences of one HTTP request, from the engine's outputs to pieces of text; whatever happens, nothing is left running."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from homenode.engine.messages import Output
+from homenode.engine.request import Request
+from homenode.server.apis.openai.responses import KvTransferResult, PromptDetails, Usage
+from homenode.server.core.choice import ChoiceText, Piece
+from homenode.server.core.failures import from_output
+from homenode.server.core.text_work import TextWork
+from homenode.server.http.failures import ApiError
+from homenode.server.interfaces.client import EngineClient
+from homenode.server.monitoring.server_metrics import Recorder
+
+_AT_ONCE = 64  # of many sequences, those that are begun or heard before others get a turn
+
+
+@dataclass(slots=True)
+class GeneratedSequence:
+    """One engine request and the choice it becomes. `first_of_prompt`: of the n sequences of a prompt, the one whose prompt counts."""
+
+    request: Request
+    choice: ChoiceText
+    recorder: Recorder
+    first_of_prompt: bool
+    cached_tokens: int = 0
+
+
+class Generation:
+    """Runs the sequences of one request together."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        sequences: list[GeneratedSequence],
+        active: set[int],
+        tickets: dict[str, int],
+        handed_over: KvTransferResult | None,
+        text_work: TextWork,
+    ) -> None:
+        """`active`: where the ids of running requests are kept for a shutdown that has to abort them; `tickets`: likewise those whose KV is handed
+        over, by ticket. `handed_over`: what to tell of that in the answer."""
+        self._client, self._active, self._tickets = client, active, tickets
+        self._text_work = text_work
+        self.sequences = sequences
+        self.handed_over = handed_over
+
+    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
+        """(choice index, piece) as they come. Raises ApiError when the engine ends a sequence without a result.
+
+        Closing the generator early, or a failure of one sequence, aborts all that are still running.
+        """
+        left = len(self.sequences)
+        ids = {sequence.request.id for sequence in self.sequences}
+        tickets = self._take_tickets()
+        self._active |= ids
+        try:
+            async with aclosing(self._outputs()) as outputs:
+                async for index, output in outputs:
+                    sequence = self.sequences[index]
+                    if sequence.choice.finish_reason is not None:
+                        continue  # a stop string matched before the engine heard of it
+                    yield index, await self._piece(sequence, output)
+                    if sequence.choice.finish_reason is not None:
+                        if output.finish_reason is None:
+                            await self._client.abort(sequence.request.id, "stop")
+                        left -= 1
+                        if not left:
+                            return
+            raise from_output(Output(id=0, finish_reason="abort", error="the engine stopped answering"))
+        finally:
+            self._active -= ids
+            for ticket in tickets:
+                del self._tickets[ticket]
+            for sequence in self.sequences:
+                sequence.recorder.end("abort")
+
+    def _take_tickets(self) -> dict[str, int]:
+        """Raises ApiError 400 when another request has one of them now."""
+        mine = {
+            sequence.request.kv.ticket: sequence.request.id
+            for sequence in self.sequences
+            if sequence.request.kv is not None
+        }
+        for ticket in mine:
+            if ticket in self._tickets:
+                text = (
+                    f"`kv_transfer_params`: the ticket {ticket} is that of a request that runs; each has one of its own"
+                )
+                raise ApiError(400, text, param="kv_transfer_params.ticket", code="ticket_in_use")
+        self._tickets |= mine
+        return mine
+
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        counted = [sequence for sequence in self.sequences if sequence.first_of_prompt]
+        prompt = sum(len(sequence.request.prompt_ids) for sequence in counted)
+        completion = sum(sequence.choice.num_tokens for sequence in self.sequences)
+        cached = sum(sequence.cached_tokens for sequence in counted)
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=PromptDetails(cached),
+        )
+
+    async def _piece(self, sequence: GeneratedSequence, output: Output) -> Piece:
+        if output.error_kind is not None or output.finish_reason in ("error", "abort"):
+            sequence.recorder.end("error")
+            raise from_output(output)
+        sequence.recorder.tokens(len(output.tokens))
+        sequence.cached_tokens = max(sequence.cached_tokens, output.cached_tokens)
+        tokens = len(output.tokens) + len(output.prompt_logprobs or ())
+        piece = await self._text_work.run(lambda: sequence.choice.feed(output), tokens)
+        if piece.finish_reason is not None:
+            sequence.recorder.end(piece.finish_reason)
+        return piece
+
+    async def _outputs(self) -> AsyncGenerator[tuple[int, Output], None]:
+        if len(self.sequences) == 1:  # no queue and no task between the engine and the only listener
+            async with aclosing(self._client.submit(self.sequences[0].request)) as outputs:
+                async for output in outputs:
+                    yield 0, output
+            return
+        queue: asyncio.Queue[tuple[int, Output] | Exception | None] = asyncio.Queue()
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            for index in range(len(self.sequences)):
+                tasks.append(asyncio.create_task(self._forward(index, queue)))
+                if index % _AT_ONCE == 0:
+                    await asyncio.sleep(0)  # others get a turn
+            ended = taken = 0
+            while ended < len(tasks):
+                item = await queue.get()  # which goes on at once where there is an item
+                taken += 1
+                if taken % _AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    ended += 1
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _forward(self, index: int, queue: asyncio.Queue[tuple[int, Output] | Exception | None]) -> None:
+        """Puts the outputs of one sequence into the queue of all; None says that there are no more."""
+        try:
+            async with aclosing(self._client.submit(self.sequences[index].request)) as outputs:
+                async for output in outputs:
+                    queue.put_nowait((index, output))
+            queue.put_nowait(None)
+        except Exception as error:  # raised again by the reader of the queue
+            queue.put_nowait(error)

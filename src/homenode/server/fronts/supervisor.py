@@ -1,0 +1,198 @@
+"""The fronts of a coordinator: all are started together, each is replaced when it is lost, and all end together."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+import time
+from typing import Protocol
+
+from homenode.engine.replicas.patience import RestartPolicy
+from homenode.engine.wire import encode_frame
+from homenode.errors import HomenodeError, InternalError, PeerError
+from homenode.server.fronts.messages import FromFront, Prepare, Serve, ToFront
+from homenode.server.fronts.process import FrontProcess
+
+_log = logging.getLogger(__name__)
+_STOOD_STILL_S = 0.5
+
+
+class FrontEvents(Protocol):
+    """Who has them: `coordinator.Coordinator`."""
+
+    def front_begins(self, front: FrontProcess) -> None:
+        """It has read the vocabulary: it is told all that the others know."""
+
+    def front_says(self, front: FrontProcess, message: FromFront) -> None: ...
+
+    def front_left(self, front: FrontProcess) -> None:
+        """It has ended, and its requests with it."""
+
+
+class FrontSupervisor:
+    """`count` of them. Those that have begun hear what is told to all."""
+
+    def __init__(self, count: int, program: str, patience: RestartPolicy, host: FrontEvents) -> None:
+        """`program`: the module that each runs."""
+        self._program, self._patience, self._host = program, patience, host
+        self._numbers = itertools.count(1)
+        self._slots: list[FrontProcess | None] = [None] * count  # None while it is started again
+        self._begun: dict[int, FrontProcess] = {}  # by number
+        self._keeping: list[asyncio.Task[None]] = []
+        self._first: tuple[socket.socket, Prepare] | None = None
+        self._ending = False
+        self._codes: list[int] = []  # of those that ended as they were told to
+
+    # Life
+
+    async def start(self, listener: socket.socket, prepare: Prepare) -> None:
+        """Start all, and wait until each has read the vocabulary. `listener`: that they accept on. Raises what one could not do that for."""
+        self._first = (listener, prepare)
+        starting = [asyncio.ensure_future(self._new(slot)) for slot in range(len(self._slots))]
+        try:
+            await asyncio.gather(*starting)
+        except BaseException:
+            for task in starting:
+                task.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+            raise
+
+    async def serve(self) -> None:
+        """Let all take connections; each is replaced from now on when it is lost."""
+        fronts = [front for front in self._slots if front is not None]
+        for front in fronts:
+            self._begin(front)
+        await asyncio.gather(*(front.serving for front in fronts))
+        self._keeping = [asyncio.ensure_future(self._keep(slot, front)) for slot, front in enumerate(fronts)]
+
+    async def kept(self) -> int | None:
+        """Waits until none is left: the largest exit code of those that ended as they were told to, None when all were given up."""
+        for ended in await asyncio.gather(*self._keeping, return_exceptions=True):
+            if isinstance(ended, Exception):
+                raise ended
+        return max([0, *self._codes]) if self._ending else None
+
+    def end(self, last: ToFront, patience_s: float) -> None:
+        """Tell all to end by themselves; who has not within `patience_s` seconds is killed, as is who is just being started."""
+        self._ending = True
+        self.broadcast(last)
+        for slot, front in enumerate(self._slots):
+            if front is None and self._keeping:
+                self._keeping[slot].cancel()
+        asyncio.get_running_loop().call_later(patience_s, self.kill)
+
+    def kill(self) -> None:
+        """End all at once."""
+        for front in self._begun.values():
+            front.kill()
+
+    async def close(self) -> None:
+        """End whoever is left."""
+        self._ending = True
+        for task in self._keeping:
+            task.cancel()
+        await asyncio.gather(*self._keeping, return_exceptions=True)
+        await asyncio.gather(*(front.close() for front in self._slots if front is not None))
+
+    # Use
+
+    @property
+    def running(self) -> tuple[FrontProcess, ...]:
+        """Those that have begun."""
+        return tuple(self._begun.values())
+
+    def has(self, number: int) -> bool:
+        """Whether this process is there."""
+        return number in self._begun
+
+    def broadcast(self, message: ToFront, except_for: FrontProcess | None = None) -> None:
+        """Say this to all that have begun."""
+        frame = encode_frame(message)
+        for front in self._begun.values():
+            if front is not except_for:
+                front.send_frame(frame)
+
+    # Keeping
+
+    async def _new(self, slot: int) -> FrontProcess:
+        """A front that has read the vocabulary. Raises what it could not do that for."""
+        if self._first is None:
+            raise InternalError("the fronts were not started")
+        front = FrontProcess(next(self._numbers), slot, self._host.front_says)
+        try:
+            await front.start(self._program, *self._first)
+            await asyncio.shield(front.prepared)
+        except BaseException:
+            front.kill()
+            await front.close()
+            raise
+        self._slots[slot] = front
+        return front
+
+    def _begin(self, front: FrontProcess) -> None:
+        self._host.front_begins(front)
+        self._begun[front.number] = front
+        front.send(Serve())
+
+    async def _keep(self, slot: int, front: FrontProcess) -> None:
+        """Replace the front in this slot again and again, until all end or it is given up."""
+        failures = 0
+        while True:
+            since = time.monotonic()
+            watching = asyncio.ensure_future(self._watch(front))
+            code = await asyncio.shield(front.left)
+            watching.cancel()
+            self._slots[slot] = None
+            del self._begun[front.number]
+            self._host.front_left(front)
+            await front.close()
+            if self._ending:
+                self._codes.append(max(0, code))  # a killed one did what it was told
+                return
+            failures = 0 if time.monotonic() - since >= self._patience.steady_s else failures
+            reason = f"exit code {code}" if code >= 0 else f"signal {-code}"
+            replaced = await self._replace(slot, front.name, reason, failures)
+            if replaced is None:
+                return
+            front, failures = replaced
+
+    async def _replace(self, slot: int, name: str, reason: str, failures: int) -> tuple[FrontProcess, int] | None:
+        """The new front, and the failures in a row so far; None when there were too many."""
+        while True:
+            failures += 1
+            delay = self._patience.delay(failures)
+            if delay is None:
+                _log.error(
+                    "%s has ended (%s); it is not started again after %d tries", name, reason, self._patience.tries
+                )
+                return None
+            _log.warning("%s has ended (%s); another one is started in %g s", name, reason, delay)
+            await asyncio.sleep(delay)
+            try:
+                front = await self._new(slot)
+            except (HomenodeError, OSError) as error:
+                reason = str(error)
+                continue
+            self._begin(front)
+            return front, failures
+
+    async def _watch(self, front: FrontProcess) -> None:
+        """End a front whose loop does not answer; what it took is lost then, and the others are not."""
+        longest = self._patience.silent_after_s + self._patience.lost_after_s
+        asked_again = False
+        while True:
+            await asyncio.sleep(self._patience.look_every_s)
+            asked = time.monotonic()
+            try:
+                await front.heartbeat(longest)
+                asked_again = False
+            except PeerError:
+                if not asked_again and time.monotonic() - asked > longest + _STOOD_STILL_S:
+                    asked_again = True  # this process itself stood still: nobody's silence counts, once
+                    continue
+                if not front.left.done():
+                    _log.error("%s has been silent for %g s and is ended", front.name, longest)
+                    front.kill()
+                return

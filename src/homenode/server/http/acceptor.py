@@ -1,0 +1,139 @@
+"""Takes the connections of a listening socket, with an eye on the descriptors that are left.
+
+asyncio's own server tries as often again as its backlog is long when there are none, and logs a traceback each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from homenode.server.http.descriptors import descriptor_limit, descriptors_in_use, reserve_of
+from homenode.server.http.idle import IdleConnections
+
+_LOG = logging.getLogger("homenode.server")
+_PAUSE_S = 0.25  # after the system has refused a connection
+_CLOSED_IN_NEED = 8  # idle connections, when it refuses for lack of descriptors
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """How many connections there may be. A number from `first_reserved` on means that as many descriptors are open,
+    whatever for.
+
+    `most`: connections, where each of them needs further descriptors later on.
+    """
+
+    first_reserved: int
+    most: int
+    limit: int
+
+    @staticmethod
+    def now(descriptors_each: int) -> ConnectionLimits:
+        """For a process as it is, before it has connections. `descriptors_each`: that one connection may come to need."""
+        limit = descriptor_limit()
+        free = limit - reserve_of(limit)
+        return ConnectionLimits(free, max(1, (free - descriptors_in_use()) // descriptors_each), limit)
+
+
+class Acceptor:
+    """Accepts on one socket, as the servers of uvicorn do.
+
+    While descriptors are short a new connection takes the place of the one that has been idle longest. Where none is
+    idle it is made all the same, from the reserve, but told so (`make(True)`): it is for /health.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make: Callable[[bool], asyncio.Protocol],
+        idle: IdleConnections,
+        count: Callable[[], int],
+        *,
+        at_once: int,
+        limits: ConnectionLimits,
+    ) -> None:
+        """`count`: how many connections there are. `at_once`: how many are accepted before anything else has its turn."""
+        self._listener, self._make, self._idle, self._count = listener, make, idle, count
+        self._at_once, self._limits = at_once, limits
+        self._loop = asyncio.get_running_loop()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._pause: asyncio.TimerHandle | None = None
+        self._short = False  # the last connection was one too many
+        self._closed = False
+
+    def start(self, backlog: int) -> None:
+        """Listen; `backlog` connections may wait to be accepted."""
+        self._listener.setblocking(False)
+        self._listener.listen(backlog)
+        self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Accept no more. The socket stays its owner's to close."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._pause is not None:
+            self._pause.cancel()
+        self._loop.remove_reader(self._listener.fileno())
+
+    async def wait_closed(self) -> None:
+        """Until no connection is being made any more."""
+        await asyncio.gather(*self._connecting, return_exceptions=True)
+
+    def _accept(self) -> None:
+        if self._short and self._connecting:
+            return  # those under way are about to be idle, and may be closed then; the loop comes back at once
+        self._short = False
+        for _ in range(self._at_once):
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._refused(error)
+                return
+            connection.setblocking(False)
+            under_way = self._count() + len(self._connecting)
+            self._short = connection.fileno() >= self._limits.first_reserved or under_way >= self._limits.most
+            task = self._loop.create_task(self._connect(connection, self._short))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+            if self._short:
+                return
+
+    async def _connect(self, connection: socket.socket, short: bool) -> None:
+        from_reserve = short and not await self._close_idle()
+        try:
+            await self._loop.connect_accepted_socket(lambda: self._make(from_reserve), connection)
+        except OSError:  # the client has gone meanwhile
+            connection.close()
+
+    async def _close_idle(self) -> bool:
+        """Close the connection that has been idle longest. False when none is idle."""
+        while len(self._connecting) > 1:  # the others, which are made in two rounds of the loop and are idle then
+            await asyncio.sleep(0)
+        made = self._idle.close_oldest()
+        _LOG.warning(
+            "the limit of %d open files is nearly reached: %s; raise it (ulimit -n, LimitNOFILE)",
+            self._limits.limit,
+            "the connection that was idle longest is closed for a new one" if made else "new requests get 503",
+        )
+        return made
+
+    def _refused(self, error: OSError) -> None:
+        """The system has no connection to give: wait a moment, as the socket stays readable."""
+        _LOG.warning("no connection can be accepted: %s; trying again in %g s", error.strerror, _PAUSE_S)
+        for _ in range(_CLOSED_IN_NEED):
+            if not self._idle.close_oldest():
+                break
+        self._loop.remove_reader(self._listener.fileno())
+        self._pause = self._loop.call_later(_PAUSE_S, self._go_on)
+
+    def _go_on(self) -> None:
+        self._pause = None
+        if not self._closed:
+            self._loop.add_reader(self._listener.fileno(), self._accept)

@@ -1,0 +1,114 @@
+"""What msgspec says about a body, said to the client: which field, what is wrong with it, and whether it is only missing here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from homenode.server.http.failures import ApiError
+
+T = TypeVar("T")
+
+_WHERE = re.compile(r" - at `(?P<key>key` in `)?\$\.?(?P<path>[^`]*)`$")
+_FIELD = re.compile(r"Object (?P<kind>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL)
+_VALUE = re.compile(r"Invalid (?:enum )?value (?P<value>.*)", re.DOTALL)
+_PART = re.compile(r"messages\[\d+\]\.content\[\d+\]\.\w+")
+_ROLE = re.compile(r"messages\[\d+\]\.role")
+_TEXT_ONLY = "this model takes parts of type 'text' only"
+_LONGEST_ECHO = 200  # characters of a client's own words repeated in a message
+
+
+@dataclass(frozen=True)
+class FieldHints:
+    """What an API tells clients about its fields besides their types.
+
+    `remedies`: by a field's name, what to do about a value that it does not take. `unsupported`: by the name of a field
+    that the API has elsewhere and this server has not, what to do instead.
+    """
+
+    remedies: Mapping[str, str]
+    unsupported: Mapping[str, str]
+
+
+def decode_as(kind: type[T], hints: FieldHints) -> Callable[[bytes], T]:
+    """A decoder of JSON bodies to the msgspec type `kind`. The decoder raises ApiError 400."""
+    decoder = msgspec.json.Decoder(kind)
+
+    def decode(body: bytes) -> T:
+        try:
+            try:
+                return decoder.decode(body)
+            except msgspec.ValidationError as error:
+                if "got `float`" not in str(error):
+                    raise
+            return msgspec.convert(_whole_numbers(msgspec.json.decode(body)), kind, str_keys=True)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise _from_decoding(error, hints) from None
+
+    return decode
+
+
+def _whole_numbers(value: Any) -> Any:
+    """JSON has one kind of number, so 3.0 is an integer where one is wanted; some clients know no other way to write it."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if isinstance(value, list):
+        return [_whole_numbers(entry) for entry in value]
+    if isinstance(value, dict):
+        return {key: _whole_numbers(entry) for key, entry in value.items()}
+    return value
+
+
+def _from_decoding(error: Exception, hints: FieldHints) -> ApiError:
+    """The answer for a body that is not JSON (DecodeError, UnicodeDecodeError, RecursionError) or not of the right shape (ValidationError)."""
+    if not isinstance(error, msgspec.ValidationError):
+        reason = "too deeply nested" if isinstance(error, RecursionError) else str(error)
+        return ApiError(400, f"the body is not valid JSON: {reason[:_LONGEST_ECHO]}", code="invalid_json")
+    message = str(error)
+    where = _WHERE.search(message)
+    reason, path = (message[: where.start()], where["path"].removesuffix("[...]")) if where else (message, "")
+    if field := _FIELD.fullmatch(reason):
+        name = field["name"][:_LONGEST_ECHO]
+        return _wrong_field(
+            hints, f"{path}.{name}" if path else name, name, missing=field["kind"] == "missing required"
+        )
+    if where is None or not path:
+        return ApiError(400, f"the body must be a JSON object: {_sentence(reason)}", code="invalid_type")
+    return _wrong_value(hints, path, f"a key of `{path}`" if where["key"] else f"`{path}`", reason)
+
+
+def _wrong_field(hints: FieldHints, path: str, name: str, *, missing: bool) -> ApiError:
+    if missing:
+        return ApiError(400, f"the required field `{path}` is missing", param=path, code="missing_required_parameter")
+    if _PART.fullmatch(path):
+        return _unsupported(path, _TEXT_ONLY)
+    unsupported = name if name in hints.unsupported else path.partition(".")[0]
+    if unsupported in hints.unsupported:
+        return _unsupported(path, hints.unsupported[unsupported])
+    return ApiError(400, f"unknown field `{path}`", param=path, code="unknown_parameter")
+
+
+def _wrong_value(hints: FieldHints, path: str, subject: str, reason: str) -> ApiError:
+    value = _VALUE.match(reason)
+    if value and _PART.fullmatch(path):
+        return _unsupported(path, f"a part of type {value['value'][:_LONGEST_ECHO]}; {_TEXT_ONLY}")
+    if value and _ROLE.fullmatch(path) and value["value"] in ("'tool'", "'function'"):
+        return _unsupported(path, hints.unsupported["tools"])
+    parts = re.split(r"[.\[]", path)
+    for name in (parts[0], parts[-1]):
+        if name in hints.unsupported:
+            return _unsupported(path, hints.unsupported[name])
+    remedy = f"; {hints.remedies[path]}" if path in hints.remedies else ""
+    return ApiError(400, f"{subject}: {_sentence(reason)}{remedy}", param=path, code="invalid_value")
+
+
+def _unsupported(path: str, hint: str) -> ApiError:
+    return ApiError(400, f"`{path}` is not supported: {hint}", param=path, code="unsupported_parameter")
+
+
+def _sentence(text: str) -> str:
+    return (text[:1].lower() + text[1:])[:_LONGEST_ECHO]

@@ -1,0 +1,122 @@
+"""What every request passes through before its endpoint: it gets an id, its key is checked, and each failure becomes an
+answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import uuid
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
+
+from homenode.server.http.exchange import ClientGone
+from homenode.server.http.failures import ApiError, failure_of
+from homenode.server.http.protocol import FROM_RESERVE
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+KEY_HEADERS = ("authorization", "x-api-key")  # where clients put their key
+_OPEN_PATHS = frozenset({"/health"})  # probes have no key
+
+
+class HttpApplication:
+    """An ASGI application that gives every request an id, checks its key, and turns every failure into an answer."""
+
+    def __init__(self, routes: Sequence[Route], keys: Sequence[str], closing: Callable[[], bool]) -> None:
+        """`closing`: whether connections are to end with their answer."""
+        self._keys = [_digest(key) for key in keys]
+        self._closing = closing
+        self._router = Router(routes, redirect_slashes=False, default=_not_found)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        request = Request(scope, receive)
+        request.state.request_id = _request_id(request)
+        scope["app"] = self  # the router raises for a wrong method only inside an application
+        started = False
+
+        async def stamped(message: MutableMapping[str, Any]) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message.get("headers", ()), *self._headers(request)]
+            await send(message)
+
+        try:
+            _check_connection(request)
+            self._check_key(request)
+            await self._router(scope, receive, stamped)
+        except ClientGone:
+            return
+        except Exception as error:  # the last resort of every request: the log keeps the reason, the client gets a body
+            failure = _failure(error, request.state.request_id)
+            failure.__traceback__ = (
+                None  # which leads to this frame, and would keep the request's body until a collection of cycles
+            )
+            if not started:  # otherwise the connection is closed: a cut answer must not look whole
+                await failure.response()(scope, receive, stamped)
+
+    def _headers(self, request: Request) -> list[tuple[bytes, bytes]]:
+        headers = [(b"x-request-id", request.state.request_id.encode())]
+        if self._closing() or getattr(request.state, FROM_RESERVE, False):
+            headers.append((b"connection", b"close"))
+        return headers
+
+    def _check_key(self, request: Request) -> None:
+        """Raises ApiError 401. Every key is compared, in constant time, so that the time tells nothing."""
+        if not self._keys or request.url.path in _OPEN_PATHS:
+            return
+        known = [self._is_key(given) for given in _given_keys(request)]
+        if not any(known):
+            message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+            raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+    def _is_key(self, given: str) -> bool:
+        digest = _digest(given)
+        return any([hmac.compare_digest(digest, key) for key in self._keys])  # noqa: C419
+
+
+def _check_connection(request: Request) -> None:
+    """Raises ApiError 503 on a connection that is one too many: it is there for probes, which say that the server is
+    alive.
+    """
+    if getattr(request.state, FROM_RESERVE, False) and request.url.path not in _OPEN_PATHS:
+        message = "the server has as many connections as its limit of open files allows"
+        raise ApiError(503, message, code="overloaded", retry_after_s=1)
+
+
+def _given_keys(request: Request) -> list[str]:
+    """The keys a request brings, in either of the two headers that clients use; empty ones are none."""
+    kind, _, bearer = request.headers.get("authorization", "").partition(" ")
+    given = [bearer if kind.lower() == "bearer" else "", request.headers.get("x-api-key", "")]
+    return [key.strip() for key in given if key.strip()]
+
+
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    raise ApiError(
+        404, f"there is no {scope['path'][:200]} here; /openapi.json lists what there is", code="unknown_path"
+    )
+
+
+def _failure(error: Exception, request_id: str) -> ApiError:
+    if isinstance(error, HTTPException):  # the router: a method the path does not take
+        return ApiError(
+            error.status_code, f"{error.detail}; see /openapi.json", code="method_not_allowed", headers=error.headers
+        )
+    return failure_of(error, request_id)
+
+
+def _request_id(request: Request) -> str:
+    given = request.headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,126 @@
+"""Server-sent events: a response whose body is a stream of JSON chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from homenode.server.http.exchange import disconnected
+from homenode.server.http.failures import failure_of
+from homenode.server.http.protocol import HALF_CLOSED
+
+DONE = b"data: [DONE]\n\n"
+
+_SILENCE_S = 1.0  # between comments to a client that may have left
+STREAM_GRACE_S = 1.0  # an error this early still gets its own HTTP status, because nothing was sent yet
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def event(chunk: msgspec.Struct) -> bytes:
+    """One event on the wire."""
+    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+
+
+def half_closed_of(request: Request) -> asyncio.Event:
+    """Set once the request's client has closed its sending side: only what is sent to it shows whether it is there."""
+    return getattr(request.state, HALF_CLOSED, None) or asyncio.Event()
+
+
+async def break_silences(
+    half_closed: asyncio.Event, every_s: float, last: Callable[[], float], comment: Callable[[], Awaitable[None]]
+) -> None:
+    """Until cancelled: await `comment` whenever nothing was sent for `every_s` seconds (0: never), and after every second
+    of silence once `half_closed` is set. `last`: when something was sent last, by `time.monotonic`.
+    """
+    while True:
+        limit = _SILENCE_S if half_closed.is_set() else every_s
+        silent = time.monotonic() - last()
+        if limit and silent >= limit:
+            await comment()
+        await _pause(half_closed, max(0.0, limit - silent) or limit)
+
+
+async def _pause(half_closed: asyncio.Event, seconds: float) -> None:
+    """Until `seconds` have passed (0: for ever), or the client closes its sending side."""
+    if half_closed.is_set():
+        await asyncio.sleep(seconds)
+        return
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds or None):
+            await half_closed.wait()
+
+
+class EventStream(Response):
+    """Sends `events` as they come, and closes the generator when the client leaves. One that stops reading is made to
+    leave by its connection.
+
+    The status line waits for the first event, or for a second: a request the engine refuses at once is answered with the right status. A
+    failure after that is sent as an event with an error body, and the stream ends without [DONE].
+    """
+
+    def __init__(self, request: Request, events: AsyncGenerator[bytes, None], *, keep_alive_s: float) -> None:
+        super().__init__()
+        self._events, self._request = events, request
+        self._keep_alive_s = keep_alive_s
+        self._half_closed = half_closed_of(request)
+        self._started = False
+        self._last = time.monotonic()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pump = asyncio.ensure_future(self._pump(scope, receive, send))
+        helpers = [asyncio.ensure_future(disconnected(receive)), asyncio.ensure_future(self._keep_alive(send))]
+        try:
+            await asyncio.wait({pump, helpers[0]}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (pump, *helpers):
+                task.cancel()
+            await asyncio.gather(pump, *helpers, return_exceptions=True)
+            await self._events.aclose()
+
+    async def _pump(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async for chunk in self._events:
+                await self._send(send, chunk)
+        except Exception as error:  # a stream has begun: its client is told within it
+            failure = failure_of(error, self._id)
+            failure.__traceback__ = None  # or the frames that it leads to, this one among them, would be kept
+            if not self._started:
+                self._started = True
+                await failure.response()(scope, receive, send)
+                return
+            await self._send(send, event(failure.body))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _keep_alive(self, send: Send) -> None:
+        """Commits to a stream after the grace, then breaks long silences, which proxies and clients take for a dead server."""
+        await asyncio.sleep(STREAM_GRACE_S)
+        await self._start(send)
+        await break_silences(
+            self._half_closed, self._keep_alive_s, lambda: self._last, lambda: self._send(send, b": keep-alive\n\n")
+        )
+
+    async def _start(self, send: Send) -> None:
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        if not self._started:
+            await self._start(send)
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        self._last = time.monotonic()
+
+    @property
+    def _id(self) -> str:
+        return str(self._request.state.request_id)

@@ -1,0 +1,58 @@
+"""What the server asks of the engine. `homenode.engine.client.AsyncEngineClient` and
+`homenode.engine.replicas.client.ReplicasClient` fulfil it; tests use a scripted one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+from homenode.engine.messages import EngineReady, EngineStats, Output, ReplicaStats
+from homenode.engine.request import Request
+
+
+class RequestOutputs(Protocol):
+    """The outputs of one request; the last one carries a finish reason."""
+
+    def __aiter__(self) -> AsyncIterator[Output]: ...
+
+    async def aclose(self) -> None:
+        """Abort the request unless it has ended."""
+
+
+class EngineClient(Protocol):
+    """The front's end of the connection to an engine process, or to several of them (`homenode.engine.replicas.client.ReplicasClient`).
+
+    When the engine is lost every pending request gets an Output with a finish reason of `error` and the error kind `PeerError`, and
+    `on_engine_lost` is called once with the reason; of several engines, when the last of them is lost for good.
+    """
+
+    on_engine_lost: Callable[[str], None] | None
+
+    @property
+    def ready(self) -> EngineReady:
+        """What the engine loaded and what fits."""
+
+    @property
+    def statistics(self) -> EngineStats:
+        """The latest figures the engine sent."""
+
+    @property
+    def engines(self) -> tuple[ReplicaStats, ...]:
+        """Those of several engines, one by one; empty where there is one."""
+
+    @property
+    def hindrance(self) -> str | None:
+        """Why nothing is computed now although requests are taken, such as a worker that is being replaced; None: nothing hinders."""
+
+    def submit(self, request: Request) -> RequestOutputs:
+        """Start `request`. Closing the stream early aborts it. Raises CapacityError when it is too large to be sent."""
+
+    async def abort(self, id: int, reason: str = "abort") -> None:
+        """Forget request `id`; an unknown or finished one is ignored."""
+
+    async def release_kv(self, ticket: str, reason: str) -> None:
+        """Give up the hand-over of KV under `ticket`; unknown and finished ones are ignored."""
+
+    async def heartbeat(self, timeout: float) -> float:
+        """Seconds the engine loop took to answer. Raises PeerError when it is gone or silent for `timeout` seconds."""

@@ -1,0 +1,1 @@
+"""What /metrics shows, of one front process or of several."""

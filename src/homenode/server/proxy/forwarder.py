@@ -1,0 +1,404 @@
+"""Carries one client request through the servers: performs each step that the state machine `ProxiedRequest` names,
+and reports the result of the step to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import Send
+
+from homenode.server.http.bodies import Lease
+from homenode.server.http.exchange import disconnected
+from homenode.server.http.failures import ApiError
+from homenode.server.http.sse import half_closed_of
+from homenode.server.proxy.client_request import ClientRequest
+from homenode.server.proxy.client_response import ClientResponse
+from homenode.server.proxy.events import Events, event_of
+from homenode.server.proxy.opened import Opened
+from homenode.server.proxy.proxied_request import (
+    Action,
+    Choose,
+    Decode,
+    Fault,
+    Over,
+    Prefill,
+    Problem,
+    ProxiedRequest,
+    Relay,
+    ReleaseTicket,
+    RetryLimits,
+    Step,
+)
+from homenode.server.proxy.routing import RoutedLoad, RouteTarget
+from homenode.server.proxy.state import ProxyState
+from homenode.server.proxy.upstreams import UpstreamAnswer, UpstreamAnswerTooLong, UpstreamError
+
+_LOG = logging.getLogger("homenode.proxy")
+_BUSY = frozenset({429, 502, 503, 504})  # another server may do better
+_LONGEST_BUSY_S = 5.0
+_LOOK_AGAIN_S = 0.2  # pauses end without anybody telling
+
+T = TypeVar("T")
+
+
+class UpstreamSilent(Exception):
+    """The server that is waited for does not answer looks any more, or is another one by now."""
+
+
+class Forwarder:
+    """One client request. `lease`: the bytes of its body, given back once no server needs the body any more."""
+
+    def __init__(self, state: ProxyState, request: Request, asked: ClientRequest, lease: Lease, send: Send) -> None:
+        config = state.config
+        self._state, self._request, self._asked, self._lease = state, request, asked, lease
+        answer_s = config.first_byte_timeout if asked.stream else config.answer_timeout
+        limits = RetryLimits(
+            config.prefill_tries, config.decode_tries, config.wait_timeout, config.prefill_timeout, answer_s
+        )
+        self.proxied = ProxiedRequest(state.next_ticket(), asked.direct is None, limits)
+        self._prompt = state.loads.prompt(asked.units, asked.tokens, asked.salt)
+        self._arrival = time.monotonic()
+        self._at_decoder: RoutedLoad | None = None
+        self._peer = b""  # what the chosen decode server, or that engine of it, published when it was chosen
+        self._engine: str | None = None  # of several at the decode server
+        self._unjudged: set[str] = set()  # servers chosen whose breaker has not heard how it went
+        self._opened: Opened | None = None
+        self._error_answer: Opened | None = None
+        self._events = Events()
+        self._client = ClientResponse(send, half_closed_of(request))
+        self._keep_alive: asyncio.Future[None] | None = None
+        self._waits_for = ""
+
+    async def run(self) -> None:
+        """To the end. Raises ApiError when nothing was sent and there is no answer."""
+        self._state.proxied_requests.add(self.proxied)
+        gone = asyncio.ensure_future(disconnected(self._request.receive))
+        if self._asked.stream and (every_s := self._state.config.sse_keep_alive):
+            self._keep_alive = asyncio.ensure_future(self._client.keep_alive(every_s, lambda: self._waits_for))
+        try:
+            step = self._next(self.proxied.begin())
+            while not isinstance(step, Over):
+                step = self._next(await self._unless_gone(step, gone))
+            await self._stop_keep_alive()
+            await self._finish(step)
+        finally:
+            gone.cancel()
+            await self._stop_keep_alive()
+            if self.proxied.phase != "over":  # the task was cancelled, or a bug
+                self._next(self.proxied.aborted())
+            self._leave_decoder()
+            for opened in (self._opened, self._error_answer):
+                if opened is not None:
+                    await opened.close()
+            self._state.proxied_requests.discard(self.proxied)
+
+    def _next(self, actions: list[Action]) -> Step:
+        """Sends releases off; the step that remains."""
+        *releases, step = actions
+        for release in releases:
+            assert isinstance(release, ReleaseTicket)
+            self._state.releases.send(release, self._request.headers)
+        assert not isinstance(step, ReleaseTicket)
+        if isinstance(step, Over):
+            self._record_outcome(step)
+        return step
+
+    async def _stop_keep_alive(self) -> None:
+        """From here on somebody else writes to the client."""
+        if self._keep_alive is not None:
+            self._keep_alive.cancel()
+            await asyncio.gather(self._keep_alive, return_exceptions=True)
+            self._keep_alive = None
+
+    async def _unless_gone(self, step: Step, gone: asyncio.Future[None]) -> list[Action]:
+        work = asyncio.ensure_future(self._perform(step))
+        try:
+            ends: set[asyncio.Future[Any]] = {work, gone, self._state.aborting}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if work.done() or self._client.complete:  # the server calls the end of an answer a disconnect, too
+                return await work
+            return self.proxied.client_gone() if gone.done() else self.proxied.aborted()
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    async def _perform(self, step: Step) -> list[Action]:
+        self._waits_for = _wait_of(step)
+        match step:
+            case Choose():
+                return await self._choose(step)
+            case Prefill():
+                return await self._prefill(step)
+            case Decode():
+                return await self._decode(step)
+            case Relay():
+                return await self._relay()
+            case _:
+                raise AssertionError(step)
+
+    async def _choose(self, step: Choose) -> list[Action]:
+        self._leave_decoder()
+        began = time.monotonic()
+        while (choice := self._state.choose(self._prompt, step)) is None:
+            left = began + step.wait_s - time.monotonic()
+            if left <= 0:
+                break
+            await self._state.watch.bell.wait(min(left, _LOOK_AGAIN_S))
+        waited = time.monotonic() - began
+        if choice is None:
+            return self.proxied.chosen(None, None, waited)
+        if choice.short and self.proxied.handover:
+            self.proxied.not_worth_it()
+            self._state.metrics.direct("short")
+        decoder, prefiller = choice.decoder.server, None if choice.prefiller is None else choice.prefiller.server
+        for url in (decoder, prefiller):
+            if url is not None:
+                self._state.instances[url].breaker.sent(time.monotonic())
+                self._unjudged.add(url)
+        self._peer, self._engine = (
+            self._state.instances[decoder].published(choice.decoder.engine),
+            choice.decoder.engine,
+        )
+        self._at_decoder = self._state.loads.begin(choice.decoder, self._prompt, handed_over=prefiller is not None)
+        return self.proxied.chosen(prefiller, decoder, waited)
+
+    async def _prefill(self, step: Prefill) -> list[Action]:
+        entry, began = self._state.loads.begin(RouteTarget(step.prefiller), self._prompt), time.monotonic()
+        try:
+            fault = await self._ask_prefiller(step)
+        finally:
+            self._state.loads.end(entry)
+        if fault is not None:
+            self._failed(step.prefiller, fault)
+            return self.proxied.prefill_failed(fault)
+        self._judge(step.prefiller, True)
+        self._state.metrics.prefilled(time.monotonic() - began)
+        return self.proxied.prefilled()
+
+    async def _ask_prefiller(self, step: Prefill) -> Fault | None:
+        """Ask a prefill server; what was wrong with its answer."""
+        body = self._asked.for_prefill(step.ticket, self._peer)
+        upstream = self._state.upstreams[step.prefiller]
+        headers = self._headers(step.prefiller) | {"accept": "application/json"}
+        try:
+            answer = await self._guarded(
+                upstream.ask("POST", self._path, headers, body), step.prefiller, step.deadline_s, 0.0
+            )
+        except UpstreamError as error:
+            return self._broke(step.prefiller, error)
+        except UpstreamSilent:
+            return "silent"
+        except TimeoutError:
+            return "late"
+        except UpstreamAnswerTooLong:
+            return "failed"
+        return self._read(step.prefiller, answer)
+
+    def _read(self, prefiller: str, answer: UpstreamAnswer) -> Fault | None:
+        """What a prefill server's answer means."""
+        self._state.instances[prefiller].heard_at = time.monotonic()
+        if answer.status == 200:
+            return None if _is_object(answer.body) else "failed"
+        self._log_fault(prefiller, f"answered {answer.status}: {answer.body[:300].decode('utf-8', 'replace')}")
+        if answer.status in (429, 503):
+            if b"kv_transfer_refused" not in answer.body:  # that one is about this hand-over; anything else about all
+                self._state.instances[prefiller].busy_until = time.monotonic() + _retry_after(answer)
+            return "refused"
+        return "rejected" if 400 <= answer.status < 500 and answer.status not in (401, 403) else "failed"
+
+    async def _decode(self, step: Decode) -> list[Action]:
+        opening = self._open(step)
+        try:
+            opened = await self._guarded(opening, step.decoder, step.deadline_s, self._state.config.lost_after)
+        except UpstreamError as error:
+            return self._decode_failed(step.decoder, self._broke(step.decoder, error))
+        except UpstreamSilent:
+            return self._decode_failed(step.decoder, "silent")
+        except TimeoutError:
+            return self._decode_failed(step.decoder, "late")
+        if opened.status in _BUSY and opened.whole:
+            if self._error_answer is not None:
+                await self._error_answer.close()
+            self._error_answer = opened
+            return self._decode_failed(step.decoder, "refused", has_answer=True)
+        self._opened = opened
+        self._judge(step.decoder, opened.status < 500)
+        if self._at_decoder is not None:
+            self._state.loads.answered(self._at_decoder)
+        self._lease.give_back()
+        self._asked = self._asked.forgotten()
+        self._state.metrics.first_byte(time.monotonic() - self._arrival)
+        return self.proxied.answering()
+
+    async def _open(self, step: Decode) -> Opened:
+        body = self._asked.for_decode(step.ticket, self._engine)
+        response = await self._state.upstreams[step.decoder].send("POST", self._path, self._headers(step.decoder), body)
+        opened = Opened(step.decoder, response)
+        try:
+            await opened.begin()
+        except BaseException:
+            await opened.close()
+            raise
+        return opened
+
+    def _decode_failed(self, decoder: str, fault: Fault, *, has_answer: bool = False) -> list[Action]:
+        self._failed(decoder, fault)
+        return self.proxied.decode_failed(fault, has_answer=has_answer)
+
+    async def _relay(self) -> list[Action]:
+        assert self._opened is not None
+        await self._stop_keep_alive()
+        decoder = self._opened.url
+        if self._opened.is_stream:
+            self._keep_alive = asyncio.ensure_future(self._client.look_for_client(lambda: self._events.between))
+        try:
+            await self._guarded(self._pump(self._opened), decoder, None, self._state.config.lost_after)
+        except (UpstreamError, UpstreamSilent, TimeoutError) as error:
+            if not self._events.done:  # else only the end of the connection is missing
+                return self._cut(decoder, error)
+            await self._client.write(b"", more=False)
+        finally:
+            await self._stop_keep_alive()
+        complete = self._events.done if self._opened.is_stream else True
+        return self.proxied.ended(used=self._opened.status < 300 and complete)
+
+    def _cut(self, decoder: str, error: UpstreamError | UpstreamSilent | TimeoutError) -> list[Action]:
+        fault: Fault = "late"
+        reason = f"the decode server sent nothing for {self._state.config.idle_timeout:g} s"
+        if isinstance(error, UpstreamError):
+            fault, reason = self._broke(decoder, error), "the decode server was lost in the middle of the answer"
+        elif isinstance(error, UpstreamSilent):
+            fault, reason = "silent", "the decode server stopped answering in the middle of the answer"
+        self._failed(decoder, fault)
+        return self.proxied.cut(reason)
+
+    async def _pump(self, opened: Opened) -> None:
+        """Pass everything on. Raises Broken, and TimeoutError after a silence."""
+        instance = self._state.instances[opened.url]
+        await self._client.start(opened.status, opened.headers)
+        within_stream = self._client.early and not opened.is_stream
+        body: list[bytes] = []
+        while True:
+            async with asyncio.timeout(self._state.config.idle_timeout):
+                chunk = await opened.next()
+            if chunk is None:
+                break
+            instance.heard_at = time.monotonic()
+            if within_stream:
+                body.append(chunk)
+            elif data := self._events.feed(chunk) if opened.is_stream else chunk:
+                await self._client.write(data, more=True)
+        await self._client.write(event_of(b"".join(body)) if within_stream else self._events.flush(), more=False)
+
+    async def _finish(self, step: Over) -> None:
+        """What the client is told at the end, if it was not told everything."""
+        if step.problem is not None and not self._client.started:
+            raise _error(step.problem)
+        is_stream = self._client.early or (self._opened is not None and self._opened.is_stream)
+        if step.has_answer and self._error_answer is not None:
+            await self._pump(self._error_answer)
+        elif step.problem is not None and is_stream:
+            await self._client.write(self._events.failure(_error(step.problem).body), more=False)
+        # any other answer that broke off stays without its end: the connection is closed, and the client sees that it is not whole
+
+    async def _guarded(self, work: Coroutine[Any, Any, T], url: str, deadline_s: float | None, patience_s: float) -> T:
+        """The result of `work` at a server. Raises Silent when the server is given up meanwhile, TimeoutError, and what `work` raises."""
+        task = asyncio.ensure_future(work)
+        watch = asyncio.ensure_future(self._state.watch.until_lost(url, patience_s))
+        try:
+            await asyncio.wait({task, watch}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            if watch.done():
+                raise UpstreamSilent
+            raise TimeoutError
+        finally:
+            task.cancel()
+            watch.cancel()
+            await asyncio.gather(task, watch, return_exceptions=True)
+
+    def _record_outcome(self, step: Over) -> None:
+        for url in self._unjudged:
+            self._state.instances[url].breaker.spared()
+        self._unjudged.clear()
+        self._state.metrics.finished(self.proxied.way, step.outcome, time.monotonic() - self._arrival)
+
+    def _leave_decoder(self) -> None:
+        if self._at_decoder is not None:
+            self._state.loads.end(self._at_decoder)
+            self._at_decoder = None
+
+    def _broke(self, url: str, error: UpstreamError) -> Fault:
+        self._log_fault(url, str(error))
+        self._state.watch.broke(url)
+        return "gone"
+
+    def _failed(self, url: str, fault: Fault) -> None:
+        """A server failed the request."""
+        self._log_fault(url, fault)
+        self._state.metrics.fault(self._state.instances[url].role, url, fault)
+        if fault in ("refused", "rejected"):
+            self._unjudged.discard(url)
+            self._state.instances[url].breaker.spared()
+        else:
+            self._judge(url, False)
+
+    def _judge(self, url: str, well: bool) -> None:
+        """Tell a server's breaker how a request went."""
+        self._unjudged.discard(url)
+        breaker = self._state.instances[url].breaker
+        if well:
+            breaker.succeeded()
+        else:
+            breaker.failed(time.monotonic())
+
+    def _log_fault(self, url: str, what: str) -> None:
+        _LOG.warning("request %s at %s: %s", self._id, url, what)
+
+    def _headers(self, url: str) -> dict[str, str]:
+        return self._state.upstreams[url].headers(self._request.headers.items(), self._id)
+
+    @property
+    def _path(self) -> str:
+        return self._request.url.path
+
+    @property
+    def _id(self) -> str:
+        return str(self._request.state.request_id)
+
+
+def _wait_of(step: Step) -> str:
+    """What a client is told that waits for this step: for what, and for how many seconds at most."""
+    match step:
+        case Choose():
+            return f"waiting up to {step.wait_s:.0f} s for a decode server"
+        case Prefill():
+            return f"waiting up to {step.deadline_s:.0f} s for the prompt to be computed"
+        case Decode():
+            return f"waiting up to {step.deadline_s:.0f} s for the answer to begin"
+        case _:
+            return "waiting"
+
+
+def _error(problem: Problem) -> ApiError:
+    return ApiError(problem.status, problem.message, code=problem.code, retry_after_s=problem.retry_after_s)
+
+
+def _is_object(body: bytes) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(body), dict)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+
+
+def _retry_after(answer: UpstreamAnswer) -> float:
+    """Seconds for which a server asks to be left alone."""
+    text = next((value.decode("latin-1") for name, value in answer.headers if name == b"retry-after"), "")
+    return min(_LONGEST_BUSY_S, float(text)) if text.isdecimal() and len(text) < 9 else 1.0
