@@ -83,6 +83,7 @@ def chat(
         tell_unused_sampling(temperature)
         config = located(config, announce_fetch(config))
         path, text_config = Path(str(config.model.path)), TextConfig(tokenizer, chat_template, chat_template_timeout)
+        text_config.check_links(config.model.links)
         trial = text_config.begin_trial(path)
         from homenode.engine.llm import LLM  # takes a while, in which the trial goes on
         from homenode.engine.request import SamplingParams

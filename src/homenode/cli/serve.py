@@ -22,7 +22,6 @@ from homenode.cli.transfer_file import take_transfer_file
 from homenode.engine.config import EngineConfig
 from homenode.errors import HomenodeError, UserError
 from homenode.logs.setup import begin_service_log
-from homenode.model.formats.reading import refuse_links
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.http.config import ServerConfig
 from homenode.server.http.descriptors import raise_descriptor_limit
@@ -68,8 +67,7 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
         engine: EngineConfig = build(EngineConfig, values)
         engine = dataclasses.replace(engine, model=dataclasses.replace(engine.model, model=model))
         server, text = build(ServerConfig, values), build(TextConfig, values)
-        if text.tokenizer and not engine.model.links:
-            refuse_links(Path(text.tokenizer))
+        text.check_links(engine.model.links)
         if show_config:
             from homenode.cli.stop_tokens import print_stop_tokens
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.errors import CheckpointError, UserError
-from homenode.model.formats.reading import read_text
+from homenode.model.formats.reading import read_text, refuse_links
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S
 from homenode.model.tokenizer.model_tokenizer import load_model_tokenizer
 from homenode.model.tokenizer.tokenizer import Tokenizer, begin_trial, load_tokenizer
@@ -34,6 +34,11 @@ class TextConfig:
         minimum=0.1,
         maximum=600,
     )
+
+    def check_links(self, allowed: bool) -> None:
+        """Raises CheckpointError where links are not `allowed` and the stand-in vocabulary is one or holds one."""
+        if self.tokenizer and not allowed:
+            refuse_links(Path(self.tokenizer))
 
     def begin_trial(self, model: Path) -> TokenizerTrial | None:
         """Begin to try the files of that tokenizer, as far as they need it, so that other work can be done until `load` is called."""
