@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from homenode.cli.main import main
 from homenode.compute.native import LEVELS, available_levels
 from homenode.host.placement.numa_demand import NUMA_POLICIES
 from tests.checkpoints import make_folder
 from tests.paths import STORIES, needs_data
+from tests.quantised_folders import FORMS, write_quantised
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -193,3 +196,32 @@ def test_what_the_user_can_mend_ends_with_2_and_one_clear_sentence(
 def test_chat_without_a_template_says_so_before_loading(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, _, err = run(capsys, "chat", str(make_folder(tmp_path)))
     assert (code, "tokenizer.json" in err or "chat template" in err) == (2, True)
+
+
+@pytest.fixture(scope="module")
+def quantised_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with quantised matrices, a vocabulary and a chat template."""
+    folder = tmp_path_factory.mktemp("quantised")
+    write_quantised(folder, FORMS["awq"])
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"t{n}": n for n in range(128)}, unk_token="t0"))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    library.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
+    return folder
+
+
+@pytest.mark.parametrize("setting", [("--quantize", "q8_0"), ("--dtype", "float32"), ()], ids=" ".join)
+@pytest.mark.parametrize("command", ["serve", "generate", "chat"])
+def test_a_setting_that_does_nothing_to_quantised_matrices_is_told(
+    command: str,
+    setting: tuple[str, ...],
+    quantised_model: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rest = {"serve": ("--check-config",), "generate": ("--prompt", "t7", "--max-tokens", "1"), "chat": ()}[command]
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    code, _, err = run(capsys, command, str(quantised_model), *rest, *setting, "--max-model-len", "16")
+    assert code == 0, err
+    told = [line for line in err.splitlines() if "is for float matrices" in line]
+    assert [" ".join(setting) in line and "quantised in the file" in line for line in told] == [True] * bool(setting)

@@ -139,6 +139,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "attention to what comes later, of a Gemma": ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     "a part of a head": ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
     "a part of a head, in the table": ("qwen3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, "partial_rotary_factor"),
+    "yarn with frequencies as they come out": ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": False}}, "yarn without truncation"),
     "layers of two kinds": ("mistral", {"sliding_window": 7, "layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
     "windows of a class without": ("llama", {"layer_types": ["sliding_attention"] * 2}, "layer_types"),
     "capped scores": ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),

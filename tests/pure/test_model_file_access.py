@@ -10,8 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from homenode.cli.main import cli
 from homenode.cli.report import show_controls
+from homenode.engine.config import EngineConfig
+from homenode.engine.location.located import located
 from homenode.errors import CheckpointError
 from homenode.model.formats.reading import file_size, read_json, read_text, refuse_links
 from homenode.model.locate import builtin_model
@@ -112,6 +116,34 @@ def test_where_links_are_forbidden_each_one_is_named(tmp_path: Path) -> None:
     for model, named in ((tmp_path / "name", "name"), (tmp_path / "real", "model.safetensors")):
         with pytest.raises(CheckpointError, match=f"{named}: file: seen a link.*--no-links"):
             refuse_links(model)
+
+
+def test_a_link_in_a_folder_of_weights_is_followed_unless_links_are_forbidden(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(builtin_model())
+    assert located(EngineConfig.of(str(link), {})).model.path == str(link)
+    with pytest.raises(CheckpointError, match="--no-links"):
+        located(EngineConfig.of(str(link), {"links": False}))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("serve", "--check-config", "MODEL"),
+        ("serve", "--check-config", "--tokenizer", "MODEL"),
+        ("generate", "--prompt", "x", "MODEL"),
+        ("chat", "MODEL"),
+        ("chat", "--tokenizer", "MODEL"),
+    ],
+    ids=" ".join,
+)
+def test_no_links_holds_for_every_command_and_for_the_tokenizer(words: tuple[str, ...], tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(builtin_model())
+    command = [str(link) if word == "MODEL" else word for word in words]
+    result = CliRunner().invoke(cli, [*command, "--no-links"], input="")
+    assert result.exit_code == 2, result.output
+    assert f"{link}: file: seen a link" in " ".join(result.stderr.split())
 
 
 def test_a_text_that_a_terminal_would_obey_is_shown_instead() -> None:

@@ -13,6 +13,7 @@ from homenode.errors import PlacementError
 from homenode.host.binding.doctor import doctor
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.select import make_plan
+from homenode.host.topology.describe import host_to_dict
 from homenode.host.topology.host import Host, Node
 from homenode.host.topology.nodes import tells_place
 from homenode.host.topology.read import read_host
@@ -107,6 +108,13 @@ def test_an_unknown_place_stays_one(name: str) -> None:
     assert bound is None or {worker.memory_node for worker in bound.workers} == {1}
     if any(device.address == chips[0].address for device in host.devices):
         assert "accelerators_without_node" in {finding.code for finding in doctor(host)}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_is_shown_of_a_device_of_unknown_place_is_near_no_cpu(name: str) -> None:
+    """Also of devices that are no accelerators, and whatever the kernel lists for them."""
+    unplaced = [device for device in host_to_dict(UNKNOWN[name]())["devices"] if device["node"] is None]
+    assert unplaced and {device["local_cpus"] for device in unplaced} == {""}
 
 
 @pytest.mark.parametrize(

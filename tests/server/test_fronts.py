@@ -23,6 +23,7 @@ from homenode.errors import CheckpointError, HostError
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.fronts.coordinator import Coordinator
 from homenode.server.fronts.folder import MetricsFolder
+from homenode.server.fronts.metrics_files import FILE_BYTES
 from homenode.server.http.config import ServerConfig
 from homenode.server.http.listener import bind
 from tests.engine.engines import config_for
@@ -31,6 +32,7 @@ from tests.engine.scripted_process import LIMITS
 from tests.engine.test_client import sync
 from tests.engine.test_replicas import FOREVER, LONG, configs
 from tests.paths import ROOT
+from tests.server.test_metrics_files import has_all_blocks
 
 pytestmark = pytest.mark.alone
 
@@ -335,6 +337,28 @@ async def test_refusals_of_all_fronts_are_counted_together(tmp_path: Path) -> No
         await asyncio.gather(*endless, return_exceptions=True)
         async with asyncio.timeout(PATIENCE_S):
             assert await to.serving == 0
+
+
+@sync
+async def test_no_file_in_which_a_front_counts_can_find_the_disk_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one of a front that takes the place of another."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    made, server = coordinator(tmp_path, engines=1, fronts=2)
+    async with service(made, server) as to:
+        first = to.pids
+        os.kill(first[0], signal.SIGKILL)
+
+        async def is_replaced() -> bool:
+            return len(to.pids) == 2 and to.pids != first and (await to.get("/health")).status_code == 200
+
+        await to.until(is_replaced)
+        (folder,) = (tmp_path / "temporary").iterdir()
+        files = {path.name: path for path in folder.glob("*.db")}
+        assert {f"{kind}_{pid}.db" for kind in FILE_BYTES for pid in {*first, *to.pids}} <= set(files)
+        assert [name for name, path in files.items() if not has_all_blocks(path)] == []
 
 
 def test_the_folder_of_a_coordinator_that_was_killed_is_removed_by_the_next(
