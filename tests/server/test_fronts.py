@@ -23,9 +23,9 @@ from homenode.errors import CheckpointError, HostError
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.fronts.coordinator import Coordinator
 from homenode.server.fronts.folder import MetricsFolder
-from homenode.server.fronts.metrics_files import FILE_BYTES
 from homenode.server.http.config import ServerConfig
 from homenode.server.http.listener import bind
+from homenode.server.monitoring.files import FILE_BYTES
 from tests.engine.engines import config_for
 from tests.engine.live import connections
 from tests.engine.scripted_process import LIMITS

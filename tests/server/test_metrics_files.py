@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.server.fronts.metrics_files import FILE_BYTES, FOLDER_VARIABLE, reserve_metrics_files
+from homenode.server.monitoring.files import FILE_BYTES, FOLDER_VARIABLE, reserve_metrics_files
 
 _BLOCK = 512  # bytes that `st_blocks` counts in
 
@@ -49,9 +49,9 @@ def test_without_room_no_file_is_left_and_the_front_counts_in_memory(
 
 _COUNT = """
 import os, sys
-from homenode.server.fronts.metrics_files import reserve_metrics_files
+from homenode.server.monitoring.files import reserve_metrics_files
 assert reserve_metrics_files(os.environ) and "prometheus_client" not in sys.modules
-from homenode.server.metrics import Metrics
+from homenode.server.monitoring.server_metrics import Metrics
 metrics = Metrics("x" * 4096, None, sys.argv[1])
 metrics.front_begins(True)
 metrics.refuse("queue full")
