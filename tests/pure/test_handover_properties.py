@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from homenode.engine.kv.blocks import BlockPool
 from homenode.engine.schedule.config import SchedulerConfig
 from homenode.engine.schedule.deliveries import KvImports
-from homenode.engine.schedule.delivery import KvImport
 from homenode.engine.schedule.loans import KvExports
+from homenode.engine.schedule.sequence import KvImport
 from homenode.engine.schedule.step import Step
 from homenode.errors import InternalError
 from homenode.transfer import seam

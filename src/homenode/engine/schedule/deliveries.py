@@ -9,10 +9,9 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator
 
-from homenode.engine.schedule.delivery import KvImport
 from homenode.engine.schedule.residents import KvAllocator
 from homenode.engine.schedule.rooms import KvReservations
-from homenode.engine.schedule.sequence import BlockAllocation, Sequence
+from homenode.engine.schedule.sequence import BlockAllocation, KvImport, Sequence
 from homenode.transfer.seam import Claimed, Fetch, Offered, ReservationFailed, Reserved, Stopped, ToAgent, Unused
 
 
@@ -39,6 +38,15 @@ class KvImports:
     def of(self, ticket: str) -> KvImport | None:
         """The delivery of a ticket, if it is known at all."""
         return self._of.get(ticket)
+
+    def is_for(self, delivery: KvImport, sequence: Sequence) -> bool:
+        """Whether a request's own tokens, all but the last, are those that the offer was made for."""
+        offer, residents = delivery.offer, self._residents
+        if len(sequence.tokens) != offer.tokens + 1:
+            return False
+        same = offer.page_tokens == residents.block_size
+        chain = sequence.chain if same else residents.cache.chain(sequence.request.cache_salt, offer.page_tokens)
+        return chain.identities(sequence.tokens, offer.tokens) == offer.identities
 
     # Offers
 
@@ -79,7 +87,7 @@ class KvImports:
 
     def follow(self, delivery: KvImport, sequence: Sequence) -> bool:
         """A further request of the ticket, with the same tokens, waits until the first has them and finds them in the cache, if there is one."""
-        if not self._residents.cache.enabled or sequence.scoring or not delivery.is_for(sequence, self._residents):
+        if not self._residents.cache.enabled or sequence.scoring or not self.is_for(delivery, sequence):
             return False
         delivery.others.append(sequence)
         return True

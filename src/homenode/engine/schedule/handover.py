@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from homenode.engine.schedule.admission import longest_sequence
 from homenode.engine.schedule.deliveries import KvImports
-from homenode.engine.schedule.delivery import KvImport
 from homenode.engine.schedule.loans import KvExports
 from homenode.engine.schedule.planner import Planner
 from homenode.engine.schedule.residents import KvAllocator
-from homenode.engine.schedule.sequence import BlockAllocation, Sequence
+from homenode.engine.schedule.sequence import BlockAllocation, KvImport, Sequence
 from homenode.engine.schedule.step import WorkerLimits
 from homenode.errors import UserError
 from homenode.transfer import seam
@@ -82,7 +81,7 @@ class KvCoordinator:
 
     def _meet(self, delivery: KvImport, sequence: Sequence) -> None:
         """Bind a request to its delivery, if the tokens are the same and it has a use for their KV."""
-        if not delivery.is_for(sequence, self._residents):
+        if not self._deliveries.is_for(delivery, sequence):
             ticket = delivery.offer.ticket
             self._planner.warnings.append(
                 f"request {sequence.id} came with ticket {ticket}, but the KV of that ticket is of other tokens: its prompt is computed here. "

@@ -7,24 +7,10 @@ of, and nobody writes to a complete page again: it stays right when its request 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from homenode.engine.kv.blocks import BlockPool
-from homenode.engine.schedule.sequence import BlockAllocation, Sequence
+from homenode.engine.schedule.sequence import BlockAllocation, KvExport, Sequence
 from homenode.transfer.seam import Abandoned, Computed, SendWanted
-
-
-@dataclass(eq=False, slots=True)
-class KvExport:
-    """What is handed over under one ticket. A page is a block."""
-
-    ticket: str
-    sequence: Sequence | None  # None: the request has ended
-    tokens: int  # positions to be handed over
-    blocks: list[int] = field(default_factory=list)  # told of, with a reference each
-    told: int = 0  # pages that the agent knows to be there: at the receiver already, or in `blocks`
-    admitted: bool = False  # the agent has room
-    closed: bool = False  # nothing more is to be told: the last page was, or the agent has ended it
 
 
 class KvExports:

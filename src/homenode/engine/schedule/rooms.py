@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from homenode.engine.schedule.delivery import KvImport
 from homenode.engine.schedule.residents import KvAllocator
-from homenode.engine.schedule.sequence import Sequence
+from homenode.engine.schedule.sequence import KvImport, Sequence
 from homenode.transfer.seam import Offered
 from homenode.units import format_count
 

@@ -7,14 +7,10 @@ loses its residency and later gets a new one, in which prompt and output so far 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from homenode.engine.kv.prefix import HashChain
 from homenode.engine.request import Request, SamplingParams, TokenLogprob
-
-if TYPE_CHECKING:
-    from homenode.engine.schedule.delivery import KvImport
-    from homenode.engine.schedule.loans import KvExport
+from homenode.transfer.seam import Offered
 
 
 @dataclass(eq=False, slots=True)
@@ -127,6 +123,43 @@ class Sequence:
         """Set `look` anew: to when it ends or another block is full; at once if its log-probabilities are wanted."""
         if self.params.logprobs is None:
             self.look = min(self.last, (len(self.tokens) - 1) // block_size * block_size + block_size + 1)
+
+
+@dataclass(eq=False, slots=True)
+class KvExport:
+    """What is handed over under one ticket. A page is a block."""
+
+    ticket: str
+    sequence: Sequence | None  # None: the request has ended
+    tokens: int  # positions to be handed over
+    blocks: list[int] = field(default_factory=list)  # told of, with a reference each
+    told: int = 0  # pages that the agent knows to be there: at the receiver already, or in `blocks`
+    admitted: bool = False  # the agent has room
+    closed: bool = False  # nothing more is to be told: the last page was, or the agent has ended it
+
+
+@dataclass(eq=False, slots=True)
+class KvImport:
+    """What comes under one ticket."""
+
+    offer: Offered
+    blocks: list[int] = field(
+        default_factory=list
+    )  # a reference to each: for all positions of the request that is to come
+    held: int = 0  # positions that were here already
+    arrived: int = 0  # positions that are there and verified, the held ones included
+    over: bool = False  # no more comes, and nobody writes
+    placed: bool = False  # some of its pages are read where another engine has them: the agent is to be told when they are not any more
+    stopped: bool = False  # given up; the agent was told to end it
+    sequence: Sequence | None = None  # the request it is for has come
+    others: list[Sequence] = field(
+        default_factory=list
+    )  # more requests for the same tokens: they wait to find them in the cache
+
+    @property
+    def done(self) -> bool:
+        """There is nothing to wait for, and nobody writes."""
+        return self.over or self.arrived >= self.offer.tokens
 
 
 def residencies(running: list[Sequence]) -> list[BlockAllocation]:
