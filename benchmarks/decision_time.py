@@ -16,10 +16,10 @@ from collections import deque
 from dataclasses import dataclass
 
 from homenode.engine.request import Request, SamplingParams
-from homenode.engine.schedule.config import KvConfig, SchedulerConfig
-from homenode.engine.schedule.events import RequestArrived, StepDone
-from homenode.engine.schedule.scheduler import Scheduler
-from homenode.engine.schedule.step import Sampled, Step, StepResult, WorkerLimits
+from homenode.engine.scheduler.events import RequestArrived, StepDone
+from homenode.engine.scheduler.scheduler import Scheduler
+from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
+from homenode.engine.step import Sampled, Step, StepResult, WorkerLimits
 
 _BLOCK = 64
 _SHORTEST, _LONGEST = 64, 320  # tokens of a prompt

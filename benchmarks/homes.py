@@ -27,7 +27,7 @@ import numpy as np
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import Spread, StepArrays, StepLimits
 from homenode.compute.team_memory import TeamMemory
-from homenode.engine.sizing import choose_cpus
+from homenode.engine.memory.sizing import choose_cpus
 from homenode.host.topology.allowance import Allowance
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.weights.load import load_model

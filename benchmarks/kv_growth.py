@@ -35,10 +35,10 @@ from typing import Any
 
 from benchmarks.machine import machine, own_version
 from homenode.compute.native.kv_pages import KvPages
+from homenode.engine.api.local import LocalEngine
 from homenode.engine.config import EngineConfig
-from homenode.engine.local import LocalEngine
-from homenode.engine.location.located import located
 from homenode.engine.messages import Output
+from homenode.engine.model_path.locate import locate_model
 from homenode.engine.request import Request, SamplingParams
 from homenode.units import parse_bytes
 
@@ -210,7 +210,7 @@ def _side(given: argparse.Namespace, *, grows: bool) -> Side:
         "kv_cache_memory": given.memory,
     }
     config = EngineConfig.of(None, settings)
-    config = located(dataclasses.replace(config, model=dataclasses.replace(config.model, path=given.model)))
+    config = locate_model(dataclasses.replace(config, model=dataclasses.replace(config.model, path=given.model)))
     return Side("on demand" if grows else "prealloc", LocalEngine(config), grows)
 
 

@@ -25,10 +25,10 @@ from benchmarks.machine import machine, own_version
 from benchmarks.others import Others, disturbed
 from homenode.bench.node_probe import NativeProbe
 from homenode.bench.nodes import bench_teams, measure_nodes, memories
+from homenode.engine.api.local import LocalEngine
 from homenode.engine.config import EngineConfig
-from homenode.engine.local import LocalEngine
-from homenode.engine.location.located import located
 from homenode.engine.messages import Output
+from homenode.engine.model_path.locate import locate_model
 from homenode.engine.request import Request, SamplingParams
 from homenode.host.topology.host import Host
 from homenode.host.topology.measured import Measured, MeasuredNode, parse_measured
@@ -154,7 +154,7 @@ def mean(a: Measured, b: Measured) -> Measured:
 
 def compare(model: str | None, rounds: int) -> dict[str, Any]:
     """Run every workload `rounds` times, in turns, and simulate it."""
-    config = located(EngineConfig.of(model, {"max_model_len": 512, "kv_cache_memory": "256MiB", "seed": 1}))
+    config = locate_model(EngineConfig.of(model, {"max_model_len": 512, "kv_cache_memory": "256MiB", "seed": 1}))
     path = Path(str(config.model.path))
     host, checkpoint = read_host(LiveSource(), accelerators=False), open_checkpoint(path)
     with tempfile.TemporaryDirectory() as folder:

@@ -16,12 +16,12 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from homenode.engine.build import build_engine
 from homenode.engine.config import EngineConfig
-from homenode.engine.core import EngineCore
+from homenode.engine.core.build import build_engine
+from homenode.engine.core.loop import EngineCore
 from homenode.engine.messages import Outputs, Submit
 from homenode.engine.request import Request, SamplingParams
-from homenode.engine.schedule.events import Instruction, ToTransfer
+from homenode.engine.scheduler.events import Instruction, ToTransfer
 from homenode.transfer import published
 from homenode.transfer.inbox import Inbox
 from homenode.transfer.seam import Arrived, Computed, KvTicket
@@ -67,8 +67,8 @@ def main(model: Path, settings: dict[str, Any]) -> None:
     config = EngineConfig.of(None, {"disable_log_stats": True, **settings})
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(model)))
     engine, inbox, ends = build_engine(config, None), Inbox(), SimpleQueue[int]()
-    assert engine.handing_over is not None
-    agent = engine.handing_over.start(inbox.put)
+    assert engine.kv_transfer is not None
+    agent = engine.kv_transfer.start(inbox.put)
 
     def send(message: object) -> None:
         if isinstance(message, Outputs):
@@ -86,7 +86,7 @@ def main(model: Path, settings: dict[str, Any]) -> None:
     thread = threading.Thread(target=run, name="homenode-engine", daemon=True)
     thread.start()
     sends = config.transfer.pd_role == "sender"
-    print(published.encode(engine.handing_over.published).decode(), flush=True)
+    print(published.encode(engine.kv_transfer.published).decode(), flush=True)
     for number, line in enumerate(sys.stdin):
         order = json.loads(line)
         kv = KvTicket(order["ticket"], sends, order.get("peer", "").encode())
@@ -96,7 +96,7 @@ def main(model: Path, settings: dict[str, Any]) -> None:
         print(json.dumps(core.stamps.pop(order["ticket"], {})), flush=True)
     core.stop()
     thread.join(_PATIENCE_S)
-    engine.handing_over.close(1.0)
+    engine.kv_transfer.close(1.0)
     engine.executor.close()
 
 

@@ -15,9 +15,9 @@ import time
 from typing import Any
 
 from homenode import __version__
-from homenode.engine.build import build_engine
 from homenode.engine.config import EngineConfig
-from homenode.engine.core import EngineCore
+from homenode.engine.core.build import build_engine
+from homenode.engine.core.loop import EngineCore
 from homenode.engine.messages import Outputs, Submit
 from homenode.engine.request import Request, SamplingParams
 

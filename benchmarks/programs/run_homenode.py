@@ -13,7 +13,7 @@ from answering import Answer, Question, answer_all
 from homenode.bench.model import Plan, timed_runs
 from homenode.cli.bench_options import engine_backend
 from homenode.engine.config import EngineConfig
-from homenode.engine.numa_memory import spread_of
+from homenode.engine.memory.numa import spread_of
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.locate import locate
 from homenode.model.weights.load import load_model

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from homenode import errors
 
 if TYPE_CHECKING:
-    from homenode.engine.llm import LLM
+    from homenode.engine.api.llm import LLM
     from homenode.engine.request import SamplingParams
 
 __version__ = "0.1.0"
@@ -16,7 +16,7 @@ __all__ = ["LLM", "SamplingParams", "__version__", "errors"]
 def __getattr__(name: str) -> object:
     """Import the engine only when it is asked for, so that `import homenode` and the placement toolkit stay light."""
     if name == "LLM":
-        from homenode.engine.llm import LLM
+        from homenode.engine.api.llm import LLM
 
         return LLM
     if name == "SamplingParams":

@@ -18,11 +18,11 @@ import pytest
 from homenode.compute.ops import KvGeometry
 from homenode.compute.reference import ReferenceBackend
 from homenode.compute.reference.kv import ReferenceKvCache
-from homenode.engine.build import build_engine
-from homenode.engine.core import EngineCore
+from homenode.engine.core.build import build_engine
+from homenode.engine.core.loop import EngineCore
 from homenode.engine.messages import EngineStats, Output, Outputs, Submit, ToFront
 from homenode.engine.request import Request, SamplingParams
-from homenode.engine.schedule.scheduler import Scheduler
+from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.transfer import seam
 from homenode.transfer.figures import TransferFigures
 from tests.engine.engines import PATIENCE_S, config_for

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from homenode.engine.api.local import LocalEngine
 from homenode.engine.config import EngineConfig
-from homenode.engine.local import LocalEngine
 from homenode.engine.messages import Output
 from homenode.engine.request import Request, SamplingParams
 

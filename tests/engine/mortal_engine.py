@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from homenode.engine.build import Engine, build_engine
 from homenode.engine.config import EngineConfig
-from homenode.engine.process import main
+from homenode.engine.core.build import Engine, build_engine
+from homenode.engine.core.process import main
 
 
 def build(config: EngineConfig, progress: Callable[[int, int], None], experts: Sequence[int]) -> Engine:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from homenode.engine.schedule.step import Step
-from homenode.engine.workers.channels import WorkerChannels
-from homenode.engine.workers.main import main
-from homenode.engine.workers.messages import Fits, Join, RunStep, WorkerStepDone
-from homenode.engine.workers.worker import PartWorker
+from homenode.engine.channels.base import WorkerChannels
+from homenode.engine.channels.messages import Fits, Join, RunStep, WorkerStepDone
+from homenode.engine.step import Step
+from homenode.engine.worker.main import main
+from homenode.engine.worker.worker import PartWorker
 
 MARKS = "HOMENODE_TEST_MARKS"
 

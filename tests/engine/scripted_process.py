@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from homenode.engine.build import Engine
 from homenode.engine.config import EngineConfig
+from homenode.engine.core.build import Engine
+from homenode.engine.core.process import main
 from homenode.engine.executor.scripted import ScriptedExecutor
 from homenode.engine.messages import EngineReady
-from homenode.engine.process import main
-from homenode.engine.schedule.scheduler import Scheduler
-from homenode.engine.schedule.step import Step, WorkerLimits
+from homenode.engine.scheduler.scheduler import Scheduler
+from homenode.engine.step import Step, WorkerLimits
 from homenode.errors import HostError
 
 STEP_S = 0.001  # so that what a test does while requests run is done while they run, however fast the machine is
@@ -57,7 +57,7 @@ def build(config: EngineConfig, progress: Callable[[int, int], None], experts: S
         scheduler=Scheduler(config.scheduler, config.kv, LIMITS, [0], lookahead=1),
         executor=executor,
         ready=ready,
-        handing_over=None,
+        kv_transfer=None,
     )
 
 

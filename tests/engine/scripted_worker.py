@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from homenode.compute.kv_memory import KvLayout
-from homenode.engine.schedule.step import Sampled, StepResult
-from homenode.engine.workers.channels import WorkerChannels
-from homenode.engine.workers.main import main
-from homenode.engine.workers.messages import FileRange, Fits, Join, RunStep, WorkerStepDone
+from homenode.engine.channels.base import WorkerChannels
+from homenode.engine.channels.messages import FileRange, Fits, Join, RunStep, WorkerStepDone
+from homenode.engine.step import Sampled, StepResult
+from homenode.engine.worker.main import main
 from homenode.errors import CapacityError
 from tests.engine.socket_channels import open_sockets
 

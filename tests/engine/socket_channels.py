@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from homenode.compute.ops import FloatArray
-from homenode.engine.workers.channels import WorkerChannels
-from homenode.engine.workers.messages import Channel, Join
+from homenode.engine.channels.base import WorkerChannels
+from homenode.engine.channels.messages import Channel, Join
 from homenode.errors import PeerError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from homenode.engine.workers.main import main
+from homenode.engine.worker.main import main
 from tests.engine.socket_channels import open_sockets
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from homenode.cli.chat import _answer
-from homenode.engine.completion import Completion, Timings
+from homenode.engine.api.completion import Completion, Timings
 from homenode.engine.request import SamplingParams
 from homenode.model.locate import BUILTIN_NAME
 from tests.engine.live import BUILTIN

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from homenode.engine.core import EngineCore
+from homenode.engine.core.loop import EngineCore
+from homenode.engine.executor.base import StepError
 from homenode.engine.executor.inline import InlineExecutor
-from homenode.engine.executor.protocol import StepError
 from homenode.engine.executor.scripted import ScriptedExecutor, scripted_token
 from homenode.engine.messages import Abort, Drain, EngineStats, Heartbeat, Output, Outputs, Ping, Submit, ToFront
 from homenode.engine.request import Request, SamplingParams
-from homenode.engine.schedule.config import KvConfig, SchedulerConfig
-from homenode.engine.schedule.scheduler import Scheduler
-from homenode.engine.schedule.step import Step, StepResult, WorkerLimits
+from homenode.engine.scheduler.scheduler import Scheduler
+from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
+from homenode.engine.step import Step, StepResult, WorkerLimits
 from homenode.errors import CapacityError, InternalError
 
 LIMITS = WorkerLimits(num_blocks=64, block_size=32, max_model_len=512, vocab_size=1000, max_sampled_rows=256)
@@ -373,7 +373,7 @@ def test_wake_latency_of_an_idle_loop() -> None:
 
 def test_threads_without_their_cpus_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
     with (
-        caplog.at_level(logging.WARNING, "homenode.engine.core"),
+        caplog.at_level(logging.WARNING, "homenode.engine.core.loop"),
         running(figures=lambda: {"lost_cpu_shares": [0.0, 0.4]}) as front,
     ):
         for number in range(3):

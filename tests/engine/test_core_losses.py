@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from homenode.engine.core import EngineCore
+from homenode.engine.core.loop import EngineCore
 from homenode.engine.executor.scripted import ScriptedExecutor
 from homenode.engine.messages import Drain, ServingChanged, Submit, ToFront
-from homenode.engine.schedule.config import KvConfig, SchedulerConfig
-from homenode.engine.schedule.scheduler import Scheduler
-from homenode.engine.schedule.step import Step
+from homenode.engine.scheduler.scheduler import Scheduler
+from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
+from homenode.engine.step import Step
 from homenode.errors import InternalError
 from tests.engine.test_core import EOS, LIMITS, PATIENCE_S, Front, ScriptedRunner, expected, request
 

@@ -6,12 +6,12 @@ import threading
 from collections.abc import Sequence
 from queue import SimpleQueue
 
-from homenode.engine.core import EngineCore
+from homenode.engine.core.loop import EngineCore
 from homenode.engine.executor.inline import InlineExecutor
-from homenode.engine.handoff import StatsChanged
+from homenode.engine.kv_transfer.agent import StatsChanged
 from homenode.engine.messages import EngineStats, ReleaseKv, ToFront
-from homenode.engine.schedule.config import KvConfig, SchedulerConfig
-from homenode.engine.schedule.scheduler import Scheduler
+from homenode.engine.scheduler.scheduler import Scheduler
+from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.transfer.figures import TransferFigures
 from homenode.transfer.seam import Released, ToAgent
 from tests.engine.test_core import EOS, LIMITS, PATIENCE_S, ScriptedRunner

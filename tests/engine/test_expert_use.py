@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from homenode.engine.executor.counting import CountingExecutor
+from homenode.engine.api.local import LocalEngine
+from homenode.engine.executor.expert_usage import CountingExecutor
 from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.worker_process import WorkerProcess
-from homenode.engine.local import LocalEngine
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
 from tests.engine.engines import PATIENCE_S, config_for, greedy, run_all

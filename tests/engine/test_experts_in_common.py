@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from homenode.engine.api.local import LocalEngine
+from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.config import EngineConfig
-from homenode.engine.local import LocalEngine
-from homenode.engine.place import EngineBinding, Replica
-from homenode.engine.placement import UNPINNED
-from homenode.engine.replicas.client import ReplicasClient
-from homenode.engine.replicas.patience import RestartPolicy
+from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.request import Request
+from homenode.engine.router.client import ReplicasClient
+from homenode.engine.router.restart_policy import RestartPolicy
 from homenode.errors import CapacityError, UserError
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.weights.load import plan_model
@@ -46,7 +46,7 @@ def engines_of(model: Path, count: int, **settings: Any) -> list[EngineConfig]:
 def using(
     configs: Sequence[EngineConfig],
     use: Callable[[ReplicasClient], Awaitable[None]],
-    program: str = "homenode.engine.process",
+    program: str = "homenode.engine.core.process",
 ) -> None:
     async def run() -> None:
         async with asyncio.timeout(PATIENCE_S), ReplicasClient(configs, patience=QUICK, program=program) as client:

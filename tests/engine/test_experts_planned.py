@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from homenode.cli.main import cli
-from homenode.engine.build import check_config
 from homenode.engine.config import EngineConfig
-from homenode.engine.replicas.client import ReplicasClient
+from homenode.engine.core.build import check_config
+from homenode.engine.router.client import ReplicasClient
 from homenode.errors import CapacityError
 from homenode.units import format_bytes
 from tests.checkpoints import make_folder

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from homenode.engine.fronts.handing import door, hand, take
+from homenode.engine.fronts.fd_channel import door, receive_fd, send_fd
+from homenode.engine.fronts.front_mux import FrontMux
 from homenode.engine.fronts.messages import AbortFront, FrontHello, Way
 from homenode.engine.fronts.numbers import first_number
-from homenode.engine.fronts.switchboard import FrontMux
 from homenode.engine.messages import (
     Abort,
     Drain,
@@ -52,7 +52,7 @@ class Hall:
         self._sockets.append(ours)
         ours.settimeout(PATIENCE_S)
         with theirs:
-            assert hand(self.door, FrontHello(number), theirs)
+            assert send_fd(self.door, FrontHello(number), theirs)
         frames = FrameSocket(ours)
         frames.send(Ping(first_number(number) + 1))
         assert self.inbox.get(timeout=PATIENCE_S) == Ping(first_number(number) + 1)
@@ -152,17 +152,17 @@ def test_a_socket_arrives_with_its_label() -> None:
     with near, far, ours:
         far.setblocking(False)
         with pytest.raises(BlockingIOError):
-            take(far, Way)
+            receive_fd(far, Way)
         with theirs:
-            assert hand(near, Way(1, 2), theirs)
-        taken = take(far, Way)
+            assert send_fd(near, Way(1, 2), theirs)
+        taken = receive_fd(far, Way)
         assert taken is not None and taken[0] == Way(1, 2)
         with taken[1] as connected:
             connected.sendall(b"here")
             assert ours.recv(4) == b"here" and not connected.get_inheritable()
         near.close()
-        assert take(far, Way) is None
-        assert not hand(far, Way(1, 2), ours)
+        assert receive_fd(far, Way) is None
+        assert not send_fd(far, Way(1, 2), ours)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"\x93\x01\x02\x03"])
@@ -173,8 +173,8 @@ def test_what_is_no_label_is_refused_and_its_socket_closed(data: bytes) -> None:
         with theirs:
             socket.send_fds(near, [data or b"\x80"], [theirs.fileno()])
         with pytest.raises(PeerError):
-            take(far, Way)
+            receive_fd(far, Way)
         assert ours.recv(1) == b"", "nobody has the other end any more"
         near.send(b"\x80")
         with pytest.raises(PeerError):
-            take(far, Way)
+            receive_fd(far, Way)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from homenode.engine.fronts.client import LinkedClient, LinkedSettings, favourite_of
 from homenode.engine.fronts.messages import (
     Booked,
     EngineSeen,
@@ -27,10 +26,11 @@ from homenode.engine.fronts.messages import (
 )
 from homenode.engine.fronts.numbers import first_number
 from homenode.engine.messages import Abort, EngineReady, EngineStats, ReleaseKv, ReplicaStats, Submit
-from homenode.engine.replicas.dispatch import DispatchSettings
-from homenode.engine.replicas.journey import RoutedStream
-from homenode.engine.replicas.patience import RestartPolicy
 from homenode.engine.request import Request
+from homenode.engine.router.dispatch import DispatchSettings
+from homenode.engine.router.linked_client import LinkedClient, LinkedSettings, favourite_of
+from homenode.engine.router.restart_policy import RestartPolicy
+from homenode.engine.router.routed_stream import RoutedStream
 from homenode.engine.wire import FrameDecoder, decode_body
 from homenode.transfer.published import Published
 from homenode.transfer.seam import KvTicket

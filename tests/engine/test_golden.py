@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from homenode.engine.local import LocalEngine
+from homenode.engine.api.local import LocalEngine
 from homenode.engine.messages import Output
 from homenode.engine.request import SamplingParams
 from homenode.errors import CapacityError, UserError

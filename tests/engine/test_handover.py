@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from homenode.engine.local import LocalEngine
+from homenode.engine.api.local import LocalEngine
 from homenode.engine.messages import EngineStats
 from homenode.engine.request import Request, SamplingParams
 from homenode.transfer.seam import KvTicket

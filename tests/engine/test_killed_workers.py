@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from homenode.engine.local import LocalEngine
+from homenode.engine.api.local import LocalEngine
+from homenode.engine.core import build_workers
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
-from homenode.engine.workers import build
 from tests.engine.engines import PATIENCE_S, greedy, tokens_of
 from tests.engine.mortal_worker import MARKS
 from tests.engine.test_golden import golden
@@ -41,7 +41,9 @@ def mortal_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
     monkeypatch.setenv(MARKS, str(tmp_path))
     monkeypatch.setattr(
-        build, "make_executor", functools.partial(build.make_executor, program="tests.engine.mortal_worker")
+        build_workers,
+        "make_executor",
+        functools.partial(build_workers.make_executor, program="tests.engine.mortal_worker"),
     )
     yield
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from homenode import LLM, SamplingParams
-from homenode.engine.completion import Answer
+from homenode.engine.api.completion import Answer
 from homenode.engine.messages import Output
 from homenode.errors import CapacityError, InternalError, UserError
 from homenode.model.locate import builtin_model

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from homenode import LLM
-from homenode.engine.local import LocalEngine
+from homenode.engine.api.local import LocalEngine
 from homenode.engine.messages import Output
 from homenode.engine.request import SamplingParams
 from homenode.errors import CheckpointError, NotANumberError

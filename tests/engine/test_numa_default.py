@@ -9,10 +9,10 @@ import pytest
 
 from homenode.compute.team_memory import TeamMemory
 from homenode.engine import build
-from homenode.engine.build import numa_choice, place_of_engine, settled_numa
 from homenode.engine.config import EngineConfig
-from homenode.engine.numa_default import auto_is_meant
-from homenode.engine.numa_memory import team_memory
+from homenode.engine.core.build import numa_choice, place_of_engine, settled_numa
+from homenode.engine.memory.numa import team_memory
+from homenode.engine.plan.numa_default import auto_is_meant
 from homenode.errors import InternalError, UserError
 from homenode.host.binding.ladder import Policy
 from homenode.host.binding.syscalls import MPOL_BIND, MPOL_DEFAULT, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED

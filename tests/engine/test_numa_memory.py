@@ -8,9 +8,9 @@ from dataclasses import asdict, replace
 import pytest
 
 from homenode.compute.team_memory import TeamMemory
-from homenode.engine.node_room import KvCapacity, kv_room, kv_shares
-from homenode.engine.numa_memory import away_from_home, settle_pages, spread_of, team_memory
-from homenode.engine.place import EngineBinding
+from homenode.engine.binding import EngineBinding
+from homenode.engine.memory.node_capacity import KvCapacity, kv_capacity, kv_shares
+from homenode.engine.memory.numa import away_from_home, settle_pages, spread_of, team_memory
 from homenode.errors import CapacityError, HostError
 from homenode.host.binding.residency import PlannedRange, node_residencies
 from homenode.host.binding.syscalls import Syscalls
@@ -150,13 +150,15 @@ def test_interleaved_kv_memory_lies_on_all_nodes_alike() -> None:
 
 
 def test_the_node_that_is_full_first_bounds_kv_memory() -> None:
-    found = kv_room(homes({0: 4 * GIB, 1: 4 * GIB}, {0: 16 * GIB, 1: 6 * GIB}), place("shard"), 8)
+    found = kv_capacity(homes({0: 4 * GIB, 1: 4 * GIB}, {0: 16 * GIB, 1: 6 * GIB}), place("shard"), 8)
     assert found == KvCapacity(4 * GIB, 1, 2 * GIB, 0.5)
     assert (
         "node 1 has 2GiB left beside its weights, for 50% of the KV memory"
         in found.explain(CapacityError("too much")).message
     )
-    assert kv_room(homes({0: GIB, 1: GIB}, {0: GIB // 2, 1: 6 * GIB}), place("mirror"), 8) == KvCapacity(0, 0, 0, 0.5)
+    assert kv_capacity(homes({0: GIB, 1: GIB}, {0: GIB // 2, 1: 6 * GIB}), place("mirror"), 8) == KvCapacity(
+        0, 0, 0, 0.5
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,6 +168,6 @@ def test_the_node_that_is_full_first_bounds_kv_memory() -> None:
 def test_where_one_node_holds_everything_its_memory_is_counted_as_a_whole(
     policy: str, changes: dict[str, object]
 ) -> None:
-    assert kv_room(homes({0: GIB, 1: GIB}, {0: GIB, 1: GIB}), place(policy, **changes), 8) is None
-    assert kv_room(None, place(None), 8) is None
-    assert kv_room(homes({0: GIB, 1: GIB}, {0: None, 1: None}), place("shard"), 8) is None
+    assert kv_capacity(homes({0: GIB, 1: GIB}, {0: GIB, 1: GIB}), place(policy, **changes), 8) is None
+    assert kv_capacity(None, place(None), 8) is None
+    assert kv_capacity(homes({0: GIB, 1: GIB}, {0: None, 1: None}), place("shard"), 8) is None

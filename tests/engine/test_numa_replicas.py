@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from homenode.engine.config import EngineConfig
-from homenode.engine.replicas.configs import node_places, replica_configs
+from homenode.engine.plan.replica_configs import node_places, replica_configs
 from homenode.errors import UserError
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from homenode.engine.binding import EngineBinding
 from homenode.engine.config import PlacementConfig
-from homenode.engine.crowding import interrupted, spin_us, too_many_threads
-from homenode.engine.place import EngineBinding
-from homenode.engine.placement import UNPINNED, alone, place_engine, team_groups, too_few_cores
-from homenode.engine.settle import MemoryBudget, memory_room, settle
+from homenode.engine.pinning import MemoryBudget, apply_binding, available_memory
+from homenode.engine.plan.cpu_contention import interrupted, spin_us, too_many_threads
+from homenode.engine.plan.placement import UNPINNED, alone, place_engine, team_groups, too_few_cores
 from homenode.errors import PlacementError, UserError
 from homenode.host.binding.syscalls import MPOL_BIND, MPOL_PREFERRED, Syscalls
 from homenode.host.placement.numa_demand import NUMA_POLICIES, Decision
@@ -259,8 +259,8 @@ def test_settling_binds_this_process_and_its_threads() -> None:
 
     code = (
         "import os, pathlib, threading\n"
-        "from homenode.engine.placement import EngineBinding\n"
-        "from homenode.engine.settle import settle\n"
+        "from homenode.engine.plan.placement import EngineBinding\n"
+        "from homenode.engine.pinning import settle\n"
         "hold = threading.Event()\n"
         "threading.Thread(target=hold.wait, daemon=True).start()\n"
         "cpu = max(os.sched_getaffinity(0))\n"
@@ -279,7 +279,7 @@ def test_a_refused_policy_becomes_a_finding() -> None:
         def set_mempolicy(self, mode: int, nodes: object = ()) -> None:
             raise PermissionError(1, "set_mempolicy")
 
-    findings = settle(EngineBinding((0,), (), (0,)), Refusing())
+    findings = apply_binding(EngineBinding((0,), (), (0,)), Refusing())
     assert {finding.code for finding in findings} == {"memory_policy_refused"}
     assert "bind" not in Path("/proc/self/numa_maps").read_text().split("\n")[0]
 
@@ -320,7 +320,7 @@ def test_memory_of_other_nodes_is_no_room_for_an_engine_that_is_bound(
     machine = RecordedSource(
         "x86_64", {"/sys/devices/system/node/online": "0-1", "/proc/meminfo": "MemAvailable: 1000 kB", **nodes}
     )
-    assert memory_room(place, kernel, machine) == room
+    assert available_memory(place, kernel, machine) == room
 
 
 def test_too_little_memory_on_the_nodes_is_said_with_their_numbers(
@@ -329,7 +329,7 @@ def test_too_little_memory_on_the_nodes_is_said_with_their_numbers(
     from homenode.cli.main import main
     from homenode.engine import build
 
-    monkeypatch.setattr(build, "memory_room", lambda place: MemoryBudget(64 << 20, (3,)))
+    monkeypatch.setattr(build, "available_memory", lambda place: MemoryBudget(64 << 20, (3,)))
     with pytest.raises(SystemExit) as end:
         main(["serve", "--check-config", "--backend", "reference", "--kv-cache-memory", "1GiB"])
     assert end.value.code == 2

@@ -12,15 +12,15 @@ from queue import SimpleQueue
 
 import pytest
 
+from homenode.engine.binding import EngineBinding
+from homenode.engine.channels.messages import Join
 from homenode.engine.config import EngineConfig
+from homenode.engine.executor.base import StepError, StepsLostError
 from homenode.engine.executor.processes import ProcessExecutor
-from homenode.engine.executor.protocol import StepError, StepsLostError
 from homenode.engine.executor.worker_process import WorkerProcess
-from homenode.engine.place import EngineBinding
+from homenode.engine.plan.layout import WorkerPlan
 from homenode.engine.request import SamplingParams
-from homenode.engine.schedule.step import StartSequence, Step, StepItem, StepResult, WorkerLimits
-from homenode.engine.workers.layout import WorkerPlan
-from homenode.engine.workers.messages import Join
+from homenode.engine.step import StartSequence, Step, StepItem, StepResult, WorkerLimits
 from homenode.errors import CapacityError, PeerError
 from homenode.model.part import ModelPart, Range
 from tests.engine.scripted_worker import BLOCKS, token_of

@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
+from homenode.engine.api.local import LocalEngine
 from homenode.engine.executor.bundles import bundle_of
-from homenode.engine.local import LocalEngine
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
 from homenode.errors import CapacityError

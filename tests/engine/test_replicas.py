@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.config import EngineConfig
 from homenode.engine.messages import Output, ReplicaStats
-from homenode.engine.place import EngineBinding, Replica
-from homenode.engine.replicas.client import ReplicasClient
-from homenode.engine.replicas.journey import RoutedStream
-from homenode.engine.replicas.patience import RestartPolicy
 from homenode.engine.request import Request
+from homenode.engine.router.client import ReplicasClient
+from homenode.engine.router.restart_policy import RestartPolicy
+from homenode.engine.router.routed_stream import RoutedStream
 from homenode.errors import HostError, PeerError
 from tests.engine.engines import config_for, greedy
 from tests.engine.scripted_process import LIMITS

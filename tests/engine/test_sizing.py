@@ -9,7 +9,7 @@ import pytest
 
 from homenode.compute.ops import KvGeometry
 from homenode.engine.config import EngineConfig
-from homenode.engine.sizing import choose_cpus, problems, resolve, step_bytes
+from homenode.engine.memory.sizing import choose_cpus, problems, resolve, step_bytes
 from homenode.errors import CapacityError, UserError
 from homenode.host.topology.allowance import Allowance
 from homenode.model.spec import ModelSpec, RopeSpec

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from homenode.engine.channels.greeting import MAGIC, Ask, IAm, Key, Rows, RowsOffer, answer, call
+from homenode.engine.channels.tcp import TcpInlet, TcpOutlet
 from homenode.engine.executor.rendezvous import Rendezvous
-from homenode.engine.workers.greeting import MAGIC, Ask, IAm, Key, Rows, RowsOffer, answer, call
-from homenode.engine.workers.tcp import TcpInlet, TcpOutlet
 from homenode.errors import PeerError
 
 PATIENCE_S = 30.0

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from homenode.engine.channels.greeting import MAGIC, Group, MemoryRequest, Seated, Values, call, introduce
+from homenode.engine.channels.host_ranks import HostRanks, HostRanksName, join_site
+from homenode.engine.channels.tcp_ranks import TcpRanks, hosts_of
 from homenode.engine.executor.rendezvous import Rendezvous
-from homenode.engine.workers.greeting import MAGIC, Group, MemoryRequest, Seated, Values, call, introduce
-from homenode.engine.workers.sites import HostRanks, HostRanksName, join_site
-from homenode.engine.workers.tcp_ranks import TcpRanks, hosts_of
 from homenode.errors import PeerError, UserError
 from tests.native.rank_threads import ranks as on_one_host
 from tests.native.rank_threads import together
@@ -102,9 +102,9 @@ def test_ranks_of_one_host_have_one_memory_and_no_others(rendezvous: Rendezvous)
 
 PROCESS = """
 import sys, numpy as np
-from homenode.engine.workers.greeting import Group
-from homenode.engine.workers.sites import HostRanksName
-from homenode.engine.workers.tcp_ranks import TcpRanks
+from homenode.engine.channels.greeting import Group
+from homenode.engine.channels.host_ranks import HostRanksName
+from homenode.engine.channels.tcp_ranks import TcpRanks
 engine, host, rank, ranks, timeout_s = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
 name = HostRanksName(Group(3, 1), ranks, host, "127.0.0.1", bytes.fromhex(sys.stdin.readline()))
 seat = TcpRanks(engine, name, rank, timeout_s, 0)

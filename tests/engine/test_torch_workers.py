@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="needs torch, which the extra `torch` installs")
 
 from homenode.engine.config import EngineConfig
-from homenode.engine.workers.there import devices_of
+from homenode.engine.plan.device_detection import devices_of
 from homenode.errors import UnsupportedError
 from homenode.host.binding.threads import descendants
 from homenode.host.topology.allowance import Allowance

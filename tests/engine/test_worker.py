@@ -12,7 +12,7 @@ import pytest
 from homenode.compute.ops import SampledRows, SamplingArrays, StepArrays
 from homenode.compute.reference import ReferenceBackend
 from homenode.engine.request import SamplingParams
-from homenode.engine.schedule.step import StartSequence, Step, StepItem
+from homenode.engine.step import StartSequence, Step, StepItem
 from homenode.engine.worker.batch import build_batch
 from homenode.engine.worker.runner import Runner
 from homenode.engine.worker.sampler import sampling_arrays

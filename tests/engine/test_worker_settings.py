@@ -12,16 +12,16 @@ from click.testing import CliRunner
 
 from homenode.cli.main import cli
 from homenode.engine import build
-from homenode.engine.build import check_config, make_backend, memory_left
+from homenode.engine.binding import EngineBinding, Replica
+from homenode.engine.channels.messages import Join
 from homenode.engine.config import ComputeConfig, EngineConfig
-from homenode.engine.executor.crew import replace_join
-from homenode.engine.pairing import kept_as, targets_of
-from homenode.engine.place import EngineBinding, Replica
-from homenode.engine.placement import UNPINNED
-from homenode.engine.settle import MemoryBudget
-from homenode.engine.workers.layout import config_of
-from homenode.engine.workers.messages import Join
-from homenode.engine.workers.planning import Planned, plan_engine
+from homenode.engine.core.build import check_config, make_backend, memory_left
+from homenode.engine.executor.worker_pool import replace_join
+from homenode.engine.kv_transfer.checks import kept_as, targets_of
+from homenode.engine.pinning import MemoryBudget
+from homenode.engine.plan.layout import config_of
+from homenode.engine.plan.placement import UNPINNED
+from homenode.engine.plan.workers import Planned, plan_engine
 from homenode.errors import CapacityError, UserError
 from homenode.host.topology.read import read_host
 from homenode.host.topology.synthetic import synthetic

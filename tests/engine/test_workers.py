@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from homenode.engine.executor.counting import CountingExecutor
+from homenode.engine.api.local import LocalEngine
+from homenode.engine.binding import EngineBinding
+from homenode.engine.core.calibration import layer_seconds
+from homenode.engine.executor.expert_usage import CountingExecutor
 from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.worker_process import WorkerProcess
-from homenode.engine.local import LocalEngine
 from homenode.engine.messages import Output
-from homenode.engine.place import EngineBinding
+from homenode.engine.plan.layout import WorkerPlan
 from homenode.engine.request import Request
-from homenode.engine.workers.calibrate import layer_seconds
-from homenode.engine.workers.layout import WorkerPlan
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.part import ModelPart
 from tests.engine.engines import PATIENCE_S, config_for, greedy, run_all, tokens_of

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from homenode import LLM, SamplingParams
-from homenode.engine import build, numa_memory
-from homenode.engine.place import EngineBinding
+from homenode.engine import build, numa
+from homenode.engine.binding import EngineBinding
 from homenode.errors import HostError
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
@@ -136,7 +136,7 @@ def test_page_cache_makes_room_for_weights(model: Path) -> None:
 @pytest.fixture
 def moved_while_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some weights of the last node are sent to the first one when all are loaded and nobody has looked yet."""
-    settle = numa_memory.settle_pages
+    settle = numa.settle_pages
 
     def after_moving(backend: NativeBackend, place: EngineBinding, host: Host) -> tuple[Finding, ...]:
         parts = [part for part in backend.planned()["weights"] if part.nodes == (WHOLE[-1].id,)]
@@ -155,7 +155,7 @@ def test_pages_that_lie_elsewhere_are_brought_home(model: Path) -> None:
 @pytest.mark.usefixtures("moved_while_loading")
 def test_pages_that_stay_elsewhere_are_told_and_strictly_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where home has no room for them."""
-    monkeypatch.setattr(numa_memory, "bring_home", lambda *_: None)
+    monkeypatch.setattr(numa, "bring_home", lambda *_: None)
     told = rf"of \S+ of weights planned for NUMA node {WHOLE[-1].id}, \S+ lie elsewhere"
     with pytest.raises(HostError, match=f"--numa-strict: {told}"):
         engine(model, numa_strict=True)

@@ -14,9 +14,9 @@ from homenode.compute.kv_memory import KvRegion
 from homenode.compute.native import NativeBackend
 from homenode.compute.native.kv_memory import copy_kv
 from homenode.compute.ops import KvGeometry
-from homenode.engine.workers.kv_file import KvFile, joined
-from homenode.engine.workers.messages import FileRange
-from homenode.engine.workers.neighbours import Attached, sliced
+from homenode.engine.channels.messages import FileRange
+from homenode.engine.executor.kv_file import KvFile, joined
+from homenode.engine.executor.neighbours import Attached, sliced
 from homenode.errors import UserError
 from homenode.model.part import ModelPart, Range
 from homenode.model.partition import Alignment, divide, divide_heads

@@ -13,7 +13,7 @@ import pytest
 from homenode import _native
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import KvGeometry
-from homenode.engine.huge_pages import on_small_pages, residence_of
+from homenode.engine.memory.huge_pages import on_small_pages, residence_of
 from homenode.host.binding.huge_pages import Residence, residences
 from tests.native.weights import load, stored, unpacked
 
@@ -143,7 +143,7 @@ if sys.argv[1] == "small":
     assert ctypes.CDLL(None).prctl(41, 1, 0, 0, 0) == 0  # PR_SET_THP_DISABLE
 import numpy as np
 from homenode.compute.native import NativeBackend
-from homenode.engine.huge_pages import on_small_pages
+from homenode.engine.memory.huge_pages import on_small_pages
 from homenode.host.binding.huge_pages import disabled_for_this_process
 backend = NativeBackend([-1, -1], spin_us=20)
 values = np.random.default_rng(1).standard_normal((1024, 32768)).astype(np.float32)

@@ -14,7 +14,7 @@ from homenode.compute.native.shared_weights import NativeSharedWeights
 from homenode.compute.ops import Experts, Ops, PackedLocation, SharedPlacement, Tensor
 from homenode.compute.team_memory import TeamMemory
 from homenode.dtypes import BY_NAME
-from homenode.engine.huge_pages import on_small_pages
+from homenode.engine.memory.huge_pages import on_small_pages
 from homenode.errors import HostError, UserError
 from homenode.host.binding.huge_pages import ENOUGH_SHARE, TELLING_BYTES
 from tests.native.steps import evaluate, same_bits

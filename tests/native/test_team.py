@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from homenode import _native
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import KvGeometry
-from homenode.engine.crowding import interrupted
+from homenode.engine.plan.cpu_contention import interrupted
 from homenode.errors import HostError, UserError
 
 

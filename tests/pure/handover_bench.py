@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from homenode.engine.executor.scripted import ScriptedExecutor, checksum
 from homenode.engine.kv.prefix import HashChain
-from homenode.engine.schedule.config import SchedulerConfig
-from homenode.engine.schedule.events import Instruction, ToTransfer
-from homenode.engine.schedule.step import Step, WorkerLimits
+from homenode.engine.scheduler.events import Instruction, ToTransfer
+from homenode.engine.scheduler_config import SchedulerConfig
+from homenode.engine.step import Step, WorkerLimits
 from homenode.transfer import seam
 from tests.pure.schedule_bench import Bench
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from homenode.engine.schedule.config import SchedulerConfig
+from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.transfer import seam
 from tests.pure.handover_bench import HandoverBench
 from tests.pure.schedule_bench import limits_of

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from homenode.engine.messages import Output
-from homenode.engine.schedule.config import SchedulerConfig
-from homenode.engine.schedule.events import Emit, Instruction, ToTransfer, Warn
-from homenode.engine.schedule.step import Step
+from homenode.engine.scheduler.events import Emit, Instruction, ToTransfer, Warn
+from homenode.engine.scheduler_config import SchedulerConfig
+from homenode.engine.step import Step
 from tests.pure import test_handover_properties, test_schedule_properties
 from tests.pure.handover_bench import HandoverBench
 from tests.pure.schedule_bench import Bench, limits_of

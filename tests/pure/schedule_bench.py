@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from homenode.engine.executor.protocol import StepError, StepsLostError
+from homenode.engine.executor.base import StepError, StepsLostError
 from homenode.engine.executor.scripted import ScriptedExecutor, checksum, scripted_logprob
+from homenode.engine.kv.sequence import BlockAllocation, Sequence
 from homenode.engine.messages import Output
 from homenode.engine.request import Request, SamplingParams
-from homenode.engine.schedule.config import KvConfig, SchedulerConfig
-from homenode.engine.schedule.events import (
+from homenode.engine.scheduler.events import (
     Aborted,
     DrainStarted,
     Emit,
@@ -24,9 +24,9 @@ from homenode.engine.schedule.events import (
     WorkersBack,
     WorkersLost,
 )
-from homenode.engine.schedule.scheduler import Scheduler
-from homenode.engine.schedule.sequence import BlockAllocation, Sequence
-from homenode.engine.schedule.step import Step, WorkerLimits
+from homenode.engine.scheduler.scheduler import Scheduler
+from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
+from homenode.engine.step import Step, WorkerLimits
 from homenode.transfer.seam import KvTicket
 
 EOS = 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from homenode.engine.workers.greeting import accept_next
+from homenode.engine.channels.greeting import accept_next
 
 _PATIENCE_S = 20.0
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from homenode.engine.executor.losing import Silence, WorkerFailures
-from homenode.engine.executor.member import WorkerHandle
+from homenode.engine.binding import EngineBinding
+from homenode.engine.channels.messages import LivenessProbe, WorkerStepDone, WorkerStepFailed
 from homenode.engine.executor.traffic import StepTraffic
-from homenode.engine.place import EngineBinding
-from homenode.engine.schedule.step import Sampled, Step, StepItem, StepResult
-from homenode.engine.workers.layout import WorkerPlan
-from homenode.engine.workers.messages import LivenessProbe, WorkerStepDone, WorkerStepFailed
+from homenode.engine.executor.worker_failures import Silence, WorkerFailures
+from homenode.engine.executor.worker_handle import WorkerHandle
+from homenode.engine.plan.layout import WorkerPlan
+from homenode.engine.step import Sampled, Step, StepItem, StepResult
 from homenode.model.part import ModelPart, Range
 
 NOTHING = Range(0, 0)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from homenode.engine.executor.counting import USES, CountingExecutor
+from homenode.engine.executor.expert_usage import USES, CountingExecutor
 from homenode.engine.executor.scripted import ScriptedExecutor
-from homenode.engine.expert_counts import add_counts, counts_problem
-from homenode.engine.expert_table import figures, of_engine, of_part, read_table
-from homenode.engine.schedule.step import WorkerLimits
+from homenode.engine.experts.usage import of_engine, of_part, read_table, usage_stats
+from homenode.engine.experts.usage_file import add_counts, counts_problem
+from homenode.engine.step import WorkerLimits
 from homenode.errors import UserError
 from homenode.model.expert_placement import ExpertUse, read_counts, read_placement
 from homenode.model.part import ModelPart
@@ -57,9 +57,9 @@ def test_ranks_with_whole_experts_add_up_and_others_count_alike() -> None:
 def test_figures_are_sums_and_the_worst_of_each_layer() -> None:
     counts = table(0, 2, 1)
     counts[1, 3] += 9
-    found = figures(counts, whole=False)
+    found = usage_stats(counts, whole=False)
     assert found == {"tokens": [3, 3, 3, 12, 3, 3, 3, 3, 3], "imbalance": [[1, round(11 / 3, 4)], [2, 1.0]]}
-    assert figures(counts, whole=True)["layers"] == counts.tolist()
+    assert usage_stats(counts, whole=True)["layers"] == counts.tolist()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_an_executor_adds_what_is_new_each_minute_and_at_the_end(tmp_path: Path)
     path, now = tmp_path / "counts.json", [0.0]
     inner = _Telling(WorkerLimits(num_blocks=1, block_size=32, max_model_len=32, vocab_size=2, max_sampled_rows=1))
     executor = CountingExecutor(inner, SPEC, str(path), lambda: now[0])
-    assert executor.statistics() == {"threads": 1, "experts": figures(inner.counted, whole=True)}
+    assert executor.statistics() == {"threads": 1, "experts": usage_stats(inner.counted, whole=True)}
     assert not path.exists()
     now[0] = 61.0
     executor.statistics()

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from homenode.compute.reference import ReferenceBackend
-from homenode.engine.expert_room import ExpertsInCommon, kept_of, missing_layout, own_layout
-from homenode.engine.expert_seat import ExpertGroupRank, expert_problem, not_in_common, seat_of
-from homenode.engine.place import EngineBinding, Replica
-from homenode.engine.workers.layer_room import weight_needs
+from homenode.engine.binding import EngineBinding, Replica
+from homenode.engine.experts.group import ExpertGroupRank, expert_group_rank, expert_problem, not_in_common
+from homenode.engine.experts.sizing import SharedExperts, kept_of, missing_layout, own_layout
+from homenode.engine.plan.layer_capacity import weight_needs
 from homenode.host.placement.node_teams import NodeTeam
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.part import ModelPart
@@ -34,15 +34,15 @@ ALL_CPU = [("cpu",)] * 2
 
 
 def test_engines_of_cpu_workers_keep_experts_in_common() -> None:
-    assert [seat_of(one_of(2, number), ALL_CPU) for number in range(2)] == [
+    assert [expert_group_rank(one_of(2, number), ALL_CPU) for number in range(2)] == [
         ExpertGroupRank(0, 2),
         ExpertGroupRank(1, 2),
     ]
-    assert seat_of(one_of(2, tensor_parallel_size=2), [("cpu", "cpu")] * 2) == ExpertGroupRank(0, 2)
+    assert expert_group_rank(one_of(2, tensor_parallel_size=2), [("cpu", "cpu")] * 2) == ExpertGroupRank(0, 2)
     alone = config_for(Path("model"), enable_expert_parallel=True)
     unasked = replace(one_of(2), parallel=replace(one_of(2).parallel, enable_expert_parallel=False))
     for config in (alone, one_of(1), unasked):
-        assert seat_of(config, ALL_CPU) is None and not_in_common(config, ALL_CPU) == ()
+        assert expert_group_rank(config, ALL_CPU) is None and not_in_common(config, ALL_CPU) == ()
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_engines_of_cpu_workers_keep_experts_in_common() -> None:
     ],
 )
 def test_where_they_cannot_it_is_said(config: Any, devices: Any, why: str) -> None:
-    assert seat_of(config, devices) is None
+    assert expert_group_rank(config, devices) is None
     [finding] = not_in_common(config, devices)
     assert finding.severity == "warning" and why in finding.text
 
@@ -90,7 +90,7 @@ def test_every_expert_is_kept_once_and_the_rest_by_all(
     model: tuple[WeightLayout, ModelPart, Any], members: int
 ) -> None:
     layout, part, _ = model
-    seats = [ExpertsInCommon(ExpertGroupRank(member, members)) for member in range(members)]
+    seats = [SharedExperts(ExpertGroupRank(member, members)) for member in range(members)]
     own = [{m.name for m in own_layout(layout, part, seat).matrices} for seat in seats]
     experts = {m.name for m in layout.matrices if ".experts." in m.name}
     assert len(experts) == 3 * 4 * 3 and set.union(*own) == {m.name for m in layout.matrices}
@@ -112,8 +112,8 @@ def test_what_is_there_already_is_not_taken_again(
     model: tuple[WeightLayout, ModelPart, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout, part, _ = model
-    monkeypatch.setattr("homenode.engine.expert_room.share_ready", lambda fd, member: (fd, member) == (77, 1))
-    here, there = (ExpertsInCommon(ExpertGroupRank(1, 2), {0: fd}) for fd in (76, 77))
+    monkeypatch.setattr("homenode.engine.experts.sizing.share_ready", lambda fd, member: (fd, member) == (77, 1))
+    here, there = (SharedExperts(ExpertGroupRank(1, 2), {0: fd}) for fd in (76, 77))
     dense = {m.name for m in layout.matrices if ".experts." not in m.name}
     assert {m.name for m in missing_layout(layout, part, there).matrices} == dense
     assert missing_layout(layout, part, here) == own_layout(layout, part, here)
@@ -126,7 +126,7 @@ def test_what_is_there_already_is_not_taken_again(
 def test_nodes_of_engines_hold_their_shares(model: tuple[WeightLayout, ModelPart, Any]) -> None:
     layout, part, _ = model
     teams = [NodeTeam(node, node, (node,), 1 << 40) for node in range(3)]
-    seats = [ExpertsInCommon(ExpertGroupRank(member, 3)) for member in range(3)]
+    seats = [SharedExperts(ExpertGroupRank(member, 3)) for member in range(3)]
     homes = plan_weight_nodes(layout, teams, "replicate", owners=seats[0].owners(layout, part))
     for node, seat in enumerate(seats):
         alone = plan_weight_nodes(own_layout(layout, part, seat), teams[node : node + 1], "local")
@@ -139,6 +139,6 @@ def test_nodes_of_engines_hold_their_shares(model: tuple[WeightLayout, ModelPart
 def test_layers_have_more_room(model: tuple[WeightLayout, ModelPart, Any]) -> None:
     layout, part, spec = model
     whole = weight_needs(spec, layout, 2, 1)
-    less = weight_needs(spec, missing_layout(layout, part, ExpertsInCommon(ExpertGroupRank(0, 2))), 2, 1)
+    less = weight_needs(spec, missing_layout(layout, part, SharedExperts(ExpertGroupRank(0, 2))), 2, 1)
     experts = sum(m.target_bytes for m in layout.matrices if ".experts." in m.name)
     assert less.besides == whole.besides and whole.share - less.share == pytest.approx(experts / 2 / 3, abs=2)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.engine.fronts.elsewhere import RemoteLoad
 from homenode.engine.fronts.messages import Began, Booked, FrontLeft, OfOthers, RequestEnded
 from homenode.engine.fronts.numbers import first_number, front_of
-from homenode.engine.replicas.prefixes import cacheable
-from homenode.engine.replicas.router import Router, RouteTicket
+from homenode.engine.router.prefixes import cacheable
+from homenode.engine.router.remote_load import RemoteLoad
+from homenode.engine.router.router import Router, RouteTicket
 
 ENGINES, BLOCKS, BLOCK = 3, 40, 4
 KEY = b"k" * 32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homenode.engine.schedule.events import Warn
+from homenode.engine.scheduler.events import Warn
 from homenode.transfer import seam
 from tests.pure.receiver_bench import PROMPT, bench_of, items_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homenode.engine.schedule.step import Step
+from homenode.engine.step import Step
 from tests.pure.receiver_bench import OTHER, PROMPT, bench_of, items_of
 
 # Ends

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("homenode.transfer.receiver")
 
-from homenode.engine.executor.protocol import StepError
+from homenode.engine.executor.base import StepError
 from homenode.engine.messages import Output
 from homenode.engine.request import Request, SamplingParams
-from homenode.engine.schedule.config import KvConfig, SchedulerConfig
-from homenode.engine.schedule.events import (
+from homenode.engine.scheduler.events import (
     Aborted,
     Emit,
     Event,
@@ -29,8 +28,9 @@ from homenode.engine.schedule.events import (
     StepFailed,
     ToTransfer,
 )
-from homenode.engine.schedule.scheduler import Scheduler
-from homenode.engine.schedule.step import Step
+from homenode.engine.scheduler.scheduler import Scheduler
+from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
+from homenode.engine.step import Step
 from homenode.transfer import published
 from homenode.transfer.message import Hello
 from homenode.transfer.receiver import ReceiverMachine

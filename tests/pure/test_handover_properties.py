@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.engine.kv.blocks import BlockPool
-from homenode.engine.schedule.config import SchedulerConfig
-from homenode.engine.schedule.deliveries import KvImports
-from homenode.engine.schedule.loans import KvExports
-from homenode.engine.schedule.sequence import KvImport
-from homenode.engine.schedule.step import Step
+from homenode.engine.kv.exports import KvExports
+from homenode.engine.kv.imports import KvImports
+from homenode.engine.kv.sequence import KvImport
+from homenode.engine.scheduler_config import SchedulerConfig
+from homenode.engine.step import Step
 from homenode.errors import InternalError
 from homenode.transfer import seam
 from tests.pure.handover_bench import HandoverBench

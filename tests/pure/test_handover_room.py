@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homenode.engine.schedule.events import WorkersBack, WorkersLost
+from homenode.engine.scheduler.events import WorkersBack, WorkersLost
 from homenode.transfer import seam
 from tests.pure.receiver_bench import OTHER, PROMPT, bench_of, items_of
 

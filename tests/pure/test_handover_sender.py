@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from homenode.engine.kv.prefix import HashChain
-from homenode.engine.schedule.config import SchedulerConfig
-from homenode.engine.schedule.step import Step
+from homenode.engine.scheduler_config import SchedulerConfig
+from homenode.engine.step import Step
 from homenode.transfer import seam
 from tests.pure.handover_bench import SEED, HandoverBench
 from tests.pure.schedule_bench import limits_of

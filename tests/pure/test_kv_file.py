@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from homenode.compute.kv_memory import KvLayout, KvRegion
 from homenode.compute.ops import KvGeometry
-from homenode.engine.workers.kv_file import joined, shares_of
-from homenode.engine.workers.neighbours import sliced
+from homenode.engine.executor.kv_file import joined, shares_of
+from homenode.engine.executor.neighbours import sliced
 from homenode.model.part import ModelPart, Range
 from homenode.model.partition import Alignment, divide, divide_heads
 from homenode.transfer.pages import difference, hole, region_spans

@@ -3,9 +3,9 @@ said."""
 
 from __future__ import annotations
 
-from homenode.engine.schedule.config import SchedulerConfig
-from homenode.engine.schedule.events import Warn
-from homenode.engine.schedule.growth import LONGEST_WAIT_S
+from homenode.engine.scheduler.events import Warn
+from homenode.engine.scheduler.growth import LONGEST_WAIT_S
+from homenode.engine.scheduler_config import SchedulerConfig
 from tests.pure.schedule_bench import BLOCK_BYTES, Bench, limits_of
 
 _PROMPT = list(range(1, 17))  # four blocks

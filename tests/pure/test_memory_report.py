@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.engine.memory_report import memory_lines
-from homenode.engine.place import EngineBinding
+from homenode.engine.binding import EngineBinding
+from homenode.engine.memory.report import memory_lines
 from homenode.host.binding.residency import PlannedRange
 from tests.placement_hosts import host
 

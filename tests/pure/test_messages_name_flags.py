@@ -36,8 +36,8 @@ NO_MESSAGES = (
 # Modules whose messages an engine of ours shows, too (serve, generate, chat): they place its workers. What they say of
 # flags that serve lacks concerns accelerators and ranks of other programs, or a setting that an engine always gives.
 OF_ENGINES = {
-    "engine/placement.py": set(),
-    "engine/replicas/places.py": set(),
+    "engine/plan/placement.py": set(),
+    "engine/plan/replica_bindings.py": set(),
     "host/placement/policies/cpu_threads.py": set(),
     "host/placement/threads_bind.py": set(),
     "host/placement/thread_layout.py": set(),

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from homenode.cli.main import cli
 from homenode.cli.report import show_controls
 from homenode.engine.config import EngineConfig
-from homenode.engine.location.located import located
+from homenode.engine.model_path.locate import locate_model
 from homenode.errors import CheckpointError
 from homenode.model.formats.reading import file_size, read_json, read_text, refuse_links
 from homenode.model.locate import builtin_model
@@ -121,9 +121,9 @@ def test_where_links_are_forbidden_each_one_is_named(tmp_path: Path) -> None:
 def test_a_link_in_a_folder_of_weights_is_followed_unless_links_are_forbidden(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(builtin_model())
-    assert located(EngineConfig.of(str(link), {})).model.path == str(link)
+    assert locate_model(EngineConfig.of(str(link), {})).model.path == str(link)
     with pytest.raises(CheckpointError, match="--no-links"):
-        located(EngineConfig.of(str(link), {"links": False}))
+        locate_model(EngineConfig.of(str(link), {"links": False}))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from homenode import errors
-from homenode.engine.failures import named_error
+from homenode.engine.errors import named_error
 from homenode.errors import HomenodeError, PlacementError, UserError
 
 KINDS = sorted(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.messages import EngineReady, EngineStats
-from homenode.engine.place import EngineBinding, Replica
-from homenode.engine.replicas.figures import all_ready, at_rest, since_start, total
-from homenode.engine.replicas.patience import RestartPolicy
+from homenode.engine.router.restart_policy import RestartPolicy
+from homenode.engine.router.stats import all_ready, at_rest, since_start, total
 from homenode.transfer.figures import TransferFigures
 
 

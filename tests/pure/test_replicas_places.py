@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from homenode.engine.binding import EngineBinding
 from homenode.engine.config import EngineConfig
-from homenode.engine.place import EngineBinding
-from homenode.engine.placement import UNPINNED
-from homenode.engine.replicas.places import memory_shares, replica_places, team_places
+from homenode.engine.plan.placement import UNPINNED
+from homenode.engine.plan.replica_bindings import memory_shares, replica_places, team_places
 from homenode.errors import HomenodeError, PlacementError, UserError
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.engine.kv.prefix import HashChain
-from homenode.engine.replicas.prefixes import Prefixes, cacheable
-from homenode.engine.replicas.router import SEQUENCE_TOKENS, EngineLoad, Router, RouteTicket, choose
+from homenode.engine.router.prefixes import Prefixes, cacheable
+from homenode.engine.router.router import SEQUENCE_TOKENS, EngineLoad, Router, RouteTicket, choose
 
 BLOCK = 32
 BLOCKS = 1000

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.blocks import BlockPool
-from homenode.engine.schedule.config import SchedulerConfig
-from homenode.engine.schedule.residents import KvAllocator
-from homenode.engine.schedule.sequence import Sequence
-from homenode.engine.schedule.step import Step
+from homenode.engine.kv.sequence import Sequence
+from homenode.engine.scheduler_config import SchedulerConfig
+from homenode.engine.step import Step
 from homenode.errors import InternalError
 from tests.pure.schedule_bench import BLOCK_BYTES, Bench, limits_of
 

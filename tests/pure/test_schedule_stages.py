@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homenode.engine.schedule.config import SchedulerConfig
-from homenode.engine.schedule.step import Step
+from homenode.engine.scheduler_config import SchedulerConfig
+from homenode.engine.step import Step
 from homenode.errors import InternalError
 from tests.pure import test_handover_properties as handover
 from tests.pure import test_schedule_properties as plain

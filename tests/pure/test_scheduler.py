@@ -7,13 +7,13 @@ import random
 import pytest
 
 from homenode.engine.executor.scripted import scripted_logprob, scripted_token
+from homenode.engine.kv.sequence import BlockAllocation
 from homenode.engine.request import Request, SamplingParams
-from homenode.engine.schedule.budget import StepPlan, prefill_count
-from homenode.engine.schedule.config import KvConfig, SchedulerConfig
-from homenode.engine.schedule.events import Emit, RequestArrived, StepDone, Warn
-from homenode.engine.schedule.scheduler import Scheduler
-from homenode.engine.schedule.sequence import BlockAllocation
-from homenode.engine.schedule.step import Sampled, Step, StepResult
+from homenode.engine.scheduler.budget import StepPlan, prefill_count
+from homenode.engine.scheduler.events import Emit, RequestArrived, StepDone, Warn
+from homenode.engine.scheduler.scheduler import Scheduler
+from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
+from homenode.engine.step import Sampled, Step, StepResult
 from homenode.errors import InternalError, UserError
 from tests.pure.schedule_bench import EOS, Bench, expected, limits_of
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from homenode.engine.schedule.admission import Throughput, check_config
-from homenode.engine.schedule.config import KvConfig, SchedulerConfig
-from homenode.engine.schedule.step import Step
+from homenode.engine.scheduler.admission import Throughput, check_config
+from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
+from homenode.engine.step import Step
 from tests.pure.schedule_bench import Bench, limits_of
 
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from homenode.engine.request import Request, SamplingParams
-from homenode.engine.schedule.config import SchedulerConfig
-from homenode.engine.schedule.events import Emit, RequestArrived
+from homenode.engine.scheduler.events import Emit, RequestArrived
+from homenode.engine.scheduler_config import SchedulerConfig
 from tests.pure.schedule_bench import Bench, expected, limits_of
 
 PROMPT = [5, 6, 7, 8, 9]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from homenode.engine.schedule.config import SchedulerConfig
-from homenode.engine.schedule.events import Warn
-from homenode.engine.schedule.policy import choose_victim
-from homenode.engine.schedule.sequence import BlockAllocation, Sequence
-from homenode.engine.schedule.step import Step
+from homenode.engine.kv.sequence import BlockAllocation, Sequence
+from homenode.engine.scheduler.events import Warn
+from homenode.engine.scheduler.preemption import choose_victim
+from homenode.engine.scheduler_config import SchedulerConfig
+from homenode.engine.step import Step
 from tests.pure.schedule_bench import Bench, limits_of
 
 _CONFIG = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=8)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from homenode.engine.executor.protocol import Executor, StepError
+from homenode.engine.executor.base import Executor, StepError
 from homenode.engine.executor.scripted import ScriptedExecutor, scripted_token
 from homenode.engine.request import SamplingParams
-from homenode.engine.schedule.step import StartSequence, Step, StepItem
+from homenode.engine.step import StartSequence, Step, StepItem
 from homenode.errors import InternalError
 from tests.pure.schedule_bench import limits_of
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.config import EngineConfig
-from homenode.engine.place import EngineBinding, Replica
-from homenode.engine.settings_without_effect import SETTINGS_OF_OTHERS, settings_without_effect
+from homenode.engine.plan.settings_without_effect import SETTINGS_OF_OTHERS, settings_without_effect
 
 CPU, GPU = ("cpu",), ("torch:cuda:0",)
 SENDER, RECEIVER = {"pd_role": "sender"}, {"pd_role": "receiver"}

@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.compute.ops import KvGeometry
+from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.config import EngineConfig
-from homenode.engine.place import EngineBinding, Replica
-from homenode.engine.placement import UNPINNED
-from homenode.engine.sizing import step_bytes
-from homenode.engine.workers.cost import stage_costs
-from homenode.engine.workers.devices import worker_devices
-from homenode.engine.workers.layer_room import Needs, layer_rooms, weight_needs, with_the_rest
-from homenode.engine.workers.layer_seconds import keep_seconds, read_seconds
-from homenode.engine.workers.layers import LayerCapacity, StageTime, balanced_layers
-from homenode.engine.workers.layout import Layout, WorkerPlan, executor_kind, with_memory
-from homenode.engine.workers.places import WorkerBindings, worker_places
+from homenode.engine.devices import worker_devices
+from homenode.engine.memory.sizing import step_bytes
+from homenode.engine.plan.layer_capacity import Needs, layer_capacities, weight_needs, with_the_rest
+from homenode.engine.plan.layer_seconds import keep_seconds, read_seconds
+from homenode.engine.plan.layers import LayerCapacity, StageTime, balanced_layers
+from homenode.engine.plan.layout import Layout, WorkerPlan, executor_kind, with_memory
+from homenode.engine.plan.placement import UNPINNED
+from homenode.engine.plan.stage_cost import stage_costs
+from homenode.engine.plan.worker_bindings import WorkerBindings, worker_places
 from homenode.errors import CapacityError, PlacementError, UserError
 from homenode.host.placement.numa_demand import Decision
 from homenode.host.topology.host import Accelerator, Accelerators, Host
@@ -214,23 +214,23 @@ def test_rooms_are_of_nodes_devices_and_the_host() -> None:
         EngineBinding((), memory_nodes=(1,)),
     ]
     devices, needs = ["cpu", "cpu", "torch:cuda:0"], Needs(100, (500, 0, 200))
-    found = layer_rooms(with_free(TWO_NODES, [900, 350], 1100), config, devices, on, {"torch:cuda:0": 1250}, needs)
+    found = layer_capacities(with_free(TWO_NODES, [900, 350], 1100), config, devices, on, {"torch:cuda:0": 1250}, needs)
     assert found == (
         LayerCapacity("cuda:0", (0, 0, 1), 10),
         LayerCapacity("memory of NUMA node 0", (1, 0, 0), 4),
         LayerCapacity("memory of NUMA node 1", (0, 1, 0), 3),
         LayerCapacity("memory of this host", (1, 1, 0), 6),
     )
-    unknown = layer_rooms(with_free(TWO_NODES, [None, 350], 0), config, devices, on, {}, needs)
+    unknown = layer_capacities(with_free(TWO_NODES, [None, 350], 0), config, devices, on, {}, needs)
     assert unknown == (LayerCapacity("memory of NUMA node 1", (0, 1, 0), 3),)
     shared = EngineConfig.of(None, {"pipeline_parallel_size": 2, "tensor_parallel_size": 2})
-    found = layer_rooms(
+    found = layer_capacities(
         with_free("1s/1n/4c", [None], 900), shared, ["cpu"] * 4, [EngineBinding((0,))] * 4, {}, Needs(50, (250, 100))
     )
     assert found == (LayerCapacity("memory of this host", (2, 2), 4),)
     part = replace(shared, replica=Replica(0, 2, EngineBinding((0,)), memory=800))
     assert (
-        layer_rooms(
+        layer_capacities(
             with_free("1s/1n/4c", [None], 900), part, ["cpu"] * 4, [EngineBinding((0,))] * 4, {}, Needs(50, (250, 100))
         )[0].shares
         == 2

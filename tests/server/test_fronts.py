@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from homenode.engine.replicas.patience import RestartPolicy
+from homenode.engine.router.restart_policy import RestartPolicy
 from homenode.errors import CheckpointError, HostError
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.fronts.coordinator import Coordinator

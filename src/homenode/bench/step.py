@@ -23,13 +23,13 @@ import numpy.typing as npt
 
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import Logits, Ops, Program, SampledRows, SamplingArrays, StepArrays, StepLimits, Tensor
-from homenode.engine.core import EngineCore
+from homenode.engine.core.loop import EngineCore
 from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.messages import Output, Outputs, Submit, ToFront
 from homenode.engine.request import Request, SamplingParams
-from homenode.engine.schedule.config import KvConfig, SchedulerConfig
-from homenode.engine.schedule.scheduler import Scheduler
-from homenode.engine.schedule.step import WorkerLimits
+from homenode.engine.scheduler.scheduler import Scheduler
+from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
+from homenode.engine.step import WorkerLimits
 from homenode.engine.wire import FrameSocket
 from homenode.engine.worker.runner import Runner
 from homenode.errors import PeerError

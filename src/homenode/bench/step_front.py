@@ -12,7 +12,7 @@ import time
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models
 
-from homenode.engine.completion import Answer
+from homenode.engine.api.completion import Answer
 from homenode.engine.messages import Outputs, Ping, ToFront
 from homenode.engine.wire import FrameSocket, decode_body
 from homenode.model.tokenizer.tokenizer import Tokenizer

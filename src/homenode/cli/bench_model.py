@@ -78,8 +78,8 @@ def model(
     """Prefill and decode speed of MODEL, through the same program the server runs."""
     from homenode.bench.model import Plan, measure
     from homenode.cli.bench_watch import measuring
-    from homenode.engine.memory_report import log_memory
-    from homenode.engine.numa_memory import spread_of
+    from homenode.engine.memory.numa import spread_of
+    from homenode.engine.memory.report import log_memory
     from homenode.model.checkpoint.index import open_checkpoint
     from homenode.model.locate import locate
     from homenode.model.weights.load import load_model

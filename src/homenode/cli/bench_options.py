@@ -13,7 +13,7 @@ from homenode.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from homenode.compute.native import NativeBackend, NativeMeter
-    from homenode.engine.place import EngineBinding
+    from homenode.engine.binding import EngineBinding
     from homenode.host.topology.host import Host
     from homenode.model.spec import Checkpoint
 
@@ -112,9 +112,9 @@ class Names(click.ParamType[tuple[str, ...]]):
 
 def native_backend(threads: int | None, isa: str | None) -> NativeBackend:
     """The compiled core on the CPUs it would choose for serving."""
-    from homenode.engine.build import make_backend
-    from homenode.engine.placement import team_groups
-    from homenode.engine.sizing import choose_cpus
+    from homenode.engine.core.build import make_backend
+    from homenode.engine.memory.sizing import choose_cpus
+    from homenode.engine.plan.placement import team_groups
     from homenode.host.topology.read import read_host
     from homenode.host.topology.source import LiveSource
 
@@ -129,18 +129,18 @@ def native_backend(threads: int | None, isa: str | None) -> NativeBackend:
 def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> tuple[NativeBackend, EngineBinding, Host]:
     """The compiled core in the place that an engine with these settings would have, that place and this host; what is to be known is told on stderr."""
     from homenode.cli.report import print_note
-    from homenode.engine.build import make_backend, place_of_engine
-    from homenode.engine.node_room import check_homes
-    from homenode.engine.numa_memory import team_memory
-    from homenode.engine.placement import team_groups
-    from homenode.engine.settle import settle
+    from homenode.engine.core.build import make_backend, place_of_engine
+    from homenode.engine.memory.node_capacity import check_homes
+    from homenode.engine.memory.numa import team_memory
+    from homenode.engine.pinning import apply_binding
+    from homenode.engine.plan.placement import team_groups
     from homenode.host.topology.read import read_host
     from homenode.host.topology.source import LiveSource
     from homenode.model.weights.load import plan_model
 
     host = read_host(LiveSource(), accelerators=False)
     place = place_of_engine(config, checkpoint, host)
-    for finding in (*place.findings, *settle(place)):
+    for finding in (*place.findings, *apply_binding(place)):
         if finding.severity != "info":
             print_note(finding.text)
     backend = make_backend(config.compute, place.team, team_groups(host, place.team), team_memory(place, host))

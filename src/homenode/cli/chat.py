@@ -26,8 +26,8 @@ from homenode.model.tokenizer.config import TextConfig
 from homenode.units import format_count
 
 if TYPE_CHECKING:
-    from homenode.engine.completion import Completion
-    from homenode.engine.llm import LLM
+    from homenode.engine.api.completion import Completion
+    from homenode.engine.api.llm import LLM
     from homenode.engine.request import SamplingParams
 
 _SETTINGS = (
@@ -74,18 +74,18 @@ def chat(
     Without a terminal each line of standard input is a question, and standard output has the answers alone.
     """
     from homenode.cli.models.announcement import announce_fetch
-    from homenode.engine.location.located import located
-    from homenode.engine.remarks import remarks_on_settings
+    from homenode.engine.model_path.locate import locate_model
+    from homenode.engine.plan.model_notes import remarks_on_settings
 
     with plain_errors():
         config = EngineConfig.of(model, {"max_num_seqs": 1, **settings})
         tell_unused_settings(config)
         tell_unused_sampling(temperature)
-        config = located(config, announce_fetch(config))
+        config = locate_model(config, announce_fetch(config))
         path, text_config = Path(str(config.model.path)), TextConfig(tokenizer, chat_template, chat_template_timeout)
         text_config.check_links(config.model.links)
         trial = text_config.begin_trial(path)
-        from homenode.engine.llm import LLM  # takes a while, in which the trial goes on
+        from homenode.engine.api.llm import LLM  # takes a while, in which the trial goes on
         from homenode.engine.request import SamplingParams
 
         text = text_config.load(path, trial)

@@ -15,7 +15,7 @@ from homenode.engine.config import EngineConfig
 
 def tell_unused_settings(config: EngineConfig, devices: Sequence[str] = ("cpu",)) -> None:
     """`devices`: of the engine's workers, as `workers.devices` has them; one CPU worker where nothing else is said."""
-    from homenode.engine.settings_without_effect import settings_without_effect
+    from homenode.engine.plan.settings_without_effect import settings_without_effect
 
     for finding in settings_without_effect(config, devices, os.environ):
         ERR.print(f"homenode: {finding.severity}: {finding.text}", markup=False, highlight=False)

@@ -59,7 +59,7 @@ def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, 
     Without --max-model-len there is room for the prompt and its continuation only, so that a model of long context needs little memory.
     """
     from homenode.cli.models.announcement import announce_fetch
-    from homenode.engine.location.located import located
+    from homenode.engine.model_path.locate import locate_model
     from homenode.model.tokenizer.tokenizer import begin_trial
 
     settings = {name: options.pop(name) for name in _SETTINGS}
@@ -67,10 +67,10 @@ def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, 
         config = EngineConfig.of(model, {"max_num_seqs": 1, **settings})
         tell_unused_settings(config)
         short = _with_room_for(config, len(prompt.encode()) + options["max_tokens"])
-        found = located(short, announce_fetch(short)).model
+        found = locate_model(short, announce_fetch(short)).model
         config = replace(config, model=replace(config.model, model=found.model, path=found.path))
         trial = begin_trial(Path(str(config.model.path)))
-        from homenode.engine.llm import LLM  # takes a while, in which the trial goes on
+        from homenode.engine.api.llm import LLM  # takes a while, in which the trial goes on
         from homenode.engine.request import SamplingParams
 
         params = SamplingParams(**options)
@@ -99,7 +99,7 @@ def _sized(
     config: EngineConfig, trial: TokenizerTrial | None, prompt: str, chat: bool, max_tokens: int
 ) -> tuple[EngineConfig, Tokenizer]:
     """The config with room for this prompt and its continuation only: a model's whole context can take more memory than there is."""
-    from homenode.engine.remarks import remarks_on_settings
+    from homenode.engine.plan.model_notes import remarks_on_settings
     from homenode.model.checkpoint.index import open_checkpoint
     from homenode.model.tokenizer import load_model_tokenizer
 

@@ -15,7 +15,7 @@ from homenode.units import format_count
 if TYPE_CHECKING:
     from homenode.cli.placement_options import PlanFlags
     from homenode.engine.config import EngineConfig
-    from homenode.engine.workers.planning import Planned
+    from homenode.engine.plan.workers import Planned
     from homenode.host.topology.host import Host
 
 _SETTINGS = ("stage_devices", "layer_split", "enable_expert_parallel", "expert_placement")
@@ -73,7 +73,7 @@ def plan_stages(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
     from homenode.cli.draw_plan import draw_findings
     from homenode.cli.fitted_text import FittedLine, FittedTable
     from homenode.cli.report import print_fitted
-    from homenode.engine.workers.layers import in_words
+    from homenode.engine.plan.layers import in_words
     from homenode.units import format_bytes
 
     others = ("of other engines",) if in_common else ()
@@ -100,10 +100,10 @@ def _planned(flags: PlanFlags, asked: dict[str, Any]) -> Planned:
     from homenode.cli.engine_notes import tell_unused_settings
     from homenode.cli.placement_options import open_source
     from homenode.engine.config import EngineConfig
-    from homenode.engine.expert_room import ExpertsInCommon
-    from homenode.engine.expert_seat import seat_of
-    from homenode.engine.workers.devices import is_accelerator, worker_devices
-    from homenode.engine.workers.planning import plan_engine
+    from homenode.engine.devices import is_accelerator, worker_devices
+    from homenode.engine.experts.group import expert_group_rank
+    from homenode.engine.experts.sizing import SharedExperts
+    from homenode.engine.plan.workers import plan_engine
     from homenode.host.topology.read import read_host
     from homenode.model.checkpoint.index import open_checkpoint
     from homenode.model.locate import BUILTIN_NAME, locate
@@ -133,14 +133,14 @@ def _planned(flags: PlanFlags, asked: dict[str, Any]) -> Planned:
     if missing := [device for device in devices if is_accelerator(device) and device not in there]:
         raise UserError(f"--stage-devices: {missing[0].removeprefix('torch:')} is not there", param="stage_devices")
     tell_unused_settings(config, devices)
-    seat = seat_of(config, everybody)
-    return plan_engine(config, checkpoint, host, devices, common=None if seat is None else ExpertsInCommon(seat))
+    seat = expert_group_rank(config, everybody)
+    return plan_engine(config, checkpoint, host, devices, common=None if seat is None else SharedExperts(seat))
 
 
 def _as_one_of_several(config: EngineConfig, host: Host, flags: PlanFlags) -> EngineConfig:
     """The engine --data-parallel-rank of --data-parallel-size, in its place. As given where there is one."""
-    from homenode.engine.place import Replica
-    from homenode.engine.replicas.places import replica_places
+    from homenode.engine.binding import Replica
+    from homenode.engine.plan.replica_bindings import replica_places
 
     count, rank = flags.data_parallel_size, flags.data_parallel_rank
     if rank >= count:

@@ -30,8 +30,8 @@ from homenode.start_phases import mark_phase
 from homenode.units import format_bytes, format_count
 
 if TYPE_CHECKING:
-    from homenode.engine.client import AsyncEngineClient
-    from homenode.engine.replicas.client import ReplicasClient
+    from homenode.engine.client.engine_client import AsyncEngineClient
+    from homenode.engine.router.client import ReplicasClient
 
 _LOG = logging.getLogger("homenode.serve")
 
@@ -79,7 +79,7 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
         begin_service_log("server", build(LogConfig, values).level)
         raise_descriptor_limit()
         if engine.transfer.on:
-            from homenode.engine.pairing import transfer_problems
+            from homenode.engine.kv_transfer.checks import transfer_problems
 
             if problems := transfer_problems(engine):
                 sys.exit(_tell(problems))
@@ -89,9 +89,9 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
 async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig, stop: StopSignals) -> int:
     """Start the engine and read the vocabulary at the same time, then answer until told to stop."""
     from homenode.cli.models.announcement import announce_fetch
-    from homenode.engine.location.located import located
+    from homenode.engine.model_path.locate import locate_model
 
-    engine = located(engine, announce_fetch(engine, _LOG.info))
+    engine = locate_model(engine, announce_fetch(engine, _LOG.info))
     configs = _configs(engine)
     count = server.api_server_count or engine.parallel.data_parallel_size
     if count > 1:
@@ -126,7 +126,7 @@ def _configs(engine: EngineConfig) -> Sequence[EngineConfig]:
     """The config of each engine."""
     if not engine.may_be_several:
         return (engine,)
-    from homenode.engine.replicas.configs import replica_configs
+    from homenode.engine.plan.replica_configs import replica_configs
 
     return replica_configs(engine)
 
@@ -155,21 +155,21 @@ async def _serve_by_fronts(
 def _client(configs: Sequence[EngineConfig]) -> AsyncEngineClient | ReplicasClient:
     """The engine, or several as one."""
     if len(configs) == 1:
-        from homenode.engine.client import AsyncEngineClient
-        from homenode.engine.early_start import take_early_engine
+        from homenode.engine.client.early_start import take_early_engine
+        from homenode.engine.client.engine_client import AsyncEngineClient
 
         return AsyncEngineClient(configs[0], started=take_early_engine())
-    from homenode.engine.replicas.client import ReplicasClient
+    from homenode.engine.router.client import ReplicasClient
 
     return ReplicasClient(configs)
 
 
 def _keep_off_compute(ready: Any) -> None:
     """Move to the CPUs on which the engine does not compute, if it left any."""
-    from homenode.engine.settle import keep_to
+    from homenode.engine.pinning import pin_current_thread
 
     if cpus := tuple(ready.details.get("free_cpus", ())):
-        for finding in keep_to(cpus):
+        for finding in pin_current_thread(cpus):
             _LOG.warning("%s", finding.text)
 
 
@@ -214,7 +214,7 @@ def _workers(details: Mapping[str, Any]) -> str:
 
 def _huge_pages(compute: Mapping[str, Any]) -> str:
     """The part of weights and KV memory on huge pages, for the line about the start; empty where it is not known."""
-    from homenode.engine.huge_pages import residence_of
+    from homenode.engine.memory.huge_pages import residence_of
 
     seen = residence_of(compute)
     return f"{seen.share:.0%} on huge pages, " if seen.present else ""
@@ -222,11 +222,11 @@ def _huge_pages(compute: Mapping[str, Any]) -> str:
 
 def _check(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
     from homenode.cli.models.announcement import announce_fetch
-    from homenode.engine.location.located import located
-    from homenode.engine.remarks import remarks_on_model, remarks_on_settings
-    from homenode.engine.replicas.check import check_configs
+    from homenode.engine.model_path.locate import locate_model
+    from homenode.engine.plan.check import check_configs
+    from homenode.engine.plan.model_notes import remarks_on_model, remarks_on_settings
 
-    engine = located(engine, announce_fetch(engine))
+    engine = locate_model(engine, announce_fetch(engine))
     problems: list[HomenodeError] = [*check_configs(engine)]
     try:
         text.load(Path(str(engine.model.path)))
@@ -235,7 +235,7 @@ def _check(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
     for remark in (*remarks_on_settings(engine), *remarks_on_model(engine)):
         print_note(remark)
     if not problems:
-        from homenode.engine.build import unused_settings
+        from homenode.engine.core.build import unused_settings
 
         for finding in unused_settings(engine):
             print_labelled(f"{finding.severity}: ", finding.text, fg="yellow")

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from homenode.engine.place import Replica
-from homenode.engine.schedule.config import KvConfig, SchedulerConfig
+from homenode.engine.binding import Replica
+from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.errors import UserError
 from homenode.host.placement.numa_demand import Decision
 from homenode.host.placement.numa_settings import NumaSettings

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from homenode.engine.schedule.step import Step
+from homenode.engine.step import Step
 from homenode.host.placement.weight_cost import ModelWork
 from homenode.simulate.rates import Rates
 

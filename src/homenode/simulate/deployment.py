@@ -9,21 +9,21 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from homenode.engine.build import make_backend, numa_choice, with_variables
+from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.config import EngineConfig
-from homenode.engine.expert_room import ExpertsInCommon, kept_of, own_layout
-from homenode.engine.expert_seat import expert_problem, seat_of
-from homenode.engine.node_room import check_homes, kv_room
-from homenode.engine.numa_default import auto_is_meant
-from homenode.engine.place import EngineBinding, Replica
-from homenode.engine.placement import UNPINNED, place_engine, reserved_cores
-from homenode.engine.replicas.configs import node_places
-from homenode.engine.replicas.places import memory_shares, replica_places
-from homenode.engine.schedule.scheduler import Scheduler
-from homenode.engine.sizing import Sizes, resolve
-from homenode.engine.workers.devices import is_accelerator, worker_devices
-from homenode.engine.workers.layout import with_memory
-from homenode.engine.workers.planning import Planned, plan_engine
+from homenode.engine.core.build import make_backend, numa_choice, with_variables
+from homenode.engine.devices import is_accelerator, worker_devices
+from homenode.engine.experts.group import expert_group_rank, expert_problem
+from homenode.engine.experts.sizing import SharedExperts, kept_of, own_layout
+from homenode.engine.memory.node_capacity import check_homes, kv_capacity
+from homenode.engine.memory.sizing import Sizes, resolve
+from homenode.engine.plan.layout import with_memory
+from homenode.engine.plan.numa_default import auto_is_meant
+from homenode.engine.plan.placement import UNPINNED, place_engine, reserved_cores
+from homenode.engine.plan.replica_bindings import memory_shares, replica_places
+from homenode.engine.plan.replica_configs import node_places
+from homenode.engine.plan.workers import Planned, plan_engine
+from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.errors import CapacityError, UserError
 from homenode.host.placement.numa_demand import Decision
 from homenode.host.placement.numa_policy import numa_plan
@@ -102,8 +102,8 @@ def engines_on(host: Host, config: EngineConfig, checkpoint: Checkpoint, speeds:
             raise UserError(f"--stage-devices: {missing[0].removeprefix('torch:')} is not there", param="stage_devices")
         if problem := expert_problem(own, checkpoint.spec):
             raise problem
-        seat = seat_of(own, everybody)
-        together = None if seat is None else _Together(ExpertsInCommon(seat), places)
+        seat = expert_group_rank(own, everybody)
+        together = None if seat is None else _Together(SharedExperts(seat), places)
         inline = list(devices) == ["cpu"]
         made.append(
             _one_worker(host, own, checkpoint, place, speeds, together)
@@ -117,7 +117,7 @@ def engines_on(host: Host, config: EngineConfig, checkpoint: Checkpoint, speeds:
 class _Together:
     """Engines in these places that keep experts in common, and the seat of one."""
 
-    common: ExpertsInCommon
+    common: SharedExperts
     places: Sequence[EngineBinding]
 
     def owners(self, layout: WeightLayout, part: ModelPart) -> Owners:
@@ -166,7 +166,7 @@ def _one_worker(
     geometry = kv_geometry_of(spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
     replicated = place.numa == "replicate"
     homes = None if replicated else check_homes(config, host, place, layout, backend)
-    on_nodes = kv_room(homes, place, spec.num_kv_heads)
+    on_nodes = kv_capacity(homes, place, spec.num_kv_heads)
     if homes is None:
         teams = teams_of(host, place)
         own = own_layout(layout, part, common)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from homenode.engine.messages import EngineStats, Output
 from homenode.engine.request import Request
-from homenode.engine.schedule.events import Emit, Event, RequestArrived, StepDone, Ticked
-from homenode.engine.schedule.scheduler import Scheduler
-from homenode.engine.schedule.step import Sampled, Step, StepResult
+from homenode.engine.scheduler.events import Emit, Event, RequestArrived, StepDone, Ticked
+from homenode.engine.scheduler.scheduler import Scheduler
+from homenode.engine.step import Sampled, Step, StepResult
 from homenode.simulate.costs import StageCost, StepLoad
 
 TOKEN = 1  # all that is ever drawn: nothing ends before its number of tokens

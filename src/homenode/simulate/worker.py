@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from homenode.compute.ops import KvGeometry
-from homenode.engine.place import EngineBinding
+from homenode.engine.binding import EngineBinding
 from homenode.errors import UserError
 from homenode.host.placement.machine_speed import MachineSpeed, machine_speed
 from homenode.host.placement.memory_nodes import memory_nodes

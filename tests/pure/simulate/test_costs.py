@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from homenode.engine.schedule.step import Step, StepItem
+from homenode.engine.step import Step, StepItem
 from homenode.host.placement.machine_speed import MachineSpeed, NodeSpeed
 from homenode.host.placement.step_cost import OWN, Load, at_home, round_robin, step_time
 from homenode.host.placement.weight_cost import ModelWork

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from homenode.engine.schedule.config import KvConfig, SchedulerConfig
-from homenode.engine.schedule.scheduler import Scheduler
-from homenode.engine.schedule.step import WorkerLimits
+from homenode.engine.scheduler.scheduler import Scheduler
+from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
+from homenode.engine.step import WorkerLimits
 from homenode.host.placement.weight_cost import ModelWork
 from homenode.simulate.costs import Link, StageCost, WorkerCost, WorkerWork
 from homenode.simulate.engine import SimulatedEngine

@@ -11,7 +11,7 @@ from homenode.engine.config import EngineConfig
 from homenode.units import format_bytes, format_count
 
 if TYPE_CHECKING:
-    from homenode.engine.location.located import Announce
+    from homenode.engine.model_path.locate import Announce
     from homenode.model.hub.candidate import Candidate
 
 

@@ -22,7 +22,7 @@ def fetch(name: str, **values: Any) -> None:
     """
     with plain_errors():
         from homenode.cli.models.announcement import announce_fetch
-        from homenode.engine.location.located import located
+        from homenode.engine.model_path.locate import locate_model
 
         config: EngineConfig = build(EngineConfig, {"model": name, **values})
-        click.echo(str(located(config, announce_fetch(config)).model.path))
+        click.echo(str(locate_model(config, announce_fetch(config)).model.path))

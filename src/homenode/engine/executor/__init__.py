@@ -1,1 +1,1 @@
-"""Where steps run: in this process, or scripted for tests."""
+"""Where steps are computed: in this process, in worker processes, on a Ray cluster, or scripted for tests."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from homenode.engine.executor.protocol import StepError
+from homenode.engine.executor.base import StepError
 from homenode.engine.kv.chunks import PageChange
-from homenode.engine.schedule.step import Step, StepResult, WorkerLimits
+from homenode.engine.step import Step, StepResult, WorkerLimits
 from homenode.errors import HostError
 from homenode.host.refusals import start_thread
 from homenode.units import format_count

@@ -16,20 +16,8 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from homenode.compute.kv_memory import KvLayout
-from homenode.engine.executor.crew import JoinOf, Launch, MemoriesOf, WorkerPool
-from homenode.engine.executor.losing import Silence, WorkerFailures
-from homenode.engine.executor.member import WorkerHandle
-from homenode.engine.executor.protocol import StepError, StepsLostError
-from homenode.engine.executor.traffic import StepTraffic
-from homenode.engine.executor.worker_process import PROGRAM, WorkerProcess
-from homenode.engine.failures import named_error
-from homenode.engine.kv.chunks import PageChange
-from homenode.engine.schedule.step import Step, StepResult, WorkerLimits
-from homenode.engine.wire import decode_body
-from homenode.engine.workers.channels import MakeChannels
-from homenode.engine.workers.kv_file import KvFile
-from homenode.engine.workers.layout import WorkerPlan
-from homenode.engine.workers.messages import (
+from homenode.engine.channels.base import MakeChannels
+from homenode.engine.channels.messages import (
     Alive,
     Fits,
     FromWorker,
@@ -39,6 +27,18 @@ from homenode.engine.workers.messages import (
     WorkerStepDone,
     WorkerStepFailed,
 )
+from homenode.engine.errors import named_error
+from homenode.engine.executor.base import StepError, StepsLostError
+from homenode.engine.executor.kv_file import KvFile
+from homenode.engine.executor.traffic import StepTraffic
+from homenode.engine.executor.worker_failures import Silence, WorkerFailures
+from homenode.engine.executor.worker_handle import WorkerHandle
+from homenode.engine.executor.worker_pool import JoinOf, Launch, MemoriesOf, WorkerPool
+from homenode.engine.executor.worker_process import PROGRAM, WorkerProcess
+from homenode.engine.kv.chunks import PageChange
+from homenode.engine.plan.layout import WorkerPlan
+from homenode.engine.step import Step, StepResult, WorkerLimits
+from homenode.engine.wire import decode_body
 from homenode.errors import HomenodeError, InternalError, PeerError
 from homenode.host.refusals import start_thread
 from homenode.model.spec import ModelSpec
@@ -204,13 +204,13 @@ class ProcessExecutor:
 
     def statistics(self) -> dict[str, Any]:
         """Figures of all workers together, and of each stage: see `figures.together`."""
-        from homenode.engine.executor.figures import together, uses_of
+        from homenode.engine.executor.stats import combined_stats, uses_of
 
         with self._changed:
             stages = self._traffic.stages(self._clock())
             states = [(m.plan, m.word, m.compute) for m in self.members]
             uses = [(m.plan.part, m.uses) for m in self.members]
-        return together(states, stages, self._crew.restarts) | uses_of(uses, self._experts)
+        return combined_stats(states, stages, self._crew.restarts) | uses_of(uses, self._experts)
 
     def close(self) -> None:
         """See `Executor.close`."""

@@ -16,13 +16,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from homenode.engine.binding import Replica
+from homenode.engine.channels.wire import WorkerSocket
 from homenode.engine.config import ParallelConfig
+from homenode.engine.devices import is_accelerator
 from homenode.engine.executor.bundles import GroupName, Neighbours, bundle_of, neighbours
 from homenode.engine.executor.rendezvous import Rendezvous
-from homenode.engine.place import Replica
-from homenode.engine.workers.devices import is_accelerator
-from homenode.engine.workers.layout import WorkerPlan
-from homenode.engine.workers.wire import WorkerSocket
+from homenode.engine.plan.layout import WorkerPlan
 from homenode.errors import CapacityError, HostError, UnsupportedError
 from homenode.installation import extra_command
 from homenode.logs.setup import LEVEL_VARIABLE
@@ -46,7 +46,7 @@ def run_worker(arguments: list[str], secret: str, level: str | None = None) -> s
     import subprocess
     import sys
 
-    command = [sys.executable, "-P", "-m", "homenode.engine.workers.remote", *arguments]
+    command = [sys.executable, "-P", "-m", "homenode.engine.worker.remote", *arguments]
     environment = {**os.environ, **({LEVEL_VARIABLE: level} if level else {})}
     process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=environment)
     process.communicate(secret + "\n")

@@ -13,8 +13,8 @@ import socket
 import threading
 import time
 
+from homenode.engine.channels.greeting import Ask, Group, IAm, Key, RowsOffer, Seated, accept_next, answer
 from homenode.engine.wire import FrameSocket
-from homenode.engine.workers.greeting import Ask, Group, IAm, Key, RowsOffer, Seated, accept_next, answer
 from homenode.errors import HomenodeError, HostError
 
 _log = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from homenode.engine.executor.protocol import StepError, StepsLostError
+from homenode.engine.executor.base import StepError, StepsLostError
 from homenode.engine.kv.chunks import PageChange
 from homenode.engine.request import SamplingParams, TokenLogprob
-from homenode.engine.schedule.step import PromptScores, Sampled, StartSequence, Step, StepItem, StepResult, WorkerLimits
+from homenode.engine.step import PromptScores, Sampled, StartSequence, Step, StepItem, StepResult, WorkerLimits
 from homenode.errors import InternalError
 from homenode.units import format_count
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from homenode.engine.executor.flights import StepsInFlight
-from homenode.engine.executor.member import WorkerHandle
-from homenode.engine.executor.protocol import StepError
-from homenode.engine.schedule.step import Step, StepResult
+from homenode.engine.channels.messages import RunStep, WorkerStepDone, WorkerStepFailed
+from homenode.engine.executor.base import StepError
+from homenode.engine.executor.in_flight import StepsInFlight
+from homenode.engine.executor.worker_handle import WorkerHandle
+from homenode.engine.plan.layout import WorkerPlan
+from homenode.engine.step import Step, StepResult
 from homenode.engine.wire import encode_frame
-from homenode.engine.workers.layout import WorkerPlan
-from homenode.engine.workers.messages import RunStep, WorkerStepDone, WorkerStepFailed
 from homenode.errors import PeerError
 
 _BLAME_AFTER_S = 1.0  # those who waited for the same worker give up within this of each other

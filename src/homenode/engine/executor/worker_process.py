@@ -10,11 +10,11 @@ import subprocess
 import sys
 from typing import Protocol
 
-from homenode.engine.workers.wire import WorkerSocket
+from homenode.engine.channels.wire import WorkerSocket
 from homenode.errors import HostError
 
 _KILLED_S = 10.0
-PROGRAM = "homenode.engine.workers.main"
+PROGRAM = "homenode.engine.worker.main"
 
 
 class StartedWorker(Protocol):

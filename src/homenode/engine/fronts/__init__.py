@@ -1,1 +1,1 @@
-"""Several front processes before the same engines: who asked, who is told, and what fronts know of each other's requests."""
+"""The way to the engine for several front processes: who asked, who is told, and the sockets between them."""

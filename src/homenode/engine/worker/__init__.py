@@ -1,1 +1,1 @@
-"""A step made into arrays, run, and sampled from."""
+"""What computes a part of the model: its sequences, its batches, its sampler, and the process it may live in."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from homenode.compute.ops import IntArray, StepArrays
-from homenode.engine.schedule.step import StepItem
+from homenode.engine.step import StepItem
 from homenode.engine.worker.sequences import SequenceTable, SlotArray
 from homenode.units import format_count
 

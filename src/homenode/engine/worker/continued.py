@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from homenode.compute.ops import StepArrays
-from homenode.engine.schedule.step import StepItem
+from homenode.engine.step import StepItem
 from homenode.engine.worker.batch import Batch, block_table, build_batch
 from homenode.engine.worker.sequences import SequenceTable
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from homenode.compute.ops import Backend, Program
-from homenode.engine.schedule.step import Step, StepResult
+from homenode.engine.step import Step, StepResult
 from homenode.engine.worker.continued import Batches
 from homenode.engine.worker.sampler import Sampler, score
 from homenode.engine.worker.sequences import SequenceTable

@@ -11,7 +11,7 @@ import numpy as np
 
 from homenode.compute.ops import Backend, FloatArray, IntArray, Logits, SampledRows, SamplingArrays
 from homenode.engine.request import TokenLogprob
-from homenode.engine.schedule.step import PromptScores, Sampled
+from homenode.engine.step import PromptScores, Sampled
 from homenode.engine.worker.batch import Batch
 from homenode.engine.worker.sequences import SequenceTable, SlotArray
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from homenode.compute.ops import FloatArray, IntArray
 from homenode.engine.request import SamplingParams
-from homenode.engine.schedule.step import StartSequence
+from homenode.engine.step import StartSequence
 from homenode.units import format_count
 
 Scalar = TypeVar("Scalar", bound=np.generic)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from homenode.compute.ops import Backend, Program, StepArrays
-from homenode.engine.schedule.step import Step, StepResult
+from homenode.engine.channels.base import WorkerChannels
+from homenode.engine.step import Step, StepResult
 from homenode.engine.worker.continued import Batches
 from homenode.engine.worker.sampler import Sampler, score
 from homenode.engine.worker.sequences import SequenceTable
-from homenode.engine.workers.channels import WorkerChannels
 from homenode.model.part import ModelPart
 
 

@@ -14,11 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from homenode.engine.client.early_start import ENGINE_PROGRAM
 from homenode.engine.config import EngineConfig
-from homenode.engine.early_start import ENGINE_PROGRAM
-from homenode.engine.fronts.client import LinkedSettings, favourite_of
-from homenode.engine.fronts.elsewhere import RemoteLoad
-from homenode.engine.fronts.engine import SharedEngine
+from homenode.engine.experts.memory_files import ExpertMemoryFiles
 from homenode.engine.fronts.messages import (
     Began,
     Booked,
@@ -35,13 +33,15 @@ from homenode.engine.fronts.messages import (
     Way,
 )
 from homenode.engine.messages import EngineReady
-from homenode.engine.replicas.client import dispatch_settings
-from homenode.engine.replicas.expert_memory import ExpertMemoryFiles
-from homenode.engine.replicas.figures import all_ready
-from homenode.engine.replicas.keeper import EngineSupervisor
-from homenode.engine.replicas.patience import RestartPolicy
-from homenode.engine.replicas.progress import Progress
-from homenode.engine.replicas.router import Router
+from homenode.engine.router.client import dispatch_settings
+from homenode.engine.router.linked_client import LinkedSettings, favourite_of
+from homenode.engine.router.progress import Progress
+from homenode.engine.router.remote_load import RemoteLoad
+from homenode.engine.router.restart_policy import RestartPolicy
+from homenode.engine.router.router import Router
+from homenode.engine.router.shared_engine import SharedEngine
+from homenode.engine.router.stats import all_ready
+from homenode.engine.router.supervisor import EngineSupervisor
 from homenode.errors import InternalError
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.fronts.folder import MetricsFolder

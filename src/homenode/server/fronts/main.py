@@ -20,12 +20,12 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from homenode.engine.fronts.client import LinkedClient
-from homenode.engine.fronts.handing import take
+from homenode.engine.core.process import call_itself, die_with_parent, in_words
+from homenode.engine.fronts.fd_channel import receive_fd
 from homenode.engine.fronts.messages import Way
 from homenode.engine.messages import Fatal, Heartbeat, Ping
-from homenode.engine.process import call_itself, die_with_parent, in_words
-from homenode.engine.settle import keep_to
+from homenode.engine.pinning import pin_current_thread
+from homenode.engine.router.linked_client import LinkedClient
 from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
 from homenode.errors import HomenodeError, InternalError, PeerError
 from homenode.logs.setup import begin_service_log, end_log
@@ -149,7 +149,7 @@ class _Front:
 
         def come() -> None:
             try:
-                taken = take(self._door, Way)
+                taken = receive_fd(self._door, Way)
             except BlockingIOError:
                 return
             except (OSError, PeerError) as error:
@@ -186,7 +186,7 @@ def _keep_off_compute(begin: Begin) -> None:
     if not isinstance(cpus, list | tuple):
         raise InternalError("the engines' free CPUs are no list")
     if cpus:
-        for finding in keep_to(tuple(cpus)):
+        for finding in pin_current_thread(tuple(cpus)):
             _log.warning("%s", finding.text)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from homenode.engine.fronts.client import LinkedSettings
 from homenode.engine.fronts.messages import FromLinked, ToLinked
 from homenode.engine.messages import Fatal, Heartbeat, Ping
+from homenode.engine.router.linked_client import LinkedSettings
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.http.config import ServerConfig
 

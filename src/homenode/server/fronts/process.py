@@ -12,8 +12,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from homenode.engine.failures import named_error
-from homenode.engine.fronts.handing import door, hand
+from homenode.engine.errors import named_error
+from homenode.engine.fronts.fd_channel import door, send_fd
 from homenode.engine.fronts.messages import Way
 from homenode.engine.messages import Fatal, Heartbeat, Ping
 from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
@@ -88,7 +88,7 @@ class FrontProcess:
 
     def send_stream(self, way: Way, connected: socket.socket) -> bool:
         """Hand it the stream to an engine. False when it takes none."""
-        return self._door is not None and hand(self._door, way, connected)
+        return self._door is not None and send_fd(self._door, way, connected)
 
     async def heartbeat(self, timeout: float) -> float:
         """Seconds its loop took to answer. PeerError when it is silent for `timeout` seconds."""

@@ -9,7 +9,7 @@ import socket
 import time
 from typing import Protocol
 
-from homenode.engine.replicas.patience import RestartPolicy
+from homenode.engine.router.restart_policy import RestartPolicy
 from homenode.engine.wire import encode_frame
 from homenode.errors import HomenodeError, InternalError, PeerError
 from homenode.server.fronts.messages import FromFront, Prepare, Serve, ToFront

@@ -1,5 +1,5 @@
 """What the server asks of the engine. `homenode.engine.client.AsyncEngineClient` and
-`homenode.engine.replicas.client.ReplicasClient` fulfil it; tests use a scripted one.
+`homenode.engine.router.client.ReplicasClient` fulfil it; tests use a scripted one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RequestOutputs(Protocol):
 
 
 class EngineClient(Protocol):
-    """The front's end of the connection to an engine process, or to several of them (`homenode.engine.replicas.client.ReplicasClient`).
+    """The front's end of the connection to an engine process, or to several of them (`homenode.engine.router.client.ReplicasClient`).
 
     When the engine is lost every pending request gets an Output with a finish reason of `error` and the error kind `PeerError`, and
     `on_engine_lost` is called once with the reason; of several engines, when the last of them is lost for good.

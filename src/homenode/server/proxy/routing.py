@@ -14,8 +14,8 @@ import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from homenode.engine.replicas.prefixes import Prefixes, prompt_digests
-from homenode.engine.replicas.router import SEQUENCE_TOKENS
+from homenode.engine.router.prefixes import Prefixes, prompt_digests
+from homenode.engine.router.router import SEQUENCE_TOKENS
 
 BLOCK_TOKENS = 64
 REMEMBERED_BLOCKS = 1 << 15  # of each server

@@ -1,0 +1,248 @@
+"""`LLM`: a model in this process, for Python programs.
+
+from homenode import LLM, SamplingParams
+
+with LLM("Qwen/Qwen3-0.6B") as llm:
+    for completion in llm.generate(["One, two,", "A, b,"], SamplingParams(max_tokens=8, temperature=0)):
+        print(completion.text)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+import weakref
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from homenode.engine.api.completion import Answer, Completion
+from homenode.engine.api.completion_stream import CompletionStream
+from homenode.engine.api.fitting_text import encode_fitting
+from homenode.engine.api.local import LocalEngine
+from homenode.engine.config import EngineConfig
+from homenode.engine.errors import named_error
+from homenode.engine.messages import EngineReady, EngineStats, Output
+from homenode.engine.model_path.locate import locate_model
+from homenode.engine.request import Request, SamplingParams
+from homenode.errors import NotANumberError, UserError
+from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S
+from homenode.model.tokenizer import Tokenizer, load_model_tokenizer
+from homenode.model.weights.finite import check_model_finite
+from homenode.units import format_count
+
+Prompt = str | list[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """Loads a model at once and keeps an engine until closed. Requests of several threads share batches."""
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: EngineConfig | None = None,
+        tokenizer: Tokenizer | None = None,
+        chat_template: str | None = None,
+        chat_template_timeout: float = DEFAULT_TIMEOUT_S,
+        progress: Callable[[int, int], None] | None = None,
+        **settings: Any,
+    ) -> None:
+        """`model`: a Hugging Face folder, a GGUF file, a Hub id, or None for the built-in one.
+
+        `settings`: any setting of the engine by its name, such as threads=4 or kv_cache_memory="2GiB"; or all of them as a `config`.
+        `tokenizer` stands in for the model's own, `chat_template` (its text) for the model's template, which may take
+        `chat_template_timeout` seconds for a conversation. `progress` is told (bytes done, bytes in all) while weights are read. Raises UserError, CheckpointError, CapacityError or HostError.
+        """
+        if config is not None and (settings or model is not None):
+            raise UserError("give either a config or a model and settings, not both")
+        config = config or EngineConfig.of(model, settings)
+        if config.parallel.data_parallel_size > 1:
+            raise UserError(
+                f"data_parallel_size is {config.parallel.data_parallel_size}, but an LLM is one engine in this process; make several, each in a "
+                "process of its own, or ask a server started by `homenode serve --data-parallel-size`",
+                param="data_parallel_size",
+            )
+        config = locate_model(config)
+        self._path = Path(str(config.model.path))
+        self.tokenizer = tokenizer or load_model_tokenizer(self._path, chat_template, chat_template_timeout)
+        self._ids = itertools.count(1)
+        with contextlib.ExitStack() as owned:
+            if tokenizer is None:
+                owned.callback(self.tokenizer.close)
+            self._engine = LocalEngine(config, progress)
+            owned.callback(self._engine.close)
+            # What is forgotten ends with its last reference or the program.
+            self._closed = weakref.finalize(self, owned.pop_all().close)
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the engine. Calling it again does nothing."""
+        self._closed()
+
+    @property
+    def ready(self) -> EngineReady:
+        """What was loaded and what fits."""
+        return self._engine.ready
+
+    @property
+    def statistics(self) -> EngineStats:
+        """The engine's latest figures."""
+        return self._engine.statistics
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stop: Sequence[str] = (),
+    ) -> list[Completion]:
+        """Continue one prompt or several together; one Completion for each, in order, or `n` for each, one after another.
+
+        A prompt is text or token ids. `params` is for all or one for each prompt. `stop`: strings that end the text
+        before them, besides those of `params`. Raises UserError or CapacityError for what cannot run, naming it; then
+        nothing of the other prompts is left running either.
+        """
+        chosen = self._prompts(prompts)
+        given = (
+            [params or SamplingParams()] * len(chosen)
+            if params is None or isinstance(params, SamplingParams)
+            else list(params)
+        )
+        if len(given) != len(chosen):
+            raise UserError(
+                f"{len(given)} params for {format_count(len(chosen), 'prompt')}; give one for all or one for each",
+                param="params",
+            )
+        for params_of_prompt in given:
+            params_of_prompt.check()
+        asked = [(ids, p.of_answer(i)) for ids, p in zip(chosen, given, strict=True) for i in range(p.n)]
+        jobs = {next(self._ids): (self._answer(ids, p, stop), p) for ids, p in asked}
+        self._finish(jobs, [self._request(number, ids, p) for number, (ids, p) in zip(jobs, asked, strict=True)])
+        return [answer.completion(logprobs=p.logprobs is not None) for answer, p in jobs.values()]
+
+    def chat(
+        self, /, messages: Messages, params: SamplingParams | None = None, *, stop: Sequence[str] = (), **values: Any
+    ) -> Completion:
+        """Answer a conversation, once. Without `params` the answer may fill the context. `values` go to the chat template."""
+        ids = self._chat_prompt(messages, values)
+        _refuse_several(params)
+        return self.generate([ids], params or self._rest_of_context(ids), stop=stop)[0]
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, stop: Sequence[str] = ()
+    ) -> CompletionStream:
+        """The text of one continuation as it is made. Closing the stream ends the request."""
+        return self._stream(self._prompts(prompt)[0], params or SamplingParams(), stop)
+
+    def stream_chat(
+        self, /, messages: Messages, params: SamplingParams | None = None, *, stop: Sequence[str] = (), **values: Any
+    ) -> CompletionStream:
+        """The answer to a conversation as it is made. Closing the stream ends the request."""
+        ids = self._chat_prompt(messages, values)
+        return self._stream(ids, params or self._rest_of_context(ids), stop)
+
+    def _stream(self, ids: list[int], params: SamplingParams, stop: Sequence[str]) -> CompletionStream:
+        _refuse_several(params)
+        answer = self._answer(ids, params, stop)
+        return CompletionStream(self._pieces(ids, params, answer), answer)
+
+    def _pieces(self, ids: list[int], params: SamplingParams, answer: Answer) -> Generator[str, None, None]:
+        number, sink = next(self._ids), SimpleQueue[Output]()
+        self._engine.submit([self._request(number, ids, params)], sink)
+        try:
+            while answer.finish_reason is None:
+                output = sink.get()
+                self._raise_error(output)
+                if piece := answer.feed(output):
+                    yield piece
+        finally:
+            self._engine.abort([number])
+
+    def _finish(self, jobs: Mapping[int, tuple[Answer, SamplingParams]], requests: list[Request]) -> None:
+        """Run requests to their ends; whatever happens, none is left running."""
+        sink = SimpleQueue[Output]()
+        unfinished = set(jobs)
+        self._engine.submit(requests, sink)
+        try:
+            while unfinished:
+                output = sink.get()
+                answer = jobs[output.id][0]
+                if output.id not in unfinished:
+                    continue  # a stop string matched before the engine heard of it
+                self._raise_error(output)
+                answer.feed(output)
+                if answer.finish_reason is not None:
+                    unfinished.discard(output.id)
+                    if output.finish_reason is None:
+                        self._engine.abort([output.id], "stop")
+        finally:
+            if unfinished:
+                self._engine.abort(sorted(unfinished))
+
+    def _answer(self, ids: list[int], params: SamplingParams, stop: Sequence[str]) -> Answer:
+        return Answer(ids, self.tokenizer, (*((stop,) if isinstance(stop, str) else stop), *params.stop_strings))
+
+    def _request(self, number: int, ids: list[int], params: SamplingParams) -> Request:
+        params.check()
+        stops = tuple(token for token in self.tokenizer.stop_token_ids if token < self.ready.vocab_size)
+        sent = msgspec.structs.replace(params.with_defaults(self.ready.sampling_defaults).ended_by(stops), stop=[], n=1)
+        return Request(id=number, prompt_ids=ids, params=sent, arrival=time.monotonic())
+
+    def _prompts(self, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
+        """Token ids of every prompt. One prompt as such, text or ids, is a list of one."""
+        if isinstance(prompts, str):
+            return [self._ids_of(prompts)]
+        ids = [token for token in prompts if isinstance(token, int)]
+        if not ids:
+            return [self._ids_of(prompt) for prompt in prompts if not isinstance(prompt, int)]
+        if len(ids) < len(prompts):
+            raise UserError(
+                "token ids and prompts are mixed; a prompt is text or one list of token ids", param="prompt"
+            )
+        return [self._ids_of(ids)]
+
+    def _ids_of(self, prompt: Prompt) -> list[int]:
+        most = self.ready.max_model_len
+        ids = encode_fitting(self.tokenizer, prompt, most) if isinstance(prompt, str) else list(prompt)
+        if not ids:
+            raise UserError(
+                "the prompt is empty, and this model has no token to begin a text with; give some text", param="prompt"
+            )
+        if not all(isinstance(token, int) for token in ids):
+            raise UserError("a prompt is text or a list of token ids", param="prompt")
+        return ids
+
+    def _chat_prompt(self, messages: Messages, values: Mapping[str, Any]) -> list[int]:
+        return self._ids_of(self.tokenizer.encode_chat(self.tokenizer.render_chat(messages, **values)))
+
+    def _rest_of_context(self, ids: list[int]) -> SamplingParams:
+        return SamplingParams(max_tokens=max(1, self.ready.max_model_len - len(ids)))
+
+    def _raise_error(self, output: Output) -> None:
+        """What the engine says of a request that failed; CheckpointError where it computed a NaN because the model's
+        file holds one.
+        """
+        if output.error is not None:
+            if output.error_kind == NotANumberError.__name__:
+                check_model_finite(self._path)
+            raise named_error(output.error_kind, output.error, output.retry_after_s)
+
+
+def _refuse_several(params: SamplingParams | None) -> None:
+    """Raises UserError for `n` above 1 where there is one answer only."""
+    if params is not None and params.n != 1:
+        raise UserError(f"n is {params.n}, and here is one answer; `generate` gives several", param="n")

@@ -1,0 +1,201 @@
+"""The ranks of a stage that are on one host, and share the group's memory there, though nobody who knows both has started them.
+
+The first to come makes the memory and keeps it: it listens on an abstract Unix socket, whose name only those can tell who know the secret of the start,
+and hands the descriptor to the others. An abstract name has no file that could be left behind, and goes with its process. It listens as well
+on TCP, for what ranks of other hosts write. Both ends prove that they know the secret, and the kernel says that both are of the same user.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from homenode.compute.native.ranks import NativeRankGroup, RankMemory, RankReceiver, receive_rank
+from homenode.engine.channels.greeting import (
+    Group,
+    MemoryRequest,
+    Topic,
+    Values,
+    accept_next,
+    answer,
+    introduce,
+    name_of,
+)
+from homenode.engine.channels.socket_set import SocketSet
+from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
+from homenode.errors import HomenodeError, HostError, PeerError
+
+_log = logging.getLogger(__name__)
+_GREETING_S = 10.0
+_MOST_GREETINGS = 64  # at once: see `executor.rendezvous`
+_AGAIN_S = 0.02  # before a keeper that is about to come or to go is looked for again
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+
+
+@dataclass(frozen=True)
+class HostRanksName:
+    """What all ranks of a stage know beforehand. `host`: what its workers call their host; `ip`: its address, at which others reach it."""
+
+    group: Group
+    ranks: int
+    host: str
+    ip: str
+    secret: bytes = field(repr=False)
+
+    @property
+    def socket(self) -> str:
+        """Where its keeper listens, if there is one."""
+        words = f"{self.host}.{self.group.generation}.{self.group.stage}"
+        return "\0homenode-" + name_of(self.secret, words)
+
+
+@dataclass(frozen=True)
+class HostRanks:
+    """`memory`: of all the group. `address`: where ranks of other hosts come to; unlike that of any other site. `close`: gives back what the keeper has
+    beside the memory, and ends the group if values came from others."""
+
+    memory: RankMemory
+    address: str
+    close: Callable[[], None] = lambda: None
+
+
+def join_site(name: HostRanksName, rank: int, timeout_s: float) -> HostRanks:
+    """That of this host: made if this is the first rank here. PeerError when whoever keeps it does not hand it over in time, HostError when the machine
+    refuses."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        server = _bound(name)
+        if server is not None:
+            return HostRanksServer(name, server, timeout_s).site
+        try:
+            return _asked(name, rank, deadline)
+        except (PeerError, ConnectionError) as error:  # it has ended since, or was about to begin
+            if time.monotonic() + _AGAIN_S > deadline:
+                raise PeerError(
+                    f"the memory of stage {name.group.stage} was not handed over on this host: {error}"
+                ) from error
+        time.sleep(_AGAIN_S)
+
+
+def _bound(name: HostRanksName) -> socket.socket | None:
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        server.bind(name.socket)
+        server.listen()
+    except OSError as error:
+        server.close()
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise HostError(f"listening for ranks of this host failed: {error.strerror}", errno=error.errno) from error
+    return server
+
+
+def _asked(name: HostRanksName, rank: int, deadline: float) -> HostRanks:
+    left = max(0.001, deadline - time.monotonic())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(left)
+        try:
+            sock.connect(name.socket)
+            _check_user(sock)
+            introduce(
+                sock,
+                "the keeper of this host",
+                name.secret,
+                MemoryRequest(name.group, rank),
+                time.monotonic() + min(left, _GREETING_S),
+            )
+            sock.settimeout(left)
+            data, descriptors, _, _ = socket.recv_fds(sock, 1024, 1)
+        except TimeoutError as error:
+            raise PeerError(str(error)) from error
+    frames = FrameDecoder(1024).feed(data)
+    if len(descriptors) != 1 or len(frames) != 1:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise PeerError("the keeper handed nothing over")
+    try:
+        return HostRanks(RankMemory.attach(descriptors[0]), decode_body(frames[0], str))
+    finally:
+        os.close(descriptors[0])
+
+
+def _check_user(sock: socket.socket) -> None:
+    """PeerError unless the other end is of this user, or of root."""
+    _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    if uid not in (0, os.geteuid()):
+        raise PeerError(f"a process of user {uid} is at the other end")
+
+
+class HostRanksServer:
+    """The rank that made the memory of its site."""
+
+    def __init__(self, name: HostRanksName, here: socket.socket, timeout_s: float) -> None:
+        """`here`: the bound Unix socket."""
+        self._name, self._timeout = name, timeout_s
+        self._streams = SocketSet()
+        self._streams.keep(here)
+        try:
+            others = self._streams.keep(socket.create_server((name.ip, 0)))
+            self._memory = NativeRankGroup.make(name.ranks)
+        except OSError as error:
+            self._streams.leave()
+            raise HostError(f"listening for ranks on {name.ip} failed: {error.strerror}", errno=error.errno) from error
+        except BaseException:
+            self._streams.leave()
+            raise
+        self._lock = threading.Lock()
+        self._receivers: list[RankReceiver] = []
+        self._greetings = threading.BoundedSemaphore(_MOST_GREETINGS)
+        self._address = f"{name.ip}:{others.getsockname()[1]}"
+        for server in (here, others):
+            threading.Thread(target=self._listen, args=(server,), name="homenode-site", daemon=True).start()
+
+    @property
+    def site(self) -> HostRanks:
+        """What it keeps."""
+        return HostRanks(self._memory, self._address, self.close)
+
+    def close(self) -> None:
+        """Listen no more, and receive no more."""
+        self._streams.leave()
+        with self._lock:
+            receivers, self._receivers = self._receivers, []
+        for receiver in receivers:
+            receiver.close()
+
+    def _listen(self, server: socket.socket) -> None:
+        while (sock := accept_next(server, lambda: self._streams.over)) is not None:
+            if not self._greetings.acquire(timeout=_GREETING_S):
+                sock.close()
+                continue
+            threading.Thread(target=self._greet, args=(sock,), name="homenode-greeting", daemon=True).start()
+
+    def _greet(self, sock: socket.socket) -> None:
+        try:
+            with sock:
+                if sock.family == socket.AF_UNIX:
+                    _check_user(sock)
+                self._serve(sock, answer(sock, self._name.secret, _GREETING_S))
+        except (HomenodeError, OSError) as error:
+            _log.warning("a caller was sent away: %s", error)
+        finally:
+            self._greetings.release()
+
+    def _serve(self, sock: socket.socket, topic: Topic) -> None:
+        """Descriptors go through Unix sockets only, and ranks of this host have no need of the others."""
+        match topic:
+            case MemoryRequest(group) if group == self._name.group and sock.family == socket.AF_UNIX:
+                socket.send_fds(sock, [encode_frame(self._address)], [self._memory.fd])
+            case Values(group, rank) if group == self._name.group and sock.family != socket.AF_UNIX:
+                with self._lock:
+                    if not self._streams.over:
+                        self._receivers.append(receive_rank(self._memory, rank, sock, self._timeout))
+            case _:
+                raise PeerError("a worker called about something else")

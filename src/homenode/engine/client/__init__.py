@@ -1,0 +1,1 @@
+"""How a front starts an engine process and talks to it."""

@@ -1,0 +1,216 @@
+"""Puts an engine of several workers together: the plan, the workers, and the scheduler over them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from homenode.engine.channels.messages import Fits
+from homenode.engine.config import EngineConfig
+from homenode.engine.core.build import Engine, Progress, count_expert_usage, make_backend, memory_parts
+from homenode.engine.core.calibration import calibrated
+from homenode.engine.devices import is_accelerator
+from homenode.engine.executor.base import Executor
+from homenode.engine.executor.kv_file import KvFile, joined
+from homenode.engine.executor.launch import make_executor
+from homenode.engine.experts.sizing import SharedExperts
+from homenode.engine.memory.growth import taken_whole_because
+from homenode.engine.memory.headroom import Headroom, headroom_of
+from homenode.engine.memory.sizing import Sizes, chunk_of_parts, growth_text, resolve
+from homenode.engine.messages import EngineReady
+from homenode.engine.model_path.locate import locate_model
+from homenode.engine.pinning import pin_current_thread
+from homenode.engine.plan.device_detection import memory_of_devices
+from homenode.engine.plan.layout import WorkerPlan
+from homenode.engine.plan.placement import UNPINNED
+from homenode.engine.plan.workers import Planned, plan_engine, with_room
+from homenode.engine.scheduler.scheduler import Scheduler
+from homenode.host.topology.finding import Finding
+from homenode.host.topology.read import read_host
+from homenode.host.topology.source import LiveSource
+from homenode.model.checkpoint.index import open_checkpoint
+from homenode.transfer.fingerprint import fingerprint_of
+
+if TYPE_CHECKING:
+    from homenode.engine.kv_transfer.setup import KvTransferSetup
+
+
+def build_engine_of_workers(
+    config: EngineConfig,
+    devices: Sequence[str],
+    progress: Progress | None,
+    lookahead: int,
+    own_process: bool,
+    micro_batches: int = 0,
+    common: SharedExperts | None = None,
+    findings: Sequence[Finding] = (),
+) -> Engine:
+    """`build.build_engine` for an engine with these devices. `findings`: to be told with those of its layout. Raises what that raises, and what a worker
+    could not start for, under its own name."""
+    begin = time.monotonic()
+    config = locate_model(config)
+    checkpoint = open_checkpoint(Path(str(config.model.path)))
+    if config.replica is not None and config.replica.allowed:
+        pin_current_thread(config.replica.allowed)
+    host = read_host(LiveSource(), accelerators=any(map(is_accelerator, devices)))
+    memory = memory_of_devices(devices, config)
+    planned = with_room(plan_engine(config, checkpoint, host, devices, memory, common))
+    if calibrated(planned):
+        planned = with_room(plan_engine(config, checkpoint, host, devices, memory, common))
+    planned = replace(planned, layout=replace(planned.layout, findings=(*findings, *planned.layout.findings)))
+    if found := planned.problems():
+        raise found[0]
+    if own_process and planned.layout.loop:
+        pin_current_thread(planned.layout.loop)
+    workers = make_executor(planned)
+    executor = count_expert_usage(workers, config, checkpoint.spec)
+    try:
+        fits = workers.start(progress)
+        sizes = _sizes(planned, fits)
+        file = KvFile(planned.geometries, sizes.num_blocks) if config.transfer.on else None
+        workers.lay(sizes.worker_limits(), file)
+        sharing = _sharing(planned) if file is not None else None
+        engine = _engine(
+            planned, executor, sizes, fits, Pacing(lookahead, micro_batches), time.monotonic() - begin, sharing
+        )
+        if sharing is None or file is None:
+            return engine
+        parts = [worker.part for worker in planned.layout.workers]
+        kv_transfer = sharing.hand_over_file(file.fd, joined(parts, workers.kv_layouts(), file.shares), workers)
+        engine.ready.details["kv_transfer"] = msgspec.to_builtins(kv_transfer.published)
+        return replace(engine, kv_transfer=kv_transfer)
+    except BaseException:
+        executor.close()
+        raise
+
+
+def _sizes(planned: Planned, fits: Sequence[Fits]) -> Sizes:
+    """What the engine is laid out for: the fewest blocks over all workers."""
+    spec, geometry = planned.checkpoint.spec, planned.geometries[0]
+    blocks = min(fit.num_blocks for fit in fits)
+    enough = replace(planned.config, kv=replace(planned.config.kv, kv_cache_memory=blocks * geometry.block_bytes))
+    sizes = resolve(enough, spec, geometry, 2 * blocks * geometry.block_bytes + _MANY)
+    sizes = replace(sizes, num_blocks=blocks)
+    return replace(sizes, **chunk_of_parts(planned.geometries, blocks)) if _grows(planned) else sizes
+
+
+def _grows(planned: Planned) -> bool:
+    """Whether KV memory is taken when it is used."""
+    return taken_whole_because(planned.config, [worker.device for worker in planned.layout.workers]) is None
+
+
+_MANY = 1 << 62  # bytes: that there is memory enough was looked at by each worker
+
+
+@dataclass(frozen=True)
+class Pacing:
+    """How far the scheduler is ahead of results: see `schedule.pace.Pace`."""
+
+    lookahead: int
+    micro_batches: int
+
+
+def _sharing(planned: Planned) -> KvTransferSetup:
+    """What makes this engine's KV known to others."""
+    from homenode.engine.kv_transfer.setup import KvTransferSetup  # needs the native core
+
+    config, geometry, backend = (
+        planned.config,
+        planned.whole_geometry,
+        make_backend(planned.config.compute, (UNPINNED,)),
+    )
+    fingerprint = fingerprint_of(
+        config.transfer, planned.checkpoint, geometry, planned.kept_as(backend), config.model.max_model_len
+    )
+    return KvTransferSetup(config.transfer, backend, geometry, fingerprint)
+
+
+def _engine(
+    planned: Planned,
+    executor: Executor,
+    sizes: Sizes,
+    fits: Sequence[Fits],
+    pacing: Pacing,
+    seconds: float,
+    sharing: KvTransferSetup | None = None,
+) -> Engine:
+    config, checkpoint = planned.config, planned.checkpoint
+    stages = planned.layout.workers[-1].stage + 1
+    scheduler = Scheduler(
+        config.scheduler,
+        config.kv,
+        executor.limits(),
+        checkpoint.spec.eos_token_ids,
+        lookahead=pacing.lookahead if stages == 1 else 0,
+        stages=stages,
+        micro_batches=pacing.micro_batches,
+        seeds=None if config.model.seed is None else random.Random(config.model.seed),
+        hash_seed=sharing.hash_seed if sharing is not None else None,
+    )
+    ready = _ready(planned, executor, sizes, fits, seconds)
+    return Engine(scheduler, executor, ready, headroom=_headroom(planned) if sizes.chunk_blocks else None)
+
+
+def _headroom(planned: Planned) -> Callable[[], Headroom]:
+    """What the nodes of all workers together can give, and this machine."""
+    places = [worker.place for worker in planned.layout.workers]
+    return headroom_of(tuple(dict.fromkeys(part for place in places for part in memory_parts(place))))
+
+
+def _ready(planned: Planned, executor: Executor, sizes: Sizes, fits: Sequence[Fits], seconds: float) -> EngineReady:
+    config, layout = planned.config, planned.layout
+    notes = dict.fromkeys(note for fit in fits for note in fit.notes)
+    notes |= dict.fromkeys(finding.text for finding in layout.findings if finding.severity != "info")
+    return EngineReady(
+        model=config.model_name,
+        max_model_len=sizes.max_model_len,
+        vocab_size=sizes.vocab_size,
+        num_blocks=sizes.num_blocks,
+        block_size=sizes.block_size,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_num_seqs=sizes.max_num_seqs,
+        chunked_prefill=config.scheduler.enable_chunked_prefill,
+        sampling_defaults=dict(planned.checkpoint.spec.generation),
+        details={
+            "architecture": planned.checkpoint.spec.architecture,
+            "load_seconds": round(seconds, 3),
+            "weight_bytes": sum(fit.weight_bytes for fit in fits),
+            "shared_weight_bytes": sum(fit.shared_weight_bytes for fit in fits),
+            "notes": list(notes),
+            "kv_bytes": sum(sizes.num_blocks * geometry.block_bytes for geometry in planned.geometries),
+            "kv_dtype": planned.geometries[0].dtype,
+            "kv_growth": _growth(planned, sizes),
+            "kv_grows": sizes.chunk_blocks > 0,
+            "compute": executor.statistics(),
+            "numa": next((worker.place.numa for worker in layout.workers if worker.place.numa), None),
+            "free_cpus": list(layout.loop),
+            "stages": [_stage(worker) for worker in layout.workers],
+        },
+    )
+
+
+def _growth(planned: Planned, sizes: Sizes) -> str:
+    """See `growth_text`, of all workers together."""
+    left = sum(planned.left(worker) or 0 for worker in planned.layout.workers)
+    devices = [worker.device for worker in planned.layout.workers]
+    return growth_text(planned.config, sizes, planned.whole_geometry, left, devices)
+
+
+def _stage(worker: WorkerPlan) -> dict[str, Any]:
+    part, place = worker.part, worker.place
+    layers = [part.layers.first, part.layers.end - 1]
+    return {
+        "worker": worker.number,
+        "stage": part.stage,
+        "rank": part.rank,
+        "device": worker.device,
+        "layers": layers,
+        "cpus": list(place.team),
+        "numa": place.numa,
+    }

@@ -1,0 +1,215 @@
+"""The engine as a process of its own: `python -m homenode.engine.core.process FD[,DOOR][:EXPERTS] PARENT [NAME]`.
+
+FD is one end of a socket pair. The first frame on it is the EngineConfig; after that messages as in engine/messages.py. Through DOOR come the
+streams of further fronts, if there are any (`fronts.switchboard`). EXPERTS are memfds joined by commas, one for each worker, where several engines keep
+experts in common (`replicas.expert_memory`). The process does not
+outlive its front: the kernel kills it when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG), and it ends by itself when the
+stream does. It ignores SIGINT and SIGTERM: when to end is the front's decision. NAME is what one of several engines is called, in the log and
+by ps and top.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, NoReturn
+
+from homenode.engine.config import EngineConfig
+from homenode.engine.messages import EngineLoading, Fatal, ToEngine, ToFront
+from homenode.engine.wire import FrameSocket, decode_body
+from homenode.errors import HomenodeError, HostError, PeerError
+from homenode.host.refusals import reason_of, start_thread
+from homenode.logs.setup import begin_service_log, end_log
+from homenode.start_phases import mark_phase, marked_phases
+from homenode.transfer.inbox import Inbox
+
+if TYPE_CHECKING:
+    from homenode.engine.core.build import Engine
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_HANDING_OVER_ENDS_S = 3.0  # for other engines to hear that what was handed over is no more
+_PROGRESS_STEPS = 200  # most Loading messages of a start
+_log = logging.getLogger(__name__)
+
+Build = Callable[
+    [EngineConfig, Callable[[int, int], None], Sequence[int]], "Engine"
+]  # with the memory for experts in common
+
+
+def main(arguments: list[str], build: Build | None = None) -> int:
+    """Run an engine, made by `build`, until the front drains or leaves it. Returns the exit code."""
+    mark_phase("interpreter")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.enable()  # a crash of the native core shows where it was called from
+    parent, name = int(arguments[1]), "".join(arguments[2:])
+    streams, _, memories = arguments[0].partition(":")
+    experts = [int(each) for each in memories.split(",") if each]
+    for descriptor in experts:
+        os.set_inheritable(descriptor, False)  # a worker is given its own
+    begin_service_log(name or "engine")
+    if name:
+        call_itself(name)
+    front, *doors = (socket.socket(fileno=int(each)) for each in streams.split(","))
+    return _main(FrameSocket(front), doors, parent, build or _build, experts)
+
+
+def _main(front: FrameSocket, doors: list[socket.socket], parent: int, build: Build, experts: Sequence[int]) -> int:
+    try:
+        die_with_parent(parent)
+        _import_engine()
+        mark_phase("imports")
+        first = front.receive()
+        if first is None:
+            return 0
+        mark_phase("wait for settings")
+        serve(front, decode_body(first, EngineConfig), build, doors, experts)
+    except BaseException as error:
+        if not isinstance(error, HomenodeError):
+            _log.exception("the engine failed")
+        _tell(front, error)
+        return 1
+    return 0
+
+
+def _import_engine() -> None:
+    """Import what an engine is built of while the front reads its settings. What is missing is told when it is built, which asks for it again."""
+    with contextlib.suppress(Exception):
+        import homenode.compute.native
+        import homenode.engine.core.build
+        import homenode.engine.core.loop  # noqa: F401
+
+
+def _build(config: EngineConfig, progress: Callable[[int, int], None], experts: Sequence[int]) -> Engine:
+    from homenode.engine.core.build import build_engine  # heavy, and errors of its import are to be told as well
+
+    return build_engine(config, progress, own_process=True, experts=experts)
+
+
+def serve(
+    front: FrameSocket,
+    config: EngineConfig,
+    build: Build,
+    doors: Sequence[socket.socket] = (),
+    experts: Sequence[int] = (),
+) -> None:
+    """Load, say Ready, and work until drained. `doors`: that further fronts come through. `experts`: memory for those in common. Raises what loading or the loop raise."""
+    from homenode.engine.core.loop import EngineCore
+
+    inbox = Inbox() if config.transfer.on else SimpleQueue[object]()
+    start_thread(threading.Thread(target=_read, args=(front, inbox), name="homenode-front", daemon=True))
+    send = _further_fronts(front, inbox, doors) if doors else front.send
+    engine = build(config, _Progress(front), experts)
+    try:
+        agent = engine.kv_transfer.start(inbox.put) if engine.kv_transfer else None
+        if isinstance(inbox, Inbox) and agent is not None:
+            inbox.work_for(agent)
+        mark_phase("scheduler")
+        engine.ready.details["start_phases"] = marked_phases()
+        front.send(engine.ready)
+        EngineCore(
+            engine.scheduler,
+            engine.executor,
+            send,
+            inbox=inbox,
+            agent=agent,
+            headroom=engine.headroom,
+            log_stats=not config.disable_log_stats,
+        ).run()
+    finally:
+        if engine.kv_transfer is not None:
+            engine.kv_transfer.close(_HANDING_OVER_ENDS_S)
+        engine.executor.close()
+
+
+def _further_fronts(
+    front: FrameSocket, inbox: SimpleQueue[object] | Inbox, doors: Sequence[socket.socket]
+) -> Callable[[ToFront], None]:
+    """Take them, and send to whom it concerns."""
+    from homenode.engine.fronts.front_mux import FrontMux
+
+    switchboard = FrontMux(front, inbox.put)
+    for door in doors:
+        switchboard.open(door)
+    return switchboard.send
+
+
+class _Progress:
+    """Tells the front how far loading is, in steps people can see."""
+
+    def __init__(self, front: FrameSocket) -> None:
+        self._front = front
+        self._told = -1
+
+    def __call__(self, done: int, total: int) -> None:
+        part = _PROGRESS_STEPS * done // max(1, total)
+        if part != self._told:
+            self._told = part
+            self._front.send(EngineLoading(done, total))
+
+
+def _read(front: FrameSocket, inbox: SimpleQueue[object] | Inbox) -> None:
+    """Feed the inbox. The end of the stream ends the process at once, in whatever it is doing."""
+    try:
+        while (body := front.receive()) is not None:
+            inbox.put(decode_body(body, ToEngine))
+    except PeerError as error:
+        _log.error("%s", error.message)
+        _leave(1)
+    _leave(0)
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit without waiting for any thread: the step in progress is of use to nobody."""
+    end_log()
+    os._exit(code)
+
+
+def in_words(error: BaseException) -> tuple[str, str]:
+    """What ended an engine or a worker, as a class name of homenode.errors and a text."""
+    if isinstance(error, HomenodeError):
+        return type(error).__name__, error.message
+    if isinstance(error, MemoryError):
+        return (
+            "HostError",
+            "memory ran out; free some, or lower --kv-cache-memory or --max-num-batched-tokens",
+        )
+    if isinstance(error, OSError):
+        return "HostError", f"the engine could not go on: {reason_of(error)}"
+    return "InternalError", f"{type(error).__name__}: {error}"
+
+
+def _tell(front: FrameSocket, error: BaseException) -> None:
+    try:
+        front.send(Fatal(*in_words(error)))
+    except HomenodeError:
+        pass  # nobody listens any more
+
+
+def call_itself(name: str) -> None:
+    """Be found under this name; the kernel keeps 15 bytes of it. Nothing depends on it."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()), 0, 0, 0)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends. HostError when the call fails; PeerError if it has ended."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise HostError(f"prctl(PR_SET_PDEATHSIG) failed: {os.strerror(code)}", errno=code)
+    if os.getppid() != parent:
+        raise PeerError(f"the front (process {parent}) ended before the engine had started")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,80 @@
+"""The workers of a plan, behind one executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from homenode.engine.channels.base import Channels, MakeChannels
+from homenode.engine.channels.messages import Join
+from homenode.engine.devices import is_accelerator
+from homenode.engine.executor.processes import ProcessExecutor
+from homenode.engine.executor.worker_process import PROGRAM
+from homenode.engine.plan.layout import WorkerPlan, config_of
+from homenode.engine.plan.workers import Planned
+from homenode.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    pass
+
+
+def make_executor(
+    planned: Planned, make_channels: MakeChannels | None = None, program: str = PROGRAM
+) -> ProcessExecutor:
+    """The workers of a plan, not started yet. `make_channels` and `program`: what they have in place of shared memory, and run."""
+    config, layout, common = planned.config, planned.layout, planned.common
+    seat = common.seat if common is not None and common.memories else None
+
+    def join_of(worker: WorkerPlan) -> Join:
+        own = config_of(config, layout, worker, planned.host.allowance.cpus if layout.loop else ())
+        memory = config.kv.kv_cache_memory if is_accelerator(worker.device) else planned.kv_memory
+        return Join(worker.number, 0, own, worker.device, worker.part, worker.place, [], memory, experts=seat)
+
+    def memories_of(worker: WorkerPlan) -> Sequence[int]:
+        return () if seat is None or common is None else (common.memories[worker.number],)
+
+    def shared(generation: int) -> Channels:
+        from homenode.engine.channels.shared import SharedChannels  # maps memory by the native core
+
+        return SharedChannels(
+            layout.workers, planned.checkpoint.spec.hidden_size, config.scheduler.max_num_batched_tokens
+        )
+
+    if config.parallel.executor == "ray" and make_channels is None:
+        return _on_ray(planned, join_of)
+    return ProcessExecutor(
+        layout.workers,
+        join_of,
+        make_channels or shared,
+        config.parallel.worker_timeout,
+        program,
+        experts=_counted(planned),
+        memories_of=memories_of,
+        lends=config.transfer.on,
+    )
+
+
+def _on_ray(planned: Planned, join_of: Callable[[WorkerPlan], Join]) -> ProcessExecutor:
+    from homenode.engine.channels.tcp import TcpChannels
+    from homenode.engine.executor.ray import RayLauncher  # needs an extra
+
+    workers, parallel = planned.layout.workers, planned.config.parallel
+    launcher = RayLauncher(workers, parallel, planned.config.replica)
+
+    def channels(generation: int) -> Channels:
+        return TcpChannels(workers, generation, launcher.rendezvous.forget)
+
+    return ProcessExecutor(
+        workers,
+        join_of,
+        channels,
+        parallel.worker_timeout,
+        launch=launcher,
+        on_end=launcher.close,
+        experts=_counted(planned),
+    )
+
+
+def _counted(planned: Planned) -> ModelSpec | None:
+    """The model, if it has experts."""
+    return planned.checkpoint.spec if planned.checkpoint.spec.moe else None

@@ -1,0 +1,174 @@
+"""The running sequences' side of the KV memory: giving handles and blocks, growing, publishing, taking back.
+
+Blocks of a residency that ended while a step containing it was in flight are taken back when that step is done, not before: the step
+still writes to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from homenode.engine.kv.blocks import BlockPool
+from homenode.engine.kv.chunks import ChunkTable
+from homenode.engine.kv.prefix import PrefixCache
+from homenode.engine.kv.sequence import BlockAllocation, Sequence
+
+
+class KvAllocator:
+    """Makes and ends residencies; every owned block of the pool is owned by one of them, or by a hand-over of KV (`loans`, `deliveries`)."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool,
+        hash_seed: bytes | None = None,
+        chunks: ChunkTable | None = None,
+    ) -> None:
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks, chunks)
+        self.cache = PrefixCache(self.pool, block_size, enabled=enable_prefix_caching, seed=hash_seed)
+        self.unused: list[
+            str
+        ] = []  # tickets whose pages nobody here reads in place any more; the agent has yet to be told
+        self.ends: list[int] = []  # handles the worker has yet to be told are gone
+        self.landed = -1  # the number of the newest step that is not in flight any more
+        self._next_seq = 0
+        self._leaving: dict[int, BlockAllocation] = {}  # ended, but in a step in flight
+
+    def blocks_for(self, positions: int) -> int:
+        """Blocks that hold this many positions."""
+        return -(-positions // self.block_size)
+
+    def propose(self, sequence: Sequence) -> BlockAllocation:
+        """The residency a waiting sequence would get now, with the blocks found in the cache. Nothing is taken yet."""
+        hits = [] if sequence.scoring else self.cache.lookup(sequence.chain, sequence.tokens)
+        found = len(hits) * self.block_size
+        return BlockAllocation(
+            seq=-1,
+            blocks=hits,
+            scheduled=found,
+            computed=found,
+            goal=sequence.goal,
+            score_base=len(sequence.scores) - 1 if sequence.scoring else sequence.num_prompt,
+            published=len(hits),
+        )
+
+    def admit(self, sequence: Sequence, proposal: BlockAllocation, spare: int) -> bool:
+        """Give the proposal a handle and the blocks of all known tokens, or return False, having taken nothing, if they are not free.
+
+        One more token and `spare` blocks must fit as well, or the sequence would soon be preempted. Taking all blocks at once keeps a prompt
+        in one piece and means that a prefill, once begun, never runs out of memory.
+        """
+        blocks = self.take(proposal.blocks, proposal.goal, self.blocks_for(len(sequence.tokens) + 1) + spare)
+        if blocks is None:
+            return False
+        proposal.blocks = blocks
+        self.settle_in(sequence, proposal)
+        return True
+
+    def take(self, hits: list[int], positions: int, room: int, in_place: int = 0) -> list[int] | None:
+        """Blocks for this many positions, of which `hits` are in the cache already, and the `in_place` after them are to be read elsewhere (-1).
+        None, having taken nothing, if `room` blocks, all these included, are not to be had."""
+        there = len(hits) + in_place
+        if room - there > self.pool.num_free - self.pool.num_unused(hits):
+            return None
+        self.pool.acquire(hits)
+        return [
+            *hits,
+            *[-1] * in_place,
+            *self.pool.allocate(self.blocks_for(positions) - there, after=hits[-1] if hits else -1),
+        ]
+
+    def settle_in(self, sequence: Sequence, residency: BlockAllocation) -> None:
+        """Begin a stay whose blocks are there already."""
+        residency.seq = self._next_seq
+        residency.last = sequence.last
+        self._next_seq += 1
+        sequence.residency = residency
+
+    def grow(self, residency: BlockAllocation) -> bool:
+        """Add the block of its next position if it lacks one. False when none is free, or the machine has no memory for one."""
+        if residency.scheduled < len(residency.blocks) * self.block_size:
+            return True
+        while self.pool.num_free:
+            block = self.pool.allocate(1, after=residency.blocks[-1])
+            if self.pool.secure(block):
+                residency.blocks += block
+                return True
+            self.pool.release(block)  # the next one comes out of the memory there is, if it comes at all
+        return False
+
+    def secure(self, residency: BlockAllocation, count: int) -> bool:
+        """See that the blocks of its next `count` positions have memory. False when the machine has not enough."""
+        first, past = residency.scheduled // self.block_size, self.blocks_for(residency.scheduled + count)
+        return self.pool.secure(residency.blocks[first:past])
+
+    def take_ahead(self, running: int) -> None:
+        """Have memory taken before it is needed: a block for each of those who run, a little in every step."""
+        if self.pool.chunks is not None:
+            self.pool.chunks.take_ahead(running + 1, 1 + running // self.block_size)
+
+    def end(self, sequence: Sequence) -> None:
+        """End the sequence's stay, if it has one: its blocks come back now or with the last step in flight that contains it."""
+        residency = sequence.residency
+        if residency is None:
+            return
+        sequence.residency = None
+        residency.ended = True
+        if residency.started:
+            self.ends.append(residency.seq)
+        sequence.last_step = residency.last_step
+        if residency.last_step > self.landed:
+            self._leaving[residency.seq] = residency
+        else:
+            self._release(residency)
+
+    def settle(self, residency: BlockAllocation) -> None:
+        """The step that landed contained it. Takes the blocks back if that was what its end waited for."""
+        if residency.ended and residency.last_step <= self.landed and residency.seq in self._leaving:
+            del self._leaving[residency.seq]
+            self._release(residency)
+
+    def flies(self, sequence: Sequence) -> bool:
+        """Whether a sequence that waits is in a step in flight, from before it had to."""
+        return sequence.last_step > self.landed
+
+    def _release(self, residency: BlockAllocation) -> None:
+        self.pool.release(self.pool.own(residency.blocks))
+        if residency.placed:
+            self.unused.append(residency.placed)
+
+    def publish(self, sequence: Sequence, residency: BlockAllocation) -> None:
+        """Let others find the blocks that were filled by steps that are done; not those behind pages of another engine, which nobody finds."""
+        if residency.placed:
+            return
+        residency.published = self.cache.publish(
+            sequence.chain, sequence.tokens, residency.blocks, residency.published, residency.computed
+        )
+
+    def num_returning(self) -> int:
+        """Blocks that steps in flight will bring back."""
+        return sum(self.num_exclusive(residency) for residency in self._leaving.values())
+
+    def num_exclusive(self, residency: BlockAllocation) -> int:
+        """Blocks that would become available if it ended."""
+        return self.pool.num_exclusive(self.pool.own(residency.blocks))
+
+    def leaving(self) -> Iterator[BlockAllocation]:
+        """Residencies that ended but still own blocks."""
+        return iter(self._leaving.values())
+
+    def recompute_cost(self, sequence: Sequence) -> int:
+        """Tokens that would be computed again if the sequence lost its blocks; what it shares with others would stay in the cache."""
+        residency = sequence.residency
+        if residency is None:
+            return 0
+        shared = len(self.pool.own(residency.blocks)) - self.num_exclusive(residency)
+        return max(0, residency.scheduled - shared * self.block_size)
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that is owned, 0 to 1."""
+        return self.pool.num_owned / self.pool.num_blocks

@@ -1,0 +1,167 @@
+"""One request on its way through the scheduler.
+
+A `Sequence` lives as long as its request. While it runs it has a `BlockAllocation`: a handle on the worker and KV blocks. A preempted sequence
+loses its residency and later gets a new one, in which prompt and output so far are computed again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from homenode.engine.kv.prefix import HashChain
+from homenode.engine.request import Request, SamplingParams, TokenLogprob
+from homenode.transfer.seam import Offered
+
+
+@dataclass(eq=False, slots=True)
+class BlockAllocation:
+    """One stay of a sequence on the worker. Positions are counted from the beginning of the prompt."""
+
+    seq: int  # the worker's handle, never reused
+    blocks: list[int]
+    scheduled: int  # positions in the KV memory or on their way: found in the cache, computed, in flight
+    goal: int  # positions to compute before the first token is drawn
+    score_base: int  # the prompt tokens after this position still lack a log-probability
+    started: bool = False  # the worker knows the handle
+    ended: bool = False
+    sent_blocks: int = 0  # blocks the worker knows
+    published: int = 0  # blocks the prefix cache has seen
+    computed: int = 0  # positions whose step came back, which were found in the cache, or which were handed over
+    last: int = 0  # tokens there will be at most
+    last_step: int = -1  # the number of the newest step that contains it
+    until: int = (
+        -1
+    )  # while it decodes: up to this position there is nothing to look at, neither a block it lacks nor its end
+    placed: str = ""  # the ticket whose pages it reads where another engine has them
+
+    @property
+    def decoding(self) -> bool:
+        """All that was known at the start is scheduled: from now on one position a step."""
+        return self.scheduled >= self.goal
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """A request, its tokens so far, and what became of it."""
+
+    request: Request
+    params: SamplingParams  # with the seed set
+    order: tuple[int, float, int]  # priority, arrival, running number: who comes first, kept through preemptions
+    max_len: int  # tokens, prompt included, at which it ends
+    chain: HashChain
+    tokens: list[int]  # prompt and output so far
+    deadline: float | None = None
+    scores: list[TokenLogprob | None] = field(
+        default_factory=lambda: [None]
+    )  # of the prompt tokens known so far; the first has none
+    residency: BlockAllocation | None = None
+    last_step: int = -1  # the number of the newest step that contained it under an earlier handle
+    look: int = 0  # once there are so many tokens there is more to do than to pass the newest on
+    loan: KvExport | None = None  # its KV goes to another engine
+    delivery: KvImport | None = None  # KV that comes from another engine, until it is taken over
+    preemptions: int = 0
+    losses: int = 0  # how often workers were lost while it was computed
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache, or handed over, when it was first admitted
+    admitted: bool = False  # was running at least once
+    answered: bool = False  # an output was sent
+    finished: bool = False
+    id: int = field(init=False)  # the client's number
+    last: int = field(init=False)  # tokens, prompt included, that there will be at most
+    stops: frozenset[int] = frozenset()  # tokens that may end it
+
+    def __post_init__(self) -> None:
+        self.id = self.request.id
+        self.last = min(self.num_prompt + self.params.max_tokens, self.max_len)
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens in the prompt."""
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_outputs(self) -> int:
+        """Tokens drawn so far."""
+        return len(self.tokens) - len(self.request.prompt_ids)
+
+    @property
+    def scoring(self) -> bool:
+        """Log-probabilities of prompt tokens are wanted and not all there yet; the cache is of no use then."""
+        return self.params.prompt_logprobs is not None and len(self.scores) < self.num_prompt
+
+    @property
+    def samples(self) -> bool:
+        """It draws tokens at all; with max_tokens 0 the prompt is scored, or computed for another engine."""
+        return self.params.max_tokens > 0
+
+    @property
+    def goal(self) -> int:
+        """Positions a new residency has to compute before it draws (or, without drawing, has all scores)."""
+        return len(self.tokens) - (0 if self.samples else 1)
+
+    @property
+    def pending(self) -> int:
+        """Tokens being drawn by steps in flight, while it runs."""
+        residency = self.residency
+        return residency.scheduled + 1 - len(self.tokens) if residency and residency.decoding and self.samples else 0
+
+    @property
+    def exhausted(self) -> bool:
+        """The tokens known and being drawn are all there will be, so nothing more needs to be scheduled."""
+        return len(self.tokens) + self.pending >= self.last
+
+    def end(self) -> tuple[str | None, int | None]:
+        """Why its newest token is its last, or None if it goes on, and the token that stopped it, if one did.
+
+        A token that would stop the sequence is an ordinary one until `min_tokens` others were drawn; the worker does not draw it before.
+        """
+        token = self.tokens[-1]
+        if token in self.stops and self.num_outputs > self.params.min_tokens:
+            return "stop", token
+        return ("length", None) if len(self.tokens) >= self.last else (None, None)
+
+    def look_again(self, block_size: int) -> None:
+        """Set `look` anew: to when it ends or another block is full; at once if its log-probabilities are wanted."""
+        if self.params.logprobs is None:
+            self.look = min(self.last, (len(self.tokens) - 1) // block_size * block_size + block_size + 1)
+
+
+@dataclass(eq=False, slots=True)
+class KvExport:
+    """What is handed over under one ticket. A page is a block."""
+
+    ticket: str
+    sequence: Sequence | None  # None: the request has ended
+    tokens: int  # positions to be handed over
+    blocks: list[int] = field(default_factory=list)  # told of, with a reference each
+    told: int = 0  # pages that the agent knows to be there: at the receiver already, or in `blocks`
+    admitted: bool = False  # the agent has room
+    closed: bool = False  # nothing more is to be told: the last page was, or the agent has ended it
+
+
+@dataclass(eq=False, slots=True)
+class KvImport:
+    """What comes under one ticket."""
+
+    offer: Offered
+    blocks: list[int] = field(
+        default_factory=list
+    )  # a reference to each: for all positions of the request that is to come
+    held: int = 0  # positions that were here already
+    arrived: int = 0  # positions that are there and verified, the held ones included
+    over: bool = False  # no more comes, and nobody writes
+    placed: bool = False  # some of its pages are read where another engine has them: the agent is to be told when they are not any more
+    stopped: bool = False  # given up; the agent was told to end it
+    sequence: Sequence | None = None  # the request it is for has come
+    others: list[Sequence] = field(
+        default_factory=list
+    )  # more requests for the same tokens: they wait to find them in the cache
+
+    @property
+    def done(self) -> bool:
+        """There is nothing to wait for, and nobody writes."""
+        return self.over or self.arrived >= self.offer.tokens
+
+
+def allocations_of(running: list[Sequence]) -> list[BlockAllocation]:
+    """Of sequences that run, and so have one."""
+    return [sequence.residency for sequence in running]  # type: ignore[misc]

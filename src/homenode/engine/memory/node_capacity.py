@@ -1,0 +1,88 @@
+"""Whether weights and KV memory fit the nodes they are to lie on, before a byte is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from homenode.compute.ops import Backend
+from homenode.engine.binding import EngineBinding
+from homenode.engine.config import EngineConfig
+from homenode.errors import CapacityError
+from homenode.host.placement.numa_demand import Decision
+from homenode.host.placement.variables import reserve_cpus
+from homenode.host.topology.host import Host
+from homenode.model.weights.layout import WeightLayout
+from homenode.model.weights.node_placement import WeightNodes
+from homenode.model.weights.numa_layout import numa_layout, packed_group_bytes
+from homenode.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KvCapacity:
+    """`size`: most bytes of KV memory, all nodes together, so that no node's part exceeds what it has left. `node` is the first that would: of its
+    `left` bytes beside the weights it gives the part `share` of all KV memory."""
+
+    size: int
+    node: int
+    left: int
+    share: float
+
+    def explain(self, error: CapacityError) -> CapacityError:
+        """The error with the node that is short of memory."""
+        part = f"NUMA node {self.node} has {format_bytes(self.left)} left beside its weights, for {self.share:.0%} of the KV memory"
+        return CapacityError(f"{error.message}; {part}", param=error.param, **error.facts)
+
+
+def check_homes(
+    config: EngineConfig,
+    host: Host,
+    place: EngineBinding,
+    layout: WeightLayout,
+    backend: Backend,
+    owners: Mapping[str, int] = MappingProxyType({}),
+) -> WeightNodes | None:
+    """Where weights lie under --numa; None without. `owners`: the engines that keep what several have in common, by the matrices' names. Raises
+    PlacementError where a node has no room for its part, UserError for patterns of tensors that match none."""
+    if place.numa is None:
+        return None
+    reserve = reserve_cpus(config.placement.reserve_cpus, host.variables, cpu_workers=True)
+    first = host.cpu_by_id.get(place.team[0])
+    home = (first.node,) if place.numa == "local" and first is not None and first.node is not None else ()
+    settled = Decision(place.numa, place.numa_why, home)
+    demand = config.placement.demand(config.compute.threads, reserve)
+    replica = config.replica.number if config.replica is not None and place.numa == "replicate" else None
+    return numa_layout(layout, host, demand, lambda _: settled, packed_group_bytes(backend), owners, replica).weights
+
+
+def kv_capacity(homes: WeightNodes | None, place: EngineBinding, kv_heads: int) -> KvCapacity | None:
+    """What the nodes leave for KV memory. None where one node holds everything, whose memory is counted as a whole, or nothing is known of them.
+
+    It does not see buffers and the rest of the process, some tens of MiB.
+    """
+    if homes is None or place.numa == "replicate" or len(set(place.thread_memory)) < 2:
+        return None
+    shares = kv_shares(place, kv_heads)
+    rooms = {node: room for node in shares if (room := homes.room.get(node)) is not None}
+    left = {node: max(0, room - homes.nodes[node]) for node, room in rooms.items()}
+    found = [KvCapacity(int(left[node] / shares[node]), node, left[node], shares[node]) for node in left]
+    return min(found, key=lambda room: room.size, default=None)
+
+
+def kv_shares(place: EngineBinding, kv_heads: int) -> Mapping[int, float]:
+    """The part of KV memory on each node that has some: whole heads, in proportion to threads (csrc/kernels/kv_cache.cpp); pages in turn where they
+    are interleaved."""
+    nodes = tuple(dict.fromkeys(place.thread_memory))
+    if place.numa == "interleave":
+        return dict.fromkeys(nodes, 1 / len(nodes))
+    threads, past, shares = Counter(place.thread_memory), 0, {}
+    counted = 0
+    for node in nodes:
+        counted += threads[node]
+        end = kv_heads * counted // len(place.thread_memory)
+        if end > past:
+            shares[node] = (end - past) / kv_heads
+        past = end
+    return shares

@@ -1,0 +1,122 @@
+"""From an engine's place to the memory of its threads: which node each takes it from, how matrices are spread, and whether it came true."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
+from typing import Any
+
+from homenode.compute.ops import PlacedBackend, Spread
+from homenode.compute.team_memory import TeamMemory
+from homenode.engine.binding import EngineBinding
+from homenode.errors import HostError, UserError
+from homenode.host.binding.engine_plan import EnginePlan, record_plan
+from homenode.host.binding.pages import bring_home
+from homenode.host.binding.residency import PlannedRange
+from homenode.host.binding.state import open_state
+from homenode.host.binding.syscalls import Syscalls
+from homenode.host.topology.finding import Finding
+from homenode.host.topology.host import Host
+from homenode.model.weights.read import SpreadOf
+from homenode.units import format_bytes
+
+_SAMPLED_PAGES = 2048  # a millisecond
+_SPREADS: Mapping[str | None, Spread] = {"mirror": "copied", "interleave": "interleaved"}
+
+
+def team_memory(place: EngineBinding, host: Host) -> TeamMemory | None:
+    """The nodes of the threads' memory. Under a policy the kernel is asked to take it from there; else it is only known where it will be touched.
+
+    None where that is not known: threads that may run anywhere, memory that is bound to several nodes, a host that tells of no nodes.
+    """
+    nodes = place.thread_memory or _touched_on(place, host)
+    if nodes is None:
+        return None
+    different = tuple(dict.fromkeys(nodes))
+    homes = tuple(different.index(node) for node in nodes)
+    return TeamMemory(homes, different, _bound(place, host), interleaved=place.numa == "interleave")
+
+
+def _bound(place: EngineBinding, host: Host) -> bool:
+    """Whether the kernel is asked to take memory from nodes that were chosen."""
+    return place.numa is not None and len(host.nodes) > 1
+
+
+def _touched_on(place: EngineBinding, host: Host) -> tuple[int, ...] | None:
+    """Where the kernel takes memory from that nobody has bound: the node of the CPU that touches it, or the one all memory is bound to."""
+    if place.memory_nodes:
+        return place.memory_nodes * len(place.team) if len(place.memory_nodes) == 1 else None
+    found = [host.cpu_by_id[cpu].node if cpu in host.cpu_by_id else None for cpu in place.team]
+    known = tuple(node for node in found if node is not None)
+    with_memory = {node.id for node in host.nodes if node.memory}
+    return known if known and len(known) == len(found) and with_memory.issuperset(known) else None
+
+
+def spread_of(place: EngineBinding) -> SpreadOf:
+    """How the matrix of a tensor lies under the place's policy."""
+    usual = _SPREADS.get(place.numa, "split")
+
+    def spread(name: str) -> Spread:
+        mirrored = place.numa == "shard" and any(fnmatch.fnmatchcase(name, pattern) for pattern in place.mirror_tensors)
+        return "copied" if mirrored else usual
+
+    return spread
+
+
+def settle_pages(
+    backend: PlacedBackend, place: EngineBinding, host: Host, calls: Syscalls | None = None
+) -> tuple[Finding, ...]:
+    """Ask where all weights and KV memory lie, bring home what the kernel has put elsewhere, and tell what stays away: see `away_from_home`.
+
+    Where there is but one node a sample does: all pages of a large model take seconds to ask for.
+    """
+    asked = None if len(host.nodes) > 1 else _SAMPLED_PAGES
+    seen = backend.residency(asked)
+    if _bound(place, host) and any(_strays(lines) for lines in seen.values()):
+        bring_home(chain(*backend.planned().values()), calls or Syscalls())
+        seen = backend.residency(asked)
+    return away_from_home(seen, place, host)
+
+
+def _strays(lines: Sequence[Mapping[str, Any]] | None) -> int:
+    return sum(line["present"] - line["local"] for line in lines or ())
+
+
+def away_from_home(
+    seen: Mapping[str, Sequence[Mapping[str, Any]] | None], place: EngineBinding, host: Host
+) -> tuple[Finding, ...]:
+    """A finding for each node whose planned memory the kernel has put elsewhere. HostError under --numa-strict, before anything is served.
+
+    `seen`: what `NativeBackend.residency` says.
+    """
+    findings = []
+    for use, lines in seen.items():
+        for line in lines or ():
+            if away := line["present"] - line["local"]:
+                findings.append(_elsewhere(use, line["node"], away, line["present"], host))
+    if findings and place.strict:
+        raise HostError(f"--numa-strict: {findings[0].message}. {findings[0].remedy}")
+    return tuple(findings)
+
+
+def leave_plan(place: EngineBinding, planned: Mapping[str, Sequence[PlannedRange]]) -> None:
+    """Tell `homenode verify` what was planned for this process. Nothing depends on it, so where there is no folder to write to it is left out."""
+    cpus = tuple(cpu for cpu in place.team if cpu >= 0)
+    with suppress(HostError, UserError):
+        record_plan(open_state(), EnginePlan(place.numa or "", cpus, planned))
+
+
+def _elsewhere(use: str, node: int, away: int, planned: int, host: Host) -> Finding:
+    names = {"weights": "weights", "kv": "KV memory", "scratch": "threads' own memory"}
+    home = host.node_by_id.get(node)
+    free = (
+        f"; node {node} had {format_bytes(home.free)} free before" if home is not None and home.free is not None else ""
+    )
+    where = f"NUMA node {node}" if node >= 0 else "the nodes planned"
+    message = (
+        f"of {format_bytes(planned)} of {names[use]} planned for {where}, {format_bytes(away)} lie elsewhere{free}"
+    )
+    remedy = "Make room there (other processes, page cache), or choose with `homenode plan --weights` what fits; every step reads them from afar."
+    return Finding("warning", "remote_pages", message, remedy)

@@ -1,0 +1,231 @@
+"""From settings, a model's figures and the machine's allowance to numbers: lengths, blocks, rows, CPUs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from homenode.compute.ops import KvGeometry, StepLimits
+from homenode.engine.config import EngineConfig
+from homenode.engine.devices import CPU
+from homenode.engine.kv.release import floor_bytes
+from homenode.engine.memory.growth import taken_whole_because
+from homenode.engine.scheduler.admission import check_config as check_scheduler
+from homenode.engine.step import WorkerLimits
+from homenode.errors import CapacityError, UserError
+from homenode.host.placement.node_teams import spare_cores
+from homenode.host.topology.allowance import Allowance
+from homenode.model.spec import ModelSpec
+from homenode.units import format_bytes, format_count
+
+_LOGITS_BYTES = 256 * 2**20
+_CHUNK_BYTES = 2 << 20
+_LEAST_CHUNKS = 8
+_MANY_ROWS = 256  # sampled and scored rows of a step, where the vocabulary allows it
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What one worker is laid out for."""
+
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_sampled_rows: int
+    vocab_size: int
+    chunk_blocks: int = 0  # of KV memory that grows, see `chunk_of`
+    chunk_bytes: int = 0
+
+    def step_limits(self) -> StepLimits:
+        """Bounds of a step, for the program's buffers."""
+        per_sequence = -(-self.max_model_len // self.block_size)
+        return StepLimits(self.max_num_batched_tokens, self.max_num_seqs, self.max_sampled_rows, per_sequence)
+
+    def worker_limits(self) -> WorkerLimits:
+        """The same as the scheduler wants to know it."""
+        return WorkerLimits(
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            max_model_len=self.max_model_len,
+            vocab_size=self.vocab_size,
+            max_sampled_rows=self.max_sampled_rows,
+            chunk_blocks=self.chunk_blocks,
+            chunk_bytes=self.chunk_bytes,
+        )
+
+
+def resolve(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory_available: int) -> Sizes:
+    """Concrete numbers. `memory_available`: bytes this process may still take, the weights being loaded (or subtracted).
+
+    Raises UserError or CapacityError, the first of `problems`.
+    """
+    found = problems(config, spec, geometry, memory_available)
+    if found:
+        raise found[0]
+    length = model_length(config, spec)
+    return Sizes(
+        max_model_len=length,
+        block_size=config.kv.block_size,
+        num_blocks=num_blocks(config, geometry, length, memory_available - step_bytes(config, spec)),
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_sampled_rows=sampled_rows(config, spec.vocab_size),
+        vocab_size=spec.vocab_size,
+    )
+
+
+def problems(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory_available: int) -> list[UserError]:
+    """Everything that keeps these settings from working, each naming the flags and the numbers; empty if all is well."""
+    found: list[UserError] = []
+    if not 1 <= model_length(config, spec) <= spec.max_position:
+        found.append(
+            UserError(
+                f"--max-model-len {config.model.max_model_len} is more than the {format_count(spec.max_position, 'position')} of this model; "
+                f"give {spec.max_position} or less",
+                param="max_model_len",
+            )
+        )
+    length = min(model_length(config, spec), spec.max_position)
+    found += check_scheduler(config.scheduler, config.kv, length)
+    buffers = step_bytes(config, spec)
+    if buffers > memory_available:
+        found.append(
+            CapacityError(
+                f"a step of --max-num-batched-tokens {config.scheduler.max_num_batched_tokens} needs about {format_bytes(buffers)} of buffers; "
+                f"{format_bytes(memory_available)} are available. Lower it.",
+                param="max_num_batched_tokens",
+            )
+        )
+    elif problem := _kv_problem(config, geometry, length, memory_available - buffers):
+        found.append(problem)
+    return found
+
+
+def model_length(config: EngineConfig, spec: ModelSpec) -> int:
+    """Most tokens of a sequence."""
+    return config.model.max_model_len if config.model.max_model_len is not None else spec.max_position
+
+
+def num_blocks(config: EngineConfig, geometry: KvGeometry, max_model_len: int, memory_available: int) -> int:
+    """KV blocks that fit.
+
+    With --kv-cache-memory as many as that holds. Without, as many as the share of the available memory holds, but not more than
+    --max-num-seqs sequences of full length could fill: memory beyond that would be touched at start for nothing.
+    """
+    fitting = kv_bytes(config, memory_available) // geometry.block_bytes
+    if config.kv.kv_cache_memory is not None:
+        return fitting
+    return min(fitting, config.scheduler.max_num_seqs * -(-max_model_len // geometry.block_size))
+
+
+def chunk_of(geometry: KvGeometry, num_blocks: int) -> dict[str, int]:
+    """How many KV blocks are taken and given back together, and their bytes: at most a huge page, so that one taken between two steps delays the second
+    by little; of a small KV memory a part of it."""
+    blocks = max(1, min(_CHUNK_BYTES // geometry.block_bytes, num_blocks // _LEAST_CHUNKS))
+    return {"chunk_blocks": blocks, "chunk_bytes": blocks * geometry.block_bytes}
+
+
+def chunk_of_parts(geometries: Sequence[KvGeometry], num_blocks: int) -> dict[str, int]:
+    """The same for several workers, each of which has its part of every block."""
+    least = min(geometries, key=lambda geometry: geometry.block_bytes)
+    chunk = chunk_of(least, num_blocks)
+    return {**chunk, "chunk_bytes": chunk["chunk_blocks"] * sum(geometry.block_bytes for geometry in geometries)}
+
+
+def growth_text(
+    config: EngineConfig, sizes: Sizes, geometry: KvGeometry, memory_available: int, devices: Sequence[str] = (CPU,)
+) -> str:
+    """What KV memory may grow to, why so much, and what becomes of it when nobody uses it, or why it does not grow; for whoever starts the engine.
+    `memory_available`: beside weights and buffers; 0: not known."""
+    kv, nbytes = config.kv, sizes.num_blocks * geometry.block_bytes
+    if kv.kv_cache_memory is not None:
+        why = "the limit of --kv-cache-memory"
+    elif not memory_available:
+        why = "what its workers have room for"
+    elif sizes.num_blocks == config.scheduler.max_num_seqs * -(-sizes.max_model_len // sizes.block_size):
+        why = (
+            f"all that --max-num-seqs {format_count(config.scheduler.max_num_seqs, 'sequence')} of full length can fill"
+        )
+    else:
+        why = (
+            f"{kv.kv_cache_fraction:.0%} (--kv-cache-fraction) of the {format_bytes(memory_available)} available beside weights and buffers; "
+            "the rest is left to others"
+        )
+    if whole := taken_whole_because(config, devices):
+        return f"KV memory of {format_bytes(nbytes)} is taken at the start, as {whole}; its size is {why}"
+    back = "it is kept, as --kv-cache-release is 0"
+    if kv.kv_cache_release:
+        floor = format_bytes(floor_bytes(nbytes))
+        back = f"unused for {kv.kv_cache_release:g} s (--kv-cache-release) it goes back, but for {floor} of the prefix cache"
+    return f"KV memory may grow to {format_bytes(nbytes)}, {why}; {back}"
+
+
+def kv_bytes(config: EngineConfig, memory_available: int) -> int:
+    """Bytes that may become KV memory."""
+    if config.kv.kv_cache_memory is not None:
+        return config.kv.kv_cache_memory
+    return int(memory_available * config.kv.kv_cache_fraction)
+
+
+def sampled_rows(config: EngineConfig, vocab_size: int) -> int:
+    """Rows of logits a step may want: one for each sequence, and for scoring prompts up to 256 within 256 MiB of logits."""
+    affordable = min(_MANY_ROWS, _LOGITS_BYTES // (4 * vocab_size), config.scheduler.max_num_batched_tokens)
+    return max(config.scheduler.max_num_seqs, affordable)
+
+
+def step_bytes(config: EngineConfig, spec: ModelSpec) -> int:
+    """About what the buffers of a step take: activations of its tokens in float32, and the logits."""
+    heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    inner = 3 * spec.intermediate_size
+    if (moe := spec.moe) is not None:
+        # Beside an MLP's, for each of a token's experts its own copy of the row, the gated values, and both encoded: at most as long again.
+        inner = max(inner, 3 * moe.shared_intermediate_size)
+        inner += moe.num_experts + 2 * moe.experts_per_token * (spec.hidden_size + moe.intermediate_size)
+    columns = 4 * spec.hidden_size + heads + inner
+    return 4 * (
+        config.scheduler.max_num_batched_tokens * columns + sampled_rows(config, spec.vocab_size) * spec.vocab_size
+    )
+
+
+def choose_cpus(threads: int | None, allowance: Allowance) -> tuple[int, ...]:
+    """The CPUs of the compute threads, one for each.
+
+    Without a wish: one for each physical core, less one where there are more than two (the scheduler, HTTP and the rest of the machine live
+    there), within the CPU quota. With one: physical cores first, then their siblings. UserError for more threads than CPUs.
+    """
+    cores = allowance.physical_cpus
+    if threads is None:
+        return cores[: min(len(cores) - spare_cores(len(cores)), allowance.usable_threads)]
+    if threads > len(allowance.cpus):
+        raise UserError(
+            f"--threads {threads}: this process may use {format_count(len(allowance.cpus), 'CPU')}; give {len(allowance.cpus)} or less",
+            param="threads",
+        )
+    siblings = tuple(cpu for cpu in allowance.cpus if cpu not in cores)
+    return (*cores, *siblings)[:threads]
+
+
+def _kv_problem(
+    config: EngineConfig, geometry: KvGeometry, max_model_len: int, memory_available: int
+) -> CapacityError | None:
+    """Why not even one sequence of full length fits the KV memory, if so."""
+    if config.kv.kv_cache_memory is not None and config.kv.kv_cache_memory > memory_available:
+        return CapacityError(
+            f"--kv-cache-memory {format_bytes(config.kv.kv_cache_memory)} is more than the {format_bytes(memory_available)} that are "
+            f"available beside the weights and the buffers of a step; lower it",
+            param="kv_cache_memory",
+        )
+    needed = -(-max_model_len // geometry.block_size)
+    fitting = num_blocks(config, geometry, max_model_len, memory_available)
+    if fitting >= needed:
+        return None
+    held = fitting * geometry.block_size
+    advice = f"set --max-model-len to {held} or less, or " if held else ""
+    return CapacityError(
+        f"one sequence of --max-model-len {max_model_len} needs {format_count(needed, 'KV block')} of {format_count(geometry.block_size, 'token')} "
+        f"({format_bytes(needed * geometry.block_bytes)}), but {format_bytes(kv_bytes(config, memory_available))} of KV memory hold {fitting}; "
+        f"{advice}give --kv-cache-memory at least {format_bytes(needed * geometry.block_bytes)}",
+        param="kv_cache_memory" if config.kv.kv_cache_memory is not None else "max_model_len",
+    )

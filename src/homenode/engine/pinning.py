@@ -1,0 +1,82 @@
+"""Make an engine's place true for the process it runs in: before threads are started and memory is taken, which both inherit it.
+
+And how much memory there is then: a process bound to nodes is killed when they are full, however much is free on others.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from homenode.engine.binding import EngineBinding
+from homenode.errors import HostError
+from homenode.host.binding.ladder import bind_memory, current_policy
+from homenode.host.binding.memory_map import read_memory_map
+from homenode.host.binding.pages import move_private_pages
+from homenode.host.binding.syscalls import MPOL_BIND, Syscalls
+from homenode.host.topology.allowance import Allowance
+from homenode.host.topology.facts import FactReader
+from homenode.host.topology.finding import Finding
+from homenode.host.topology.memory import available_on
+from homenode.host.topology.source import LiveSource, Source
+
+_BRING_ALONG_S = 5.0  # some tens of MiB, which move in a fraction of a second
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """`size`: bytes that the engine may still take. `nodes`: those its memory is bound to, empty when it is not."""
+
+    size: int
+    nodes: tuple[int, ...] = ()
+
+
+def apply_binding(place: EngineBinding, kernel: Syscalls | None = None) -> tuple[Finding, ...]:
+    """Bind memory and the threads there are; compute threads are pinned by the team itself. Findings tell of what the kernel refused."""
+    kernel = kernel or Syscalls()
+    findings: tuple[Finding, ...] = ()
+    if place.memory_nodes:
+        findings = bind_memory(place.memory_nodes, kernel).findings
+        _bring_along(place.memory_nodes, kernel)
+    if place.others:
+        findings += pin_current_thread(place.others, kernel)
+    return findings
+
+
+def pin_current_thread(cpus: tuple[int, ...], kernel: Syscalls | None = None) -> tuple[Finding, ...]:
+    """Bind every thread of this process to these CPUs; later ones inherit it. A finding tells when something else binds it as well."""
+    kernel = kernel or Syscalls()
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):  # a thread that has ended meanwhile
+            kernel.set_affinity(int(thread.name), cpus)
+    return _read_back(cpus, kernel)
+
+
+def available_memory(
+    place: EngineBinding, kernel: Syscalls | None = None, source: Source | None = None
+) -> MemoryBudget:
+    """What is left to take for an engine in this place, or bound from outside, as by numactl or `homenode run`."""
+    source = source or LiveSource()
+    available = Allowance.of_process(source).memory_available
+    nodes = place.memory_nodes
+    if not nodes and (policy := current_policy(kernel or Syscalls())) is not None and policy.mode == MPOL_BIND:
+        nodes = policy.nodes
+    return MemoryBudget(min(available, available_on(FactReader(source), nodes)) if nodes else available, nodes)
+
+
+def _bring_along(nodes: tuple[int, ...], kernel: Syscalls) -> None:
+    """Move what the interpreter and its libraries have taken before. What the kernel does not let us move is little, and works where it is."""
+    with suppress(HostError):
+        memory = read_memory_map(os.getpid())
+        if memory is not None:
+            move_private_pages(os.getpid(), memory, nodes, kernel, deadline_s=_BRING_ALONG_S)
+
+
+def _read_back(wanted: tuple[int, ...], kernel: Syscalls) -> tuple[Finding, ...]:
+    seen = kernel.affinity(os.getpid())
+    if set(seen) == set(wanted):
+        return ()
+    message = f"the threads beside the computing ones may run on CPUs {seen}, planned are {wanted}"
+    return (Finding("warning", "affinity_cut", message, "Something else binds this process; see `homenode doctor`."),)

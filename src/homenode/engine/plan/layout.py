@@ -1,0 +1,108 @@
+"""From settings, host and model to workers: what computes each, which part of the model it has, where it runs, how much memory it may take. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from homenode.engine.binding import EngineBinding, Replica
+from homenode.engine.config import EngineConfig
+from homenode.engine.devices import is_accelerator
+from homenode.engine.plan.worker_bindings import WorkerBindings
+from homenode.errors import UserError
+from homenode.host.topology.finding import Finding
+from homenode.model.part import ModelPart
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """One worker: `number` counts those of its engine, stage after stage. `name`: of its process. `memory`: bytes it may take for weights, buffers and
+    KV memory; None on a device with memory of its own."""
+
+    number: int
+    name: str
+    device: str
+    part: ModelPart
+    place: EngineBinding
+    memory: int | None = None
+
+    @property
+    def stage(self) -> int:
+        """Its stage."""
+        return self.part.stage
+
+    @property
+    def rank(self) -> int:
+        """Its rank within the stage."""
+        return self.part.rank
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All workers of an engine. `loop`: CPUs of the engine's own threads, empty: wherever they are. `shared`: CPU workers share cores."""
+
+    workers: tuple[WorkerPlan, ...]
+    loop: tuple[int, ...] = ()
+    shared: bool = False
+    findings: tuple[Finding, ...] = ()
+
+
+def lay_out(config: EngineConfig, parts: Sequence[ModelPart], devices: Sequence[str], places: WorkerBindings) -> Layout:
+    """The workers, one for each part."""
+    first = config.replica.number * len(parts) if config.replica else 0
+    workers = tuple(
+        WorkerPlan(number, f"homenode-worker-{first + number}", device, part, place)
+        for number, (part, device, place) in enumerate(zip(parts, devices, places.places, strict=True))
+    )
+    findings = () if config.replica else places.findings  # of several engines it is said with their places
+    return Layout(
+        workers, places.loop, places.shared, (*findings, *(f for place in places.places for f in place.findings))
+    )
+
+
+def with_memory(
+    layout: Layout, weight_bytes: Sequence[int], rooms: Sequence[tuple[int, tuple[int, ...]]], total: int
+) -> Layout:
+    """The workers with what each may take: its weights, and equal parts of what all weights leave, so that memory several could have is counted once.
+
+    `weight_bytes` and `rooms`: for each worker; a room is bytes free on the nodes it is bound to, and those nodes (empty: not bound). `total`: bytes
+    that all may take together.
+    """
+    on_host = [n for n, worker in enumerate(layout.workers) if not is_accelerator(worker.device)]
+    shares: dict[int, int] = {}
+    for n in on_host:
+        size, nodes = rooms[n]
+        near = [m for m in on_host if not nodes or not rooms[m][1] or not set(nodes).isdisjoint(rooms[m][1])]
+        left = max(0, min(size, total) - sum(weight_bytes[m] for m in near)) // len(near)
+        shares[n] = weight_bytes[n] + left
+    promised = sum(shares.values())
+    cut = total / promised if promised > total else 1.0
+    return replace(
+        layout,
+        workers=tuple(
+            replace(w, memory=int(shares[w.number] * cut) if w.number in shares else None) for w in layout.workers
+        ),
+    )
+
+
+def config_of(config: EngineConfig, layout: Layout, worker: WorkerPlan, allowed: tuple[int, ...] = ()) -> EngineConfig:
+    """The engine's config as it is for one of its workers. `allowed`: the CPUs that the engine was allowed when it began; its workers inherit those of
+    `layout.loop`, to which it has moved."""
+    compute = replace(config.compute, spin_us=0) if layout.shared else config.compute
+    allowed = config.replica.allowed if config.replica else allowed
+    own = Replica(worker.number, len(layout.workers), worker.place, allowed, worker.memory)
+    return replace(config, compute=compute, replica=own)
+
+
+def executor_kind(config: EngineConfig, devices: Sequence[str]) -> str:
+    """inline, processes or ray: `--executor`, or what auto comes to. UserError where inline cannot do it."""
+    alone = list(devices) == ["cpu"]
+    wanted = config.parallel.executor
+    if wanted == "auto":
+        return "inline" if alone else "processes"
+    if wanted == "inline" and not alone:
+        raise UserError(
+            f"--executor inline has one CPU worker; this engine has {', '.join(devices)}. Give --executor processes, or leave it out",
+            param="executor",
+        )
+    return wanted

@@ -1,0 +1,109 @@
+"""From the settings of a service to those of each of its engines: reads the machine once, before any of them takes memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from homenode.engine.binding import EngineBinding, Replica
+from homenode.engine.config import EngineConfig
+from homenode.engine.pinning import available_memory
+from homenode.engine.plan.placement import reserved_cores
+from homenode.engine.plan.replica_bindings import memory_shares, replica_places, team_places
+from homenode.errors import UserError
+from homenode.host.placement.numa_demand import Decision
+from homenode.host.placement.numa_policy import Chosen, NumaPlan, Teams, numa_plan
+from homenode.host.topology.allowance import Allowance
+from homenode.host.topology.host import Host
+from homenode.host.topology.read import read_host
+from homenode.host.topology.source import LiveSource
+from homenode.model.checkpoint.index import open_checkpoint
+from homenode.transfer.check import wrong_count
+
+
+def replica_configs(config: EngineConfig) -> tuple[EngineConfig, ...]:
+    """The config of each engine that --data-parallel-size or --numa replicate asks for; the one that was given when that is one. Raises as
+    `replica_places` and `numa_plan`."""
+    count = config.parallel.data_parallel_size
+    if not config.may_be_several:
+        return (config,)
+    if count > 1 and config.placement.numa is not None:
+        raise UserError(
+            f"--numa {config.placement.numa} and --data-parallel-size {count} both divide this host; give one of them "
+            "(--numa replicate is an engine for each NUMA node)",
+            param="numa",
+        )
+    host = read_host(LiveSource(), accelerators=False)
+    if count > 1:
+        return configs_in(config, host, replica_places(host, config, count))
+    plan = _plan(config, host)
+    places = node_places(config, host, plan)
+    if len(places) > 1:
+        return configs_in(config, host, places)
+    _require_ports(config, 1)
+    return (_settled(config, plan),)
+
+
+def _plan(config: EngineConfig, host: Host) -> NumaPlan:
+    reserve = reserved_cores(config.placement, host)
+    return numa_plan(
+        host, config.placement.demand(config.compute.threads, reserve), lambda teams: _choice(config, host)(teams)
+    )
+
+
+def _settled(config: EngineConfig, plan: NumaPlan) -> EngineConfig:
+    """With what --numa auto has come to: its engine need not decide again, perhaps differently as other memory is free then."""
+    if config.placement.numa != "auto":
+        return config
+    home = (plan.teams[0].node,) if plan.policy == "local" else ()
+    return replace(config, numa_settled=Decision(plan.policy, plan.why, home))
+
+
+def node_places(config: EngineConfig, host: Host, plan: NumaPlan | None = None) -> tuple[EngineBinding, ...]:
+    """The places of the engines of --numa replicate, or of --numa auto where that comes to the same; empty otherwise. plan: what was settled
+    already, None to settle it."""
+    placement = config.placement
+    plan = plan or _plan(config, host)
+    if plan.policy != "replicate" or len(plan.teams) < 2:
+        return ()
+    return tuple(
+        replace(
+            place,
+            numa="replicate",
+            numa_why=plan.why,
+            thread_memory=(team.memory_node,) * len(team.cpus) if host.nodes else (),
+            findings=(*plan.findings, *place.findings),
+            strict=placement.numa_strict,
+        )
+        for team, place in zip(plan.teams, team_places(host, plan.teams), strict=True)
+    )
+
+
+def _choice(config: EngineConfig, host: Host) -> Callable[[Teams], Chosen]:
+    """What settles --numa auto; the model's headers are read only where there is something to settle."""
+    from homenode.engine.core.build import numa_choice  # opens the backend, which the front does not need otherwise
+
+    return numa_choice(config, open_checkpoint(Path(str(config.model.path))), host)
+
+
+def configs_in(config: EngineConfig, host: Host, places: Sequence[EngineBinding]) -> tuple[EngineConfig, ...]:
+    """A config for an engine in each of these places, with its share of the memory that is free now, and of the ports. UserError where there are not as many
+    of these as engines have ranks."""
+    _require_ports(config, len(places))
+    ranks = config.parallel.tensor_parallel_size
+    rooms = [available_memory(place) for place in places]
+    shares = memory_shares([(room.size, room.nodes) for room in rooms], Allowance.of_process().memory_available)
+    return tuple(
+        replace(
+            config,
+            replica=Replica(number, len(places), place, host.allowance.cpus, share),
+            transfer=config.transfer.of_engine(number, ranks),
+        )
+        for number, (place, share) in enumerate(zip(places, shares, strict=True))
+    )
+
+
+def _require_ports(config: EngineConfig, engines: int) -> None:
+    if problem := next(wrong_count(config.transfer, config.parallel.tensor_parallel_size, engines), None):
+        raise problem

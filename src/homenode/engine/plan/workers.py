@@ -1,0 +1,224 @@
+"""Who of an engine of several workers computes what, and where: everything that is decided before any of them is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from homenode.compute.ops import Backend, KvGeometry
+from homenode.engine.config import EngineConfig
+from homenode.engine.core.build import make_backend, weights_problem, with_variables
+from homenode.engine.devices import is_accelerator
+from homenode.engine.experts.group import expert_problem
+from homenode.engine.experts.sizing import Kept, SharedExperts, kept_of, missing_layout
+from homenode.engine.experts.usage_file import counts_problem
+from homenode.engine.kv_transfer.checks import kept_as, targets_of, transfer_problems
+from homenode.engine.memory.node_capacity import check_homes
+from homenode.engine.memory.sizing import problems
+from homenode.engine.pinning import available_memory
+from homenode.engine.plan.device_detection import memory_of_devices
+from homenode.engine.plan.layer_capacity import layer_capacities, weight_needs, with_the_rest
+from homenode.engine.plan.layer_split import layers_alike, layers_of_stages
+from homenode.engine.plan.layers import LayerCapacity
+from homenode.engine.plan.layout import Layout, WorkerPlan, lay_out, with_memory
+from homenode.engine.plan.node_policy import own_host
+from homenode.engine.plan.placement import UNPINNED
+from homenode.engine.plan.replica_bindings import share_nodes
+from homenode.engine.plan.worker_bindings import worker_places
+from homenode.errors import UserError
+from homenode.host.topology.allowance import Allowance
+from homenode.host.topology.host import Host
+from homenode.host.topology.read import read_host
+from homenode.host.topology.source import LiveSource
+from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.expert_placement import read_placement
+from homenode.model.part import ModelPart
+from homenode.model.parts import PartitionSpec, plan_parts, read_layer_split
+from homenode.model.spec import Checkpoint
+from homenode.model.weights.alignment import alignments_of
+from homenode.model.weights.layout import WeightLayout
+from homenode.model.weights.load import kv_geometry_of, plan_model
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class Planned:
+    """An engine of several workers before any of them is there. `weights`: how each one's matrices are kept; `geometries`: of their KV memory. `common`:
+    what it has to do with other engines' experts."""
+
+    config: EngineConfig
+    checkpoint: Checkpoint
+    host: Host
+    layout: Layout
+    weights: tuple[WeightLayout, ...]
+    geometries: tuple[KvGeometry, ...]
+    kv_memory: int | None  # bytes of each CPU worker's KV memory, where set
+    rooms: tuple[LayerCapacity, ...] = ()  # for layers, beside KV memory
+    common: SharedExperts | None = None
+
+    def kept(self, worker: WorkerPlan) -> Kept:
+        """What a worker has of its weights itself."""
+        return kept_of(self.weights[worker.number], worker.part, self.common, worker.number)
+
+    def left(self, worker: WorkerPlan) -> int | None:
+        """Bytes for the buffers and the KV memory of a worker; None on a device with memory of its own."""
+        return None if worker.memory is None else max(0, worker.memory - self.kept(worker).own)
+
+    def problems(self) -> list[UserError]:
+        """What keeps these settings from working, beside what `plan_engine` raises."""
+        found: dict[str, UserError] = {}
+        for worker in self.layout.workers:
+            if (problem := self._home_problem(worker)) is not None:
+                found.setdefault(problem.param or problem.message, problem)
+            left = self.left(worker)
+            if worker.memory is not None and self.kept(worker).own > worker.memory:
+                problem = weights_problem(self.config, self.checkpoint.spec, self.kept(worker), worker.memory)
+                found.setdefault(problem.param or problem.message, problem)
+            elif left is not None:
+                config = replace(self.config, kv=replace(self.config.kv, kv_cache_memory=self.kv_memory))
+                for problem in problems(config, self.checkpoint.spec, self.geometries[worker.number], left):
+                    found.setdefault(problem.param or problem.message, problem)
+        for problem in transfer_problems(
+            self.config, self.whole_geometry, self._left_in_all(), [w.device for w in self.layout.workers]
+        ):
+            found.setdefault(problem.param or problem.message, problem)
+        return list(found.values())
+
+    @property
+    def whole_geometry(self) -> KvGeometry:
+        """Of the KV memory of all workers together."""
+        spec = self.checkpoint.spec
+        return replace(self.geometries[0], layers=spec.num_layers, kv_heads=spec.num_kv_heads)
+
+    def kept_as(self, backend: Backend) -> str:
+        """How the weights are kept, in words: those of a whole model where that comes to the same."""
+        kept = self.config.model
+        whole = plan_model(self.checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype)
+        return kept_as(self.config, targets_of(whole, self.weights))
+
+    def _left_in_all(self) -> int | None:
+        """Bytes for buffers and KV memory of all workers of this host; None where one has memory of its own."""
+        left = [self.left(worker) for worker in self.layout.workers]
+        return None if None in left else sum(size for size in left if size is not None)
+
+    def _home_problem(self, worker: WorkerPlan) -> UserError | None:
+        """Why a node has no room for what --numa puts there."""
+        if worker.place.numa is None or is_accelerator(worker.device) or not self.host.nodes:
+            return None
+        placement = replace(
+            self.config.placement, numa=worker.place.numa, numa_nodes=None, reserve_cpus=0, numa_strict=False
+        )
+        own = replace(
+            self.config, placement=placement, compute=replace(self.config.compute, threads=len(worker.place.team))
+        )
+        try:
+            backend = make_backend(self.config.compute, (UNPINNED,))
+            layout = missing_layout(self.weights[worker.number], worker.part, self.common, worker.number)
+            check_homes(own, own_host(self.host, worker.place), worker.place, layout, backend)
+        except UserError as error:
+            return error
+        return None
+
+
+def plan_engine(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    host: Host,
+    devices: Sequence[str],
+    devices_memory: Mapping[str, int] = MappingProxyType({}),
+    common: SharedExperts | None = None,
+) -> Planned:
+    """Decide everything. `devices_memory`: bytes that workers may take of accelerators, as far as known. `common`: where several engines keep experts in
+    common. UserError, naming the setting, for what the model cannot be cut into or the host cannot hold."""
+    if found := transfer_problems(config, workers=devices):
+        raise (
+            found[0]
+            if len(found) == 1
+            else UserError("; ".join(problem.message for problem in found), param=found[0].param)
+        )
+    if problem := expert_problem(config, checkpoint.spec) or counts_problem(
+        config.parallel.expert_counts, checkpoint.spec
+    ):
+        raise problem
+    memory = with_variables(config, host).kv.kv_cache_memory
+    places = worker_places(host, config, devices)
+    backend, kept = make_backend(config.compute, (UNPINNED,)), config.model
+    whole = plan_model(checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype)
+    missing = missing_layout(whole, ModelPart.whole(checkpoint.spec), common)
+    weights_alone = weight_needs(
+        checkpoint.spec, missing, config.parallel.pipeline_parallel_size, config.parallel.tensor_parallel_size
+    )
+    geometry = kv_geometry_of(checkpoint.spec, whole, config.kv.block_size, config.kv.kv_cache_dtype)
+    needs = with_the_rest(weights_alone, config, checkpoint.spec, geometry, memory)
+    rooms, without_kv = (
+        layer_capacities(host, config, devices, places.places, devices_memory, need) for need in (needs, weights_alone)
+    )
+    layers = read_layer_split(config.parallel.layer_split)
+    if layers is None:
+        if common is None:
+            layers = layers_of_stages(config, checkpoint.spec, whole, devices, places.places, (rooms, without_kv))
+        else:
+            layers = layers_alike(checkpoint.spec, whole, devices, config.parallel.tensor_parallel_size, without_kv)
+    parts = plan_parts(
+        checkpoint.spec, alignments_of(checkpoint, kept.quantize), _division(config, checkpoint, layers, devices)
+    )
+    weights = tuple(
+        plan_model(checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype, part=part) for part in parts
+    )
+    geometries = tuple(
+        kv_geometry_of(checkpoint.spec, kept_as, config.kv.block_size, config.kv.kv_cache_dtype, part)
+        for part, kept_as in zip(parts, weights, strict=True)
+    )
+    return Planned(
+        config, checkpoint, host, lay_out(config, parts, devices, places), weights, geometries, memory, rooms, common
+    )
+
+
+def _division(
+    config: EngineConfig, checkpoint: Checkpoint, layers: tuple[int, ...], devices: Sequence[str]
+) -> PartitionSpec:
+    parallel = config.parallel
+    return PartitionSpec(
+        stages=parallel.pipeline_parallel_size,
+        ranks=parallel.tensor_parallel_size,
+        layers=layers,
+        experts_whole=parallel.enable_expert_parallel,
+        placement=read_placement(parallel.expert_placement, checkpoint.spec),
+        accelerators=[number for number, device in enumerate(devices) if is_accelerator(device)],
+    )
+
+
+def with_room(planned: Planned) -> Planned:
+    """The plan with the memory that each worker may take of what is free on this host now."""
+    config, layout = planned.config, planned.layout
+    rooms = [available_memory(worker.place) for worker in layout.workers]
+    mine = [planned.kept(worker) for worker in layout.workers]
+    held = sum(each.held for each in mine)  # it is where it will be again, and no less free for being taken already
+    total = Allowance.of_process().memory_available + held
+    if config.replica is not None and config.replica.memory is not None:
+        total = min(total, config.replica.memory)
+    near = [
+        sum(other.held for other, there in zip(mine, rooms, strict=True) if share_nodes(room.nodes, there.nodes))
+        for room in rooms
+    ]
+    sizes = [(room.size + more, room.nodes) for room, more in zip(rooms, near, strict=True)]
+    return replace(planned, layout=with_memory(layout, [each.own for each in mine], sizes, total))
+
+
+def check_engine_of_workers(
+    config: EngineConfig, devices: Sequence[str], common: SharedExperts | None = None
+) -> list[UserError]:
+    """Everything wrong with these settings, as `build.check_config` finds it for one worker."""
+    checkpoint = open_checkpoint(Path(str(config.model.path)))
+    host = read_host(LiveSource(), accelerators=any(map(is_accelerator, devices)))
+    try:
+        return with_room(
+            plan_engine(config, checkpoint, host, devices, memory_of_devices(devices, config), common)
+        ).problems()
+    except UserError as error:
+        return [error]

@@ -1,0 +1,157 @@
+"""Several engines as one: the same interface as `AsyncEngineClient`, requests routed among them and taken over from those that are lost.
+
+Everything here runs on one event loop. No task stands between an engine and who waits for its outputs: an engine's client puts them straight
+into the request's `Journey`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from homenode.engine.client.early_start import ENGINE_PROGRAM
+from homenode.engine.client.engine_client import AsyncEngineClient
+from homenode.engine.config import EngineConfig
+from homenode.engine.experts.memory_files import ExpertMemoryFiles
+from homenode.engine.messages import EngineReady, EngineStats
+from homenode.engine.router.dispatch import Dispatcher, DispatchSettings
+from homenode.engine.router.progress import Progress
+from homenode.engine.router.restart_policy import RestartPolicy
+from homenode.engine.router.router import Router
+from homenode.engine.router.stats import all_ready, total
+from homenode.engine.router.supervisor import EngineSupervisor
+from homenode.errors import InternalError
+
+
+def dispatch_settings(config: EngineConfig) -> DispatchSettings:
+    """What who gives requests to engines of these settings has to know of them."""
+    return DispatchSettings(
+        config.kv.block_size,
+        config.kv.enable_prefix_caching,
+        config.scheduler.max_num_queued_requests,
+        config.model.seed,
+    )
+
+
+class ReplicasClient(Dispatcher):
+    """Engines in child processes, one for each config. `start` before anything else; `close`, or drain, in the end.
+
+    A request whose engine is lost goes on with another one, after the tokens it had; when it cannot its last output has the error kind
+    `WorkerLostError`. A lost engine is started again; once that has been given up for all of them, `on_engine_lost` is called with the reason.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[EngineConfig],
+        on_engine_lost: Callable[[str], None] | None = None,
+        *,
+        patience: RestartPolicy | None = None,
+        program: str = ENGINE_PROGRAM,
+    ) -> None:
+        """`configs`: as `configs.replica_configs` makes them; `program`: as in `AsyncEngineClient`."""
+        settings, patience = dispatch_settings(configs[0]), patience or RestartPolicy()
+        super().__init__(settings, patience, Router(settings.block_size, settings.prefix_caching))
+        self.on_engine_lost = on_engine_lost
+        self._places = [config.replica.place for config in configs if config.replica is not None]
+        self._experts = ExpertMemoryFiles(configs)
+        self._keepers = [
+            EngineSupervisor(config, self, patience, lambda each: self._client_of(each, program)) for config in configs
+        ]
+        self._engines = self._keepers
+        self._ready: EngineReady | None = None
+
+    def _client_of(self, config: EngineConfig, program: str) -> AsyncEngineClient:
+        return AsyncEngineClient(config, program=program, memories=self._experts.descriptors)
+
+    async def __aenter__(self) -> ReplicasClient:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # Life
+
+    async def start(self, progress: Callable[[int, int], None] | None = None) -> EngineReady:
+        """Start all of them at once and wait until each is ready. `progress` is told (bytes done, bytes in all) of all together.
+
+        Raises what the first one of them that fails could not start for; the others are ended then.
+        """
+        told = Progress(len(self._keepers), progress)
+        starts = [asyncio.ensure_future(keeper.start(told.of(keeper.number))) for keeper in self._keepers]
+        try:
+            parts = await asyncio.gather(*starts)
+        except BaseException:
+            for start in starts:
+                start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+            await self.close()
+            raise
+        self._ready = all_ready(parts, self._places)
+        return self._ready
+
+    async def close(self) -> None:
+        """End all engines. Pending requests get an error."""
+        self._ending = self._ending or "the engines were closed"
+        await asyncio.gather(*(keeper.close() for keeper in self._keepers))
+        self._experts.close()
+        for journey in tuple(self._journeys.values()):
+            self._fail(journey, self._ending)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more requests; returns when all engines have finished theirs, at most `timeout_s` seconds from now, and ended."""
+        self._ending, self._draining = "the server is shutting down", True
+        for journey in tuple(self._held.values()):
+            self._fail(journey, self._ending)
+        await asyncio.gather(*(keeper.drain(timeout_s) for keeper in self._keepers))
+        await self.close()
+
+    # Use
+
+    @property
+    def ready(self) -> EngineReady:
+        """What all engines loaded and what fits each. InternalError before they are ready."""
+        if self._ready is None:
+            raise InternalError("the engines are not ready yet")
+        return self._ready
+
+    @property
+    def statistics(self) -> EngineStats:
+        """Of all engines together."""
+        return total([keeper.figures.statistics for keeper in self._keepers])
+
+    @property
+    def pids(self) -> tuple[int | None, ...]:
+        """The process of each engine."""
+        return tuple(keeper.client.pid for keeper in self._keepers)
+
+    def moving_from(self, engine: int) -> None:
+        """Another one goes on with a request of this engine."""
+        self._keepers[engine].moved += 1
+
+    # What becomes of engines
+
+    def engine_up(self, keeper: EngineSupervisor[AsyncEngineClient], ready: EngineReady | None) -> None:
+        """It takes requests: first those that wait for one."""
+        if ready is not None:
+            self._router.add(keeper.number, ready.num_blocks)
+        self._send_held()
+
+    def engine_silent(self, keeper: EngineSupervisor[AsyncEngineClient]) -> None:
+        """`EngineSupervisor.takes` says so already."""
+
+    def engine_down(self, keeper: EngineSupervisor[AsyncEngineClient]) -> None:
+        """Nothing is cached there any more."""
+        self._router.forget(keeper.number)
+
+    def engine_gone(self, keeper: EngineSupervisor[AsyncEngineClient], reason: str) -> None:
+        """The service goes on while there is another one, or one may come back."""
+        if self._ending is not None or not all(other.state == "gone" for other in self._keepers):
+            return
+        reason = f"no engine is left; the last was lost because {reason}"
+        self._end(reason)
+        if self.on_engine_lost is not None:
+            self.on_engine_lost(reason)

@@ -1,0 +1,258 @@
+"""Requests of one event loop, divided among several engines and taken over from those that are lost.
+
+No task stands between an engine and who waits for its outputs: an engine's link puts them straight into the request's `RoutedStream`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from homenode.engine.client.link import EngineLink
+from homenode.engine.messages import EngineState, Output, ReplicaStats
+from homenode.engine.request import Request
+from homenode.engine.router.restart_policy import RestartPolicy
+from homenode.engine.router.routed_stream import RoutedStream
+from homenode.engine.router.router import Router
+from homenode.errors import CapacityError, InternalError, PeerError
+from homenode.units import format_count
+
+
+class RoutedEngine(Protocol):
+    """One of several engines, as who divides requests among them sees it. `client`: the way to its present process."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def state(self) -> EngineState: ...
+
+    @property
+    def client(self) -> EngineLink: ...
+
+    @property
+    def takes(self) -> bool:
+        """Whether it may be given requests."""
+
+    @property
+    def up(self) -> bool:
+        """Whether there is an engine, answering or not."""
+
+    @property
+    def hindrance(self) -> str | None:
+        """Why it computes nothing now although it takes requests."""
+
+    @property
+    def kv_usage(self) -> float:
+        """The share of its KV memory in use."""
+
+    @property
+    def figures(self) -> ReplicaStats:
+        """What is to be known of it."""
+
+
+@dataclass(frozen=True)
+class DispatchSettings:
+    """Of the engines, as far as it matters to who gives them requests. `seed`: of the seeds of requests that bring none, None: at random."""
+
+    block_size: int
+    prefix_caching: bool
+    max_num_queued_requests: int
+    seed: int | str | None = None
+
+
+class Dispatcher:
+    """Gives every request to an engine, and to another one when that is lost.
+
+    A request whose engine is lost goes on after the tokens it had; when it cannot its last output has the error kind `WorkerLostError`.
+    """
+
+    def __init__(self, settings: DispatchSettings, patience: RestartPolicy, router: Router) -> None:
+        self._settings, self._patience, self._router = settings, patience, router
+        self._engines: Sequence[RoutedEngine] = ()
+        self._seeds = random.Random(secrets.randbits(128) if settings.seed is None else settings.seed)
+        self._journeys: dict[int, RoutedStream] = {}
+        self._held: dict[int, RoutedStream] = {}  # those of them that wait for an engine, oldest first
+        self._ending: str | None = None  # why nothing is given to an engine any more
+        self._draining = False
+
+    # Use
+
+    @property
+    def engines(self) -> tuple[ReplicaStats, ...]:
+        """Of each engine."""
+        return tuple(engine.figures for engine in self._engines)
+
+    @property
+    def hindrance(self) -> str | None:
+        """Why none of the engines that run computes anything now; None as long as one does, or none runs."""
+        reasons = [engine.hindrance for engine in self._engines if engine.up]
+        return None if None in reasons else next(iter(reasons), None)
+
+    def submit(self, request: Request) -> RoutedStream:
+        """Start `request` with the engine that will have the least to do. Closing the stream early aborts it."""
+        if request.id in self._journeys:
+            raise InternalError(f"request id {request.id} is in use", id=request.id)
+        if request.params.seed is None:  # known here, so that another engine can draw what this one would have
+            params = msgspec.structs.replace(request.params, seed=self._seeds.getrandbits(63))
+            request = msgspec.structs.replace(request, params=params)
+        journey = RoutedStream(self, request, self._router.ticket(request.prompt_ids, request.cache_salt))
+        self._journeys[request.id] = journey
+        if self._ending is None:
+            self._send(journey)
+        elif self._draining:
+            journey.fail("OverloadedError", f"{self._ending} and takes no new requests", retry_after_s=1.0)
+        else:
+            self._fail(journey, self._ending)
+        return journey
+
+    async def abort(self, id: int, reason: str = "abort") -> None:
+        """End request `id` with `reason` as its finish reason, in its last output; an unknown or finished one is ignored."""
+        self._end_request(id, reason)
+
+    def _end_request(self, id: int, reason: str) -> None:
+        if (journey := self._held.get(id)) is not None:
+            journey.put(Output(id, finish_reason=reason))
+        elif (journey := self._journeys.get(id)) is not None and (engine := self._engine_of(journey)) is not None:
+            engine.client.end(id, reason)
+
+    async def release_kv(self, ticket: str, reason: str) -> None:
+        """Give up the hand-over of KV under `ticket`, whichever engine has it, and the request that came with it."""
+        self._end_ticket(ticket)
+        for engine in self._engines:
+            if engine.up:
+                await engine.client.release_kv(ticket, reason)
+
+    def _end_ticket(self, ticket: str) -> None:
+        """End the request that came with this ticket, if it is one of these."""
+        for journey in [
+            each for each in self._journeys.values() if each.request.kv is not None and each.request.kv.ticket == ticket
+        ]:
+            self._end_request(journey.request.id, "abort")
+
+    def forget(self, request_id: int) -> None:
+        """Abort a request nobody listens to any more."""
+        if (journey := self._journeys.get(request_id)) is not None:
+            engine = self._engine_of(journey)
+            self.ended(journey)
+            if engine is not None:
+                engine.client.forget(request_id)
+
+    async def heartbeat(self, timeout: float) -> float:
+        """Seconds the fastest loop took to answer: nobody waits for a slow one. PeerError when none answers within `timeout` seconds."""
+        asked = [asyncio.ensure_future(engine.client.heartbeat(timeout)) for engine in self._engines if engine.up]
+        try:
+            for answer in asyncio.as_completed(asked):
+                try:
+                    return await answer
+                except PeerError:
+                    continue
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        states = ", ".join(f"engine {each.number} is {each.state}" for each in self._engines)
+        raise PeerError(f"no engine answered within {timeout:g} s: {states}")
+
+    # Routing
+
+    def _send(self, journey: RoutedStream) -> None:
+        """Give it to an engine, or hold it until one takes requests."""
+        takers = [engine for engine in self._engines if engine.takes]
+        computing = [engine for engine in takers if engine.hindrance is None]
+        at_home = [engine for engine in takers if _holds_kv_of(engine, journey.request)]
+        able = {engine.number: engine.kv_usage for engine in at_home or computing or takers}
+        if (route := self._router.route(journey.ticket, able)) is None:
+            return self._hold(journey)
+        self.booked(journey)
+        try:
+            self._engines[route.number].client.submit(journey.rest, journey)
+        except CapacityError as error:
+            journey.fail("CapacityError", error.message)
+
+    def _hold(self, journey: RoutedStream) -> None:
+        limit = self._settings.max_num_queued_requests
+        if all(engine.state == "gone" for engine in self._engines):
+            self._fail(journey, "no engine is left")
+        elif 0 < limit <= len(self._held):
+            self._refuse(journey, len(self._held))
+        else:
+            self._held[journey.request.id] = journey
+
+    def _send_held(self) -> None:
+        """An engine takes requests: first those that wait for one."""
+        held, self._held = self._held, {}
+        for journey in held.values():
+            self._send(journey)
+
+    def _engine_of(self, journey: RoutedStream) -> RoutedEngine | None:
+        return None if journey.ticket.route is None else self._engines[journey.ticket.route.number]
+
+    def _refuse(self, journey: RoutedStream, waiting: int) -> None:
+        text = (
+            f"{format_count(waiting, 'request waits', 'requests wait')} for an engine that takes them; try again later"
+        )
+        journey.fail("OverloadedError", text, retry_after_s=self._patience.silent_after_s)
+
+    def _fail(self, journey: RoutedStream, reason: str) -> None:
+        journey.fail("WorkerLostError", f"this request cannot be finished: {reason}")
+
+    def _end(self, reason: str) -> None:
+        """No engine is left, nor will be: whoever waits for one hears it."""
+        self._ending = reason
+        for journey in tuple(self._held.values()):
+            self._fail(journey, reason)
+
+    # What becomes of requests
+
+    def booked(self, journey: RoutedStream) -> None:
+        """An engine is about to get it; `Router.route` said which."""
+
+    def began(self, journey: RoutedStream) -> None:
+        """Its first output came."""
+        self._router.began(journey.ticket)
+
+    def ended(self, journey: RoutedStream) -> None:
+        """Its last output came, or nobody waits for it."""
+        self._journeys.pop(journey.request.id, None)
+        self._held.pop(journey.request.id, None)
+        self._router.ended(journey.ticket, journey.tokens if journey.given else None)
+
+    def taken_back(self, journey: RoutedStream) -> None:
+        """Its engine was lost."""
+        self._router.ended(journey.ticket)
+
+    def moving_from(self, engine: int) -> None:
+        """Another one goes on with a request of this engine."""
+
+    def engine_lost_under(self, journey: RoutedStream, reason: str) -> None:
+        """Let another engine go on with it, unless engines keep dying of it."""
+        engine = self._engine_of(journey)
+        self.taken_back(journey)
+        journey.ticket.tokens = journey.tokens  # all of them are to be computed again
+        journey.losses += 1
+        if self._ending is not None:
+            self._fail(journey, self._ending)
+        elif journey.losses >= self._patience.losses:
+            self._fail(
+                journey,
+                f"{format_count(journey.losses, 'engine was', 'engines were')} lost under it, the last because {reason}",
+            )
+        else:
+            if engine is not None:
+                self.moving_from(engine.number)
+            self._send(journey)
+
+
+def _holds_kv_of(engine: RoutedEngine, request: Request) -> bool:
+    """The KV of this request was handed over to that process of the engine."""
+    if request.kv is None or not request.kv.engine:
+        return False
+    published = engine.figures.published
+    return published is not None and published.incarnation == request.kv.engine

@@ -1,0 +1,109 @@
+"""The figures of several engines as one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from homenode.engine.binding import EngineBinding
+from homenode.engine.messages import EngineReady, EngineStats
+from homenode.transfer import figures
+from homenode.units import format_count
+
+_COUNTERS = (
+    "prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "generation_tokens", "steps", "step_tokens", "handed_tokens", "recomputed_tokens",
+    "kv_released_bytes", "kv_growths_refused",
+)  # fmt: skip
+
+
+def since_start(before: EngineStats, now: EngineStats) -> EngineStats:
+    """Counters over a restart: those of the engine that was lost and those of its successor. Gauges are of now."""
+    counters = {name: getattr(before, name) + getattr(now, name) for name in _COUNTERS}
+    rejected, transfer = _sum([before.rejected, now.rejected]), figures.over_restart(before.transfer, now.transfer)
+    return msgspec.structs.replace(now, **counters, rejected=rejected, transfer=transfer)
+
+
+def at_rest(last: EngineStats) -> EngineStats:
+    """Of an engine that is no more: what it had counted, and nothing running."""
+    transfer = None if last.transfer is None else figures.at_rest(last.transfer)
+    return msgspec.structs.replace(
+        last, num_running=0, num_waiting=0, waiting_for_kv=0, kv_usage=0.0, compute={}, transfer=transfer
+    )
+
+
+def total(parts: Sequence[EngineStats]) -> EngineStats:
+    """Of all engines together; KV memory in use on average. What computes is told engine by engine only."""
+    names = (*_COUNTERS, "num_running", "num_waiting")
+    return EngineStats(
+        **{name: sum(getattr(part, name) for part in parts) for name in names},
+        kv_usage=sum(part.kv_usage for part in parts) / max(1, len(parts)),
+        rejected=_sum([part.rejected for part in parts]),
+    )
+
+
+def all_ready(parts: Sequence[EngineReady], places: Sequence[EngineBinding]) -> EngineReady:
+    """What all engines together hold, and of a single sequence what each of them takes."""
+    first = parts[0]
+    return msgspec.structs.replace(
+        first,
+        max_model_len=min(part.max_model_len for part in parts),
+        num_blocks=sum(part.num_blocks for part in parts),
+        details={
+            **first.details,
+            "engines": len(parts),
+            "load_seconds": max(_number(part, "load_seconds") for part in parts),
+            "weight_bytes": sum(_number(part, "weight_bytes") for part in parts),
+            "shared_weight_bytes": sum(_number(part, "shared_weight_bytes") for part in parts),
+            "kv_bytes": sum(_number(part, "kv_bytes") for part in parts),
+            "kv_growth": f"each of {format_count(len(parts), 'engine')}: {growth}"
+            if (growth := first.details.get("kv_growth"))
+            else "",
+            "notes": _notes(parts),
+            "compute": _compute([part.details.get("compute") for part in parts]),
+            "free_cpus": list(_free_cpus(places)),
+        },
+    )
+
+
+def _sum(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    return {
+        name: sum(part.get(name, 0) for part in parts) for name in sorted({name for part in parts for name in part})
+    }
+
+
+def _number(part: EngineReady, name: str) -> Any:
+    found = part.details.get(name, 0)
+    return found if isinstance(found, int | float) else 0
+
+
+def _notes(parts: Sequence[EngineReady]) -> list[str]:
+    """What all say is said once; anything else with the engine's number."""
+    told: dict[str, list[int]] = {}
+    for number, part in enumerate(parts):
+        notes = part.details.get("notes")
+        for note in notes if isinstance(notes, list) else ():
+            told.setdefault(note, []).append(number)
+    return [
+        note if len(numbers) == len(parts) else f"engine {', '.join(map(str, numbers))}: {note}"
+        for note, numbers in told.items()
+    ]
+
+
+def _compute(parts: Sequence[object]) -> dict[str, Any]:
+    """The first one's figures, with threads and pages of all added up."""
+    known = [part for part in parts if isinstance(part, dict)]
+    found: dict[str, Any] = dict(known[0]) if known else {}
+    if "threads" in found:
+        found["threads"] = sum(part.get("threads", 0) for part in known)
+    for name in ("weight_pages", "shared_pages", "kv_pages"):
+        if isinstance(found.get(name), dict):
+            found[name] = _sum([part[name] for part in known if isinstance(part.get(name), dict)])
+    return found
+
+
+def _free_cpus(places: Sequence[EngineBinding]) -> tuple[int, ...]:
+    """Where the front disturbs no compute thread of any engine."""
+    computing = {cpu for place in places for cpu in place.team}
+    return tuple(sorted({cpu for place in places for cpu in (place.spare or place.free_of_compute)} - computing))

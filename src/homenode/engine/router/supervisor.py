@@ -1,0 +1,232 @@
+"""Keeps one of several engines: starts it, looks whether its loop answers, and starts it again when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from homenode.engine.client.engine_client import START_TIMEOUT_S, AsyncEngineClient
+from homenode.engine.config import EngineConfig
+from homenode.engine.experts.group import wants_shared_experts
+from homenode.engine.messages import EngineReady, EngineState, EngineStats, ReplicaStats
+from homenode.engine.router.restart_policy import RestartPolicy
+from homenode.engine.router.stats import at_rest, since_start
+from homenode.errors import HomenodeError, PeerError
+from homenode.transfer.published import Published
+
+_log = logging.getLogger(__name__)
+_NO_FIGURES = EngineStats()
+
+
+class Watcher(Protocol):
+    """Who hears what becomes of an engine: `client.ReplicasClient`."""
+
+    def engine_up(self, keeper: EngineSupervisor[Any], ready: EngineReady | None) -> None:
+        """It takes requests: started anew (`ready`), or answering again (None)."""
+
+    def engine_silent(self, keeper: EngineSupervisor[Any]) -> None:
+        """Its loop does not answer."""
+
+    def engine_down(self, keeper: EngineSupervisor[Any]) -> None:
+        """It was lost, and its memory with it."""
+
+    def engine_gone(self, keeper: EngineSupervisor[Any], reason: str) -> None:
+        """It was lost and is not started any more."""
+
+
+Client = TypeVar("Client", bound=AsyncEngineClient)
+
+
+class EngineSupervisor(Generic[Client]):
+    """One engine over all its processes. `client`: the present one. `number`: which of several engines it is, `node`: the one its memory is on."""
+
+    def __init__(
+        self, config: EngineConfig, watcher: Watcher, patience: RestartPolicy, make: Callable[[EngineConfig], Client]
+    ) -> None:
+        """`make` makes the engine's client, for each of its processes."""
+        self.number, self.node = (config.replica.number, config.replica.node) if config.replica else (0, None)
+        self._config, self._watcher, self._patience, self._make = config, watcher, patience, make
+        self.client = self._new_client()
+        self.state: EngineState = "loading"
+        self.restarts, self.moved = 0, 0
+        self._published: Published | None = None  # by the present process
+        self._before = _NO_FIGURES  # of the processes that were lost
+        self._failures = 0
+        self._up_since = 0.0
+        self._closing = False
+        self._looking: asyncio.Task[None] | None = None
+        self._restarting: asyncio.Task[None] | None = None
+
+    @property
+    def takes(self) -> bool:
+        """Whether it may be given requests."""
+        return self.state == "ready" and self.client.lost is None
+
+    @property
+    def up(self) -> bool:
+        """Whether there is an engine, answering or not."""
+        return self.state in ("ready", "silent") and self.client.lost is None
+
+    @property
+    def hindrance(self) -> str | None:
+        """Why it computes nothing now although it takes requests."""
+        return self.client.hindrance
+
+    @property
+    def kv_usage(self) -> float:
+        """The share of its KV memory in use."""
+        return self.client.statistics.kv_usage
+
+    @property
+    def figures(self) -> ReplicaStats:
+        """What is to be known of it."""
+        now = since_start(self._before, self.client.statistics if self.up else at_rest(self.client.statistics))
+        return ReplicaStats(
+            self.number, self.node, self.state, self.restarts, self.moved, now, self._published if self.up else None
+        )
+
+    # Life
+
+    async def start(self, progress: Callable[[int, int], None] | None = None) -> EngineReady:
+        """Start it for the first time. Raises as `AsyncEngineClient.start`; then it is not tried again, but for an engine of those that keep experts
+        in common: where it dies, or one of them has died and another not yet come back, the others wait for it."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                ready = await self.client.start(progress, max(0.0, deadline - time.monotonic()))
+                break
+            except PeerError as error:
+                await self._before_another_try(error, deadline)
+        if self.client.lost is not None:
+            raise PeerError(f"engine {self.number} was lost as soon as it was ready: {self.client.lost}")
+        self._is_up(ready)
+        return ready
+
+    async def _before_another_try(self, error: PeerError, deadline: float) -> None:
+        """Wait, and have a new client; raises the error where there is no other try."""
+        self._failures += 1
+        if (
+            not wants_shared_experts(self._config)
+            or self._failures > self._patience.first_tries
+            or time.monotonic() >= deadline
+        ):
+            raise error
+        delay = self._patience.delay(self._failures) or 0.0
+        _log.warning("engine %d did not start: %s; it is started again in %g s", self.number, error.message, delay)
+        await asyncio.sleep(delay)
+        self.client = self._new_client()
+        self.restarts += 1
+
+    async def close(self) -> None:
+        """End it, whatever it is doing."""
+        await self._rest()
+        await self.client.close()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Let it finish what it has; an engine that is not there is not started again."""
+        await self._rest()
+        if self.client.lost is None:
+            await self.client.drain(timeout_s)
+
+    async def _rest(self) -> None:
+        self._closing = True
+        tasks = [task for task in (self._looking, self._restarting) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _new_client(self) -> Client:
+        client = self._make(self._config)
+        client.on_engine_lost = lambda reason: self._lost(client, reason)
+        return client
+
+    def _is_up(self, ready: EngineReady) -> None:
+        self.state, self._up_since = "ready", time.monotonic()
+        self._published = _published(ready)
+        self._looking = asyncio.ensure_future(self._look(self.client))
+        self._watcher.engine_up(self, ready)
+
+    # Loss
+
+    def _lost(self, client: Client, reason: str) -> None:
+        """Of one that never came to be used its starter hears."""
+        if self._closing or client is not self.client or self.state not in ("ready", "silent"):
+            return
+        self.state = "restarting"
+        if self._looking is not None:
+            self._looking.cancel()
+        if time.monotonic() - self._up_since >= self._patience.steady_s:
+            self._failures = 0
+        self._watcher.engine_down(self)
+        self._restarting = asyncio.ensure_future(self._restart(reason))
+
+    async def _restart(self, reason: str) -> None:
+        while True:
+            self._failures += 1
+            delay = self._patience.delay(self._failures)
+            if delay is None:
+                self.state = "gone"
+                _log.error(
+                    "engine %d is gone: %s; it is not started again after %d tries",
+                    self.number,
+                    reason,
+                    self._patience.tries,
+                )
+                self._watcher.engine_gone(self, reason)
+                return
+            _log.warning("engine %d is gone: %s; it is started again in %g s", self.number, reason, delay)
+            await asyncio.sleep(delay)
+            self._before = since_start(self._before, self.client.statistics)
+            await self.client.close()
+            self.client = self._new_client()
+            self.restarts += 1
+            try:
+                ready = await self.client.start()
+            except (HomenodeError, OSError) as error:
+                reason = str(error)
+                continue
+            if self.client.lost is None:
+                _log.info("engine %d serves again", self.number)
+                self._is_up(ready)
+                return
+            reason = self.client.lost
+
+    # Silence
+
+    async def _look(self, client: Client) -> None:
+        """Ask the loop again and again; what it has while it is silent stays with it, until it is ended."""
+        patience, silent_since = self._patience, 0.0
+        while client.lost is None:
+            await asyncio.sleep(patience.look_every_s)
+            with contextlib.suppress(PeerError):
+                await client.heartbeat(patience.silent_after_s)
+                if self.state == "silent":
+                    self.state = "ready"
+                    _log.info("engine %d answers again", self.number)
+                    self._watcher.engine_up(self, None)
+                continue
+            if client.lost is not None:
+                return
+            now = time.monotonic()
+            if self.state == "ready":
+                self.state, silent_since = "silent", now
+                self._watcher.engine_silent(self)
+                _log.warning(
+                    "engine %d has not answered for %g s; it gets no requests", self.number, patience.silent_after_s
+                )
+            elif now - silent_since >= patience.lost_after_s:
+                _log.error("engine %d has been silent for %g s and is ended", self.number, now - silent_since)
+                client.kill()
+                return
+
+
+def _published(ready: EngineReady) -> Published | None:
+    """What the engine said of its part in handing KV over."""
+    document = ready.details.get("kv_transfer")
+    return None if document is None else msgspec.convert(document, Published)

@@ -1,0 +1,153 @@
+"""Who is let in: settings that contradict each other, requests that can never run, and queues that are full."""
+
+from __future__ import annotations
+
+from homenode.engine.request import Request
+from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
+from homenode.engine.step import WorkerLimits
+from homenode.errors import CapacityError, OverloadedError, UserError
+from homenode.units import format_count
+
+_MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
+
+
+def check_config(config: SchedulerConfig, kv: KvConfig, max_model_len: int) -> list[UserError]:
+    """Settings that do not go together, each as an error that names the flags and the numbers; an empty list if all is well."""
+    problems = []
+    if config.max_num_seqs > config.max_num_batched_tokens:
+        problems.append(
+            UserError(
+                f"--max-num-seqs {config.max_num_seqs} is more than --max-num-batched-tokens {config.max_num_batched_tokens}: a step holds one "
+                f"token of every running sequence. Lower --max-num-seqs or raise --max-num-batched-tokens.",
+                param="max_num_seqs",
+            )
+        )
+    if not config.enable_chunked_prefill and config.max_num_batched_tokens < max_model_len:
+        problems.append(
+            UserError(
+                f"--max-num-batched-tokens {config.max_num_batched_tokens} is less than --max-model-len {max_model_len}: with "
+                f"--no-enable-chunked-prefill a prompt is computed in one step. Raise --max-num-batched-tokens to {max_model_len}, lower "
+                f"--max-model-len or enable chunked prefill.",
+                param="max_num_batched_tokens",
+            )
+        )
+    if kv.block_size % 32:
+        problems.append(
+            UserError(f"--block-size {kv.block_size} is not a multiple of 32; take 32, 64 or 128", param="block_size")
+        )
+    return problems
+
+
+def longest_sequence(limits: WorkerLimits) -> int:
+    """Tokens, prompt included, that one sequence may have: --max-model-len, or what the KV memory holds if that is less."""
+    return min(limits.max_model_len, limits.num_blocks * limits.block_size)
+
+
+def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> UserError | None:
+    """Why a request can never run here, if so: a CapacityError with the numbers, or a UserError for values out of range."""
+    if not request.prompt_ids:
+        return UserError("the prompt is empty: at least one token is needed", param="prompt")
+    prompt = len(request.prompt_ids) + len(request.begun)  # all to be computed before it goes on
+    error = _bad_token(request, limits.vocab_size) or _bad_range(request)
+    if error:
+        return error
+    if prompt >= limits.max_model_len:
+        return CapacityError(
+            f"the prompt has {format_count(prompt, 'token')}, but a sequence may have at most {limits.max_model_len} with its answer (--max-model-len); "
+            f"shorten the prompt to {format_count(limits.max_model_len - 1, 'token')} or fewer",
+            param="prompt",
+            prompt_tokens=prompt,
+            max_model_len=limits.max_model_len,
+        )
+    blocks = -(-(prompt + 1) // limits.block_size)
+    if blocks > limits.num_blocks:
+        return CapacityError(
+            f"the prompt has {format_count(prompt, 'token')} and needs {format_count(blocks, 'KV block')} of {format_count(limits.block_size, 'token')} for itself and one more, but there "
+            f"are {limits.num_blocks}; shorten the prompt or raise --kv-cache-memory",
+            param="prompt",
+            prompt_tokens=prompt,
+            num_blocks=limits.num_blocks,
+        )
+    if not config.enable_chunked_prefill and prompt > config.max_num_batched_tokens:
+        return CapacityError(
+            f"the prompt has {format_count(prompt, 'token')}, but a step has at most {config.max_num_batched_tokens} (--max-num-batched-tokens) and prompts "
+            f"are not cut (--no-enable-chunked-prefill); shorten the prompt, raise the former or drop the latter",
+            param="prompt",
+            prompt_tokens=prompt,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+        )
+    return None
+
+
+def _bad_token(request: Request, vocab_size: int) -> UserError | None:
+    for param, tokens in (("prompt", request.prompt_ids), ("logit_bias", list(request.params.logit_bias))):
+        if not tokens:
+            continue
+        worst = min(tokens) if min(tokens) < 0 else max(tokens)
+        if not 0 <= worst < vocab_size:
+            return UserError(
+                f"token id {worst} in {param} is outside the vocabulary of 0 to {vocab_size - 1}",
+                param=param,
+                token=worst,
+            )
+    return None
+
+
+def _bad_range(request: Request) -> UserError | None:
+    try:
+        request.params.check()
+    except UserError as error:
+        return error
+    return None
+
+
+class Throughput:
+    """Tokens computed per second of late, for telling the refused when to come back."""
+
+    def __init__(self) -> None:
+        self._tokens = 0.0
+        self._seconds = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Count a step. Older steps fade: the last ten or so decide."""
+        if seconds > 0:
+            self._tokens = 0.9 * self._tokens + tokens
+            self._seconds = 0.9 * self._seconds + seconds
+
+    def retry_after(self, tokens: int) -> float:
+        """Seconds in which `tokens` are done, between 1 and 60; 1 as long as nothing was measured."""
+        if not self._tokens:
+            return _MIN_RETRY_S
+        return min(_MAX_RETRY_S, max(_MIN_RETRY_S, tokens * self._seconds / self._tokens))
+
+
+def overload(
+    request: Request,
+    config: SchedulerConfig,
+    *,
+    draining: bool,
+    waiting: int,
+    waiting_tokens: int,
+    free_slots: int,
+    retry_after_s: float,
+) -> tuple[str, OverloadedError] | None:
+    """Why a request that could run is not let in now: the reason's short name for the metrics, and the error; None if it is.
+
+    `waiting` requests with `waiting_tokens` prompt tokens are in the queue, of which `free_slots` can start at once and do not count.
+    """
+    if draining:
+        return "draining", OverloadedError(
+            "the server is shutting down and takes no new requests", retry_after_s=retry_after_s
+        )
+    queued = waiting + 1 - free_slots
+    if queued <= 0:
+        return None
+    if 0 < config.max_num_queued_requests < queued:
+        text = f"{format_count(waiting, 'request is', 'requests are')} waiting already (--max-num-queued-requests {config.max_num_queued_requests}); try again later"
+        return "queued_requests", OverloadedError(text, retry_after_s=retry_after_s)
+    tokens = waiting_tokens + len(request.prompt_ids)
+    if 0 < config.max_num_queued_tokens < tokens:
+        text = f"{format_count(waiting_tokens, 'prompt token is', 'prompt tokens are')} waiting already and this request has {len(request.prompt_ids)}"
+        text += f" (--max-num-queued-tokens {config.max_num_queued_tokens}); try again later"
+        return "queued_tokens", OverloadedError(text, retry_after_s=retry_after_s)
+    return None

@@ -1,0 +1,111 @@
+"""Takes requests in: refuses what cannot run or does not fit in the queue, and makes sequences of the others."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import msgspec
+
+from homenode.engine.kv.allocator import KvAllocator
+from homenode.engine.kv.sequence import Sequence
+from homenode.engine.request import Request, SamplingParams
+from homenode.engine.scheduler.admission import longest_sequence, overload, refusal
+from homenode.engine.scheduler.kv_coordinator import KvCoordinator
+from homenode.engine.scheduler.planner import Planner
+from homenode.engine.scheduler.request_table import RequestTable
+from homenode.engine.scheduler_config import SchedulerConfig
+from homenode.engine.step import WorkerLimits
+from homenode.errors import CapacityError, InternalError
+
+_NO_TOKENS: frozenset[int] = frozenset()
+
+
+class Arrivals:
+    """Where newcomers go: into the queue, aside to wait for another engine, or away. `seeds` draws the sampling seed of requests without."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        limits: WorkerLimits,
+        eos_token_ids: Iterable[int],
+        seeds: random.Random,
+        *,
+        residents: KvAllocator,
+        planner: Planner,
+        handover: KvCoordinator,
+        live: RequestTable,
+    ) -> None:
+        self._config = config
+        self._limits = limits
+        self._eos = frozenset(eos_token_ids)
+        self._seeds = seeds
+        self._residents = residents
+        self._planner = planner
+        self._handover = handover
+        self._live = live
+        self._draining = False
+        self._arrivals = 0
+
+    def start_drain(self) -> None:
+        """No newcomers from here on."""
+        self._draining = True
+
+    def take(self, request: Request, now: float) -> None:
+        """Let a request in, or tell its client why not. InternalError when its id is in use."""
+        if request.id in self._live:
+            raise InternalError(f"request id {request.id} is in use", id=request.id)
+        error = refusal(request, self._config, self._limits)
+        if not error and request.kv is not None:
+            error = self._handover.refusal(request.kv, request.params.max_tokens)
+        if error:
+            self._live.refuse(request, error, "capacity" if isinstance(error, CapacityError) else "invalid")
+            return
+        reason = overload(
+            request,
+            self._config,
+            draining=self._draining,
+            waiting=self._planner.num_waiting,
+            waiting_tokens=self._planner.num_waiting_tokens,
+            free_slots=self._config.max_num_seqs - len(self._planner.running),
+            retry_after_s=self._live.retry_after(),
+        )
+        if reason:
+            self._live.refuse(request, reason[1], reason[0])
+            return
+        self._enqueue(self._new_sequence(request, now))
+
+    def _new_sequence(self, request: Request, now: float) -> Sequence:
+        params = request.params
+        if params.seed is None:
+            params = msgspec.structs.replace(params, seed=self._seeds.getrandbits(63))
+        times = [request.deadline] if request.deadline is not None else []
+        if self._config.request_timeout:
+            times.append(now + self._config.request_timeout)
+        self._arrivals += 1
+        return Sequence(
+            request=request,
+            params=params,
+            order=(request.priority, request.arrival, self._arrivals),
+            max_len=longest_sequence(self._limits),
+            chain=self._residents.cache.chain(request.cache_salt),
+            tokens=[*request.prompt_ids, *request.begun],
+            deadline=min(times, default=None),
+            stops=self._stops(params),
+        )
+
+    def _stops(self, params: SamplingParams) -> frozenset[int]:
+        """Tokens that may end a request: one set for all who add nothing to it."""
+        stops = _NO_TOKENS if params.ignore_eos else self._eos
+        return stops.union(params.stop_token_ids) if params.stop_token_ids else stops
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        self._live.add(sequence)
+        kv = sequence.request.kv
+        sends = kv is not None and kv.sends and sequence.goal > 0
+        if not sequence.samples and not sequence.scoring and not sends:  # nothing to draw, to score, or to hand over
+            self._live.finish(sequence, finish_reason="length")
+        elif kv is not None and (sends or not kv.sends):
+            self._handover.arrive(sequence)
+        else:
+            self._planner.waiting.push(sequence)

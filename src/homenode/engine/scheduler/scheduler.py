@@ -1,0 +1,245 @@
+"""The scheduler: a state machine from events to steps and outputs. It does no I/O and reads no clock.
+
+    apply(event)   -> instructions     something happened; what to tell the clients, the operator, and the agent that hands KV over
+    next_step()    -> Step or None     what the worker should compute next
+    instructions() -> instructions     what to tell because of it
+
+With one stage and `lookahead` 1 a step may be asked for while one is in flight: a sequence whose next token is still being drawn is scheduled
+for the position after it. If that token turns out to end the sequence, the token drawn too much is dropped. With several stages as many steps
+are in flight, each with a part of the sequences, and a sequence goes on when its token is known (`pace`).
+
+When a worker is lost all KV is, and every step in flight: who was running waits and is computed again from the tokens there are, in the same
+order, once the workers are back. What was given out is not given out again.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Iterable
+
+from homenode.engine.kv.allocator import KvAllocator
+from homenode.engine.kv.chunks import ChunkTable, PageChange
+from homenode.engine.kv.imports import KvImports
+from homenode.engine.messages import EngineStats
+from homenode.engine.scheduler.arrivals import Arrivals
+from homenode.engine.scheduler.counters import SchedulerCounters
+from homenode.engine.scheduler.events import (
+    Aborted,
+    DrainStarted,
+    Event,
+    Instruction,
+    KvHeadroom,
+    RequestArrived,
+    StepDone,
+    StepFailed,
+    Ticked,
+    ToTransfer,
+    Warn,
+    WorkersBack,
+    WorkersLost,
+)
+from homenode.engine.scheduler.growth import Growth
+from homenode.engine.scheduler.kv_coordinator import KvCoordinator
+from homenode.engine.scheduler.micro_batching import MicroBatching
+from homenode.engine.scheduler.pending_steps import PendingSteps
+from homenode.engine.scheduler.planner import Planner
+from homenode.engine.scheduler.recovery import WorkerRecovery
+from homenode.engine.scheduler.request_table import RequestTable
+from homenode.engine.scheduler.results import Results
+from homenode.engine.scheduler.stats import SchedulerStats
+from homenode.engine.scheduler.step_builder import StepBuilder
+from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
+from homenode.engine.step import Step, WorkerLimits
+from homenode.errors import InternalError, UserError
+from homenode.transfer.seam import ToAgent, Unused
+from homenode.units import format_count
+
+
+class Scheduler:
+    """Decides which request runs when, and where its keys and values live."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KvConfig,
+        limits: WorkerLimits,
+        eos_token_ids: Iterable[int],
+        hash_seed: bytes | None = None,
+        lookahead: int = 0,
+        seeds: random.Random | None = None,
+        stages: int = 1,
+        micro_batches: int = 0,
+    ) -> None:
+        """`stages`: of the pipeline that computes a step, fed with `micro_batches` (0: as many) at once. `lookahead`, for one stage only: steps that
+        may be sent ahead of the one being computed, 0 or 1. `seeds` draws the sampling seed of requests without.
+
+        UserError if the settings contradict each other, InternalError if the worker's limits do not allow them.
+        """
+        _check(config, limits)
+        self._pace = pace = MicroBatching(stages, lookahead, micro_batches)
+        chunks = ChunkTable(limits.num_blocks, limits.chunk_blocks) if limits.chunk_blocks else None
+        self._residents = residents = KvAllocator(
+            limits.num_blocks,
+            limits.block_size,
+            enable_prefix_caching=kv.enable_prefix_caching,
+            hash_seed=hash_seed,
+            chunks=chunks,
+        )
+        self._growth = (
+            None if chunks is None else Growth(residents.pool, chunks, limits.chunk_bytes, kv.kv_cache_release)
+        )
+        tally = SchedulerCounters()
+        self._messages: list[ToAgent] = []
+        deliveries = KvImports(residents, self._messages)
+        self._planner = planner = Planner(config, limits.max_sampled_rows, pace, residents, deliveries, tally)
+        self._handover = handover = KvCoordinator(limits, residents, planner, deliveries, self._messages)
+        self._flights = flights = PendingSteps()
+        self._live = live = RequestTable(planner, handover, tally)
+        seeds = seeds or random.Random(secrets.randbits(128))
+        self._intake = Arrivals(
+            config, limits, eos_token_ids, seeds, residents=residents, planner=planner, handover=handover, live=live
+        )
+        self._sending = StepBuilder(residents, flights)
+        self._results = Results(limits, flights=flights, residents=residents, handover=handover, live=live, tally=tally)
+        self._losses = WorkerRecovery(
+            pace, flights=flights, residents=residents, planner=planner, handover=handover, live=live
+        )
+        self._books = SchedulerStats(planner, residents, handover, live, tally, self._growth)
+
+    def apply(self, event: Event) -> list[Instruction]:
+        """Take in what happened. Returns everything to be told since the last call.
+
+        InternalError if the event cannot have happened, such as the result of a step that was never sent.
+        """
+        if self._growth is not None:
+            self._growth.advance(event.now)
+        match event:
+            case RequestArrived(now, request):
+                self._intake.take(request, now)
+            case Aborted(_, request_id, reason):
+                if request_id in self._live:
+                    self._live.finish(self._live[request_id], finish_reason=reason)
+            case StepDone(_, result):
+                self._results.take(result)
+            case StepFailed(_, error, kind):
+                self._losses.step_failed(error, kind)
+            case WorkersLost(_, error):
+                self._losses.workers_lost(error)
+                if self._growth is not None:
+                    self._growth.start_anew()
+            case WorkersBack():
+                self._losses.workers_back()
+            case DrainStarted():
+                self._intake.start_drain()
+                self._handover.start_drain()
+            case KvHeadroom():
+                if self._growth is not None:
+                    self._growth.take(event)
+            case Ticked():
+                pass
+            case _:
+                if refused := self._handover.take(event):
+                    self._live.fail_refused(refused)
+        self._live.end_late(event.now)
+        return self.instructions()
+
+    def instructions(self) -> list[Instruction]:
+        """What is to be told and was not yet, such as because of `next_step`. Empties the list."""
+        instructions = self._live.tell()
+        self._messages += [Unused(ticket) for ticket in self._residents.unused]
+        self._residents.unused.clear()
+        if self._growth is not None and self._growth.warnings:
+            instructions += map(Warn, self._growth.warnings)
+            self._growth.warnings.clear()
+        if self._planner.warnings or self._messages:
+            instructions += [*map(Warn, self._planner.warnings), *map(ToTransfer, self._messages)]
+            self._planner.warnings.clear()
+            self._messages.clear()
+        return instructions
+
+    def next_step(self) -> Step | None:
+        """The next step to send, or None: nothing to do, no workers, or the results of steps in flight must come first."""
+        if self._losses.workers_are_lost or not self._pace.may_send(len(self._flights), self._flights.draw):
+            return None
+        withheld = self._withholds()
+        plan = self._planner.plan(self._sending.number, self._flights.prefill)
+        ended = self._planner.nothing_left and self._end_with_nothing_left()
+        if not plan.empty:
+            return self._sending.send(plan)
+        if self._withholds() and not withheld and not self._flights:
+            return self.next_step()  # with the memory there is, as far as it goes
+        if self._live and not self._flights and not ended and not self._handover.awaits():
+            ended = self._end_stuck()
+        return self.next_step() if ended else None
+
+    def _withholds(self) -> bool:
+        return self._growth is not None and self._growth.withholds
+
+    def page_changes(self) -> list[PageChange]:
+        """What the workers are to do about the pages of KV memory before they compute the next step; told once."""
+        return [] if self._growth is None else self._growth.changes()
+
+    def wants_headroom(self) -> bool:
+        """Whether a `KvHeadroom` event is needed before the next step: KV memory may grow."""
+        return self._growth is not None and bool(self._live) and self._growth.wants_headroom()
+
+    def lends_next(self) -> tuple[str, ...]:
+        """Tickets of which the next result brings the last pages; these are told of as soon as it is taken."""
+        return self._flights.lend_next()
+
+    def _end_with_nothing_left(self) -> bool:
+        """End the requests that were only to compute what the cache holds already."""
+        sequences, self._planner.nothing_left = self._planner.nothing_left, []
+        for sequence in sequences:
+            if sequence.residency is not None:
+                self._handover.computed(sequence, sequence.residency)
+            self._live.end_prefill(sequence)
+        return True
+
+    def _end_stuck(self) -> bool:
+        """Nothing runs, nothing is in flight and nothing is waited for: that must not be, unless blocks are out of use for good."""
+        reason: str | None = self._handover.stuck_for()
+        if not reason and self._growth is not None and (reason := self._growth.refuses()) == "":
+            return False
+        first = self._planner.running[0] if self._planner.running else self._planner.waiting.first()
+        if not reason or first is None:
+            raise InternalError(
+                f"{format_count(len(self._live), 'request is', 'requests are')} there, but none of them can run",
+                statistics=self.statistics(),
+            )
+        self._live.fail(first, reason, "OverloadedError", self._live.retry_after())
+        return True
+
+    def has_work(self) -> bool:
+        """Requests are unfinished, steps in flight, or KV blocks in another engine's hands."""
+        return bool(self._live or self._flights or self._handover.holds_blocks())
+
+    def idle(self) -> bool:
+        """Nothing to do until the next request."""
+        return not self.has_work()
+
+    def next_deadline(self) -> float | None:
+        """When a `Ticked` event is needed at the latest, if ever."""
+        due = self._live.next_deadline()
+        growth = None if self._growth is None else self._growth.due(bool(self._live))
+        return growth if due is None else due if growth is None else min(due, growth)
+
+    def statistics(self) -> EngineStats:
+        """Counters since the start and gauges of now; `compute` is left to the engine."""
+        return self._books.statistics()
+
+    def audit(self) -> None:
+        """Check that every KV block is free, cached or owned, and by whom. InternalError if the books are wrong. O(blocks); for tests."""
+        self._books.audit()
+
+
+def _check(config: SchedulerConfig, limits: WorkerLimits) -> None:
+    if config.max_num_seqs > config.max_num_batched_tokens:
+        raise UserError(
+            f"--max-num-seqs {config.max_num_seqs} is more than --max-num-batched-tokens {config.max_num_batched_tokens}"
+        )
+    if limits.max_sampled_rows < config.max_num_seqs:
+        raise InternalError(
+            f"the worker samples {format_count(limits.max_sampled_rows, 'row')} a step; {format_count(config.max_num_seqs, 'sequence')} may want one"
+        )

@@ -1,0 +1,150 @@
+"""A worker's part of the model, loaded where the worker belongs: its place settled first, then threads, then weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from homenode.compute.ops import Backend, KvGeometry, PlacedBackend, StepLimits
+from homenode.engine.binding import EngineBinding
+from homenode.engine.channels.messages import Join
+from homenode.engine.config import EngineConfig
+from homenode.engine.core.build import make_backend, memory_left
+from homenode.engine.devices import is_accelerator, is_torch
+from homenode.engine.experts.sizing import Kept, SharedExperts, kept_of
+from homenode.engine.memory.numa import away_from_home, leave_plan, spread_of, team_memory
+from homenode.engine.memory.report import log_memory
+from homenode.engine.memory.sizing import Sizes, resolve
+from homenode.engine.pinning import apply_binding, pin_current_thread
+from homenode.engine.plan.cpu_contention import spin_us, too_many_threads
+from homenode.engine.plan.placement import UNPINNED, alone, team_groups
+from homenode.host.topology.host import Host
+from homenode.host.topology.read import read_host
+from homenode.host.topology.source import LiveSource
+from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.weights.load import LoadedModel, kv_geometry_of, load_model, plan_model
+from homenode.model.weights.packed_cache import packed_folder
+
+_SAMPLED_PAGES = 2048
+_LEFT_TO_THE_DEVICE = 1 << 62  # bytes: what an accelerator cannot hold it says by itself
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class LoadedPart:
+    """`kept`: what it has of the weights. `sizes.num_blocks`: KV blocks that would fit here. `notes`: worth telling an operator."""
+
+    backend: Backend
+    model: LoadedModel
+    kept: Kept
+    geometry: KvGeometry
+    sizes: Sizes
+    notes: tuple[str, ...] = ()
+
+    @property
+    def limits(self) -> StepLimits:
+        """Of its steps."""
+        return self.sizes.step_limits()
+
+
+def load_part(join: Join, progress: Progress, experts: int | None = None) -> LoadedPart:
+    """Settle and load. `experts`: memory that belongs to `join.experts`. Raises as `build.build_engine`."""
+    config, part = join.config, join.part
+    checkpoint = open_checkpoint(Path(str(config.model.path)))
+    if config.replica is not None and config.replica.allowed:
+        pin_current_thread(config.replica.allowed)
+    host = read_host(LiveSource(), accelerators=False)
+    place = _place(join)
+    findings = (*too_many_threads(host, place), *apply_binding(place))
+    backend = _backend(join, host, place)
+    as_asked = config.model
+    layout = plan_model(checkpoint, backend, quantize=as_asked.quantize, dtype=as_asked.dtype, part=part)
+    common = None if join.experts is None or experts is None else SharedExperts(join.experts, {join.number: experts})
+    mine = kept_of(layout, part, common, join.number)
+    geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype, part)
+    config = replace(config, kv=replace(config.kv, kv_cache_memory=join.kv_cache_memory))
+    if not is_accelerator(join.device):
+        there = mine.held + join.kv_there
+        resolve(config, checkpoint.spec, geometry, memory_left(config, place, there=there) - mine.own)
+    model = load_model(
+        checkpoint,
+        backend,
+        quantize=as_asked.quantize,
+        dtype=as_asked.dtype,
+        max_model_len=as_asked.max_model_len,
+        progress=progress,
+        packed_cache=packed_folder(as_asked.packed_cache, Path(str(as_asked.path))),
+        spread_of=spread_of(place),
+        part=part,
+        experts=None if common is None else common.share(join.number),
+    )
+    sizes = _sizes(config, join, place, model, mine, backend, geometry)
+    if isinstance(backend, PlacedBackend):
+        findings += away_from_home(backend.residency(None if len(host.nodes) > 1 else _SAMPLED_PAGES), place, host)
+        log_memory(backend, place, host)
+        leave_plan(place, backend.planned())
+    notes = (*model.layout.notes, *model.notes, *(finding.text for finding in findings if finding.severity != "info"))
+    return LoadedPart(backend, model, mine, geometry, sizes, notes)
+
+
+def _place(join: Join) -> EngineBinding:
+    """Where this worker's process is. The threads of torch on the CPU inherit that, as nobody pins them: they are where a team of the native core would be."""
+    if is_torch(join.device) and not is_accelerator(join.device):
+        return replace(join.place, others=tuple(cpu for cpu in join.place.team if cpu != UNPINNED))
+    return alone(join.place)
+
+
+def _backend(join: Join, host: Host, place: EngineBinding) -> Backend:
+    if is_torch(join.device):
+        from homenode.compute.torch import open_backend
+
+        compute = join.config.compute
+        return open_backend(
+            join.device,
+            attention=compute.attention_backend,
+            enforce_eager=compute.enforce_eager,
+            threads=len(place.team) or None,
+        )
+    compute = replace(join.config.compute, spin_us=spin_us(join.config.compute.spin_us, host, place))
+    return make_backend(compute, place.team, team_groups(host, place.team), team_memory(place, host))
+
+
+def _sizes(
+    config: EngineConfig,
+    join: Join,
+    place: EngineBinding,
+    model: LoadedModel,
+    mine: Kept,
+    backend: Backend,
+    geometry: KvGeometry,
+) -> Sizes:
+    """What fits where the KV memory is to lie. On a device with memory of its own a largest step is computed first, and what it needs is left alone."""
+    if not is_accelerator(join.device):
+        return resolve(config, model.spec, geometry, memory_left(config, place, mine.own, join.kv_there))
+    if config.kv.kv_cache_memory is None:
+        room = _device_room(config, join, model, backend, geometry)
+        config = replace(config, kv=replace(config.kv, kv_cache_memory=room))
+    return resolve(config, model.spec, geometry, _LEFT_TO_THE_DEVICE)
+
+
+def _device_room(config: EngineConfig, join: Join, model: LoadedModel, backend: Any, geometry: KvGeometry) -> int:
+    part = join.part
+    limits = resolve(
+        replace(config, kv=replace(config.kv, kv_cache_memory=_LEFT_TO_THE_DEVICE // 2)),
+        model.spec,
+        geometry,
+        _LEFT_TO_THE_DEVICE,
+    )
+    return int(
+        backend.kv_room(
+            model.forward,
+            geometry,
+            limits.step_limits(),
+            config.compute.gpu_memory_utilization,
+            rank=part.rank,
+            ranks=part.ranks,
+            hidden=None if part.first_stage else model.spec.hidden_size,
+        )
+    )

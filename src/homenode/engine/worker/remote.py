@@ -1,0 +1,77 @@
+"""A worker on another host than its engine: `python -m homenode.engine.worker.remote ENGINE WORKER LIFE HOST PLACE NAME`, the secret in hexadecimal
+on its standard input.
+
+ENGINE is where the engine listens, HOST:PORT. HOST is a word for this host, the same for all workers here. PLACE is `given` on the engine's own host, where the plan is the engine's; elsewhere INDEX/COUNT of the
+engine's workers on this host, which then are planned for here. Everything else is as in `workers.main`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+
+from homenode.engine.channels.greeting import IAm, call
+from homenode.engine.channels.messages import Join
+from homenode.engine.channels.tcp import open_tcp
+from homenode.engine.core.process import call_itself
+from homenode.engine.worker import main as worker_main
+from homenode.engine.worker.worker import PartWorker
+from homenode.errors import HomenodeError
+
+_CONNECT_S = 30.0
+
+
+def main(arguments: list[str]) -> int:
+    """Connect, and be a worker until the engine leaves. Returns the exit code."""
+    address, worker, life, host, place, name = arguments
+    call_itself(name)
+    secret = bytes.fromhex(sys.stdin.readline().strip())
+    try:
+        sock = call(address, secret, IAm(int(worker), int(life)), _CONNECT_S)
+    except HomenodeError as error:
+        print(f"{name}: {error.message}", file=sys.stderr)
+        return 1
+    ip = str(sock.getsockname()[0])
+    here = _Here(place)
+    opened = open_tcp(address, ip, secret, host)
+    words = [str(sock.detach()), str(os.getppid()), name]
+    return worker_main.main(words, make=lambda join: PartWorker(here(join)), open_for=lambda join: opened(here(join)))
+
+
+class _Here:
+    """What the engine said, as it is on this host: planned once."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+        self._planned: Join | None = None
+
+    def __call__(self, join: Join) -> Join:
+        if self._planned is None:
+            self._planned = join if self._place == "given" else planned_here(join, *map(int, self._place.split("/")))
+        return self._planned
+
+
+def planned_here(join: Join, index: int, count: int) -> Join:
+    """With the place that this host has for worker `index` of the `count` that run on it, and its part of the memory."""
+    import msgspec
+
+    from homenode.engine.devices import is_accelerator
+    from homenode.engine.plan.worker_bindings import worker_places
+    from homenode.host.topology.read import read_host
+    from homenode.host.topology.source import LiveSource
+
+    host = read_host(LiveSource(), accelerators=is_accelerator(join.device))
+    own = worker_places(host, replace(join.config, replica=None), [join.device] * count)
+    there = own.places[index]
+    replica = join.config.replica
+    if replica is not None:
+        replica = replace(replica, place=there, allowed=(), memory=host.allowance.memory_available // count)
+    config = replace(join.config, replica=replica)
+    if own.shared:
+        config = replace(config, compute=replace(config.compute, spin_us=0))
+    return msgspec.structs.replace(join, place=there, config=config)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

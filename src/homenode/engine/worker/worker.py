@@ -1,0 +1,149 @@
+"""What a worker does, in the order of `workers.messages`: loads its part, takes KV memory, computes its share of each step. For one thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from homenode.compute.kv_memory import KvLayout
+from homenode.compute.ops import GrowingBackend, KvCache, Program
+from homenode.engine.channels.base import WorkerChannels
+from homenode.engine.channels.messages import FileRange, Fits, Join, RunStep, WorkerStepDone
+from homenode.engine.executor.expert_usage import USES
+from homenode.engine.experts.usage import Table, of_part
+from homenode.engine.worker.load import LoadedPart, load_part
+from homenode.engine.worker.shared_kv import SharedKv
+from homenode.engine.worker.stage import StageRunner
+from homenode.errors import InternalError
+
+
+class Worker(Protocol):
+    """What `workers.main` runs."""
+
+    def load(self, progress: Callable[[int, int], None], experts: int | None = None) -> Fits:
+        """Load. `experts`: the descriptor of the memory that comes with `Join.experts`; it stays open. Raises what the engine is to be told of."""
+
+    def lay(self, num_blocks: int, memory: tuple[int, FileRange] | None = None, grows: bool = False) -> KvLayout | None:
+        """Take KV memory; where that is to lie in a share of a file, how it does. The descriptor stays the caller's. `grows`: see `Lay`."""
+
+    def change_pages(self, changes: Sequence[tuple[int, int, bool]]) -> None:
+        """Of KV memory that grows: see `Pages`."""
+
+    def attach(self, fd: int, first: int, layout: KvLayout) -> None:
+        """Read other memory in place, as blocks from `first` on. The descriptor stays the caller's."""
+
+    def detach(self, first: int) -> None:
+        """End that."""
+
+    def prepare(self, links: WorkerChannels) -> None:
+        """Know of no sequence, and go on with these channels."""
+
+    def compute(self, work: RunStep) -> WorkerStepDone:
+        """Do a step."""
+
+    def statistics(self) -> dict[str, Any]:
+        """Figures of what computes. From any thread."""
+
+
+class PartWorker:
+    """`Worker` with a part of a model."""
+
+    def __init__(self, join: Join) -> None:
+        self._join = join
+        self._loaded: LoadedPart | None = None
+        self._cache: KvCache | None = None
+        self._growing: GrowingBackend | None = None  # whose KV memory is taken when it is used
+        self._shared: SharedKv | None = None
+        self._program: Program | None = None
+        self._runner: StageRunner | None = None
+        self._counts: tuple[Program, Table | None] | None = (
+            None  # the program, and how those before it used experts; one value, as others read it
+        )
+
+    def load(self, progress: Callable[[int, int], None], experts: int | None = None) -> Fits:
+        """See `Worker.load`."""
+        begin = time.monotonic()
+        loaded = self._loaded = load_part(self._join, progress, experts)
+        kept = loaded.kept
+        return Fits(loaded.sizes.num_blocks, kept.own, time.monotonic() - begin, list(loaded.notes), kept.common)
+
+    def lay(self, num_blocks: int, memory: tuple[int, FileRange] | None = None, grows: bool = False) -> KvLayout | None:
+        """See `Worker.lay`."""
+        loaded = self._loaded = replace(self._part, sizes=replace(self._part.sizes, num_blocks=num_blocks))
+        self._program = None
+        if memory is None:
+            growing = loaded.backend if grows and isinstance(loaded.backend, GrowingBackend) else None
+            self._growing = growing
+            self._cache = (
+                loaded.backend.kv_cache(loaded.geometry, num_blocks)
+                if growing is None
+                else growing.kv_cache(loaded.geometry, num_blocks, touched=False)
+            )
+            return None
+        fd, share = memory
+        self._shared = SharedKv(loaded.backend, loaded.geometry, num_blocks, fd, share)
+        self._cache = self._shared.cache
+        return self._shared.layout
+
+    def change_pages(self, changes: Sequence[tuple[int, int, bool]]) -> None:
+        """See `Worker.change_pages`."""
+        if self._growing is not None:
+            self._growing.change_kv_pages(changes)
+
+    def attach(self, fd: int, first: int, layout: KvLayout) -> None:
+        """See `Worker.attach`. UserError or ValueError for memory that is not what is said of it."""
+        assert self._shared is not None  # `lay` has made it
+        self._shared.attach(fd, first, layout)
+
+    def detach(self, first: int) -> None:
+        """See `Worker.detach`."""
+        assert self._shared is not None
+        self._shared.detach(first)
+
+    def prepare(self, links: WorkerChannels) -> None:
+        """See `Worker.prepare`."""
+        loaded, part = self._part, self._join.part
+        assert self._cache is not None  # `lay` comes first
+        if self._program is None or part.ranks > 1:  # a program is bound to its group
+            before = self._uses()
+            self._program = loaded.backend.compile(loaded.model.forward(self._cache), loaded.limits, links.group)
+            self._counts = (self._program, before)
+        self._runner = StageRunner(
+            part,
+            self._program,
+            loaded.backend,
+            links,
+            loaded.sizes.block_size,
+            loaded.model.spec.hidden_size,
+            eos_token_ids=loaded.model.spec.eos_token_ids,
+        )
+
+    def compute(self, work: RunStep) -> WorkerStepDone:
+        """See `Worker.compute`."""
+        if self._runner is None:
+            raise InternalError("a step came before the memory for it was laid out")
+        result, waited = self._runner.execute(work.step, work.drawn)
+        return WorkerStepDone(result, waited)
+
+    def statistics(self) -> dict[str, Any]:
+        """See `Worker.statistics`."""
+        if self._loaded is None:
+            return {}
+        uses = self._uses()
+        return self._loaded.backend.statistics() | ({} if uses is None else {USES: uses.tolist()})
+
+    def _uses(self) -> Table | None:
+        """How often experts were computed here; None where no layer has any."""
+        if self._counts is None or not (spec := self._part.model.spec).moe:
+            return None
+        program, before = self._counts
+        own = of_part(self._join.part, spec, program.expert_usage())
+        return own if before is None else own + before
+
+    @property
+    def _part(self) -> LoadedPart:
+        if self._loaded is None:
+            raise InternalError("the part was not loaded yet")
+        return self._loaded
