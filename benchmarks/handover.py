@@ -21,7 +21,7 @@ import click
 from benchmarks.contender import Command
 from benchmarks.machine import machine, own_version
 from benchmarks.servers import Server, free_port, running
-from homenode.bench.clients import Load, run_load
+from homenode.bench.clients import ClientLoad, run_load
 from homenode.cli.bench_options import Numbers
 
 MODES = {"push": (), "pull-eager": ("--pd-pull-mode",), "pull-delay": ("--pd-pull-mode", "--pd-delay-pull")}
@@ -64,7 +64,7 @@ def _all_running(model: Path, channel: str, mode: str, threads: int) -> Iterator
 
 
 def _first_token_s(port: int, tokens: int, seed: int) -> float:
-    [exchange] = asyncio.run(run_load(f"http://127.0.0.1:{port}", Load(1, 1, tokens, 2, seed=seed)))
+    [exchange] = asyncio.run(run_load(f"http://127.0.0.1:{port}", ClientLoad(1, 1, tokens, 2, seed=seed)))
     return exchange.events[0] - exchange.begun
 
 

@@ -21,7 +21,7 @@ from benchmarks.contender import Unavailable
 from benchmarks.machine import moved_between
 from benchmarks.others import Others, disturbed
 from benchmarks.standing import CommandFailed, Standing
-from homenode.bench.steady import Reading, take_reading
+from homenode.bench.steady import MachineReading, take_reading
 
 _LIMIT_S = 1800.0
 _PATIENCE_S = 120.0  # with a piece that does not count
@@ -41,7 +41,7 @@ def run_command(command: dict[str, Any]) -> str:
 
 
 def run_pieces(
-    pieces: list[list[dict[str, Any]]], read: Callable[[], Reading], patience_s: float = _PATIENCE_S
+    pieces: list[list[dict[str, Any]]], read: Callable[[], MachineReading], patience_s: float = _PATIENCE_S
 ) -> dict[str, Any]:
     """What the program prints; `read` reads the machine."""
     tries: list[list[dict[str, Any]]] = []
@@ -55,7 +55,7 @@ def run_pieces(
 
 
 def _until_counted(
-    sides: list[dict[str, Any]], read: Callable[[], Reading], standing: Standing, patience_s: float
+    sides: list[dict[str, Any]], read: Callable[[], MachineReading], standing: Standing, patience_s: float
 ) -> list[dict[str, Any]]:
     for side in sides:
         if (
@@ -69,7 +69,7 @@ def _until_counted(
     return tries
 
 
-def _one_try(sides: list[dict[str, Any]], read: Callable[[], Reading], standing: Standing) -> dict[str, Any]:
+def _one_try(sides: list[dict[str, Any]], read: Callable[[], MachineReading], standing: Standing) -> dict[str, Any]:
     readings, outputs, shares = [reading_json(read())], [], []
     for side in sides:
         with Others(_standing_process(side, standing)) as others:
@@ -96,7 +96,7 @@ def _output(side: dict[str, Any], standing: Standing) -> list[str]:
     return [standing.ask(command["argv"], side["question"])]
 
 
-def reading_json(reading: Reading) -> dict[str, object]:
+def reading_json(reading: MachineReading) -> dict[str, object]:
     """Fingerprint and ceilings."""
     return {**reading.fingerprint.to_json(), "ceilings": reading.ceilings.to_json()}
 

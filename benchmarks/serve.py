@@ -23,7 +23,7 @@ from benchmarks.pair import last_json
 from benchmarks.served import ServedCombination, ServedComparison, ServedPair
 from benchmarks.servers import HUGE_PAGES, Server, homenode_server, llama_server
 from benchmarks.turns import Turns
-from homenode.bench.clients import Load
+from homenode.bench.clients import ClientLoad
 from homenode.bench.served import Served
 from homenode.cli.bench_options import Names, Numbers
 
@@ -39,14 +39,16 @@ class Place:
     threads: int
     wrap: tuple[str, ...]
 
-    def servers(self, combination: ServedCombination, load: Load) -> tuple[Server, Server]:
+    def servers(self, combination: ServedCombination, load: ClientLoad) -> tuple[Server, Server]:
         """Ours and theirs. Raises Unavailable when a file is missing."""
         model = gguf_of(combination.shape, combination.format, self.models)
         huge = combination.variant == HUGE_PAGES
         return homenode_server(model, self.threads), llama_server(self.folder, model, self.threads, load, huge=huge)
 
 
-def measured(combination: ServedCombination, servers: tuple[Server, Server], load: Load, place: Place) -> ServedPair:
+def measured(
+    combination: ServedCombination, servers: tuple[Server, Server], load: ClientLoad, place: Place
+) -> ServedPair:
     """Run one pair. Raises Unavailable when a server does not answer as it should."""
     task = {"load": asdict(load), "servers": [server.to_json() for server in servers]}
     argv = [*place.wrap, sys.executable, "-m", "benchmarks.served_pair", json.dumps(task), str(place.threads)]
@@ -64,7 +66,7 @@ def run_in_turns(
     def measure(combination: ServedCombination) -> str:
         seed = 1 + sum(pair.combination == combination for pair in record.pairs)
         requests, prompt, gen = (record.load[name] for name in ("requests", "prompt_tokens", "gen_tokens"))
-        load = Load(combination.clients, requests, prompt, gen, _VOCABULARY, seed=seed)
+        load = ClientLoad(combination.clients, requests, prompt, gen, _VOCABULARY, seed=seed)
         servers = place.servers(combination, load)
         record.commands.update({server.name: without_folders(server.command.shown()) for server in servers})
         pair = measured(combination, servers, load, place)

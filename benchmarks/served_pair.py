@@ -17,15 +17,15 @@ from benchmarks.contender import Unavailable
 from benchmarks.others import Others
 from benchmarks.pair import reading_json
 from benchmarks.servers import Server, running
-from homenode.bench.clients import Load, run_load
+from homenode.bench.clients import ClientLoad, run_load
 from homenode.bench.served import Served, served
-from homenode.bench.steady import Reading, take_reading
+from homenode.bench.steady import MachineReading, take_reading
 from homenode.errors import HomenodeError
 
 _WARM_UP = 2  # tokens of the answer to one short request, uncounted
 
 
-def under_load(server: Server, load: Load) -> Served:
+def under_load(server: Server, load: ClientLoad) -> Served:
     """Start the server, warm it up, measure, stop it. Raises Unavailable for the server, HomenodeError for the load."""
     url = f"http://127.0.0.1:{server.port}"
     with running(server):
@@ -36,9 +36,9 @@ def under_load(server: Server, load: Load) -> Served:
     return found
 
 
-def run_served_pair(task: dict[str, Any], read: Callable[[], Reading]) -> dict[str, Any]:
+def run_served_pair(task: dict[str, Any], read: Callable[[], MachineReading]) -> dict[str, Any]:
     """What the program prints; `read` reads the machine."""
-    load = Load(**task["load"])
+    load = ClientLoad(**task["load"])
     readings, figures, shares = [reading_json(read())], [], []
     for value in task["servers"]:
         try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contender import Command, Unavailable, existing
-from homenode.bench.clients import Load
+from homenode.bench.clients import ClientLoad
 
 HUGE_PAGES = "huge pages"
 _STARTING_S = 300.0
@@ -68,7 +68,7 @@ def homenode_server(model: Path, threads: int) -> Server:
     return Server("homenode", "", Command(argv), port)
 
 
-def llama_server(folder: Path, model: Path, threads: int, load: Load, *, huge: bool) -> Server:
+def llama_server(folder: Path, model: Path, threads: int, load: ClientLoad, *, huge: bool) -> Server:
     """`llama-server` with a slot for each client and room for prompt and answer in each; nothing to reuse between requests. Raises Unavailable."""
     port = free_port()
     room = (

@@ -35,9 +35,9 @@ from homenode.host.topology.measured import Measured, MeasuredNode, parse_measur
 from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint.index import open_checkpoint
+from homenode.simulate.achieved import AchievedSpeed, load_achieved
 from homenode.simulate.compare import run_specs
 from homenode.simulate.deployment import engines_on
-from homenode.simulate.reached import Reached, load_reached
 from homenode.simulate.speeds import Speeds
 from homenode.simulate.workload import Job, Workload, synthetic
 
@@ -98,7 +98,7 @@ def measured_now(host: Host) -> Measured:
     return parse_measured(found.to_json())
 
 
-def steps_now(model: Path, folder: Path) -> Reached:
+def steps_now(model: Path, folder: Path) -> AchievedSpeed:
     """What single steps reach, as `homenode bench model` measures it."""
     words = (
         "--prompt-tokens",
@@ -120,13 +120,13 @@ def steps_now(model: Path, folder: Path) -> Reached:
             file.write_bytes(subprocess.run(argv, stdout=subprocess.PIPE, check=True, timeout=_PATIENCE_S).stdout)
         if not disturbed({"the bench": others.share}):
             break
-    return load_reached(str(file))
+    return load_achieved(str(file))
 
 
-def mean_reached(a: Reached, b: Reached) -> Reached:
+def mean_reached(a: AchievedSpeed, b: AchievedSpeed) -> AchievedSpeed:
     """Of two measurements of the same steps."""
     shares = {name: (getattr(a.kind, name) + getattr(b.kind, name)) / 2 for name in ("reads", "multiplies", "alone")}
-    return Reached(
+    return AchievedSpeed(
         replace(a.kind, **shares),
         (a.float_cost + b.float_cost) / 2,
         (a.read_gb_s + b.read_gb_s) / 2,
@@ -134,7 +134,7 @@ def mean_reached(a: Reached, b: Reached) -> Reached:
     )
 
 
-def of_one_node(measured: Measured, reached: Reached) -> Measured:
+def of_one_node(measured: Measured, reached: AchievedSpeed) -> Measured:
     """On a machine of one node its speeds are those that the steps were held against."""
     if len(measured.nodes) > 1:
         return measured

@@ -10,7 +10,7 @@ import sys
 
 from answering import Answer, Question, answer_all
 
-from homenode.bench.model import Plan, timed_runs
+from homenode.bench.model import ModelBenchPlan, timed_runs
 from homenode.cli.bench_options import engine_backend
 from homenode.engine.config import EngineConfig
 from homenode.engine.memory.numa import spread_of
@@ -27,7 +27,9 @@ def main() -> None:
     model = load_model(checkpoint, backend, spread_of=spread_of(place))
 
     def measure(question: Question) -> Answer:
-        plan = Plan(question["prompt"], question["steps"], tuple(question["batches"]) or (1,), question["context"])
+        plan = ModelBenchPlan(
+            question["prompt"], question["steps"], tuple(question["batches"]) or (1,), question["context"]
+        )
         runs = timed_runs(model, backend, plan)
         prefill = question["prompt"] / runs.prefill()() if question["prompt"] else 0.0
         return prefill, {batch: batch * question["steps"] / runs.decode(batch)() for batch in question["batches"]}

@@ -14,7 +14,7 @@ from homenode.engine.core.build import numa_choice, place_of_engine, settled_num
 from homenode.engine.memory.numa import team_memory
 from homenode.engine.plan.numa_default import auto_is_meant
 from homenode.errors import InternalError, UserError
-from homenode.host.binding.ladder import Policy
+from homenode.host.binding.mempolicy_fallback import MemoryPolicy
 from homenode.host.binding.syscalls import MPOL_BIND, MPOL_DEFAULT, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED
 from homenode.host.placement.node_teams import node_teams
 from homenode.host.placement.numa_demand import Decision
@@ -37,8 +37,8 @@ def host(text: str) -> Host:
 
 
 @pytest.mark.parametrize("nodes", ["2n 8c", "4n 16c"])
-@pytest.mark.parametrize("policy", [None, Policy(MPOL_DEFAULT, ()), Policy(MPOL_LOCAL, ())])
-def test_it_is_meant_where_several_nodes_could_compute(nodes: str, policy: Policy | None) -> None:
+@pytest.mark.parametrize("policy", [None, MemoryPolicy(MPOL_DEFAULT, ()), MemoryPolicy(MPOL_LOCAL, ())])
+def test_it_is_meant_where_several_nodes_could_compute(nodes: str, policy: MemoryPolicy | None) -> None:
     assert auto_is_meant(config(), host(nodes), policy)
     assert not auto_is_meant(config(), host("1n 8c"), policy)
 
@@ -62,9 +62,9 @@ def test_it_is_not_meant_where_something_is_said(settings: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize(
-    "policy", [Policy(MPOL_BIND, (0,)), Policy(MPOL_INTERLEAVE, (0, 1)), Policy(MPOL_PREFERRED, (1,))]
+    "policy", [MemoryPolicy(MPOL_BIND, (0,)), MemoryPolicy(MPOL_INTERLEAVE, (0, 1)), MemoryPolicy(MPOL_PREFERRED, (1,))]
 )
-def test_it_does_not_override_what_another_program_has_bound(policy: Policy) -> None:
+def test_it_does_not_override_what_another_program_has_bound(policy: MemoryPolicy) -> None:
     assert not auto_is_meant(config(), host("2n 8c"), policy)
 
 

@@ -13,13 +13,13 @@ from homenode.cpuset import parse_cpu_list
 from homenode.errors import HostError, PlacementError, UserError
 from homenode.host.binding import apply as apply_module
 from homenode.host.binding.apply import apply
-from homenode.host.binding.memory_map import MemoryMap, Placement, Policy, Range
+from homenode.host.binding.memory_map import MemoryMap, Placement, Range, RangePolicy
 from homenode.host.binding.preflight import check_running
 from homenode.host.binding.report import ActionResult, Report
 from homenode.host.binding.state import State
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.binding.target import Target
-from homenode.host.binding.threads import Process, identify
+from homenode.host.binding.threads import ProcessId, identify
 from homenode.host.binding.undo import Remembered, recall, recorded, remember_irqs, undo
 from homenode.host.topology.source import RecordedSource
 from tests.host.children import CPUS, ONE, OTHER, child, cpuset, eventually, masks, numa, two_cpus
@@ -307,7 +307,7 @@ def test_a_later_process_of_the_same_number_is_not_undone(state: State) -> None:
         assert mine is not None
         state.remove(mine.name)
         other = Remembered(
-            Process(running.pid, mine.process.start - 1),
+            ProcessId(running.pid, mine.process.start - 1),
             mine.boot,
             CPUS,
             {(running.pid, mine.process.start - 1): CPUS},
@@ -430,7 +430,7 @@ class Pinned(Syscalls):
 def test_pages_that_stay_are_a_warning_and_strict_takes_all_back(
     state: State, monkeypatch: pytest.MonkeyPatch, strict: bool
 ) -> None:
-    policy = Policy("default")
+    policy = RangePolicy("default")
     pinned = MemoryMap((Range(0x1000, 0x11000, "private", Placement(policy, {1: 16})),), policy)
     monkeypatch.setattr(apply_module, "read_memory_map", lambda pid: pinned)
     with child() as running:

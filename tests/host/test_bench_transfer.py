@@ -9,15 +9,15 @@ import pytest
 
 pytest.importorskip("homenode._native", reason="the native core is not built")
 
-from homenode.bench.handing_over import HandOff, HandOver
+from homenode.bench.handing_over import LastPageTransfer, WholeTransfer
 from homenode.bench.other_process import OtherProcess
-from homenode.bench.transfer import Plan, measure
+from homenode.bench.transfer import TransferBenchPlan, measure
 from homenode.errors import PeerError
 from homenode.transfer.seam import Abandoned, Returned
 
 
 def test_rows_of_small_pages() -> None:
-    rows = measure(Plan((16 << 10,), 80 * (16 << 10), rounds=1, channels=("shm",)))
+    rows = measure(TransferBenchPlan((16 << 10,), 80 * (16 << 10), rounds=1, channels=("shm",)))
     by_name = {row.what: row for row in rows}
     assert {f"shm, control, pages: {n}" for n in (1, 64, 80)} <= by_name.keys()
     assert all(
@@ -33,7 +33,7 @@ def test_rows_of_small_pages() -> None:
 
 def test_control_moves_one_page_of_many() -> None:
     peer = OtherProcess()
-    hand_over = HandOver(peer, "shm", "pull-eager", 16 << 10, 32)
+    hand_over = WholeTransfer(peer, "shm", "pull-eager", 16 << 10, 32)
     try:
         hand_over.control(32)
         deadline = time.monotonic() + 10
@@ -48,7 +48,7 @@ def test_control_moves_one_page_of_many() -> None:
 
 def test_a_hand_off_is_in_place_and_of_the_last_page_alone() -> None:
     peer = OtherProcess()
-    hand_off = HandOff(peer, 16 << 10, 32)
+    hand_off = LastPageTransfer(peer, 16 << 10, 32)
     try:
         _, _, with_digests = hand_off.next(32)
         assert with_digests > 0
@@ -61,7 +61,7 @@ def test_a_hand_off_is_in_place_and_of_the_last_page_alone() -> None:
 
 def test_the_agent_works_on_when_the_scheduler_does_not() -> None:
     peer = OtherProcess()
-    hand_off = HandOff(peer, 16 << 10, 4)
+    hand_off = LastPageTransfer(peer, 16 << 10, 4)
     try:
         hand_off.side.send("t", hand_off.document, 4, late=[4])
         deadline = time.monotonic() + 20  # nobody takes what the sender's agent has to say
@@ -76,7 +76,7 @@ def test_the_agent_works_on_when_the_scheduler_does_not() -> None:
 @pytest.mark.parametrize("channel", ["shm", "tcp"])
 def test_a_hand_over_that_failed_is_told_of_and_leaves_its_room_to_the_next(channel: str) -> None:
     peer = OtherProcess()
-    hand_over = HandOver(peer, channel, "pull-eager", 16 << 10, 4)
+    hand_over = WholeTransfer(peer, channel, "pull-eager", 16 << 10, 4)
     side = hand_over.side
     try:
         side.send("t", hand_over.document, 4, late=[3])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HostError
-from homenode.host.binding import companion
+from homenode.host.binding import sidecar
 from homenode.host.binding.claims import claim, exclusive_if_possible, read_claims
 from homenode.host.binding.state import State, open_state
 from homenode.host.placement.demand import Claim
@@ -145,9 +145,9 @@ def test_a_program_is_started_although_no_process_can_be_left_to_look_after_it(m
     def refused() -> int:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(companion.os, "fork", refused)
+    monkeypatch.setattr(sidecar.os, "fork", refused)
     said: list[str] = []
-    companion.leave_companion(lambda pidfd: None, said.append)
+    sidecar.start_sidecar(lambda pidfd: None, said.append)
     assert len(said) == 1 and "looks after" in said[0]
 
 

@@ -15,7 +15,7 @@ from homenode.host.binding import undo as undoing
 from homenode.host.binding.kernel_threads import bind_kernel_threads, find_kernel_threads, verify_kernel_threads
 from homenode.host.binding.state import State
 from homenode.host.binding.syscalls import Syscalls
-from homenode.host.binding.threads import Process
+from homenode.host.binding.threads import ProcessId
 from homenode.host.binding.undo import undo
 
 NAME = "uvb_poll_window_thread"
@@ -73,7 +73,7 @@ def test_they_are_bound_read_back_and_put_back(proc: Path, tmp_path: Path, monke
     assert report.ok and not report.findings
     assert kernel.masks == {201: (1, 2, 3), 202: (2, 3)}  # the second one was where it belongs
     assert not verify_kernel_threads(WANTED, kernel, proc).findings
-    monkeypatch.setattr(undoing, "same", lambda process: process == Process(201, 9201))
+    monkeypatch.setattr(undoing, "same", lambda process: process == ProcessId(201, 9201))
     assert undo(os.getpid(), state, calls=kernel).ok
     assert kernel.masks[201] == tuple(range(8))
 

@@ -62,7 +62,7 @@ def test_private_pages_follow_the_binding_and_shared_ones_stay() -> None:
         assert places(running, own) == {there}
         assert places(running, table) == {here}
         memory = read_memory_map(running.pid)
-        assert memory is not None and set(memory.homes()) == {there}
+        assert memory is not None and set(memory.bytes_by_node()) == {there}
         assert verify(running.pid, Target(there_cpus, memory_nodes=(there,))).findings == ()
         drifted = verify(running.pid, Target(there_cpus, memory_nodes=(here,)))
         assert [finding.code for finding in drifted.findings] == ["pages_off_plan"]

@@ -11,14 +11,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from homenode.host.binding.arrivals import settle_arrivals
-from homenode.host.binding.memory_map import MemoryMap, Placement, Policy, Range, read_memory_map
+from homenode.host.binding.memory_map import MemoryMap, Placement, Range, RangePolicy, read_memory_map
 from homenode.host.binding.pages import BATCH, Moves, bring_home, move_private_pages
 from homenode.host.binding.residency import PlannedRange
 from homenode.host.binding.syscalls import NOT_TRIED, Syscalls
 from tests.host.children import child, numa
 
 PAGE = 4096
-DEFAULT = Policy("default")
+DEFAULT = RangePolicy("default")
 
 
 class SimulatedNodes(Syscalls):
@@ -56,7 +56,7 @@ class SimulatedNodes(Syscalls):
 
 
 def block(
-    start: int, nodes: Sequence[int], *, kind: str = "private", policy: Policy = DEFAULT, size: int = PAGE
+    start: int, nodes: Sequence[int], *, kind: str = "private", policy: RangePolicy = DEFAULT, size: int = PAGE
 ) -> tuple[Range, dict[int, int]]:
     """A range whose pages lie on `nodes`, one after the other (-1: never touched)."""
     pages = {start + index * size: node for index, node in enumerate(nodes) if node >= 0}
@@ -188,8 +188,8 @@ def test_shared_device_file_and_deliberately_placed_ranges_are_left_alone_and_co
     kinds = [
         block(0x10000000 * (2 + index), [0] * 4, kind=kind) for index, kind in enumerate(("shared", "device", "file"))
     ]
-    placed = block(0x90000000, [3] * 5, policy=Policy("bind", (3,)))
-    wide = block(0xA0000000, [0] * 2, policy=Policy("preferred", (1,)))
+    placed = block(0x90000000, [3] * 5, policy=RangePolicy("bind", (3,)))
+    wide = block(0xA0000000, [0] * 2, policy=RangePolicy("preferred", (1,)))
     own = block(0x10000000, [0] * 3)
     blocks = [own, *kinds, placed, wide]
     calls = SimulatedNodes({address: node for _, pages in blocks for address, node in pages.items()})
@@ -299,8 +299,8 @@ def test_on_this_machine_the_kernel_says_where_the_private_pages_of_a_child_are(
         part = next(part for part in memory.private() if part.start <= address < part.end)
         for node in set(places):
             assert part.placement.pages[node] >= places.count(node)
-        assert set(places) <= set(memory.homes())
-        moves = move_private_pages(running.pid, memory, sorted(memory.homes()), Syscalls())
+        assert set(places) <= set(memory.bytes_by_node())
+        moves = move_private_pages(running.pid, memory, sorted(memory.bytes_by_node()), Syscalls())
         assert (moves.wanted, moves.moved, moves.stay, moves.stopped) == (0, 0, {}, "")
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from homenode.errors import UserError
 from homenode.host.binding.target import Target
 from homenode.host.binding.threads import (
-    Process,
+    ProcessId,
     alive,
     ancestors,
     descendants,
@@ -91,7 +91,7 @@ def test_another_process_with_the_same_number_is_another_process() -> None:
     with child() as running:
         process = identify(running.pid)
         assert alive(process)
-        assert not alive(Process(process.pid, process.start - 1))
+        assert not alive(ProcessId(process.pid, process.start - 1))
     assert not alive(process)
 
 

@@ -10,9 +10,9 @@ import pytest
 from homenode.bench.ceilings import Ceilings, Operations, Work, path_of
 from homenode.bench.fingerprint import Fingerprint, moved, strayed
 from homenode.bench.model import in_one_placement
-from homenode.bench.model_result import Result, TimedSteps, result_of
-from homenode.bench.steady import Reading, Run, Runs, measure_repeatedly, repeat_steadily, take_reading
-from homenode.bench.work import ModelWork
+from homenode.bench.model_result import ModelBenchResult, TimedSteps, result_of
+from homenode.bench.steady import MachineReading, Run, Runs, measure_repeatedly, repeat_steadily, take_reading
+from homenode.bench.work import WorkCounter
 from homenode.compute.ops import KvGeometry
 from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
@@ -72,7 +72,7 @@ def test_formats_have_their_kind_of_product(format: str, path: str) -> None:
 
 
 def test_decoding_reads_every_matrix_and_the_context_once() -> None:
-    work = ModelWork(WeightLayout((EMBEDDING, *LAYERS), 0), spec(), KV).decode(batch=3, context=9)
+    work = WorkCounter(WeightLayout((EMBEDDING, *LAYERS), 0), spec(), KV).decode(batch=3, context=9)
     looked_up = 3 * 68
     assert work.bytes == 68_000 + 6528 + 12288 + looked_up + 3 * 2 * 10 * 128
     head, a, b = 2 * 3 * 64_000, 2 * 3 * 96 * 64, 2 * 3 * 64 * 96
@@ -80,14 +80,14 @@ def test_decoding_reads_every_matrix_and_the_context_once() -> None:
 
 
 def test_an_untied_model_looks_up_one_table_and_multiplies_the_other() -> None:
-    work = ModelWork(WeightLayout((EMBEDDING, HEAD, *LAYERS), 0), spec(tied=False), KV).decode(batch=1, context=0)
+    work = WorkCounter(WeightLayout((EMBEDDING, HEAD, *LAYERS), 0), spec(tied=False), KV).decode(batch=1, context=0)
     assert work.bytes == 68 + 128_000 + 6528 + 12288 + 2 * 128
     assert work.operations.f32 == 2 * 64_000
     assert work.operations.int8 == 2 * 96 * 64
 
 
 def test_a_prompt_multiplies_its_layers_for_every_token_and_the_head_once() -> None:
-    work = ModelWork(WeightLayout((EMBEDDING, *LAYERS), 0), spec(), KV).prefill(100)
+    work = WorkCounter(WeightLayout((EMBEDDING, *LAYERS), 0), spec(), KV).prefill(100)
     pairs = 100 * 101 // 2 + 100  # in the last layer those of the last token
     assert work.operations == Operations(int8=2 * 64_000 + 100 * 2 * 96 * 64, bf16=100 * 2 * 64 * 96 + pairs * 4 * 64)
     assert work.bytes == 68_000 + 100 * 68 + 6528 + 12288
@@ -99,7 +99,7 @@ def test_of_the_last_layer_only_sampled_rows_are_multiplied_behind_its_attention
         for layer in (0, 1)
         for name in ("self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj")
     ]
-    work = ModelWork(WeightLayout(tuple(matrix(name, 64, 64, "Q8_0", 4000) for name in names), 0), spec(), KV)
+    work = WorkCounter(WeightLayout(tuple(matrix(name, 64, 64, "Q8_0", 4000) for name in names), 0), spec(), KV)
     phases = work.prefill_phases(100)
     each = 2 * 64 * 64
     assert [phases[p].operations.int8 for p in ("qkv", "o", "gate_up")] == [200 * each, 101 * each, 101 * each]
@@ -109,23 +109,23 @@ def test_of_the_last_layer_only_sampled_rows_are_multiplied_behind_its_attention
 def test_of_experts_those_count_that_tokens_choose() -> None:
     experts = tuple(matrix(f"model.layers.0.mlp.experts.{e}.up_proj.weight", 96, 64, "Q8_0", 6528) for e in range(8))
     moe = replace(spec(), moe=MoeSpec(num_experts=8, experts_per_token=2, intermediate_size=96, normalise=True))
-    work, nothing = ModelWork(WeightLayout(experts, 0), moe, KV), ModelWork(WeightLayout((), 0), moe, KV)
+    work, nothing = WorkCounter(WeightLayout(experts, 0), moe, KV), WorkCounter(WeightLayout((), 0), moe, KV)
     assert work.decode(1, 0).bytes - nothing.decode(1, 0).bytes == 2 * 6528
     assert work.decode(3, 0).bytes - nothing.decode(3, 0).bytes == pytest.approx(8 * (1 - 0.75**3) * 6528)
     assert work.decode(3, 0).operations.int8 == 3 * 2 * (2 * 96 * 64)
 
 
 def test_windows_bound_what_a_token_sees_in_the_layers_that_have_them() -> None:
-    full = ModelWork(WeightLayout(LAYERS, 0), spec(), KV).decode(1, 100).bytes
-    one = ModelWork(WeightLayout(LAYERS, 0), spec(window=8, sliding=(True, False)), KV).decode(1, 100).bytes
-    every = ModelWork(WeightLayout(LAYERS, 0), spec(window=8), KV).decode(1, 100).bytes
+    full = WorkCounter(WeightLayout(LAYERS, 0), spec(), KV).decode(1, 100).bytes
+    one = WorkCounter(WeightLayout(LAYERS, 0), spec(window=8, sliding=(True, False)), KV).decode(1, 100).bytes
+    every = WorkCounter(WeightLayout(LAYERS, 0), spec(window=8), KV).decode(1, 100).bytes
     assert (full - one, full - every) == (93 * 128, 2 * 93 * 128)
 
 
 def test_phases_are_the_work_of_their_matrices_and_sum_up_to_the_step() -> None:
     names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "router")
     layers = tuple(matrix(f"model.layers.0.x.{name}.weight", 64, 64, "Q8_0", 4000 + i) for i, name in enumerate(names))
-    work = ModelWork(WeightLayout((EMBEDDING, HEAD, *layers), 0), spec(tied=False), KV)
+    work = WorkCounter(WeightLayout((EMBEDDING, HEAD, *layers), 0), spec(tied=False), KV)
     phases = work.decode_phases(batch=3, context=9)
     assert {name: phase.bytes for name, phase in phases.items()} == {
         "embedding": 3 * 68, "lm_head": 128_000, "qkv": 12_003, "o": 4003, "gate_up": 8009, "down": 4006, "linear": 4007,
@@ -138,7 +138,7 @@ def test_phases_are_the_work_of_their_matrices_and_sum_up_to_the_step() -> None:
 
 
 def test_steps_in_a_row_see_a_growing_context() -> None:
-    work = ModelWork(WeightLayout(LAYERS, 0), spec(), KV)
+    work = WorkCounter(WeightLayout(LAYERS, 0), spec(), KV)
     assert work.decoding(2, 5, 3) == work.decode(2, 5) + work.decode(2, 6) + work.decode(2, 7)
 
 
@@ -168,9 +168,9 @@ def test_those_strayed_that_were_not_where_most_were() -> None:
 def test_a_test_in_another_placement_than_most_is_measured_anew_and_not_forever() -> None:
     still, first, moving = iter([SHARED] * 4), iter([APART]), iter(Fingerprint((40.0 * 4**i,), 40e9) for i in range(99))
 
-    def result(seen: Iterator[Fingerprint]) -> Result:
+    def result(seen: Iterator[Fingerprint]) -> ModelBenchResult:
         last = next(seen)
-        reading = Reading(last, MACHINE)
+        reading = MachineReading(last, MACHINE)
         runs = Runs((Run(2, MACHINE),), (), True, reading, reading)
         return result_of(
             ("decode", 1, 3, 0),
@@ -191,8 +191,8 @@ def test_a_test_in_another_placement_than_most_is_measured_anew_and_not_forever(
     assert len(told) == 4
 
 
-def readings(*prints: Fingerprint) -> Iterator[Reading]:
-    return (Reading(p, Ceilings(p.read, 1e12, 1e12, 1e12, 1e12)) for p in prints)
+def readings(*prints: Fingerprint) -> Iterator[MachineReading]:
+    return (MachineReading(p, Ceilings(p.read, 1e12, 1e12, 1e12, 1e12)) for p in prints)
 
 
 def test_runs_between_unlike_readings_are_discarded_and_made_again() -> None:
@@ -223,7 +223,7 @@ def test_some_steady_runs_are_enough_when_tries_run_out() -> None:
 def test_a_result_holds_each_run_against_the_ceilings_around_it() -> None:
     """Runs of 10 tokens that read 40 GB: they could take 1, 0.8 and 1 s; the fastest step of all took 0.1 s for one token."""
     slow, fast = Ceilings(40e9, 1e12, 1e12, 1e12, 1e12), Ceilings(50e9, 1e12, 1e12, 1e12, 1e12)
-    first = Reading(SHARED, slow)
+    first = MachineReading(SHARED, slow)
     runs = Runs((Run(2.0, slow), Run(1.0, fast), Run(4.0, slow)), ("why",), True, first, first)
     steps = TimedSteps(lambda index: None, 10)
     steps()

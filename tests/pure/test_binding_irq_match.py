@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from homenode.host.binding.irq_match import match
 from homenode.host.binding.target import COMPLETE_IRQ, SUBMIT_IRQ, IrqRoute, target_of
-from homenode.host.placement.plan import Worker
+from homenode.host.placement.plan import WorkerBinding
 from homenode.host.topology.host import Accelerator, Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.source import RecordedSource
@@ -37,7 +37,7 @@ def two_npus() -> Host:
 
 
 def test_an_npu_sends_submissions_to_one_cpu_and_all_sixteen_completions_to_the_next() -> None:
-    worker = Worker(0, 1, tuple(range(144, 168)), {"irq": (144, 145), "main": tuple(range(146, 166))}, (), "")
+    worker = WorkerBinding(0, 1, tuple(range(144, 168)), {"irq": (144, 145), "main": tuple(range(146, 166))}, (), "")
     routed, steps = match(target_of(worker, Accelerator("npu", 1, "910B3", NPU1)).irqs, two_npus())
     assert not steps
     assert {one.irq: one.cpus for one in routed} == {2800: (144,)} | dict.fromkeys(range(2801, 2817), (145,))

@@ -26,7 +26,7 @@ from benchmarks.turns import Turns
 from benchmarks.workload import Workload
 from homenode.bench.ceilings import Ceilings
 from homenode.bench.fingerprint import Fingerprint
-from homenode.bench.steady import Reading
+from homenode.bench.steady import MachineReading
 
 # Recorded from llama.cpp 0c1e570 on a file of the shape of Qwen2.5-0.5B in Q8_0, shortened.
 LLAMA_BENCH = """[
@@ -103,8 +103,8 @@ def test_every_variant_that_exists_is_planned_and_what_is_missing_is_said(tmp_pa
     assert (batched["-npp"], batched["-ntg"], batched["-npl"], batched["-c"]) == ("16", "32", "1", "48")
 
 
-def reading() -> Reading:
-    return Reading(Fingerprint((110.0,), 49e9), Ceilings(46e9, 2e12, 1e12, 5e11, 4e12))
+def reading() -> MachineReading:
+    return MachineReading(Fingerprint((110.0,), 49e9), Ceilings(46e9, 2e12, 1e12, 5e11, 4e12))
 
 
 def says(*texts: str, code: int = 0) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from benchmarks.contender import Command, Unavailable
 from benchmarks.served import ServedCombination, ServedComparison, ServedPair, served_text
 from benchmarks.served_pair import run_served_pair, under_load
 from benchmarks.servers import Server, free_port, homenode_server, llama_server, running
-from homenode.bench.clients import Load, run_load
+from homenode.bench.clients import ClientLoad, run_load
 from homenode.bench.served import Served
 from homenode.errors import HostError
 from tests.pure.test_comparison import HERE, reading
@@ -42,17 +42,17 @@ def server(code: str = SERVER) -> Server:
 def test_a_server_is_started_loaded_and_ended() -> None:
     one = server()
     assert Server.from_json(json.loads(json.dumps(one.to_json()))) == one
-    found = under_load(one, Load(clients=2, requests=2, prompt_tokens=3, gen_tokens=5))
+    found = under_load(one, ClientLoad(clients=2, requests=2, prompt_tokens=3, gen_tokens=5))
     assert (found.requests, found.tokens) == (4, 20) and found.output_tok_s > 0
     with pytest.raises(HostError):
-        asyncio.run(run_load(f"http://127.0.0.1:{one.port}", Load(1)))
+        asyncio.run(run_load(f"http://127.0.0.1:{one.port}", ClientLoad(1)))
 
 
 def test_a_server_that_does_not_say_as_much_as_it_should_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="4 tokens came where 5"):
         under_load(
             server(SERVER.replace('["max_tokens"]', '["max_tokens"] - 1')),
-            Load(clients=1, prompt_tokens=3, gen_tokens=5),
+            ClientLoad(clients=1, prompt_tokens=3, gen_tokens=5),
         )
 
 
@@ -71,13 +71,13 @@ def test_a_server_that_ends_is_unavailable_and_says_its_last_words() -> None:
 
 def test_both_servers_get_the_same_threads_and_theirs_room_for_every_client(tmp_path: Path) -> None:
     (tmp_path / "llama-server").touch()
-    theirs = llama_server(tmp_path, tmp_path / "m.gguf", 2, Load(clients=8), huge=True)
+    theirs = llama_server(tmp_path, tmp_path / "m.gguf", 2, ClientLoad(clients=8), huge=True)
     options = theirs.command.argv
     assert options[options.index("-np") + 1] == "8" and int(options[options.index("-c") + 1]) >= 8 * (256 + 128)
     assert options[options.index("-t") + 1] == "2" == homenode_server(tmp_path / "m.gguf", 2).command.argv[-1]
     assert theirs.command.variables == {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
     with pytest.raises(Unavailable, match="does not exist"):
-        llama_server(tmp_path / "elsewhere", tmp_path / "m.gguf", 2, Load(8), huge=False)
+        llama_server(tmp_path / "elsewhere", tmp_path / "m.gguf", 2, ClientLoad(8), huge=False)
 
 
 def figures(tok_s: float, ttft_s: float, itl_s: float) -> Served:

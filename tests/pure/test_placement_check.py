@@ -9,7 +9,7 @@ import pytest
 
 from homenode.host.placement.check import check
 from homenode.host.placement.demand import Demand
-from homenode.host.placement.plan import Place, Plan, Worker
+from homenode.host.placement.plan import Plan, ProcessBinding, WorkerBinding
 from homenode.host.placement.policies import fair, global_slice, topo_affinity
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
@@ -21,7 +21,7 @@ NEAR = {0: (0,), 1: (1,)}
 
 def plan_of(pools: dict[int, tuple[int, ...]], memory: dict[int, tuple[int, ...]] | None = None, **more: Any) -> Plan:
     workers = [
-        Worker(rank, device, cpus, {"main": cpus}, (memory or {}).get(device, ()), "")
+        WorkerBinding(rank, device, cpus, {"main": cpus}, (memory or {}).get(device, ()), "")
         for rank, (device, cpus) in enumerate(pools.items())
     ]
     return Plan(
@@ -67,7 +67,9 @@ def test_pools_that_overlap(strategy: str, severity: str) -> None:
 
 def test_the_reserve_of_fair_overlaps_nobody() -> None:
     host = host_of(TWO_NODES, NEAR)
-    plan = plan_of({0: span(0, 7), 1: span(8, 15)}, strategy="fair", processes=(Place("reserved", (15,), (), ""),))
+    plan = plan_of(
+        {0: span(0, 7), 1: span(8, 15)}, strategy="fair", processes=(ProcessBinding("reserved", (15,), (), ""),)
+    )
     assert "devices 1, reserved share 15" in one(host, plan, "pools_overlap").message
 
 
@@ -88,7 +90,7 @@ def test_cpus_that_are_not_allowed() -> None:
     host = host_of(TWO_NODES, NEAR, allowed="0-7")
     finding = one(host, plan_of({0: span(0, 7), 1: span(7, 9)}), "outside_allowance")
     assert finding.severity == "error" and "8-9" in finding.message
-    assert found(host, plan_of({0: (0,)}, processes=(Place("engine", (12,), (), ""),)), "outside_allowance")
+    assert found(host, plan_of({0: (0,)}, processes=(ProcessBinding("engine", (12,), (), ""),)), "outside_allowance")
 
 
 def test_a_process_that_is_left_alone_has_no_findings() -> None:

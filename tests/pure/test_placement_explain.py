@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.explain import explain
-from homenode.host.placement.plan import Place, Plan, Worker
+from homenode.host.placement.plan import Plan, ProcessBinding, WorkerBinding
 from homenode.host.placement.policies import fair
 from homenode.host.topology.finding import Finding
 from tests.host_values import Shape, host_of
@@ -35,14 +35,14 @@ def test_a_device_with_a_part_of_two_nodes() -> None:
 def test_a_cpu_worker_a_process_left_alone_and_a_finding() -> None:
     host = host_of([Shape(0, 2), Shape(1, 2)])
     workers = (
-        Worker(0, 0, (0, 1), {"main": (0, 1)}, (0, 1), "as asked"),
-        Worker(1, 1, (), {}, (), "nobind", bound=False),
+        WorkerBinding(0, 0, (0, 1), {"main": (0, 1)}, (0, 1), "as asked"),
+        WorkerBinding(1, 1, (), {}, (), "nobind", bound=False),
     )
     findings = (
         Finding("warning", "some_code", "something is odd", "Mend it."),
         Finding("info", "other_code", "as you know."),
     )
-    plan = Plan("cpu-threads", 0, (), {0: (0, 1)}, workers, (Place("engine", (), (), "it floats"),), findings)
+    plan = Plan("cpu-threads", 0, (), {0: (0, 1)}, workers, (ProcessBinding("engine", (), (), "it floats"),), findings)
     assert explain(host, plan) == [
         "strategy cpu-threads: 0 devices, 2 to place; 4 CPUs allowed: 0-3",
         "",
@@ -65,7 +65,7 @@ def test_a_cpu_worker_a_process_left_alone_and_a_finding() -> None:
 
 def test_a_plan_made_elsewhere_is_explained_as_far_as_it_can_be() -> None:
     host = host_of([Shape(0, 2)], {0: (0,)})
-    worker = Worker(0, 9, (0, 40), {"main": (0, 40)}, (7,), "from another host")
+    worker = WorkerBinding(0, 9, (0, 40), {"main": (0, 40)}, (7,), "from another host")
     assert explain(host, Plan("fair", 1, (9,), {9: (0, 40)}, (worker,)))[2:] == [
         "rank 0, device 9: 2 CPUs 0,40",
         "  node 0: 1 of its 2 allowed CPUs: 0",

@@ -13,8 +13,8 @@ from homenode.errors import PlacementError
 from homenode.host.placement.check import check
 from homenode.host.placement.cores import allowed_cores
 from homenode.host.placement.demand import Claim, Demand
+from homenode.host.placement.device_nodes import local_nodes
 from homenode.host.placement.explain import explain
-from homenode.host.placement.homes import local_nodes
 from homenode.host.placement.plan import Plan
 from homenode.host.placement.policies import fair, topo_affinity
 from homenode.host.topology.host import Host

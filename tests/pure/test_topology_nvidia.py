@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from homenode.host.topology.accelerators.cells import Problems
 from homenode.host.topology.accelerators.nvidia import read_nvidia
-from homenode.host.topology.accelerators.nvidia_topo import TopoRow, parse_topo
+from homenode.host.topology.accelerators.nvidia_topo import NvidiaTopoRow, parse_topo
 from homenode.host.topology.accelerators.read import read_accelerators
 from homenode.host.topology.host import Accelerators, Node, PciDevice
 from homenode.host.topology.source import CommandResult, LiveSource, RecordedSource, RecordingSource
@@ -60,7 +60,7 @@ def read(
     return read_nvidia(RecordedSource("x86_64", files or {}, answers, env), devices, NODES)
 
 
-def rows(text: str) -> dict[int, TopoRow]:
+def rows(text: str) -> dict[int, NvidiaTopoRow]:
     return parse_topo(text, Problems())
 
 

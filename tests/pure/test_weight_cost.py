@@ -46,10 +46,10 @@ def test_interleaved_pages_come_half_over_the_link() -> None:
 
 
 def test_a_memory_serves_all_its_readers_with_its_own_bandwidth() -> None:
-    from homenode.host.placement.step_cost import Load, on_one, step_time
+    from homenode.host.placement.step_cost import StepWork, on_one, step_time
 
     fast_link = machine(link=1000)
-    found = step_time(fast_link, on_one(fast_link.nodes, 0), Load(10e9, 0, 1, 1, 0, 0), IDEAL)
+    found = step_time(fast_link, on_one(fast_link.nodes, 0), StepWork(10e9, 0, 1, 1, 0, 0), IDEAL)
     assert found.total == pytest.approx(0.1), "two readers of one memory are no faster than one"
 
 

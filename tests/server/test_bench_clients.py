@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from homenode.bench.clients import Exchange
+from homenode.bench.clients import TimedCompletion
 from homenode.bench.served import served
 from homenode.cli.main import main
 from homenode.engine.messages import Output
@@ -42,12 +42,12 @@ def test_clients_count_what_our_server_sends(start: Start, capsys: pytest.Captur
 
 
 def test_figures_of_a_load_by_hand() -> None:
-    exchanges = [Exchange(1.0, [2.0, 2.5, 3.0], 3, 3.0), Exchange(1.0, [1.5, 2.5], 2, 2.5)]
+    exchanges = [TimedCompletion(1.0, [2.0, 2.5, 3.0], 3, 3.0), TimedCompletion(1.0, [1.5, 2.5], 2, 2.5)]
     found = served(2, 10, exchanges)
     assert (found.seconds, found.tokens, found.output_tok_s, found.total_tok_s) == (2.0, 5, 2.5, 12.5)
     assert (found.ttft_median_s, found.itl_median_s, found.itl_max_s, found.tpot_median_s) == (0.75, 0.5, 1.0, 0.75)
     with pytest.raises(ValueError, match="without a token"):
-        served(1, 10, [Exchange(0.0)])
+        served(1, 10, [TimedCompletion(0.0)])
 
 
 def answering(reply: bytes) -> tuple[str, Callable[[], None]]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from homenode.bench.ceilings import Operations, Work, path_of
 from homenode.bench.passes import Passes
-from homenode.bench.steady import Meter, Runs, Watch, measure_repeatedly
+from homenode.bench.steady import BenchListener, Meter, Runs, measure_repeatedly
 from homenode.compute.ops import KV_DTYPES, KvGeometry, Ops, StepArrays, StepLimits, Tensor
 from homenode.errors import UserError
 from homenode.spelling import with_suggestion
@@ -95,7 +95,7 @@ def check_plan(plan: AttentionPlan) -> None:
 
 
 def measure_attention(
-    backend: NativeBackend, meter: Meter, plan: AttentionPlan, watch: Watch
+    backend: NativeBackend, meter: Meter, plan: AttentionPlan, watch: BenchListener
 ) -> Iterator[AttentionResult]:
     """One result for each combination, as it is measured. Raises what `check_plan` raises."""
     check_plan(plan)
@@ -110,7 +110,7 @@ def _measure(
     backend: NativeBackend,
     meter: Meter,
     plan: AttentionPlan,
-    watch: Watch,
+    watch: BenchListener,
     name: str,
     shape: tuple[int, int, int],
     context: int,

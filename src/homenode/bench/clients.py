@@ -25,7 +25,7 @@ _FIRST_ID = 100  # below are the special tokens of many vocabularies
 
 
 @dataclass(frozen=True)
-class Load:
+class ClientLoad:
     """What the clients ask for: `clients` of them at once, each for `requests` completions of one length, prompts all different."""
 
     clients: int
@@ -38,7 +38,7 @@ class Load:
 
 
 @dataclass
-class Exchange:
+class TimedCompletion:
     """One completion as its client saw it: seconds of time.monotonic()."""
 
     begun: float
@@ -47,7 +47,7 @@ class Exchange:
     ended: float = 0.0
 
 
-async def run_load(url: str, load: Load, timeout_s: float = 600.0) -> list[Exchange]:
+async def run_load(url: str, load: ClientLoad, timeout_s: float = 600.0) -> list[TimedCompletion]:
     """All completions of all clients. UserError for a URL that is none, HostError when nobody listens, PeerError for any other failure."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
@@ -69,20 +69,20 @@ async def run_load(url: str, load: Load, timeout_s: float = 600.0) -> list[Excha
     return [exchange for task in tasks for exchange in task.result()]
 
 
-async def _client(address: tuple[str, int], load: Load, number: int) -> list[Exchange]:
+async def _client(address: tuple[str, int], load: ClientLoad, number: int) -> list[TimedCompletion]:
     loop, found = asyncio.get_running_loop(), []
     draw = random.Random(load.seed * 1_000_003 + number)
     for _ in range(load.requests):
         request = _request(
             address, load, [draw.randrange(_FIRST_ID, load.vocab_size) for _ in range(load.prompt_tokens)]
         )
-        answer = _Answer(request, loop.create_future())
+        answer = _CompletionConnection(request, loop.create_future())
         await loop.create_connection(lambda answer=answer: answer, *address)  # type: ignore[misc]
         found.append(await answer.done)
     return found
 
 
-def _request(address: tuple[str, int], load: Load, prompt: list[int]) -> bytes:
+def _request(address: tuple[str, int], load: ClientLoad, prompt: list[int]) -> bytes:
     body: dict[str, object] = {
         "prompt": prompt,
         "max_tokens": load.gen_tokens,
@@ -98,12 +98,12 @@ def _request(address: tuple[str, int], load: Load, prompt: list[int]) -> bytes:
     return f"{head}Content-Length: {len(text)}\r\nConnection: close\r\n\r\n".encode() + text
 
 
-class _Answer(asyncio.Protocol):
+class _CompletionConnection(asyncio.Protocol):
     """One connection: sends the request, counts the events of the answer."""
 
-    def __init__(self, request: bytes, done: asyncio.Future[Exchange]) -> None:
+    def __init__(self, request: bytes, done: asyncio.Future[TimedCompletion]) -> None:
         self._request, self.done = request, done
-        self._exchange = Exchange(time.monotonic())
+        self._exchange = TimedCompletion(time.monotonic())
         self._head = True
         self._tail = b""
 

@@ -17,7 +17,7 @@ APPLYING_S = 160e-6  # between the result of a step and the first word of its pa
 _HAND_OFFS = 20  # of which one row's time is the median
 
 
-class HandOver:
+class WholeTransfer:
     """The whole thing: two agents."""
 
     def __init__(
@@ -87,7 +87,7 @@ class HandOver:
         return ended.at
 
 
-class HandOff:
+class LastPageTransfer:
     """What is left of a hand-over when its last page has been computed: the KV is read where it lies, by a receiver of the same host.
 
     All that can be said before was said before: the offer and its answer, and the pages before the last, as in a server, whose chunks are told of

@@ -15,7 +15,7 @@ import numpy as np
 
 from homenode.bench.ceilings import Operations, Work, path_of
 from homenode.bench.passes import Passes
-from homenode.bench.steady import Meter, Runs, Watch, measure_repeatedly
+from homenode.bench.steady import BenchListener, Meter, Runs, measure_repeatedly
 from homenode.bench.stored import FORMATS, stored_matrix
 from homenode.compute.ops import Ops, Program, StepArrays, StepLimits, Tensor, Weight
 from homenode.dtypes import BY_NAME
@@ -88,7 +88,9 @@ def check_plan(plan: KernelPlan, formats: frozenset[str]) -> None:
                 )
 
 
-def measure_kernels(backend: NativeBackend, meter: Meter, plan: KernelPlan, watch: Watch) -> Iterator[KernelResult]:
+def measure_kernels(
+    backend: NativeBackend, meter: Meter, plan: KernelPlan, watch: BenchListener
+) -> Iterator[KernelResult]:
     """One result for each combination, as it is measured. Raises what `check_plan` raises."""
     check_plan(plan, backend.weight_types())
     for name in plan.formats:
@@ -110,7 +112,7 @@ def _measure(
     backend: NativeBackend,
     meter: Meter,
     repeat: int,
-    watch: Watch,
+    watch: BenchListener,
     point: tuple[str, int, int, int],
     weights: list[Weight],
 ) -> KernelResult:

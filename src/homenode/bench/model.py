@@ -16,9 +16,9 @@ import numpy as np
 
 from homenode.bench.ceilings import Work
 from homenode.bench.fingerprint import Fingerprint, strayed
-from homenode.bench.model_result import PhaseShare, Result, TimedSteps, result_of
-from homenode.bench.steady import Meter, Runs, Watch, measure_repeatedly, take_reading
-from homenode.bench.work import ModelWork
+from homenode.bench.model_result import ModelBenchResult, PhaseShare, TimedSteps, result_of
+from homenode.bench.steady import BenchListener, Meter, Runs, measure_repeatedly, take_reading
+from homenode.bench.work import WorkCounter
 from homenode.compute.ops import Backend, Program, SamplingArrays, StepArrays, StepLimits
 from homenode.errors import UserError
 from homenode.model.weights.load import LoadedModel
@@ -40,7 +40,7 @@ class PhasedProgram(Protocol):
 
 
 @dataclass(frozen=True)
-class Plan:
+class ModelBenchPlan:
     """What to measure. `repeat` runs of each; the median counts."""
 
     prompt_tokens: int = 512
@@ -57,17 +57,19 @@ class Plan:
         return (1 if self.prompt_tokens else 0) + (len(self.batches) if self.gen_tokens else 0)
 
 
-def measure(model: LoadedModel, backend: Backend, meter: Meter, plan: Plan, watch: Watch) -> list[Result]:
+def measure(
+    model: LoadedModel, backend: Backend, meter: Meter, plan: ModelBenchPlan, watch: BenchListener
+) -> list[ModelBenchResult]:
     """Run the plan; `meter` measures the limits of the CPUs `backend` computes on.
 
     Results are to be compared with each other, so those that were measured in another placement than most are measured anew, a few times at most.
     Raises UserError when the model's context is too short for the plan.
     """
-    bench = _Bench(timed_runs(model, backend, plan), meter, watch)
+    bench = _ModelBench(timed_runs(model, backend, plan), meter, watch)
     tests = [(f"prefill of {plan.prompt_tokens}", bench.prefill)] if plan.prompt_tokens else []
     tests += [(f"decode, batch {batch}", partial(bench.decode, batch)) for batch in plan.batches if plan.gen_tokens]
 
-    def measured(index: int) -> Result:
+    def measured(index: int) -> ModelBenchResult:
         title, test = tests[index]
         watch.started(title)
         return test()
@@ -78,7 +80,9 @@ def measure(model: LoadedModel, backend: Backend, meter: Meter, plan: Plan, watc
     return in_one_placement(len(tests), measured, discarding)
 
 
-def in_one_placement(tests: int, measured: Callable[[int], Result], discarding: Callable[[int], None]) -> list[Result]:
+def in_one_placement(
+    tests: int, measured: Callable[[int], ModelBenchResult], discarding: Callable[[int], None]
+) -> list[ModelBenchResult]:
     """The results of tests 0 .. tests - 1. Those that were in another placement than most are `measured` again; `discarding` is told before."""
     results = [measured(index) for index in range(tests)]
     for _ in range(_ROUNDS):
@@ -88,7 +92,7 @@ def in_one_placement(tests: int, measured: Callable[[int], Result], discarding: 
     return results
 
 
-def timed_runs(model: LoadedModel, backend: Backend, plan: Plan) -> ModelRuns:
+def timed_runs(model: LoadedModel, backend: Backend, plan: ModelBenchPlan) -> ModelRuns:
     """The runs of a plan, to be timed by whoever calls them. Raises UserError when the model's context is too short for the plan."""
     longest = max(plan.prompt_tokens, plan.context + plan.gen_tokens)
     if longest > model.spec.max_position:
@@ -105,7 +109,7 @@ def timed_runs(model: LoadedModel, backend: Backend, plan: Plan) -> ModelRuns:
         backend,
         backend.compile(model.forward(cache), limits),
         plan,
-        ModelWork(model.layout, model.spec, geometry),
+        WorkCounter(model.layout, model.spec, geometry),
         blocks,
     )
 
@@ -116,8 +120,8 @@ class ModelRuns:
 
     backend: Backend
     program: Program
-    plan: Plan
-    work: ModelWork
+    plan: ModelBenchPlan
+    work: WorkCounter
     blocks: int
 
     def prefill(self) -> TimedSteps:
@@ -155,21 +159,21 @@ class ModelRuns:
 
 
 @dataclass(frozen=True)
-class _Bench:
+class _ModelBench:
     """Everything one plan is measured with."""
 
     runs: ModelRuns
     meter: Meter
-    watch: Watch
+    watch: BenchListener
 
-    def prefill(self) -> Result:
+    def prefill(self) -> ModelBenchResult:
         """One prompt a run."""
         n, run = self.runs.plan.prompt_tokens, self.runs.prefill()
         work = self.runs.work.prefill(n)
         result = result_of(("prefill", 1, n, 0), n, run, work, work, self._repeated(run))
         return self._with_phases(result, run, self.runs.work.prefill_phases(n))
 
-    def decode(self, batch: int) -> Result:
+    def decode(self, batch: int) -> ModelBenchResult:
         """`gen_tokens` tokens of each of `batch` sequences a run."""
         plan, work, run = self.runs.plan, self.runs.work, self.runs.decode(batch)
         whole = work.decoding(batch, plan.context, plan.gen_tokens)
@@ -181,7 +185,7 @@ class _Bench:
     def _repeated(self, run: TimedSteps) -> Runs:
         return measure_repeatedly(run, self.meter, self.runs.plan.repeat, self.watch)
 
-    def _with_phases(self, result: Result, run: TimedSteps, work: dict[str, Work]) -> Result:
+    def _with_phases(self, result: ModelBenchResult, run: TimedSteps, work: dict[str, Work]) -> ModelBenchResult:
         """The result with where the time goes, if asked for: from one more run, between two readings of the machine."""
         program = self.runs.program
         if not self.runs.plan.phases or not isinstance(program, PhasedProgram):

@@ -28,7 +28,7 @@ class PhaseShare:
 
 
 @dataclass(frozen=True)
-class Result:
+class ModelBenchResult:
     """One test. `seconds` are of one run, the median; `tok_s` tokens of all sequences in a second.
 
     `ceiling_tok_s`: what the machine allowed around the median run, reading and multiplying overlapped; `fraction`: how much of it was reached,
@@ -84,15 +84,15 @@ class TimedSteps:
 
 def result_of(
     what: tuple[str, int, int, int], made: int, run: TimedSteps, work: Work, step: Work, runs: Runs
-) -> Result:
+) -> ModelBenchResult:
     """What the runs of one test come to.
 
-    what: test, batch, tokens and context as in `Result`. made: tokens of a run. work: of a run; step: of its middle step.
+    what: test, batch, tokens and context as in `ModelBenchResult`. made: tokens of a run. work: of a run; step: of its middle step.
     """
     seconds = statistics.median(r.seconds for r in runs.counted)
     around = _median(tuple(r.ceilings for r in runs.counted))
     test, batch, tokens, context = what
-    return Result(
+    return ModelBenchResult(
         test=test,
         batch=batch,
         tokens=tokens,

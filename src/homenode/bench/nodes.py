@@ -31,7 +31,7 @@ class BenchTeam:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFigures:
+class NodeMeasurement:
     """See `host.topology.measured.MeasuredNode`."""
 
     node: int
@@ -42,7 +42,7 @@ class NodeFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class PairFigures:
+class PairMeasurement:
     """One node's threads reading one node's memory. round_trip_ns: between their first threads; None for memory without CPUs, or one core."""
 
     reader: int
@@ -60,8 +60,8 @@ class NodesResult:
     machine: str
     kernel: str
     level: str
-    nodes: tuple[NodeFigures, ...]
-    pairs: tuple[PairFigures, ...]
+    nodes: tuple[NodeMeasurement, ...]
+    pairs: tuple[PairMeasurement, ...]
     barrier_us: float
     barrier_across_us: float
 
@@ -79,7 +79,7 @@ class NodeMeter(Meter, Protocol):
         """Is what it reads on huge pages?"""
 
 
-class Probe(Protocol):
+class NodeProbe(Protocol):
     """What measures on given CPUs: `NativeProbe`, or a fake."""
 
     @property
@@ -119,7 +119,7 @@ def memories(host: Host, teams: Sequence[BenchTeam]) -> tuple[int, ...]:
 
 
 def measure_nodes(
-    host: Host, probe: Probe, available: int, told: Callable[[str], AbstractContextManager[object]]
+    host: Host, probe: NodeProbe, available: int, told: Callable[[str], AbstractContextManager[object]]
 ) -> NodesResult:
     """Every pair of nodes, then the barriers. `available`: bytes that may be taken. `told`: is entered around each measurement with its name."""
     teams = bench_teams(host)
@@ -130,7 +130,7 @@ def measure_nodes(
                 pair, multiply = _measure_pair(probe, teams, team, memory, available)
             pairs.append(pair)
             if memory == team.memory_node:
-                nodes.append(NodeFigures(team.node, memory, len(team.cpus), pair.read_gb_s, multiply))
+                nodes.append(NodeMeasurement(team.node, memory, len(team.cpus), pair.read_gb_s, multiply))
     with told("barriers"):
         within = max(probe.barrier_us(team.cpus, team.groups) for team in teams)
         all_cpus = [cpu for team in teams for cpu in team.cpus]
@@ -149,8 +149,8 @@ def measure_nodes(
 
 
 def _measure_pair(
-    probe: Probe, teams: Sequence[BenchTeam], team: BenchTeam, memory: int, available: int
-) -> tuple[PairFigures, float]:
+    probe: NodeProbe, teams: Sequence[BenchTeam], team: BenchTeam, memory: int, available: int
+) -> tuple[PairMeasurement, float]:
     """The pair, and what the threads multiply."""
     wanted = max(_READ_BYTES, _BYTES_A_THREAD * len(team.cpus))
     meter, share = probe.meter(team, memory, min(wanted, available // _SHARE_OF_MEMORY))
@@ -158,7 +158,7 @@ def _measure_pair(
     other = _partner(teams, team, memory)
     trip = None if other is None else round(probe.round_trip_ns(team.cpus[0], other), 1)
     shown = None if share is None else round(share, 3)
-    return PairFigures(team.node, memory, round(found.read / 1e9, 2), trip, meter.huge_pages, shown), round(
+    return PairMeasurement(team.node, memory, round(found.read / 1e9, 2), trip, meter.huge_pages, shown), round(
         found.int8 / 1e9, 1
     )
 

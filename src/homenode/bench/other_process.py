@@ -65,7 +65,7 @@ class OtherProcess:
             self.process.wait()
 
 
-class Echo:
+class SocketEcho:
     """A small message there and back over a Unix socket."""
 
     def __init__(self, peer: OtherProcess) -> None:

@@ -23,7 +23,7 @@ _SPIN_US = 50
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeTimes:
     """Medians over the rounds, of float32 [rows, columns]. `what`: "sum" over `processes` ranks, or "ring": one way from one stage to the next."""
 
     what: str
@@ -41,7 +41,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RanksBenchPlan:
     """What to measure: [rows, columns] in turn. `spin_us`: how long a process watches before it sleeps; None: not at all where CPUs are shared."""
 
     shapes: Sequence[tuple[int, int]]
@@ -58,12 +58,12 @@ def cpus_of(processes: int, threads: int) -> tuple[list[list[int]], bool]:
     return places, processes * threads > len(usable)
 
 
-def measure(plan: Plan) -> list[Exchange]:
+def measure(plan: RanksBenchPlan) -> list[ExchangeTimes]:
     """Sums over `plan.ranks`, and the way through a ring. PeerError when a process fails, HostError when it cannot be started."""
     return [*_measure_sums(plan), *_measure_rings(plan)]
 
 
-def _measure_sums(plan: Plan) -> list[Exchange]:
+def _measure_sums(plan: RanksBenchPlan) -> list[ExchangeTimes]:
     memory = NativeRankGroup.make(plan.ranks, max(1 << 20, 2 * max(4 * (r + 16) * (c + 16) for r, c in plan.shapes)))
     places, crowded = cpus_of(plan.ranks, plan.threads)
     work = {"kind": "sum", "shapes": list(plan.shapes), "rounds": plan.rounds, "spin_us": _spin(plan, crowded)}
@@ -72,14 +72,14 @@ def _measure_sums(plan: Plan) -> list[Exchange]:
     for i, (rows, columns) in enumerate(plan.shapes):
         slowest = max(answer[i][0] for answer in answers)
         found.append(
-            Exchange(
+            ExchangeTimes(
                 "sum", plan.ranks, plan.threads, rows, columns, slowest, statistics.median(a[i][1] for a in answers)
             )
         )
     return found
 
 
-def _measure_rings(plan: Plan) -> list[Exchange]:
+def _measure_rings(plan: RanksBenchPlan) -> list[ExchangeTimes]:
     found = []
     places, crowded = cpus_of(2, 1)
     for rows, columns in plan.shapes:
@@ -87,11 +87,11 @@ def _measure_rings(plan: Plan) -> list[Exchange]:
         work = {"kind": "ring", "shapes": [(rows, columns)], "rounds": plan.rounds, "spin_us": _spin(plan, crowded)}
         fds = [ring.fd for ring in rings]
         answers = _ask([{**work, "fds": fds, "number": i, "cpus": cpus} for i, cpus in enumerate(places)])
-        found.append(Exchange("ring", 2, 1, rows, columns, *answers[0][0]))
+        found.append(ExchangeTimes("ring", 2, 1, rows, columns, *answers[0][0]))
     return found
 
 
-def _spin(plan: Plan, crowded: bool) -> int:
+def _spin(plan: RanksBenchPlan, crowded: bool) -> int:
     if plan.spin_us is not None:
         return plan.spin_us
     return 0 if crowded else _SPIN_US

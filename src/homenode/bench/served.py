@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from homenode.bench.clients import Exchange
+from homenode.bench.clients import TimedCompletion
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Served:
     tpot_median_s: float  # first token to last, divided by the tokens after the first
 
 
-def served(clients: int, prompt_tokens: int, exchanges: Sequence[Exchange]) -> Served:
+def served(clients: int, prompt_tokens: int, exchanges: Sequence[TimedCompletion]) -> Served:
     """The figures of a load whose prompts had `prompt_tokens` tokens each. ValueError when a completion has no token."""
     if not exchanges or not all(e.events for e in exchanges):
         raise ValueError("a completion without a token: nothing to measure")

@@ -30,7 +30,7 @@ class Meter(Protocol):
         """Nanoseconds to each other thread and back."""
 
 
-class Watch(Protocol):
+class BenchListener(Protocol):
     """Is told how measuring goes on."""
 
     def started(self, what: str) -> None:
@@ -44,14 +44,14 @@ class Watch(Protocol):
 
 
 @dataclass(frozen=True)
-class Reading:
+class MachineReading:
     """The machine at one moment."""
 
     fingerprint: Fingerprint
     ceilings: Ceilings
 
 
-def take_reading(meter: Meter, *, short: bool = False) -> Reading:
+def take_reading(meter: Meter, *, short: bool = False) -> MachineReading:
     """The machine now: about 0.2 s on two cores.
 
     The fingerprint is made of the best of many short bursts, one of which finds the CPUs undisturbed by other work. Multiplying is the best
@@ -66,7 +66,7 @@ def take_reading(meter: Meter, *, short: bool = False) -> Reading:
     int8, bf16, f32, int6 = (
         max(meter.multiply(kind) for _ in range(_MULTIPLY_BURSTS)) for kind in ("int8", "bf16", "f32", "int6")
     )
-    return Reading(
+    return MachineReading(
         Fingerprint(tuple(min(t) for t in trips), best), Ceilings(best if short else long, int8, bf16, f32, int6)
     )
 
@@ -86,13 +86,13 @@ class Runs:
     counted: tuple[Run, ...]
     discarded: tuple[str, ...]
     steady: bool
-    before: Reading
-    after: Reading
+    before: MachineReading
+    after: MachineReading
 
 
 def repeat_steadily(
     run: Callable[[], float],
-    read: Callable[[], Reading],
+    read: Callable[[], MachineReading],
     repeat: int,
     discarding: Callable[[str], None] = lambda _: None,
 ) -> Runs:
@@ -123,7 +123,7 @@ def repeat_steadily(
 
 
 def measure_repeatedly(
-    run: Callable[[], float], meter: Meter, repeat: int, watch: Watch, *, short: bool = False
+    run: Callable[[], float], meter: Meter, repeat: int, watch: BenchListener, *, short: bool = False
 ) -> Runs:
     """Run once to warm up, uncounted, then `repeat` times between readings, which are `short` where a run takes milliseconds."""
 

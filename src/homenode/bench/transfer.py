@@ -22,8 +22,8 @@ from functools import partial
 
 import numpy as np
 
-from homenode.bench.handing_over import HandOff, HandOver
-from homenode.bench.other_process import PATIENCE_S, PAUSE_S, Echo, OtherProcess
+from homenode.bench.handing_over import LastPageTransfer, WholeTransfer
+from homenode.bench.other_process import PATIENCE_S, PAUSE_S, OtherProcess, SocketEcho
 from homenode.bench.transfer_side import Side, page_geometry
 from homenode.compute.native.backend import NativeBackend
 from homenode.compute.native.kv_memory import NativeEpochWords, copy_kv
@@ -57,7 +57,7 @@ class Row:
 
 
 @dataclass
-class Plan:
+class TransferBenchPlan:
     """What to measure: pages of these sizes, `batch_bytes` of them at once."""
 
     page_sizes: tuple[int, ...] = (64 << 10, 1 << 20, 64 << 20)
@@ -68,7 +68,7 @@ class Plan:
     told: Callable[[str], None] = field(default=lambda _: None)
 
 
-def measure(plan: Plan) -> list[Row]:
+def measure(plan: TransferBenchPlan) -> list[Row]:
     """All rows, each round in another order."""
     order = random.Random(plan.seed)
     seconds: dict[tuple[str, int, int], list[float]] = {}
@@ -104,7 +104,7 @@ def _probes(page_bytes: int, pages: int, channels: tuple[str, ...]) -> Iterator[
     peers = [OtherProcess() for _ in range(4 + 2 * len(channels))]
     sides: list[Side] = []
     try:
-        local, echo, nbytes = _LocalCopies(page_bytes, pages), Echo(peers[0]), pages * page_bytes
+        local, echo, nbytes = _LocalCopies(page_bytes, pages), SocketEcho(peers[0]), pages * page_bytes
         probes = [
             _probe("memcpy", nbytes, local.memcpy),
             _probe("private copy", nbytes, local.private_copy),
@@ -113,19 +113,19 @@ def _probes(page_bytes: int, pages: int, channels: tuple[str, ...]) -> Iterator[
             _probe("tcp, bare", nbytes, _BareTcp(peers[1], page_bytes, pages).once),
         ]
         for channel, peer, other in zip(channels, peers[4::2], peers[5::2], strict=True):
-            hand_over = HandOver(peer, channel, "pull-eager", page_bytes, pages)
+            hand_over = WholeTransfer(peer, channel, "pull-eager", page_bytes, pages)
             sides.append(hand_over.side)
             probes.append(_probe(f"{channel}, whole hand-over", nbytes, hand_over.all_pages))
             probes.append(_probe(f"{channel}, one page", page_bytes, hand_over.one_page))
             if channel != "shm":
-                asking = HandOver(other, channel, "pull-delay", page_bytes, pages, holds=True)
+                asking = WholeTransfer(other, channel, "pull-delay", page_bytes, pages, holds=True)
                 sides.append(asking.side)
                 probes.append(_probe(f"{channel}, pages asked for", nbytes, asking.asked_for))
             if channel == "shm":
                 for some in sorted({1, min(64, pages), pages}):
                     probes.append(_probe(f"{channel}, control, pages: {some}", 0, partial(hand_over.control, some)))
         for peer, pause in zip(peers[2:4] if "shm" in channels else (), (0.0, PAUSE_S), strict=False):
-            hand_off = HandOff(peer, page_bytes, pages, pause)
+            hand_off = LastPageTransfer(peer, page_bytes, pages, pause)
             sides.append(hand_off.side)
             for some in sorted({pages} if pause else {1, min(64, pages), pages}):
                 probes.append(_Probe(hand_off.whats(some), 0, partial(hand_off.next, some)))
@@ -207,7 +207,7 @@ class _BareTcp:
 def _release_s() -> float:
     """From SIGKILL of a process that was given pages, and did not read them yet, to their return."""
     peer = OtherProcess()
-    hand_over = HandOver(peer, "shm", "pull-delay", 64 << 10, 64, holds=True)
+    hand_over = WholeTransfer(peer, "shm", "pull-delay", 64 << 10, 64, holds=True)
     try:
         hand_over.side.send("held", hand_over.document, 64)
         side = hand_over.side

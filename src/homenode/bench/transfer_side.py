@@ -61,14 +61,14 @@ def page_geometry(page_bytes: int) -> KvGeometry:
 
 
 @dataclass(frozen=True)
-class _Result:
+class _StepEnd:
     """Left in the inbox when a step has ended, as an executor does."""
 
     ticket: str
 
 
 @dataclass
-class Ended:
+class TicketEnd:
     """How a ticket ended at this side, and when (time.perf_counter)."""
 
     at: float
@@ -87,7 +87,7 @@ class Side:
     pages: int
     holds: bool = False
     in_place: bool = False
-    _ends: dict[str, Ended] = field(default_factory=dict)
+    _ends: dict[str, TicketEnd] = field(default_factory=dict)
     _pages: dict[str, int] = field(default_factory=dict)  # of each ticket
     _late: dict[str, list[int]] = field(
         default_factory=dict
@@ -187,14 +187,14 @@ class Side:
             ticket, seconds = step
             compute_for(seconds)
             self.agent.promise([ticket])
-            self._inbox.put(_Result(ticket))
+            self._inbox.put(_StepEnd(ticket))
 
     def finish(self, ticket: str) -> None:
         """What was kept back is computed: said on the caller's thread, as a scheduler's."""
         late = self._late.pop(ticket)
         self.agent.tell(Computed(ticket, self._pages[ticket] - len(late), late, True))
 
-    def wait(self, ticket: str, timeout: float) -> Ended:
+    def wait(self, ticket: str, timeout: float) -> TicketEnd:
         """The end of a ticket. TimeoutError when it does not come."""
         self.attend(lambda: ticket in self._ends, timeout, f"the end of ticket {ticket}")
         self._pages.pop(ticket, None)
@@ -241,7 +241,7 @@ class Side:
         """Take an event; say what pages are read no more. Whether there is more to come."""
         try:
             event = self._inbox.get(timeout)
-            if isinstance(event, _Result):
+            if isinstance(event, _StepEnd):
                 self._computed = event.ticket
                 return True
         except Empty:
@@ -289,7 +289,7 @@ class Side:
                     self._used.append((now, ticket))
             case Returned(_, ticket) | SendRefused(_, ticket) | Failed(_, ticket) | Forgotten(_, ticket):
                 with self._changed:
-                    self._ends[ticket] = Ended(now, event)
+                    self._ends[ticket] = TicketEnd(now, event)
                     self._changed.notify_all()
 
     def _arrive(self, ticket: str, tokens: int, now: float) -> None:

@@ -34,7 +34,7 @@ _NOTHING = Work(0.0, Operations())
 
 
 @dataclass(frozen=True)
-class ModelWork:
+class WorkCounter:
     """Counts the work of steps of one model."""
 
     layout: WeightLayout

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from homenode.host.binding.claims import ClaimTable
     from homenode.host.binding.target import Target
     from homenode.host.placement.demand import Claim, Demand
-    from homenode.host.placement.plan import Plan, Worker
+    from homenode.host.placement.plan import Plan, WorkerBinding
     from homenode.host.topology.finding import Finding
     from homenode.host.topology.host import Accelerator, Host
 
@@ -39,7 +39,7 @@ class Aim:
     target: Target | None
     host: Host
     plan: Plan | None = None
-    workers: tuple[Worker, ...] = ()
+    workers: tuple[WorkerBinding, ...] = ()
     lines: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
 
@@ -218,7 +218,7 @@ def _planned(flags: PlanFlags, host: Host, demand: Demand, plan: Plan) -> Aim:
     return Aim(Target(tuple(sorted(everything))), host, plan, bound, tuple(lines))
 
 
-def chip_of(host: Host, plan: Plan, worker: Worker) -> Accelerator | None:
+def chip_of(host: Host, plan: Plan, worker: WorkerBinding) -> Accelerator | None:
     """The accelerator that a worker of the plan drives; None for CPU workers. Its PCI address is asked for where the tool has not told it yet."""
     from homenode.host.placement.check import chips_by_device
     from homenode.host.topology.accelerators.ascend import board_address

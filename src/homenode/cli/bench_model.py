@@ -20,7 +20,7 @@ from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
 
 if TYPE_CHECKING:
-    from homenode.bench.model_result import Result
+    from homenode.bench.model_result import ModelBenchResult
 
 
 @click.command()
@@ -76,7 +76,7 @@ def model(
     **numa: Any,
 ) -> None:
     """Prefill and decode speed of MODEL, through the same program the server runs."""
-    from homenode.bench.model import Plan, measure
+    from homenode.bench.model import ModelBenchPlan, measure
     from homenode.cli.bench_watch import measuring
     from homenode.engine.memory.numa import spread_of
     from homenode.engine.memory.report import log_memory
@@ -106,7 +106,7 @@ def model(
         log_memory(backend, place, host)
         for note in loaded.notes:
             ERR.print(note, markup=False, highlight=False)
-        plan = Plan(prompt_tokens, gen_tokens, batch, context, repeat, kv_cache_dtype, phases)
+        plan = ModelBenchPlan(prompt_tokens, gen_tokens, batch, context, repeat, kv_cache_dtype, phases)
         with measuring(plan.tests * (repeat + 1)) as watch:
             results = measure(loaded, backend, meter_of(backend), plan, watch)
         if as_json:
@@ -123,7 +123,7 @@ def model(
                     _print_phases(result)
 
 
-def _print_table(results: Sequence[Result]) -> None:
+def _print_table(results: Sequence[ModelBenchResult]) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
 
@@ -164,7 +164,7 @@ def _print_table(results: Sequence[Result]) -> None:
         OUT.print(note, highlight=False)
 
 
-def _print_phases(result: Result) -> None:
+def _print_phases(result: ModelBenchResult) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
 
@@ -176,7 +176,7 @@ def _print_phases(result: Result) -> None:
     OUT.print(table)
 
 
-def _note(result: Result) -> str | None:
+def _note(result: ModelBenchResult) -> str | None:
     """What has to be known about a result before it is believed."""
     name = f"{result.test}, batch {result.batch}"
     if not result.steady:

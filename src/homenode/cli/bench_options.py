@@ -35,7 +35,7 @@ class Numbers(click.ParamType[tuple[int, ...]]):
         return tuple(int(p) for p in parts)
 
 
-class Sizes(click.ParamType[tuple[int, ...]]):
+class SizeList(click.ParamType[tuple[int, ...]]):
     """`64KiB,1MiB`."""
 
     name = "SIZE,SIZE,..."

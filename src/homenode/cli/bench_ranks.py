@@ -11,7 +11,7 @@ from homenode.cli.log_options import with_command_log
 from homenode.cli.report import ERR, OUT, json_errors, print_json
 
 if TYPE_CHECKING:
-    from homenode.bench.ranks import Exchange
+    from homenode.bench.ranks import ExchangeTimes
 
 
 @click.command()
@@ -45,18 +45,18 @@ def ranks(
     ranks: int, threads: int, row_counts: tuple[int, ...], columns: int, rounds: int, spin_us: int | None, as_json: bool
 ) -> None:
     """Sums over ranks and rows between stages, each a process on CPUs of its own, beside memcpy of as many bytes."""
-    from homenode.bench.ranks import Plan, measure
+    from homenode.bench.ranks import RanksBenchPlan, measure
 
     with json_errors(as_json):
         with ERR.status("measuring"):
-            found = measure(Plan([(rows, columns) for rows in row_counts], ranks, threads, rounds, spin_us))
+            found = measure(RanksBenchPlan([(rows, columns) for rows in row_counts], ranks, threads, rounds, spin_us))
         if as_json:
             print_json({"results": [{**asdict(row), "nbytes": row.nbytes} for row in found]})
         else:
             _print(found)
 
 
-def _print(found: list[Exchange]) -> None:
+def _print(found: list[ExchangeTimes]) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
 

@@ -76,13 +76,13 @@ def serve(
     """
     import asyncio
 
-    from homenode.bench.clients import Load, run_load
+    from homenode.bench.clients import ClientLoad, run_load
     from homenode.bench.served import served
 
     with plain_errors():
         results = []
         for number in clients:
-            load = Load(number, requests, prompt_tokens, gen_tokens, vocab_size, model, seed * 1000 + number)
+            load = ClientLoad(number, requests, prompt_tokens, gen_tokens, vocab_size, model, seed * 1000 + number)
             results.append(served(number, prompt_tokens, asyncio.run(run_load(url, load))))
         if as_json:
             click.echo(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from homenode.cli.bench_options import Sizes
+from homenode.cli.bench_options import SizeList
 from homenode.cli.log_options import with_command_log
 from homenode.cli.report import ERR, OUT, json_errors, print_json
 from homenode.cli.suggestions import SuggestingChoice
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 @click.command()
 @click.option(
     "--page-sizes",
-    type=Sizes(16 << 10),
+    type=SizeList(16 << 10),
     default="64KiB,1MiB,64MiB",
     show_default=True,
     help="Bytes of a page; multiples of 16 KiB.",
 )
 @click.option(
-    "--batch", type=Sizes(), default="192MiB", show_default=True, help="Bytes moved at once: beyond the caches."
+    "--batch", type=SizeList(), default="192MiB", show_default=True, help="Bytes moved at once: beyond the caches."
 )
 @click.option(
     "--channel",
@@ -49,14 +49,16 @@ def transfer(
 
     Needs about three times the batch in memory for each channel.
     """
-    from homenode.bench.transfer import Plan, measure
+    from homenode.bench.transfer import TransferBenchPlan, measure
 
     with json_errors(as_json):
         if len(batch) != 1:
             raise UserError("--batch: give one size; --page-sizes is the list that is measured over", param="--batch")
         with ERR.status("measuring") as status:
             rows = measure(
-                Plan(page_sizes, batch[0], rounds, channels, told=lambda text: status.update(f"measuring: {text}"))
+                TransferBenchPlan(
+                    page_sizes, batch[0], rounds, channels, told=lambda text: status.update(f"measuring: {text}")
+                )
             )
         if as_json:
             print_json({"results": [{**asdict(row), "median_us": row.median_us, "gb_s": row.gb_s} for row in rows]})

@@ -51,7 +51,7 @@ def run(cpus: str | None, strict: bool, dry_run: bool, command: tuple[str, ...],
             if dry_run:
                 print_json(dry(found, command))
                 return
-            _attend(found, command, say)
+            _start_watchdog(found, command, say)
             run_bound(found.target, command, strict=strict, allowance=found.host.allowance, say=say)
         except ProgramError as error:
             print_error(error)
@@ -102,15 +102,15 @@ def _details(found: Aim) -> list[str]:
     return lines
 
 
-def _attend(found: Aim, command: tuple[str, ...], say: Callable[[str], None]) -> None:
+def _start_watchdog(found: Aim, command: tuple[str, ...], say: Callable[[str], None]) -> None:
     """Leave somebody behind for what can only be bound once the program runs: its ranks, its driver's threads, interrupts to give back."""
     if not found.workers or found.target is None:
         return
     from homenode.errors import HostError
-    from homenode.host.binding.attend import Attendant
     from homenode.host.binding.rank_hints import parallelism_of
     from homenode.host.binding.state import open_state
     from homenode.host.binding.target import target_of
+    from homenode.host.binding.watchdog import Watchdog
 
     try:
         state = open_state()
@@ -119,14 +119,14 @@ def _attend(found: Aim, command: tuple[str, ...], say: Callable[[str], None]) ->
         state = None
     if found.plan is not None and found.plan.kernel_threads:
         _bind_kernel_threads(found.plan, say)
-    attendant = Attendant(found.host, state)
+    watchdog = Watchdog(found.host, state)
     if found.plan is None or not found.starts_ranks:
-        attendant.attend(found.target)
+        watchdog.watch_worker(found.target)
     else:
         targets = {
             worker.local_rank: target_of(worker, chip_of(found.host, found.plan, worker)) for worker in found.workers
         }
-        attendant.attend_ranks(targets, parallelism_of(command))
+        watchdog.watch_ranks(targets, parallelism_of(command))
 
 
 def _bind_kernel_threads(plan: Plan, say: Callable[[str], None]) -> None:

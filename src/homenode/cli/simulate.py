@@ -22,7 +22,7 @@ from homenode.units import parse_bytes
 if TYPE_CHECKING:
     from homenode.host.topology.host import Host
     from homenode.model.spec import Checkpoint
-    from homenode.simulate.compare import Result
+    from homenode.simulate.compare import SimulationResult
     from homenode.simulate.run import Told
     from homenode.simulate.speeds import Speeds
     from homenode.simulate.workload import Workload
@@ -167,14 +167,14 @@ def _speeds(
 ) -> tuple[Speeds, EngineConfig]:
     """What is known of speeds. The file of measured ones counts here without --numa too."""
     from homenode.model.weights.numa_choice import measured_speeds
-    from homenode.simulate.reached import TYPICAL, load_reached
+    from homenode.simulate.achieved import TYPICAL, load_achieved
     from homenode.simulate.speeds import Speeds, read_accelerator
 
     placement = config.placement
     measured = measured_speeds(placement.numa_measured)
     if placement.numa is None:
         config = replace(config, placement=replace(placement, numa_measured=None))
-    reached = TYPICAL if bench_model is None else load_reached(bench_model)
+    reached = TYPICAL if bench_model is None else load_achieved(bench_model)
     declared = None if accelerator is None else read_accelerator(accelerator)
     return Speeds(measured, reached, step_us / 1e6, declared), config
 
@@ -241,12 +241,14 @@ def _progress() -> Iterator[Told]:
         yield told
 
 
-def _to_json(workload: Workload, results: Sequence[Result], best: Result | None, why: str) -> dict[str, Any]:
+def _to_json(
+    workload: Workload, results: Sequence[SimulationResult], best: SimulationResult | None, why: str
+) -> dict[str, Any]:
     found: dict[str, Any] = {"workload": workload.name, "results": [_result(result) for result in results], "why": why}
     return found if best is None else {**found, "winner": best.name}
 
 
-def _result(result: Result) -> dict[str, Any]:
+def _result(result: SimulationResult) -> dict[str, Any]:
     if result.figures is None:
         return {"name": result.name, "error": result.error}
     engines = [
@@ -259,7 +261,7 @@ def _result(result: Result) -> dict[str, Any]:
     return {"name": result.name, **result.figures.to_json(), "engines": engines}
 
 
-def _print(workload: Workload, results: Sequence[Result], why: str) -> None:
+def _print(workload: Workload, results: Sequence[SimulationResult], why: str) -> None:
     from homenode.cli.fitted_text import FittedLine, FittedTable
     from homenode.cli.report import print_fitted
 
@@ -312,7 +314,7 @@ def _ms(value: float | None, factor: float) -> str:
     return f"{value * factor:.0f}" if value * factor >= 100 else f"{value * factor:.3g}"
 
 
-def _weights(result: Result) -> str:
+def _weights(result: SimulationResult) -> str:
     """Of the first engines; those of the others are in --json."""
     from homenode.units import format_bytes
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from homenode.engine.binding import EngineBinding
 from homenode.errors import HostError
-from homenode.host.binding.ladder import bind_memory, current_policy
 from homenode.host.binding.memory_map import read_memory_map
+from homenode.host.binding.mempolicy_fallback import bind_memory, current_policy
 from homenode.host.binding.pages import move_private_pages
 from homenode.host.binding.syscalls import MPOL_BIND, Syscalls
 from homenode.host.topology.allowance import Allowance

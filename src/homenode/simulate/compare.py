@@ -11,27 +11,27 @@ from homenode.host.placement.weight_cost import POLICIES
 from homenode.host.topology.host import Host
 from homenode.model.spec import Checkpoint
 from homenode.simulate.deployment import EngineSpec, engines_on
-from homenode.simulate.figures import Figures
 from homenode.simulate.run import Outcome, Told, simulate
 from homenode.simulate.speeds import Speeds
+from homenode.simulate.stats import OutcomeStats
 from homenode.simulate.workload import Workload
 
 _ALIKE = 0.01  # of throughput: what arrives is all that can be answered, so that latency has to tell
 
 
 @dataclass(frozen=True)
-class Result:
+class SimulationResult:
     """One way. `specs`: of the engines of all hosts; empty, with `error`, where it cannot be."""
 
     name: str
     specs: tuple[EngineSpec, ...] = ()
-    figures: Figures | None = None
+    figures: OutcomeStats | None = None
     by_engine: tuple[int, ...] = ()
     busy: tuple[float, ...] = ()  # share of the time that each engine's slowest stage computes
     error: str = ""
 
 
-def run_specs(name: str, specs: Sequence[EngineSpec], workload: Workload, told: Told) -> Result:
+def run_specs(name: str, specs: Sequence[EngineSpec], workload: Workload, told: Told) -> SimulationResult:
     """Simulate these engines behind one router."""
     engines = [spec.engine() for spec in specs]
     first = specs[0]
@@ -45,7 +45,7 @@ def run_specs(name: str, specs: Sequence[EngineSpec], workload: Workload, told: 
         told=told,
     )
     busy = tuple(engine.busy / outcome.end if outcome.end else 0.0 for engine in engines)
-    return Result(name, tuple(specs), Figures.of(outcome), tuple(outcome.by_engine), busy)
+    return SimulationResult(name, tuple(specs), OutcomeStats.of(outcome), tuple(outcome.by_engine), busy)
 
 
 def compare_numa(
@@ -55,7 +55,7 @@ def compare_numa(
     speeds: Speeds,
     workload: Workload,
     told: Callable[[str], Told],
-) -> list[Result]:
+) -> list[SimulationResult]:
     """Every policy of --numa. UserError when none can be."""
     results = []
     for policy in POLICIES:
@@ -63,7 +63,7 @@ def compare_numa(
         try:
             specs = engines_on_all(hosts, asked, checkpoint, speeds)
         except UserError as error:
-            results.append(Result(policy, error=error.message))
+            results.append(SimulationResult(policy, error=error.message))
             continue
         results.append(run_specs(policy, specs, workload, told(policy)))
     if not any(result.figures for result in results):
@@ -80,7 +80,7 @@ def engines_on_all(
     return [spec for host in hosts for spec in made[id(host)]]
 
 
-def winner(results: Sequence[Result]) -> tuple[Result, str]:
+def winner(results: Sequence[SimulationResult]) -> tuple[SimulationResult, str]:
     """The most output tokens a second; among those within 1 % of it, the lowest mean latency. And why, in a sentence."""
     measured = [
         (result, result.figures) for result in results if result.figures is not None and result.figures.finished

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from homenode.host.placement.machine_speed import MachineSpeed
-from homenode.host.placement.step_cost import EngineKind, Load, Spread, step_time
+from homenode.host.placement.step_cost import EngineKind, Spread, StepWork, step_time
 
 _MANY = 1 << 40  # tokens: then unpacking weights costs nothing for each
 
@@ -37,7 +37,7 @@ class Rates:
             exchanged: float = 0.0,
             barriers: float = 0.0,
         ) -> float:
-            return step_time(machine, spread, Load(byte, ops, tokens, layers, exchanged, barriers), kind).total
+            return step_time(machine, spread, StepWork(byte, ops, tokens, layers, exchanged, barriers), kind).total
 
         operation = total(ops=1.0, tokens=_MANY)
         return cls(

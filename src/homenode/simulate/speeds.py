@@ -8,8 +8,8 @@ from homenode.errors import UserError
 from homenode.host.placement.machine_speed import MachineSpeed, NodeSpeed
 from homenode.host.placement.step_cost import EngineKind
 from homenode.host.topology.measured import Measured
+from homenode.simulate.achieved import TYPICAL, AchievedSpeed
 from homenode.simulate.costs import Link
-from homenode.simulate.reached import TYPICAL, Reached
 from homenode.units import parse_bytes
 
 DECLARED = EngineKind("declared", reads=1.0, links=1.0, multiplies=1.0, alone=1.0, straggling=0.0, handover_us=0.0)
@@ -39,7 +39,7 @@ class Speeds:
     """`measured`: of the host's nodes, None for typical ones. `reached`: what this engine makes of them. `step_s`: seconds of each step besides."""
 
     measured: Measured | None = None
-    reached: Reached = TYPICAL
+    reached: AchievedSpeed = TYPICAL
     step_s: float = 0.0
     accelerator: AcceleratorSpeed | None = None
 

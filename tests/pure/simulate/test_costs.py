@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from homenode.engine.step import Step, StepItem
 from homenode.host.placement.machine_speed import MachineSpeed, NodeSpeed
-from homenode.host.placement.step_cost import OWN, Load, at_home, round_robin, step_time
+from homenode.host.placement.step_cost import OWN, StepWork, at_home, round_robin, step_time
 from homenode.host.placement.weight_cost import ModelWork
 from homenode.simulate.costs import CommonExperts, Link, StageCost, StepLoad, WorkerCost, WorkerWork
 from homenode.simulate.rates import Rates
@@ -31,7 +31,7 @@ def test_rates_are_the_cost_model(
     spread: object, size: float, ops: float, tokens: int, layers: int, act: float
 ) -> None:
     rates = Rates.of(MACHINE, spread, OWN)  # type: ignore[arg-type]
-    load = Load(size, ops * tokens, tokens, layers, act * layers * tokens, 5.0 * layers)
+    load = StepWork(size, ops * tokens, tokens, layers, act * layers * tokens, 5.0 * layers)
     work = WorkerWork(ModelWork(int(size), ops, 0, layers, 0), 0.0, 0.0, 0.0)
     expected = step_time(MACHINE, spread, load, OWN).total  # type: ignore[arg-type]
     busy = max(size * rates.byte, rates.multiplying(ops, tokens))

@@ -14,9 +14,9 @@ from homenode.engine.step import WorkerLimits
 from homenode.host.placement.weight_cost import ModelWork
 from homenode.simulate.costs import Link, StageCost, WorkerCost, WorkerWork
 from homenode.simulate.engine import SimulatedEngine
-from homenode.simulate.figures import Figures, percentiles
 from homenode.simulate.rates import Rates
 from homenode.simulate.run import Outcome, simulate
+from homenode.simulate.stats import OutcomeStats, percentiles
 from homenode.simulate.workload import Job, Workload, synthetic
 
 LIMITS = WorkerLimits(num_blocks=64, block_size=32, max_model_len=1024, vocab_size=1000, max_sampled_rows=16)
@@ -130,5 +130,5 @@ def test_a_router_shares_out() -> None:
 def test_percentiles() -> None:
     assert percentiles([float(n) for n in range(1, 101)]) == (50.0, 90.0, 99.0)
     assert percentiles([]) == (None, None, None)
-    figures = Figures.of(Outcome(requests=1, refused=1))
+    figures = OutcomeStats.of(Outcome(requests=1, refused=1))
     assert figures.output_tok_s == 0 and figures.latency == (None, None, None)

@@ -48,7 +48,7 @@ from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.worker.runner import Runner
 from homenode.errors import CapacityError, HostError, UserError
 from homenode.host.binding.huge_pages import disabled_for_this_process
-from homenode.host.binding.ladder import current_policy
+from homenode.host.binding.mempolicy_fallback import current_policy
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.placement.numa_demand import Decision
 from homenode.host.placement.numa_policy import Chosen, Teams

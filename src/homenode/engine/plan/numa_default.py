@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from homenode.engine.config import EngineConfig
-from homenode.host.binding.ladder import Policy
+from homenode.host.binding.mempolicy_fallback import MemoryPolicy
 from homenode.host.binding.syscalls import MPOL_DEFAULT, MPOL_LOCAL
 from homenode.host.placement.variables import memory_nodes, threads_bind
 from homenode.host.topology.host import Host
@@ -11,7 +11,7 @@ from homenode.host.topology.host import Host
 _FREE = (MPOL_DEFAULT, MPOL_LOCAL)  # of a process: memory comes from where it is touched
 
 
-def auto_is_meant(config: EngineConfig, host: Host, policy: Policy | None) -> bool:
+def auto_is_meant(config: EngineConfig, host: Host, policy: MemoryPolicy | None) -> bool:
     """Pure. `policy`: the memory policy of this process, None where the kernel does not tell.
 
     Not for one of several engines, which have their places; nor where flags, variables or another program (numactl, `homenode run`) have placed

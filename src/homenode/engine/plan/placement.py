@@ -17,7 +17,7 @@ from homenode.host.placement.memory_nodes import has_memory
 from homenode.host.placement.nodes import permitted_nodes
 from homenode.host.placement.numa_demand import Decision
 from homenode.host.placement.numa_policy import Chosen, Teams, home_team, numa_plan
-from homenode.host.placement.plan import Plan, Worker
+from homenode.host.placement.plan import Plan, WorkerBinding
 from homenode.host.placement.requirements import requirements
 from homenode.host.placement.select import make_plan
 from homenode.host.placement.threads_bind import AUTO
@@ -85,7 +85,9 @@ def plan_workers(config: PlacementConfig, host: Host, workers: int, local_rank: 
     return make_plan("cpu-threads", host, demand)
 
 
-def place_worker(plan: Plan, worker: Worker, threads: int | None, host: Host, reserve: int | None) -> EngineBinding:
+def place_worker(
+    plan: Plan, worker: WorkerBinding, threads: int | None, host: Host, reserve: int | None
+) -> EngineBinding:
     """The place that a plan of `plan_workers` gives one of its workers."""
     if plan.strategy == "numa-bind":
         return _within(plan, worker, threads, host, reserve)
@@ -139,7 +141,7 @@ def _free(threads: int | None, host: Host, allowance: Allowance, reserve: int | 
     return EngineBinding(choose_cpus(threads if threads is not None else left.usable_threads, left), others)
 
 
-def _within(plan: Plan, worker: Worker, threads: int | None, host: Host, reserve: int | None) -> EngineBinding:
+def _within(plan: Plan, worker: WorkerBinding, threads: int | None, host: Host, reserve: int | None) -> EngineBinding:
     """The worker's CPUs are its whole world."""
     place = _free(threads, host, cut(host, host.allowance, worker.cpus), reserve)
     return replace(
@@ -150,7 +152,7 @@ def _within(plan: Plan, worker: Worker, threads: int | None, host: Host, reserve
     )
 
 
-def _on_list(plan: Plan, worker: Worker, threads: int | None, host: Host) -> EngineBinding:
+def _on_list(plan: Plan, worker: WorkerBinding, threads: int | None, host: Host) -> EngineBinding:
     """One thread for each CPU of the worker's list, in its order."""
     if not worker.bound:
         count = threads if threads is not None else len(choose_cpus(None, host.allowance))

@@ -25,7 +25,7 @@ from homenode.engine.plan.placement import (
     too_few_cores,
 )
 from homenode.errors import UserError
-from homenode.host.placement.cores import Core, allowed_cores, cpus_of, deal
+from homenode.host.placement.cores import AllowedCore, allowed_cores, cpus_of, deal
 from homenode.host.placement.nodes import memory_of_cpus
 from homenode.host.placement.share import set_aside
 from homenode.host.placement.thread_layout import ranks_on_nodes
@@ -118,7 +118,7 @@ def _divided(host: Host, threads: int | None, count: int, reserve: int | None, w
     return teams
 
 
-def _pools(cores: Mapping[int, Sequence[Core]], count: int, words: _Words) -> list[list[Core]]:
+def _pools(cores: Mapping[int, Sequence[AllowedCore]], count: int, words: _Words) -> list[list[AllowedCore]]:
     """Every node divided among its engines where there are as many as nodes; else to each engine its run of whole nodes."""
     nodes = list(cores.values())
     total = sum(map(len, nodes))

@@ -20,7 +20,7 @@ from homenode.host.binding.report import ActionResult, Report, skipped
 from homenode.host.binding.state import State
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.binding.target import Target
-from homenode.host.binding.threads import Process, identify, wanted_cpus
+from homenode.host.binding.threads import ProcessId, identify, wanted_cpus
 from homenode.host.binding.undo import Remembered, record_name, remember
 from homenode.host.topology.finding import Finding
 from homenode.units import format_bytes
@@ -66,7 +66,7 @@ def apply(
 class _Binding:
     """One transaction: what is being done to whom, and what has come of it so far."""
 
-    process: Process
+    process: ProcessId
     target: Target
     calls: Syscalls
     state: State | None

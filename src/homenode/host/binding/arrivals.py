@@ -1,4 +1,4 @@
-"""Pages that were taken between two steps: on which nodes they came to lie, and home with those that lie elsewhere."""
+"""Pages that were taken between two steps: on which nodes they came to lie; those that lie elsewhere are moved to the planned nodes."""
 
 from __future__ import annotations
 

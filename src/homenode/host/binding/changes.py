@@ -92,7 +92,9 @@ def _changes_of_memory(pid: int, nodes: tuple[int, ...]) -> tuple[Change, ...]:
         memory = read_memory_map(pid)
     except HostError:  # another user's: whoever may bind it sees more
         return ()
-    away = {node: size for node, size in memory.homes().items() if node not in nodes} if memory is not None else {}
+    away = (
+        {node: size for node, size in memory.bytes_by_node().items() if node not in nodes} if memory is not None else {}
+    )
     if not away:
         return ()
     amount = f"{format_bytes(sum(away.values()))} of private memory"

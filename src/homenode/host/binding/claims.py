@@ -18,7 +18,7 @@ from typing import Any
 from homenode.cpuset import format_cpu_list, parse_cpu_list
 from homenode.errors import HostError, UserError
 from homenode.host.binding.state import LOCK_DEADLINE_S, State, boot_id, open_state
-from homenode.host.binding.threads import Process, alive, identify
+from homenode.host.binding.threads import ProcessId, alive, identify
 from homenode.host.placement.demand import Claim
 from homenode.host.topology.finding import Finding
 
@@ -32,7 +32,7 @@ class ClaimTable:
     """The living claims, while this process alone may change them. `findings`: a damaged file that had to be put aside."""
 
     findings: tuple[Finding, ...] = ()
-    _held: dict[Process, Claim] = field(default_factory=dict)
+    _held: dict[ProcessId, Claim] = field(default_factory=dict)
     _changed: bool = False
 
     @property
@@ -131,7 +131,7 @@ def _load(state: State) -> tuple[ClaimTable, bool]:
     return ClaimTable((), {process: claim for process, claim in held.items() if alive(process)}), False
 
 
-def _from_dict(raw: dict[str, Any]) -> dict[Process, Claim]:
+def _from_dict(raw: dict[str, Any]) -> dict[ProcessId, Claim]:
     if raw["format"] != _FORMAT:
         raise ValueError(f"format {raw['format']!r}")
     if raw["boot"] != boot_id():
@@ -140,11 +140,11 @@ def _from_dict(raw: dict[str, Any]) -> dict[Process, Claim]:
     for entry in raw["claims"]:
         devices = tuple(int(device) for device in entry["devices"])
         claim = Claim(int(entry["pid"]), parse_cpu_list(entry["cpus"]), devices, str(entry["name"])[:_MOST_NAME])
-        held[Process(claim.pid, int(entry["start"]))] = claim
+        held[ProcessId(claim.pid, int(entry["start"]))] = claim
     return held
 
 
-def _to_dict(held: dict[Process, Claim]) -> dict[str, Any]:
+def _to_dict(held: dict[ProcessId, Claim]) -> dict[str, Any]:
     claims = [
         {
             "pid": claim.pid,

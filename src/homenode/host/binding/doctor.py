@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from homenode.errors import PlacementError
 from homenode.host.binding.cpu_load import CpuLoad
+from homenode.host.binding.doctor_checks import runtime_findings
 from homenode.host.binding.doctor_machine import machine_findings
-from homenode.host.binding.doctor_traps import trap_findings
 from homenode.host.binding.live_facts import CAP_SYS_NICE, CAP_SYS_PTRACE, LiveFacts, ProcessFacts
 from homenode.host.placement.plan import Plan
 from homenode.host.topology.describe import fingerprint
@@ -35,7 +35,7 @@ def doctor(host: Host, plan: Plan | PlacementError | None = None, live: LiveFact
         *host.accelerators.notes,
         *_tools(host),
         *machine_findings(host),
-        *trap_findings(host),
+        *runtime_findings(host),
         *_living(host, live),
     ]
     found = list(dict.fromkeys([*of_plan, *(finding for finding in rest if finding.code not in told)]))

@@ -21,7 +21,7 @@ from homenode.host.binding.report import ActionResult, Report, skipped
 from homenode.host.binding.residency import NodeResidency, PlannedRange, node_residencies
 from homenode.host.binding.state import State, boot_id
 from homenode.host.binding.syscalls import Syscalls
-from homenode.host.binding.threads import Process, alive, identify
+from homenode.host.binding.threads import ProcessId, alive, identify
 from homenode.host.topology.finding import Finding
 from homenode.units import format_bytes, format_count
 
@@ -113,13 +113,13 @@ def _where(line: NodeResidency) -> str:
     return f"node {line.node}" if line.node >= 0 else "all nodes in turn"
 
 
-def _process_of(state: State, name: str) -> Process | None:
+def _process_of(state: State, name: str) -> ProcessId | None:
     """The living process that left this file; None where it has ended, or the file is none of ours."""
     raw = state.load(f"{_folder()}/{name}")
     try:
         if raw is None or raw["format"] != _FORMAT or raw["boot"] != boot_id():
             return None
-        process = Process(int(raw["pid"]), int(raw["start"]))
+        process = ProcessId(int(raw["pid"]), int(raw["start"]))
         return process if name == f"{process.pid}.json" and alive(process) else None
     except (KeyError, TypeError, ValueError, OverflowError):
         return None

@@ -1,6 +1,6 @@
 """Bind the workers that a program starts itself, as they appear: `vllm serve` on eight devices is one command and eight workers.
 
-The launcher leaves a companion behind before it becomes the program. This follower looks at the program's descendants, and binds each to its
+The launcher leaves a sidecar behind before it becomes the program. This follower looks at the program's descendants, and binds each to its
 own pool as soon as its title or environment says which rank it is (`rank_hints`). It ends with the program.
 """
 
@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from homenode.errors import HomenodeError, UserError
-from homenode.host.binding.companion import leave_companion, to_stderr
 from homenode.host.binding.rank_hints import RankHint, worker_rank_of
 from homenode.host.binding.report import Report
+from homenode.host.binding.sidecar import start_sidecar, to_stderr
 from homenode.host.binding.target import Target
-from homenode.host.binding.threads import Process, identify, parse_stat, threads
+from homenode.host.binding.threads import ProcessId, identify, parse_stat, threads
 from homenode.host.placement.variables import RANK_VARIABLES
 
 TargetOf = Callable[[RankHint], Target | None]
@@ -39,11 +39,11 @@ class Descendants:
     thousands of kernel threads in /proc.
     """
 
-    root: Process
-    living: dict[int, Process] = field(default_factory=dict)
+    root: ProcessId
+    living: dict[int, ProcessId] = field(default_factory=dict)
     _strangers: set[int] = field(default_factory=set)
 
-    def look(self) -> tuple[Process, ...]:
+    def look(self) -> tuple[ProcessId, ...]:
         """Those alive now, ascending by number; not the root itself, nor the calling process."""
         numbers = {int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal()}
         self._strangers &= numbers
@@ -52,13 +52,13 @@ class Descendants:
             stat = parse_stat(_read(_PROC / str(pid) / "stat", 4096).decode("utf-8", "replace"))
             if stat is None or stat.state in ("Z", "X", "x"):
                 self.living.pop(pid, None)
-            elif self.living.get(pid) != Process(pid, stat.start):
-                fresh[pid] = (stat.parent, Process(pid, stat.start))
+            elif self.living.get(pid) != ProcessId(pid, stat.start):
+                fresh[pid] = (stat.parent, ProcessId(pid, stat.start))
         self.living = {pid: process for pid, process in self.living.items() if pid in numbers and pid not in fresh}
         self._adopt(fresh)
         return tuple(self.living[pid] for pid in sorted(self.living))
 
-    def _adopt(self, fresh: dict[int, tuple[int, Process]]) -> None:
+    def _adopt(self, fresh: dict[int, tuple[int, ProcessId]]) -> None:
         while found := [pid for pid, (parent, _) in fresh.items() if parent == self.root.pid or parent in self.living]:
             self.living.update({pid: fresh.pop(pid)[1] for pid in found})
         self._strangers.update(fresh)
@@ -81,14 +81,14 @@ class _Bound:
 class Follower:
     """Binds what it recognises, once; again when it says it is somebody else, or when it has new threads that the target has names for."""
 
-    root: Process
+    root: ProcessId
     target_of: TargetOf
     bind: Bind
     say: Say
     _tree: Descendants = field(init=False)
     _inherited: dict[str, str] = field(init=False)
-    _titles: dict[Process, tuple[bytes, RankHint | None]] = field(default_factory=dict)
-    _bound: dict[Process, _Bound] = field(default_factory=dict)
+    _titles: dict[ProcessId, tuple[bytes, RankHint | None]] = field(default_factory=dict)
+    _bound: dict[ProcessId, _Bound] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._tree = Descendants(self.root)
@@ -109,7 +109,7 @@ class Follower:
             self._bound.pop(process, None)
         return changed
 
-    def _hint(self, process: Process) -> tuple[RankHint | None, bool]:
+    def _hint(self, process: ProcessId) -> tuple[RankHint | None, bool]:
         """What the process tells of itself, and whether it had not told this before."""
         title = _read(_PROC / str(process.pid) / "cmdline", _MOST_TITLE)
         known = self._titles.get(process)
@@ -123,7 +123,7 @@ class Follower:
         self._titles[process] = (title, hint)
         return hint, True
 
-    def _is_due(self, process: Process, hint: RankHint) -> bool:
+    def _is_due(self, process: ProcessId, hint: RankHint) -> bool:
         before = self._bound.get(process)
         if before is None or before.hint != hint:
             return True
@@ -134,7 +134,7 @@ class Follower:
         self._bound[process] = replace(before, threads=count, settled=before.threads == count)
         return not _named_threads(process.pid, target) <= before.named
 
-    def _bind(self, process: Process, hint: RankHint) -> None:
+    def _bind(self, process: ProcessId, hint: RankHint) -> None:
         before = self._bound.get(process)
         is_new = before is None or before.hint != hint
         target = self.target_of(hint)
@@ -168,12 +168,12 @@ def follow(follower: Follower, pidfd: int | None = None, until: float = float("i
 
 
 def leave_follower(target_of: TargetOf, bind: Bind, say: Say = to_stderr) -> None:
-    """Leave a follower of the calling process behind, before it becomes the program. See `leave_companion` for when to call it."""
+    """Leave a follower of the calling process behind, before it becomes the program. See `start_sidecar` for when to call it."""
     follower = Follower(identify(os.getpid()), target_of, bind, say)
-    leave_companion(lambda pidfd: follow(follower, pidfd), say)
+    start_sidecar(lambda pidfd: follow(follower, pidfd), say)
 
 
-def _has_ended(root: Process, pidfd: int | None, pause_s: float) -> bool:
+def _has_ended(root: ProcessId, pidfd: int | None, pause_s: float) -> bool:
     if pidfd is not None:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)

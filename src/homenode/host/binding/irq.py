@@ -23,7 +23,7 @@ from homenode.host.binding.irqbalance import Irqbalance, find_irqbalance
 from homenode.host.binding.report import ActionResult, Report, skipped
 from homenode.host.binding.state import State
 from homenode.host.binding.target import Target
-from homenode.host.binding.threads import Process, identify
+from homenode.host.binding.threads import ProcessId, identify
 from homenode.host.binding.undo import recall, remember_irqs
 from homenode.host.topology.facts import FactReader
 from homenode.host.topology.finding import Finding
@@ -168,7 +168,7 @@ def _read_all(routed: Sequence[Routed], interrupts: Interrupts) -> tuple[dict[in
 
 
 def _remember(
-    process: Process, routed: Sequence[Routed], before: Mapping[int, str], fresh: frozenset[int], state: State | None
+    process: ProcessId, routed: Sequence[Routed], before: Mapping[int, str], fresh: frozenset[int], state: State | None
 ) -> Report:
     """Keep the lists before the first is written. What is kept already is not kept again: undoing goes back to before the first binding."""
     if state is None:

@@ -18,10 +18,10 @@ from typing import NoReturn
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import HostError, PlacementError, UserError
-from homenode.host.binding.companion import to_stderr
-from homenode.host.binding.ladder import bind_memory
+from homenode.host.binding.mempolicy_fallback import bind_memory
 from homenode.host.binding.preflight import check_exists
 from homenode.host.binding.report import ActionResult, Report
+from homenode.host.binding.sidecar import to_stderr
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.binding.target import Target
 from homenode.host.topology.allowance import Allowance

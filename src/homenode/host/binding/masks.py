@@ -17,7 +17,7 @@ from pathlib import Path
 from homenode.cpuset import format_cpu_list, parse_cpu_list
 from homenode.errors import HomenodeError, HostError, UserError
 from homenode.host.binding.syscalls import Syscalls
-from homenode.host.binding.threads import Process, Thread, same, threads
+from homenode.host.binding.threads import ProcessId, Thread, same, threads
 from homenode.units import format_count
 
 Cpus = tuple[int, ...]
@@ -47,7 +47,7 @@ class Masks:
     that were handed out.
     """
 
-    process: Process
+    process: ProcessId
     first: frozenset[tuple[int, int]] | None = None
     before: dict[tuple[int, int], tuple[Thread, Cpus]] = field(default_factory=dict)
     given: set[Cpus] = field(default_factory=set)
@@ -57,7 +57,7 @@ class Masks:
     gone: bool = False
 
 
-def settle(process: Process, wanted: Wanted, calls: Syscalls, deadline_s: float) -> Masks:
+def settle(process: ProcessId, wanted: Wanted, calls: Syscalls, deadline_s: float) -> Masks:
     """Give every thread its mask, until two passes in a row change nothing.
 
     Ends early, with the journal saying why, at the first mask that is refused, when the process ends, or after `deadline_s` seconds.
@@ -144,7 +144,7 @@ def put_back(journal: Masks, calls: Syscalls, deadline_s: float = 10.0) -> list[
     return list(left.values())
 
 
-def read_masks(process: Process, calls: Syscalls) -> dict[tuple[int, int], tuple[Thread, Cpus]]:
+def read_masks(process: ProcessId, calls: Syscalls) -> dict[tuple[int, int], tuple[Thread, Cpus]]:
     """The masks of all its threads now, by thread key. Empty when it has ended."""
     found = {}
     for thread in _threads_of(Masks(process)):
@@ -155,7 +155,7 @@ def read_masks(process: Process, calls: Syscalls) -> dict[tuple[int, int], tuple
     return found
 
 
-def explain(process: Process, refusal: Refusal) -> tuple[str, str]:
+def explain(process: ProcessId, refusal: Refusal) -> tuple[str, str]:
     """What happened with a refused mask, and what to do about it."""
     thread, cpus = refusal.thread, format_cpu_list(refusal.wanted)
     who = f"thread {thread.tid} ({thread.name}) of process {process.pid}"
@@ -171,7 +171,7 @@ def explain(process: Process, refusal: Refusal) -> tuple[str, str]:
     return f"may not change the CPUs of {who}: {why}", "Run this as the user who owns it or as root (CAP_SYS_NICE)"
 
 
-def refused(process: Process, refusal: Refusal) -> HomenodeError:
+def refused(process: ProcessId, refusal: Refusal) -> HomenodeError:
     """The error of a refused mask."""
     what, remedy = explain(process, refusal)
     if refusal.code in _CUT:

@@ -39,7 +39,7 @@ def memory_from(node: int, calls: Syscalls | None = None) -> Iterator[None]:
 def bytes_by_node() -> dict[int, int]:
     """Bytes of this process's private memory by node; empty where the kernel does not tell."""
     memory = read_memory_map(os.getpid())
-    return memory.homes() if memory else {}
+    return memory.bytes_by_node() if memory else {}
 
 
 def share_on(node: int, before: dict[int, int], after: dict[int, int], size: int) -> float | None:

@@ -23,7 +23,7 @@ _ANONYMOUS_FILES = ("/dev/zero", "/anon_hugepage (deleted)")  # what the kernel 
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class RangePolicy:
     """A memory policy: `mode` is the kernel's word (`default`, `bind`, `prefer`, `prefer (many)`, `interleave`, `local`, ...)."""
 
     mode: str
@@ -37,7 +37,7 @@ class Policy:
 class Placement:
     """One line of numa_maps: `pages` present by node, in pages of `page_bytes`; `word` is `heap`, `stack` or empty."""
 
-    policy: Policy
+    policy: RangePolicy
     pages: dict[int, int] = field(default_factory=dict)
     page_bytes: int = 4096
     word: str = ""
@@ -62,13 +62,13 @@ class MemoryMap:
     """All ranges of a process. `policy`: what holds where a range has none of its own."""
 
     ranges: tuple[Range, ...]
-    policy: Policy
+    policy: RangePolicy
 
     def private(self) -> Iterable[Range]:
         """Ranges of the process's own memory."""
         return (part for part in self.ranges if part.kind == "private")
 
-    def homes(self) -> dict[int, int]:
+    def bytes_by_node(self) -> dict[int, int]:
         """Bytes of private memory by node, ascending by node."""
         found: Counter[int] = Counter()
         for part in self.private():
@@ -135,7 +135,7 @@ def parse_numa_maps(text: str) -> dict[int, Placement]:
         if start is None or match is None:
             continue
         try:
-            policy = Policy(match[1], parse_cpu_list(match[3] or ""))
+            policy = RangePolicy(match[1], parse_cpu_list(match[3] or ""))
         except UserError:
             continue
         words = rest[match.end() :].split()
@@ -169,11 +169,11 @@ def _hex(text: str) -> int | None:
         return None
 
 
-def _process_policy(placements: Iterable[Placement]) -> Policy:
+def _process_policy(placements: Iterable[Placement]) -> RangePolicy:
     """The policy of the main thread: numa_maps shows it on every range that has none of its own, so on its stack, or else on most."""
     lines = list(placements)
     told = [line.policy for line in lines if line.word == "stack"] or [line.policy for line in lines]
-    return Counter(told).most_common(1)[0][0] if told else Policy("default")
+    return Counter(told).most_common(1)[0][0] if told else RangePolicy("default")
 
 
 def _read(pid: int, name: str) -> str | None:

@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from homenode.host.binding.memory_map import MemoryMap, Placement, Policy, Range
+from homenode.host.binding.memory_map import MemoryMap, Placement, Range, RangePolicy
 from homenode.host.binding.residency import PAGE, PlannedRange, pages_by_node
 from homenode.host.binding.syscalls import Syscalls
 
@@ -99,7 +99,7 @@ def bring_home(planned: Iterable[PlannedRange], calls: Syscalls, *, deadline_s: 
             break
         start = part.address // PAGE * PAGE
         lying = Range(
-            start, part.address + part.size, "private", Placement(Policy("prefer", part.nodes), dict(seen), PAGE)
+            start, part.address + part.size, "private", Placement(RangePolicy("prefer", part.nodes), dict(seen), PAGE)
         )
         if away := lying.away(part.nodes) * PAGE:
             moves.wanted += away
@@ -245,7 +245,7 @@ class _Mover:
         return moved, reasons.most_common(1)[0][0] if reasons else ""
 
     def _try(self, addresses: list[int], size: int) -> tuple[dict[int, int], bool]:
-        """One call: what it said about pages that are not at home now, and whether the node was full."""
+        """One call: what it said about pages that are on no planned node now, and whether the node was full."""
         room = self._room.setdefault(size, list(self._nodes))
         if not room:
             return dict.fromkeys(addresses, -errno.ENOMEM), False

@@ -36,7 +36,7 @@ class NodeResidency:
 
     @property
     def ratio(self) -> float:
-        """The part at home, 0 to 1; 1 where nothing is present."""
+        """The share on the planned nodes, 0 to 1; 1 where nothing is present."""
         return self.local / self.present if self.present else 1.0
 
 

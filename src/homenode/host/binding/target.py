@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from homenode.host.placement.plan import Worker
+from homenode.host.placement.plan import WorkerBinding
 from homenode.host.topology.host import Accelerator
 
 # Threads that an accelerator's driver library starts inside a worker, by role. Names are matched from the start: comm holds 15 characters.
@@ -36,7 +36,7 @@ class Target:
     irqs: tuple[IrqRoute, ...] = ()
 
 
-def target_of(worker: Worker, chip: Accelerator | None) -> Target:
+def target_of(worker: WorkerBinding, chip: Accelerator | None) -> Target:
     """The target of one worker of a plan; `chip` is its accelerator, for the interrupts."""
     threads = {
         prefix: worker.roles[role]

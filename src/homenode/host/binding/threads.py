@@ -18,7 +18,7 @@ _PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ProcessId:
     """A process that no later one can be mistaken for: numbers are used again, the start (clock ticks since boot) differs."""
 
     pid: int
@@ -48,7 +48,7 @@ class _Stat:
     start: int
 
 
-def identify(pid: int) -> Process:
+def identify(pid: int) -> ProcessId:
     """The living process `pid`.
 
     Raises UserError when there is none, when it has ended, or when `pid` is a kernel's thread or a thread's number.
@@ -73,7 +73,7 @@ def identify(pid: int) -> Process:
         raise UserError(
             f"no process {pid} any more: it has ended and waits for its parent to take notice", param="pid", pid=pid
         )
-    return Process(pid, stat.start)
+    return ProcessId(pid, stat.start)
 
 
 def refuse_first_process(pid: int) -> None:
@@ -87,13 +87,13 @@ def refuse_first_process(pid: int) -> None:
         )
 
 
-def same(process: Process) -> bool:
+def same(process: ProcessId) -> bool:
     """Whether the number is still that of this process, living or only not yet waited for by its parent."""
     stat = _read_stat(_PROC / str(process.pid) / "stat")
     return stat is not None and stat.start == process.start
 
 
-def alive(process: Process) -> bool:
+def alive(process: ProcessId) -> bool:
     """Whether it still runs, and is not another one that has got its number."""
     try:
         return same(process) and bool(threads(process.pid))

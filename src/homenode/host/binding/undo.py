@@ -22,7 +22,7 @@ from homenode.host.binding.masks import Cpus, Masks, Wanted, describe, explain, 
 from homenode.host.binding.report import ActionResult, Report, skipped
 from homenode.host.binding.state import State, boot_id
 from homenode.host.binding.syscalls import Syscalls
-from homenode.host.binding.threads import Process, Thread, alive, same
+from homenode.host.binding.threads import ProcessId, Thread, alive, same
 from homenode.host.topology.finding import Finding
 
 FORMAT = "homenode-binding/1"
@@ -34,7 +34,7 @@ Restore = Callable[[Sequence[Mapping[str, Any]]], Report]
 class Remembered:
     """A process before it was bound. `threads`: mask by thread key; `main`: of its main thread, which later ones would have inherited."""
 
-    process: Process
+    process: ProcessId
     boot: str
     main: Cpus
     threads: dict[tuple[int, int], Cpus]
@@ -72,7 +72,7 @@ class Remembered:
             if raw["format"] != FORMAT:
                 raise ValueError(f"format {raw['format']!r}")
             return cls(
-                process=Process(int(raw["pid"]), int(raw["start"])),
+                process=ProcessId(int(raw["pid"]), int(raw["start"])),
                 boot=str(raw["boot"]),
                 main=parse_cpu_list(raw["main"]),
                 threads=_masks_from_dict(raw["threads"]),
@@ -94,13 +94,13 @@ def _masks_from_dict(raw: Mapping[str, Any]) -> dict[tuple[int, int], Cpus]:
     return {(int(tid), int(was["start"])): parse_cpu_list(was["cpus"]) for tid, was in raw.items()}
 
 
-def record_name(process: Process) -> str:
+def record_name(process: ProcessId) -> str:
     """What the record of `process` is called in the state folder."""
     return f"{FOLDER}/{process.pid}-{process.start}.json"
 
 
 def remember(
-    process: Process, masks: Mapping[tuple[int, int], tuple[Thread, Cpus]], given: Sequence[Cpus], state: State
+    process: ProcessId, masks: Mapping[tuple[int, int], tuple[Thread, Cpus]], given: Sequence[Cpus], state: State
 ) -> Remembered | None:
     """Keep the masks a process has before it is bound. What an earlier binding remembered wins: undoing goes back to before the first.
 
@@ -119,7 +119,7 @@ def remember(
     return earlier
 
 
-def remember_irqs(process: Process, entries: Sequence[Mapping[str, Any]], state: State) -> None:
+def remember_irqs(process: ProcessId, entries: Sequence[Mapping[str, Any]], state: State) -> None:
     """Keep what routed interrupts were before, with the binding of the process that they are routed for; earlier entries stay first."""
     with state.locked(FOLDER):
         before = recall(process, state) or Remembered(process, boot_id(), (), {}, ())
@@ -127,7 +127,7 @@ def remember_irqs(process: Process, entries: Sequence[Mapping[str, Any]], state:
         state.save(kept.name, kept.to_dict())
 
 
-def remember_kernel_threads(process: Process, masks: Mapping[tuple[int, int], Cpus], state: State) -> None:
+def remember_kernel_threads(process: ProcessId, masks: Mapping[tuple[int, int], Cpus], state: State) -> None:
     """Keep the masks that threads of the kernel had, with the binding that they were bound with; earlier ones win."""
     with state.locked(FOLDER):
         before = recall(process, state) or Remembered(process, boot_id(), (), {}, ())
@@ -135,10 +135,10 @@ def remember_kernel_threads(process: Process, masks: Mapping[tuple[int, int], Cp
         state.save(kept.name, kept.to_dict())
 
 
-def recorded(state: State) -> list[Process]:
+def recorded(state: State) -> list[ProcessId]:
     """Processes of which something is remembered, living or not, in no order."""
     parts = [name.removesuffix(".json").partition("-") for name in state.names(FOLDER)]
-    return [Process(int(pid), int(start)) for pid, _, start in parts if pid.isdecimal() and start.isdecimal()]
+    return [ProcessId(int(pid), int(start)) for pid, _, start in parts if pid.isdecimal() and start.isdecimal()]
 
 
 def _forget_ended(state: State) -> None:
@@ -152,7 +152,7 @@ def _forget_ended(state: State) -> None:
             state.remove(record_name(process))
 
 
-def recall(process: Process, state: State) -> Remembered | None:
+def recall(process: ProcessId, state: State) -> Remembered | None:
     """What is remembered of `process`; None when nothing is. Raises HostError when the record is damaged."""
     raw = state.load(record_name(process))
     found = None if raw is None else Remembered.from_dict(raw)
@@ -204,7 +204,7 @@ def _find(pid: int, state: State) -> Remembered:
 def _undo_kernel_thread(key: tuple[int, int], cpus: Cpus, calls: Syscalls) -> Report:
     tid, start = key
     what = f"kernel thread {tid}"
-    if not same(Process(tid, start)):
+    if not same(ProcessId(tid, start)):
         return Report((skipped(what, "it has ended"),))
     try:
         calls.set_affinity(tid, cpus)

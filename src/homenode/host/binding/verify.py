@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from homenode.cpuset import format_cpu_list
 from homenode.errors import UserError
 from homenode.host.binding.masks import Cpus, describe, read_masks
-from homenode.host.binding.memory_map import MemoryMap, Policy, read_memory_map
+from homenode.host.binding.memory_map import MemoryMap, RangePolicy, read_memory_map
 from homenode.host.binding.preflight import check_running
 from homenode.host.binding.report import ActionResult, Report, skipped
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.binding.target import Target
-from homenode.host.binding.threads import Process, Thread, identify, wanted_cpus
+from homenode.host.binding.threads import ProcessId, Thread, identify, wanted_cpus
 from homenode.host.topology.finding import Finding
 from homenode.units import format_bytes, format_count
 
-HOME_SHARE = 0.95  # of private memory that should lie on the planned nodes
+PLANNED_SHARE = 0.95  # of private memory that should lie on the planned nodes
 _MOST_NAMED = 16  # threads that get a finding of their own; a process may have thousands
 _UNBOUND = ("default", "local")  # policies that take memory from the node of the CPU that touches it first
 
@@ -54,7 +54,7 @@ def drift_finding(pid: int, thread: Thread, seen: Cpus, wanted: Cpus) -> Finding
     return Finding("error", "thread_off_plan", message, _bind_again(pid))
 
 
-def _affinity(process: Process, target: Target, calls: Syscalls) -> Report:
+def _affinity(process: ProcessId, target: Target, calls: Syscalls) -> Report:
     masks = list(read_masks(process, calls).values())
     if not masks:
         raise UserError(
@@ -74,7 +74,7 @@ def _affinity(process: Process, target: Target, calls: Syscalls) -> Report:
     )
 
 
-def _policy(pid: int, policy: Policy, target: Target, expected: bool) -> Report:
+def _policy(pid: int, policy: RangePolicy, target: Target, expected: bool) -> Report:
     nodes = format_cpu_list(target.memory_nodes)
     if policy.mode in _UNBOUND and not policy.nodes and not expected:
         return Report(
@@ -90,13 +90,13 @@ def _policy(pid: int, policy: Policy, target: Target, expected: bool) -> Report:
 
 
 def _pages(pid: int, memory: MemoryMap, target: Target) -> Report:
-    homes = memory.homes()
-    total, home = sum(homes.values()), sum(size for node, size in homes.items() if node in target.memory_nodes)
-    spread = ", ".join(f"node {node}: {format_bytes(size)}" for node, size in homes.items()) or "none touched yet"
-    if home >= HOME_SHARE * total:
+    by_node = memory.bytes_by_node()
+    total, on_plan = sum(by_node.values()), sum(size for node, size in by_node.items() if node in target.memory_nodes)
+    spread = ", ".join(f"node {node}: {format_bytes(size)}" for node, size in by_node.items()) or "none touched yet"
+    if on_plan >= PLANNED_SHARE * total:
         return Report((ActionResult("pages", "done", spread),))
     nodes = format_cpu_list(target.memory_nodes)
-    message = f"{home / total:.0%} of the private memory of process {pid} is on the planned nodes {nodes} ({spread})"
+    message = f"{on_plan / total:.0%} of the private memory of process {pid} is on the planned nodes {nodes} ({spread})"
     remedy = f"Move it: homenode bind --pid {pid} --memory-nodes {nodes} with its CPUs"
     return Report((ActionResult("pages", "failed", spread),), (Finding("error", "pages_off_plan", message, remedy),))
 

@@ -13,7 +13,7 @@ from homenode.host.binding.masks import Cpus, Masks, explain, one_pass
 from homenode.host.binding.report import ActionResult, Report
 from homenode.host.binding.syscalls import Syscalls
 from homenode.host.binding.target import Target
-from homenode.host.binding.threads import Process, Thread, identify, wanted_cpus
+from homenode.host.binding.threads import ProcessId, Thread, identify, wanted_cpus
 from homenode.host.binding.verify import drift_finding
 from homenode.host.topology.finding import Finding
 
@@ -62,7 +62,7 @@ def watch(
 class _Watched:
     """What is known of the threads. `known`: the mask each is to have, by thread key; `told`: the masks that were off the plan and told."""
 
-    process: Process
+    process: ProcessId
     target: Target
     calls: Syscalls
     bind_late: bool

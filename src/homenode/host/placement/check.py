@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from homenode.cpuset import format_cpu_list
-from homenode.host.placement.homes import local_nodes
-from homenode.host.placement.plan import Plan, Worker
+from homenode.host.placement.device_nodes import local_nodes
+from homenode.host.placement.plan import Plan, WorkerBinding
 from homenode.host.topology.accelerators.cells import noted
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host
@@ -146,12 +146,12 @@ def _not_local(host: Host, plan: Plan) -> Iterable[Finding]:
         if not near or not cpus:
             continue
         own = sum(1 for cpu in cpus if cpu in host.cpu_by_id and host.cpu_by_id[cpu].node in near)
-        home = f"its own node{'s' if len(near) > 1 else ''} {format_cpu_list(near)}"
+        where = f"its own node{'s' if len(near) > 1 else ''} {format_cpu_list(near)}"
         if not own:
-            message = f"none of the {format_count(len(cpus), 'CPU')} of device {device} ({format_cpu_list(cpus)}) is on {home}"
+            message = f"none of the {format_count(len(cpus), 'CPU')} of device {device} ({format_cpu_list(cpus)}) is on {where}"
             yield Finding("warning", "pool_not_local", message, _allow_more(host, near, plan))
         elif own < _MOSTLY_LOCAL * len(cpus):
-            message = f"{own} of the {format_count(len(cpus), 'CPU')} of device {device} are on {home}"
+            message = f"{own} of the {format_count(len(cpus), 'CPU')} of device {device} are on {where}"
             yield Finding(
                 "info",
                 "pool_not_local",
@@ -249,7 +249,7 @@ def _balancing(host: Host, plan: Plan) -> Iterable[Finding]:
         )
 
 
-def _bound(plan: Plan) -> list[Worker]:
+def _bound(plan: Plan) -> list[WorkerBinding]:
     return [worker for worker in plan.workers if worker.bound]
 
 

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
-from homenode.host.placement.cores import Core, cpus_of
+from homenode.host.placement.cores import AllowedCore, cpus_of
 from homenode.host.placement.demand import Claim
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 
 
 def without_claims(
-    host: Host, claims: Sequence[Claim], pools: Mapping[int, Sequence[Core]]
-) -> tuple[Mapping[int, Sequence[Core]], list[Finding]]:
+    host: Host, claims: Sequence[Claim], pools: Mapping[int, Sequence[AllowedCore]]
+) -> tuple[Mapping[int, Sequence[AllowedCore]], list[Finding]]:
     """The pools without cores that processes hold for other devices, and a finding for each loss. A core with a claimed CPU goes as a whole.
 
     Raises PlacementError `insufficient_cpus` when a pool has nothing left.
@@ -40,7 +40,7 @@ def kept_clear(host: Host, claims: Sequence[Claim]) -> list[Finding]:
     return [_overlap(claim, "CPU workers keep clear of them") for claim in claims if not allowed.isdisjoint(claim.cpus)]
 
 
-def _all_claimed(device: int, claim: Claim, pool: Sequence[Core]) -> PlacementError:
+def _all_claimed(device: int, claim: Claim, pool: Sequence[AllowedCore]) -> PlacementError:
     return PlacementError(
         "insufficient_cpus",
         f"living processes claim every CPU of device {device}",

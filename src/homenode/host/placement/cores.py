@@ -15,7 +15,7 @@ _SPEED_BANDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Core:
+class AllowedCore:
     """One core as far as it is allowed. `cpus`: its allowed logical CPUs, ascending. `capacity`: 1024 is the fastest core of the host."""
 
     id: int
@@ -30,7 +30,7 @@ class Core:
         return self.capacity * _SPEED_BANDS // 1025
 
 
-def allowed_cores(host: Host, without: Collection[int] = ()) -> dict[int, list[Core]]:
+def allowed_cores(host: Host, without: Collection[int] = ()) -> dict[int, list[AllowedCore]]:
     """Allowed online cores by node, nodes ascending; on a node in the order of L3, cluster, core, so that a contiguous run shares caches.
 
     A core of which a CPU is in `without` is left out as a whole: its siblings are no free core.
@@ -41,31 +41,33 @@ def allowed_cores(host: Host, without: Collection[int] = ()) -> dict[int, list[C
         if (cpu := known.get(number)) is not None:
             threads.setdefault(cpu.core, []).append(cpu)
     taken = {known[number].core for number in without if number in known}
-    nodes: dict[int, list[tuple[tuple[int, int, int], Core]]] = {}
+    nodes: dict[int, list[tuple[tuple[int, int, int], AllowedCore]]] = {}
     for name, cpus in threads.items():
         if name in taken:
             continue
         first = cpus[0]
         node = next((cpu.node for cpu in cpus if cpu.node is not None), NO_NODE)
-        core = Core(name, tuple(sorted(cpu.id for cpu in cpus)), node, first.socket, max(cpu.capacity for cpu in cpus))
+        core = AllowedCore(
+            name, tuple(sorted(cpu.id for cpu in cpus)), node, first.socket, max(cpu.capacity for cpu in cpus)
+        )
         nodes.setdefault(node, []).append((_neighbourhood(first), core))
     return {
         node: [core for _, core in sorted(found, key=lambda pair: pair[0])] for node, found in sorted(nodes.items())
     }
 
 
-def cpus_of(cores: Iterable[Core]) -> tuple[int, ...]:
+def cpus_of(cores: Iterable[AllowedCore]) -> tuple[int, ...]:
     """Their CPUs, core after core."""
     return tuple(cpu for core in cores for cpu in core.cpus)
 
 
-def deal(cores: Sequence[Core], parts: int) -> list[list[Core]]:
+def deal(cores: Sequence[AllowedCore], parts: int) -> list[list[AllowedCore]]:
     """`cores` in `parts` contiguous runs whose lengths differ by one core at most, longer ones first.
 
     Where cores differ in speed each band is dealt by itself, so that nobody gets only the slow ones; the total stays as even.
     """
-    dealt: list[list[Core]] = [[] for _ in range(parts)]
-    bands: dict[int, list[Core]] = {}
+    dealt: list[list[AllowedCore]] = [[] for _ in range(parts)]
+    bands: dict[int, list[AllowedCore]] = {}
     for core in cores:
         bands.setdefault(core.speed_band, []).append(core)
     given = 0

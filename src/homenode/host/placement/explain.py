@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from homenode.cpuset import format_cpu_list
 from homenode.host.placement.check import chips_by_device, places_devices
-from homenode.host.placement.homes import local_nodes
-from homenode.host.placement.plan import ROLES, Place, Plan, Worker
+from homenode.host.placement.device_nodes import local_nodes
+from homenode.host.placement.plan import ROLES, Plan, ProcessBinding, WorkerBinding
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host
 from homenode.units import format_bytes, format_count
@@ -35,7 +35,7 @@ def _heading(host: Host, plan: Plan) -> str:
     return f"strategy {plan.strategy}: {devices}, {len(plan.workers)} to place; {format_count(len(allowed), 'CPU')} allowed: {format_cpu_list(allowed) or 'none'}"
 
 
-def _worker_lines(host: Host, worker: Worker, chip: Accelerator | None, *, drives: bool) -> list[str]:
+def _worker_lines(host: Host, worker: WorkerBinding, chip: Accelerator | None, *, drives: bool) -> list[str]:
     name = f"device {worker.device}{_described(chip) if chip else ''}" if drives else f"CPU worker {worker.device}"
     if not worker.bound:
         return [f"rank {worker.local_rank}, {name}: not bound", f"  why: {worker.why}"]
@@ -47,7 +47,7 @@ def _worker_lines(host: Host, worker: Worker, chip: Accelerator | None, *, drive
     return [*lines, f"  why: {worker.why}"]
 
 
-def _place_lines(host: Host, place: Place) -> list[str]:
+def _place_lines(host: Host, place: ProcessBinding) -> list[str]:
     if not place.cpus:
         return [f"{place.name}: not bound", f"  why: {place.why}"]
     return [

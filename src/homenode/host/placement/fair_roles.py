@@ -4,14 +4,14 @@
     cuda, rocm   | irq, 1 CPU | main: the process with the driver's threads        |
     no device    | main                                                            |
 
-Interrupts go to the slowest of the cores at home and threads that submit to the fastest; where all are alike the order is as drawn.
+Interrupts go to the slowest of the cores on the device's own nodes and threads that submit to the fastest; where all are alike the order is as drawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from homenode.host.placement.cores import Core, cpus_of
+from homenode.host.placement.cores import AllowedCore, cpus_of
 
 Roles = dict[str, tuple[int, ...]]
 
@@ -20,12 +20,12 @@ _CORES_APART = 6  # cores from which on the driver's threads have theirs with al
 _SPECIAL_CORES = 4  # cores that the roles beside main can take
 
 
-def assign_roles(kind: str | None, pool: Sequence[Core], home: int) -> Roles:
-    """CPUs by role; all of the pool is `main` where it is too small for more. The first `home` cores of the pool are those at home."""
+def assign_roles(kind: str | None, pool: Sequence[AllowedCore], local: int) -> Roles:
+    """CPUs by role; all of the pool is `main` where it is too small for more. The first `local` cores of the pool are on the device's own nodes."""
     cpus = cpus_of(pool)
     if kind is None:
         return {"main": cpus}
-    ranked = sorted(pool[: max(home, _SPECIAL_CORES)], key=lambda core: core.speed_band)
+    ranked = sorted(pool[: max(local, _SPECIAL_CORES)], key=lambda core: core.speed_band)
     if len(cpus) < ROLES_APART:
         return _shared(kind, cpus, cpus_of(ranked))
     if kind != "npu":
@@ -42,7 +42,7 @@ def _shared(kind: str, cpus: tuple[int, ...], ranked: tuple[int, ...]) -> Roles:
     return {"irq": ranked[:2], "main": cpus, "acl": ranked[-2:-1] or ranked[-1:], "release": ranked[-1:]}
 
 
-def _driver_cpus(ranked: Sequence[Core], *, whole: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _driver_cpus(ranked: Sequence[AllowedCore], *, whole: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """CPUs for acl and release: the two last cores, or one CPU of each where cores are few; two CPUs of a core where there is only one."""
     last = ranked[-1].cpus
     if len(ranked) == 1:

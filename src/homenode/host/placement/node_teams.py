@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from homenode.cpuset import format_cpu_list, parse_cpu_list
 from homenode.errors import PlacementError, UserError
-from homenode.host.placement.cores import NO_NODE, Core, allowed_cores
+from homenode.host.placement.cores import NO_NODE, AllowedCore, allowed_cores
 from homenode.host.placement.memory_nodes import memory_nodes
 from homenode.host.topology.host import Host
 from homenode.units import format_count
@@ -97,7 +97,7 @@ def in_proportion(total: int, sizes: Sequence[int]) -> list[int]:
     return shares
 
 
-def _cores_by_node(host: Host) -> dict[int, list[Core]]:
+def _cores_by_node(host: Host) -> dict[int, list[AllowedCore]]:
     """Allowed cores by node. Where no node is told of any core, all are on one: the first there is, or 0."""
     found = allowed_cores(host)
     told = {node: cores for node, cores in found.items() if node != NO_NODE}
@@ -106,7 +106,7 @@ def _cores_by_node(host: Host) -> dict[int, list[Core]]:
     return {min(host.node_by_id, default=0): found[NO_NODE]}
 
 
-def _checked(host: Host, nodes: tuple[int, ...] | None, found: dict[int, list[Core]]) -> tuple[int, ...]:
+def _checked(host: Host, nodes: tuple[int, ...] | None, found: dict[int, list[AllowedCore]]) -> tuple[int, ...]:
     if not found:
         raise PlacementError(
             "insufficient_cpus",
@@ -129,7 +129,7 @@ def _checked(host: Host, nodes: tuple[int, ...] | None, found: dict[int, list[Co
     return tuple(found) if nodes is None else tuple(dict.fromkeys(nodes))
 
 
-def _refused(host: Host, node: int, found: dict[int, list[Core]]) -> PlacementError:
+def _refused(host: Host, node: int, found: dict[int, list[AllowedCore]]) -> PlacementError:
     exists = node in host.node_by_id
     return PlacementError(
         "node_without_cpus" if exists else "no_such_node",
@@ -149,19 +149,21 @@ def _no_core_left(reserve: int, cores: int, elsewhere: int) -> UserError:
     )
 
 
-def _first_cores(cores: dict[int, list[Core]], count: int) -> dict[int, list[Core]]:
+def _first_cores(cores: dict[int, list[AllowedCore]], count: int) -> dict[int, list[AllowedCore]]:
     """The first cores of each node, `count` in all."""
     kept = in_proportion(count, [len(own) for own in cores.values()])
     return {node: own[:number] for (node, own), number in zip(cores.items(), kept, strict=True)}
 
 
-def _within_quota(cores: dict[int, list[Core]], host: Host, threads_per_core: int) -> dict[int, list[Core]]:
+def _within_quota(
+    cores: dict[int, list[AllowedCore]], host: Host, threads_per_core: int
+) -> dict[int, list[AllowedCore]]:
     """As many cores as the CPU quota (rounded down) lets run at once, one at least."""
     quota, count = host.allowance.cpu_quota, sum(map(len, cores.values()))
     return cores if quota is None else _first_cores(cores, min(count, max(1, int(quota) // threads_per_core)))
 
 
-def _shared_out(cores: dict[int, list[Core]], threads: int, threads_per_core: int) -> dict[int, tuple[int, ...]]:
+def _shared_out(cores: dict[int, list[AllowedCore]], threads: int, threads_per_core: int) -> dict[int, tuple[int, ...]]:
     """CPUs for exactly `threads` threads: those of `threads_per_core` of each core first, then the others."""
     first = {node: _first_threads(own, threads_per_core) for node, own in cores.items()}
     more = {node: tuple(cpu for core in own for cpu in core.cpus[threads_per_core:]) for node, own in cores.items()}
@@ -181,11 +183,13 @@ def _shared_out(cores: dict[int, list[Core]], threads: int, threads_per_core: in
     }
 
 
-def _first_threads(cores: Sequence[Core], threads_per_core: int) -> tuple[int, ...]:
+def _first_threads(cores: Sequence[AllowedCore], threads_per_core: int) -> tuple[int, ...]:
     return tuple(cpu for core in cores for cpu in core.cpus[:threads_per_core])
 
 
 def _team(host: Host, node: int, cpus: tuple[int, ...]) -> NodeTeam:
     memory_node = next(iter(memory_nodes(host, (node,))), node)
-    home = host.node_by_id.get(memory_node)
-    return NodeTeam(node, memory_node, cpus, None if home is None else home.memory if home.free is None else home.free)
+    memory = host.node_by_id.get(memory_node)
+    return NodeTeam(
+        node, memory_node, cpus, None if memory is None else memory.memory if memory.free is None else memory.free
+    )

@@ -20,7 +20,7 @@ ROLES = ("irq", "main", "acl", "release")
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class WorkerBinding:
     """One worker process.
 
     `device`: logical id of its accelerator, or the worker's number for CPU workers. `cpus`: its whole pool, in the policy's order. `roles`: CPUs
@@ -49,7 +49,7 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessBinding:
     """CPUs and memory for a process that is no worker: an engine core, an API server, the reserve. Empty `cpus`: left unbound."""
 
     name: str
@@ -71,8 +71,8 @@ class Plan:
     devices_total: int
     devices_running: tuple[int, ...]
     pools: dict[int, tuple[int, ...]]
-    workers: tuple[Worker, ...]
-    processes: tuple[Place, ...] = ()
+    workers: tuple[WorkerBinding, ...]
+    processes: tuple[ProcessBinding, ...] = ()
     findings: tuple[Finding, ...] = ()
     host: str = ""  # fingerprint of the host it was made for
     kernel_threads: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Plan:
         """The same plan with findings added behind."""
         return replace(self, findings=(*self.findings, *more))
 
-    def worker_of(self, local_rank: int) -> Worker | None:
+    def worker_of(self, local_rank: int) -> WorkerBinding | None:
         """The worker of one local rank."""
         return next((worker for worker in self.workers if worker.local_rank == local_rank), None)
 
@@ -118,7 +118,7 @@ class Plan:
         return json.dumps(self.to_dict())
 
 
-def _worker_to_dict(worker: Worker) -> dict[str, Any]:
+def _worker_to_dict(worker: WorkerBinding) -> dict[str, Any]:
     return {
         "local_rank": worker.local_rank,
         "device": worker.device,
@@ -131,8 +131,8 @@ def _worker_to_dict(worker: Worker) -> dict[str, Any]:
     }
 
 
-def _worker_from_dict(raw: dict[str, Any]) -> Worker:
-    return Worker(
+def _worker_from_dict(raw: dict[str, Any]) -> WorkerBinding:
+    return WorkerBinding(
         local_rank=raw["local_rank"],
         device=raw["device"],
         cpus=parse_cpu_list(raw["cpus"]),
@@ -143,7 +143,7 @@ def _worker_from_dict(raw: dict[str, Any]) -> Worker:
     )
 
 
-def _place_to_dict(place: Place) -> dict[str, Any]:
+def _place_to_dict(place: ProcessBinding) -> dict[str, Any]:
     return {
         "name": place.name,
         "cpus": format_cpu_list(place.cpus),
@@ -152,5 +152,5 @@ def _place_to_dict(place: Place) -> dict[str, Any]:
     }
 
 
-def _place_from_dict(raw: dict[str, Any]) -> Place:
-    return Place(raw["name"], parse_cpu_list(raw["cpus"]), tuple(raw["memory_nodes"]), raw["why"])
+def _place_from_dict(raw: dict[str, Any]) -> ProcessBinding:
+    return ProcessBinding(raw["name"], parse_cpu_list(raw["cpus"]), tuple(raw["memory_nodes"]), raw["why"])

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
-from homenode.host.placement.plan import Worker
+from homenode.host.placement.plan import WorkerBinding
 from homenode.host.topology.host import Host
 from homenode.units import format_count
 
@@ -36,8 +36,8 @@ def _too_small(device: int, pool: tuple[int, ...]) -> PlacementError:
     )
 
 
-def worker(host: Host, local_rank: int, device: int, pool: tuple[int, ...], why: str) -> Worker:
+def worker(host: Host, local_rank: int, device: int, pool: tuple[int, ...], why: str) -> WorkerBinding:
     """One worker with documented roles. Its memory node is the node of the pool's first CPU; none on a host without nodes."""
     first = host.cpu_by_id.get(pool[0])
     nodes = () if first is None or first.node is None else (first.node,)
-    return Worker(local_rank, device, pool, split_roles(pool), nodes, why)
+    return WorkerBinding(local_rank, device, pool, split_roles(pool), nodes, why)

@@ -46,7 +46,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class StepWork:
     """One step: bytes of weights and of keys and values read, operations, tokens, layers, bytes of activations that every node needs, barriers."""
 
     bytes: float
@@ -92,7 +92,7 @@ def round_robin(nodes: Sequence[NodeSpeed]) -> Spread:
     return Spread(work, {(node, memory): share / len(memories) for node, share in work.items() for memory in memories})
 
 
-def step_time(machine: MachineSpeed, spread: Spread, load: Load, kind: EngineKind) -> StepTime:
+def step_time(machine: MachineSpeed, spread: Spread, load: StepWork, kind: EngineKind) -> StepTime:
     """The step on these nodes. ValueError for a node that `machine` does not have."""
     speeds = {node.node: node for node in machine.nodes}
     if missing := spread.work.keys() - speeds.keys():
@@ -129,7 +129,7 @@ def _by_threads(nodes: Sequence[NodeSpeed]) -> dict[int, float]:
     return {node.node: node.threads / total for node in nodes}
 
 
-def _read(machine: MachineSpeed, spread: Spread, load: Load, kind: EngineKind, node: NodeSpeed, own: bool) -> float:
+def _read(machine: MachineSpeed, spread: Spread, load: StepWork, kind: EngineKind, node: NodeSpeed, own: bool) -> float:
     """Seconds in which the node's threads read what they read of their own memory, or of all others."""
     share = kind.reads if own else kind.links
     return sum(
@@ -139,7 +139,7 @@ def _read(machine: MachineSpeed, spread: Spread, load: Load, kind: EngineKind, n
     )
 
 
-def _served(machine: MachineSpeed, spread: Spread, load: Load, kind: EngineKind) -> float:
+def _served(machine: MachineSpeed, spread: Spread, load: StepWork, kind: EngineKind) -> float:
     """Seconds in which the busiest memory delivers what is read from it: it gives as much as the fastest node that calls it its own can take."""
     wanted: dict[int, float] = {}
     for (_, memory), part in spread.reads.items():
@@ -154,7 +154,7 @@ def _share_of_multiplications(kind: EngineKind, tokens: int) -> float:
     return 1 / (1 / kind.multiplies + unpacking / max(tokens, 1))
 
 
-def _exchange(machine: MachineSpeed, spread: Spread, load: Load, kind: EngineKind, node: NodeSpeed) -> float:
+def _exchange(machine: MachineSpeed, spread: Spread, load: StepWork, kind: EngineKind, node: NodeSpeed) -> float:
     """Seconds in which the node gets the activations that others computed: until they begin to arrive, and while they come."""
     foreign = [
         machine.bandwidth(node, n.memory) for n in machine.nodes if n.node in spread.work and n.node != node.node

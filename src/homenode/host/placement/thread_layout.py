@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
-from homenode.host.placement.cores import Core, allowed_cores, deal
+from homenode.host.placement.cores import AllowedCore, allowed_cores, deal
 from homenode.host.placement.variables import THREADS_BIND_FLAG
 from homenode.host.topology.host import Host, Node
 from homenode.units import format_count
@@ -20,7 +20,7 @@ def every_thread_computes(machine: str) -> bool:
     return machine.startswith(_ALL_SIBLINGS)
 
 
-def compute_cpus(host: Host, core: Core) -> tuple[int, ...]:
+def compute_cpus(host: Host, core: AllowedCore) -> tuple[int, ...]:
     """The allowed CPUs of a core that compute, as in the field: x86 and s390x the last sibling, POWER four of eight, Arm and RISC-V all.
     Elsewhere the first.
 
@@ -36,13 +36,13 @@ def compute_cpus(host: Host, core: Core) -> tuple[int, ...]:
     return core.cpus[-1:] if host.machine in _LAST_SIBLING else core.cpus[:1]
 
 
-def computing_nodes(host: Host, nodes: Sequence[Node]) -> dict[int, dict[Core, tuple[int, ...]]]:
+def computing_nodes(host: Host, nodes: Sequence[Node]) -> dict[int, dict[AllowedCore, tuple[int, ...]]]:
     """By node the cores that compute, with their CPUs that do, neighbours in a cache next to each other. A node without any is left out.
 
     Where nodes share CPUs (emulated nodes, broken firmware) the first of them has the core.
     """
     left = [core for cores in allowed_cores(host).values() for core in cores]
-    found: dict[int, dict[Core, tuple[int, ...]]] = {}
+    found: dict[int, dict[AllowedCore, tuple[int, ...]]] = {}
     for node in nodes:
         own = set(node.cpus)
         here = [core for core in left if core.cpus[0] in own]
@@ -70,7 +70,7 @@ def ranks_on_nodes(cores: Sequence[int], ranks: int) -> list[int]:
     return given
 
 
-def rank_pools(nodes: Sequence[dict[Core, tuple[int, ...]]], ranks: int) -> list[tuple[int, list[int]]]:
+def rank_pools(nodes: Sequence[dict[AllowedCore, tuple[int, ...]]], ranks: int) -> list[tuple[int, list[int]]]:
     """For each rank the position of its node and its compute CPUs; a node's ranks have contiguous runs of whole cores."""
     pools = []
     for position, here in enumerate(ranks_on_nodes([len(node) for node in nodes], ranks)):

@@ -10,11 +10,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from homenode.host.placement.machine_speed import MachineSpeed, NodeSpeed, machine_speed
-from homenode.host.placement.step_cost import OWN, EngineKind, Load, Spread, StepTime, at_home, round_robin, step_time
+from homenode.host.placement.step_cost import (
+    OWN,
+    EngineKind,
+    Spread,
+    StepTime,
+    StepWork,
+    at_home,
+    round_robin,
+    step_time,
+)
 from homenode.units import format_bytes, format_count
 
 __all__ = [
-    "POLICIES", "Choice", "MachineSpeed", "ModelWork", "NodeSpeed", "Prediction", "choose_policy", "load_of", "machine_speed", "predict",
+    "POLICIES", "MachineSpeed", "ModelWork", "NodeSpeed", "PolicyChoice", "Prediction", "choose_policy", "load_of", "machine_speed", "predict",
 ]  # fmt: skip
 
 POLICIES = ("shard", "mirror", "replicate", "interleave", "local")
@@ -62,7 +71,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PolicyChoice:
     """The policy, one sentence that says why, and all that were compared, the fastest first. nodes: those whose threads compute."""
 
     policy: str
@@ -95,7 +104,7 @@ def choose_policy(
     batch: int,
     context: int,
     engine: EngineKind = OWN,
-) -> Choice:
+) -> PolicyChoice:
     """The policy to take. room: bytes free on each memory node, None or no entry: not known.
 
     The fastest that fits, decoding with `batch` sequences; but several nodes only where they gain 5 % over one, and further copies only where
@@ -103,7 +112,7 @@ def choose_policy(
     """
     if len(machine.nodes) == 1:
         only = _checked(machine, work, predict(machine, work, "local", batch, context, engine), room, batch, context)
-        return Choice(
+        return PolicyChoice(
             "local", "the machine has one node for this engine: there is nothing to spread over", (only,), only.nodes
         )
     made = [
@@ -113,14 +122,14 @@ def choose_policy(
     ranked = tuple(sorted(made, key=lambda p: -p.decode_tok_s))
     fitting = [p for p in ranked if p.fits]
     best = _preferred(fitting) if fitting else min(ranked, key=lambda p: (p.memory_bytes, -p.decode_tok_s))
-    return Choice(best.policy, _why(machine, best, ranked, batch, context), ranked, best.nodes)
+    return PolicyChoice(best.policy, _why(machine, best, ranked, batch, context), ranked, best.nodes)
 
 
-def load_of(work: ModelWork, tokens: int, sequences: int, context: int) -> Load:
+def load_of(work: ModelWork, tokens: int, sequences: int, context: int) -> StepWork:
     """One step of `tokens` tokens of `sequences` sequences that have `context` tokens each."""
     read = work.read_bytes(tokens) + work.kv_bytes_per_token * sequences * context
     exchanged = float(work.activation_bytes * work.layers * tokens)
-    return Load(
+    return StepWork(
         read, work.flops_per_token * tokens, tokens, work.layers, exchanged, work.layers * work.barriers_per_layer
     )
 

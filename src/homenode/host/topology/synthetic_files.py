@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from homenode.cpuset import format_cpu_list
 from homenode.host.topology.synthetic_devices import devices_of, gpus_of
-from homenode.host.topology.synthetic_shape import Core, Shape
+from homenode.host.topology.synthetic_shape import Shape, SyntheticCore
 
 _CPU = "/sys/devices/system/cpu"
 _NODE = "/sys/devices/system/node"
@@ -86,13 +86,13 @@ def _cpu_files(shape: Shape) -> Iterator[tuple[str, str]]:
                 yield from ((f"{_CPU}/cpu{cpu}/{name}", text) for name, text in common)
 
 
-def _speed(shape: Shape, core: Core) -> list[tuple[str, str]]:
+def _speed(shape: Shape, core: SyntheticCore) -> list[tuple[str, str]]:
     if shape.machine == "aarch64":
         return [("cpu_capacity", str(_LITTLE_CAPACITY if core.little else _BIG_CAPACITY))]
     return [("cpufreq/cpuinfo_max_freq", str(_LITTLE_KHZ if core.little else _BIG_KHZ))] if shape.little else []
 
 
-def _lists(shape: Shape, key: Callable[[Core], int | None]) -> Mapping[int | None, str]:
+def _lists(shape: Shape, key: Callable[[SyntheticCore], int | None]) -> Mapping[int | None, str]:
     """The online CPUs of the cores with equal keys, as a list text by key."""
     found: dict[int | None, list[int]] = {}
     for core in shape.layout:
@@ -131,13 +131,13 @@ def _distances(shape: Shape) -> dict[int, list[int]]:
     with_cpus = shape.node_ids[: shape.cpu_node_count]
     socket = {node: place * shape.sockets // len(with_cpus) for place, node in enumerate(with_cpus)}
     beside = {node: with_cpus[place % len(with_cpus)] for place, node in enumerate(shape.node_ids[len(with_cpus) :])}
-    homes = {node: beside.get(node, node) for node in shape.node_ids}
+    owning_node = {node: beside.get(node, node) for node in shape.node_ids}
 
     def distance(here: int, there: int) -> int:
         if here == there:
             return _HERE
         if here in beside or there in beside:
-            return _OWN_MEMORY if homes[here] == homes[there] else _OTHER_MEMORY
+            return _OWN_MEMORY if owning_node[here] == owning_node[there] else _OTHER_MEMORY
         return _SAME_SOCKET if socket[here] == socket[there] else _OTHER_SOCKET
 
     ids = sorted(shape.node_ids)

@@ -18,7 +18,7 @@ _MOST_MEMORY = 1 << 50
 
 
 @dataclass(frozen=True, slots=True)
-class Core:
+class SyntheticCore:
     """A physical core: its CPUs (also those that are offline) and where it lies.
 
     `place` counts the cores; `node` is None without NUMA. `l3` and `cluster` are equal for cores that share one, None where none is shown.
@@ -149,12 +149,12 @@ class Shape:
         return frozenset(range(self.cpu_count)).difference(self.offline)
 
     @cached_property
-    def layout(self) -> tuple[Core, ...]:
+    def layout(self) -> tuple[SyntheticCore, ...]:
         """All cores in order of their place."""
         pieces = max(self.cpu_node_count, self.sockets)  # each lies on one node and one socket
         sizes = [self.cores // pieces + (piece < self.cores % pieces) for piece in range(pieces)]
         numbers = self._cpu_numbers([piece for piece, size in enumerate(sizes) for _ in range(size)])
-        cores: list[Core] = []
+        cores: list[SyntheticCore] = []
         for piece, size in enumerate(sizes):
             node = self.node_ids[piece * self.cpu_node_count // pieces] if self.cpu_node_count else None
             for inside in range(size):
@@ -162,20 +162,22 @@ class Shape:
                 l3 = piece if self.l3 is None else place - inside % self.l3 if self.l3 else None
                 cluster = place - inside % self.cluster if self.cluster else None
                 little = place >= self.cores - self.little
-                cores.append(Core(place, numbers[place], piece * self.sockets // pieces, node, l3, cluster, little))
+                cores.append(
+                    SyntheticCore(place, numbers[place], piece * self.sockets // pieces, node, l3, cluster, little)
+                )
         return tuple(cores)
 
-    def _cpu_numbers(self, home: Sequence[int]) -> list[tuple[int, ...]]:
+    def _cpu_numbers(self, node_of_core: Sequence[int]) -> list[tuple[int, ...]]:
         """The CPUs of every core, by place."""
         threads = [self.smt if place < self.cores - self.little else 1 for place in range(self.cores)]
         order = list(range(self.cores))
         if self.numbering == "round":
             turn: dict[int, int] = {}
             rank = []
-            for piece in home:
+            for piece in node_of_core:
                 rank.append(turn.get(piece, 0))
                 turn[piece] = rank[-1] + 1
-            order.sort(key=lambda place: (rank[place], home[place]))
+            order.sort(key=lambda place: (rank[place], node_of_core[place]))
         slots = [(place, thread) for place in order for thread in range(threads[place])]
         if self.numbering != "paired":
             slots = [(place, thread) for thread in range(self.smt) for place in order if thread < threads[place]]

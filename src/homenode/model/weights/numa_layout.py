@@ -10,7 +10,7 @@ from homenode.compute.ops import Backend, PackedBackend
 from homenode.errors import InternalError, UserError
 from homenode.host.placement.numa_demand import NumaDemand
 from homenode.host.placement.numa_policy import Chosen, NumaPlan, Teams, numa_plan
-from homenode.host.placement.weight_room import check_node_room, check_total_room
+from homenode.host.placement.weight_capacity import check_node_capacity, check_total_capacity
 from homenode.host.topology.host import Host
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.node_placement import (
@@ -54,8 +54,8 @@ def numa_layout(
     )
     if not _fits(asked, host):
         fitting = _fitting(layout, host, demand, group_bytes, owners)
-        check_node_room(made.plan.policy, asked.too_full, fitting)
-        check_total_room(made.plan.policy, asked.total, _available(host), fitting)
+        check_node_capacity(made.plan.policy, asked.too_full, fitting)
+        check_total_capacity(made.plan.policy, asked.total, _available(host), fitting)
     return made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from homenode.host.placement.demand import Demand
-from homenode.host.placement.plan import Plan, Worker
+from homenode.host.placement.plan import Plan, WorkerBinding
 from homenode.host.placement.policies import global_slice, topo_affinity
 from homenode.host.placement.policies.ascend_plan import device_type_of
 from homenode.host.topology.finding import Finding
@@ -32,7 +32,7 @@ def log_lines(plan: Plan, mode: str, rank: int, visible: Sequence[int]) -> list[
     return lines
 
 
-def _pool_line(worker: Worker) -> str:
+def _pool_line(worker: WorkerBinding) -> str:
     if "acl" not in worker.roles:
         return f"Ascend 950 NPU{worker.device}: worker={list(worker.cpus)}"
     roles = " ".join(f"{role}={list(worker.roles[role])}" for role in ("main", "acl", "release"))

@@ -20,7 +20,7 @@ from dataclasses import replace
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.placement.demand import Demand
-from homenode.host.placement.plan import Plan, Worker
+from homenode.host.placement.plan import Plan, WorkerBinding
 from homenode.host.placement.policies.ascend_plan import Npus, arm_gate, hidden_counted, no_near_cpus, npus_of
 from homenode.host.topology.host import Accelerator, Host
 from homenode.units import format_count
@@ -43,17 +43,17 @@ def plan(host: Host, demand: Demand) -> Plan:
     """
     npus = npus_of(host, demand, whole_map=False)
     size = CORES_OF_CLUSTER * _threads_of_core(host)
-    homes, refused = _homes(npus)
+    node_of, refused = _npu_nodes(npus)
     clusters: Clusters = {}
-    for node in dict.fromkeys(homes.values()):
-        members = [device for device, home in homes.items() if home == node]
+    for node in dict.fromkeys(node_of.values()):
+        members = [device for device, other_node in node_of.items() if other_node == node]
         given, without = _share_out(members, _of_node(npus, node), node, size)
         clusters |= given
         refused |= {device: error for device, error in without.items() if device in npus.devices}
     pools = {device: clusters[device] for device in npus.devices if device in clusters}
-    why = {device: _why(device, homes, size) for device in pools}
-    near = {homes[device] for device in pools}
-    hidden = [device for device in clusters if device not in pools and homes[device] in near]
+    why = {device: _why(device, node_of, size) for device in pools}
+    near = {node_of[device] for device in pools}
+    hidden = [device for device in clusters if device not in pools and node_of[device] in near]
     findings = (*arm_gate(host.machine), *hidden_counted(hidden))
     made = npus.plan(STRATEGY, pools, why, findings, refused, _worker)
     return replace(made, kernel_threads=_polling_threads(npus, clusters))
@@ -72,20 +72,20 @@ def _threads_of_core(host: Host) -> int:
     return threads
 
 
-def _homes(npus: Npus) -> tuple[dict[int, int], dict[int, PlacementError]]:
+def _npu_nodes(npus: Npus) -> tuple[dict[int, int], dict[int, PlacementError]]:
     """The node of each candidate, ascending by device, and why a device to be placed has none.
 
     Candidates are the devices to be placed, and hidden ones whose node has CPUs that this process may use.
     """
-    homes: dict[int, int] = {}
+    node_of: dict[int, int] = {}
     refused: dict[int, PlacementError] = {}
     for chip in npus.chips:
         nodes = _nodes_near(npus, chip)
         if len(nodes) == 1:
-            homes[chip.id] = nodes[0]
+            node_of[chip.id] = nodes[0]
         elif chip.id in npus.devices:
             refused[chip.id] = _several_nodes(chip, nodes) if nodes else no_near_cpus(chip, npus.allowed)
-    return homes, refused
+    return node_of, refused
 
 
 def _nodes_near(npus: Npus, chip: Accelerator) -> list[int]:
@@ -140,15 +140,15 @@ def _no_cluster(device: int, seen: str, size: int) -> PlacementError:
     )
 
 
-def _why(device: int, homes: Mapping[int, int], size: int) -> str:
-    members = [other for other, home in homes.items() if home == homes[device]]
-    cluster = f"cluster {members.index(device)} of node {homes[device]}, the node of its affinity: {CORES_OF_CLUSTER} cores, {format_count(size, 'CPU')}"
+def _why(device: int, node_of: Mapping[int, int], size: int) -> str:
+    members = [other for other, other_node in node_of.items() if other_node == node_of[device]]
+    cluster = f"cluster {members.index(device)} of node {node_of[device]}, the node of its affinity: {CORES_OF_CLUSTER} cores, {format_count(size, 'CPU')}"
     return cluster if len(members) == 1 else f"{cluster}; NPUs {format_cpu_list(members)} have one each"
 
 
-def _worker(host: Host, local_rank: int, device: int, pool: tuple[int, ...], why: str) -> Worker:
+def _worker(host: Host, local_rank: int, device: int, pool: tuple[int, ...], why: str) -> WorkerBinding:
     node = host.cpu_by_id[pool[0]].node
-    return Worker(local_rank, device, pool, {"main": pool}, () if node is None else (node,), why)
+    return WorkerBinding(local_rank, device, pool, {"main": pool}, () if node is None else (node,), why)
 
 
 def _polling_threads(npus: Npus, clusters: Clusters) -> dict[str, tuple[int, ...]]:

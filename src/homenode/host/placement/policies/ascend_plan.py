@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.placement.demand import Demand
-from homenode.host.placement.plan import Plan, Worker
+from homenode.host.placement.plan import Plan, WorkerBinding
 from homenode.host.placement.ranks import assign_ranks, given_one, idle_visible, npu_inventory, taking_part
 from homenode.host.placement.roles import worker
 from homenode.host.topology.accelerators.ascend_topo import unreadable_affinity
@@ -24,7 +24,7 @@ _FAMILIES = {
     "a5": "950", "950": "950",
 }  # fmt: skip
 # Makes the worker of one rank: host, rank, device, pool, why.
-MakeWorker = Callable[[Host, int, int, tuple[int, ...], str], Worker]
+MakeWorker = Callable[[Host, int, int, tuple[int, ...], str], WorkerBinding]
 
 _X86 = ("x86_64", "amd64", "i386", "i686")
 
@@ -92,8 +92,8 @@ def npus_of(host: Host, demand: Demand, *, whole_map: bool = True) -> Npus:
     return Npus(host, demand, chips, devices)
 
 
-def _unbound(rank: int, device: int, error: PlacementError) -> Worker:
-    return Worker(rank, device, (), {}, (), error.summary, bound=False)
+def _unbound(rank: int, device: int, error: PlacementError) -> WorkerBinding:
+    return WorkerBinding(rank, device, (), {}, (), error.summary, bound=False)
 
 
 def _rank_refused(rank: int, error: PlacementError) -> Finding:

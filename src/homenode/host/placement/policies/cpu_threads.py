@@ -17,7 +17,7 @@ from homenode.host.placement.memory_nodes import memory_nodes
 from homenode.host.placement.nodes import memory_of_cpus, nodes_of, working_nodes
 from homenode.host.placement.numactl import check_memory_nodes
 from homenode.host.placement.parallelism import check_sizes, worker_index, world_size
-from homenode.host.placement.plan import Place, Plan, Worker
+from homenode.host.placement.plan import Plan, ProcessBinding, WorkerBinding
 from homenode.host.placement.ranks import assign_ranks
 from homenode.host.placement.thread_layout import (
     computing_nodes,
@@ -81,21 +81,21 @@ def _asked(demand: Demand, count: int) -> Sequence[int]:
     return tuple(assign_ranks(range(count), index, single=False, origin=demand.local_rank_origin).devices)
 
 
-def _worker(host: Host, demand: Demand, layout: _Layout, index: int, bound: bool) -> Worker:
+def _worker(host: Host, demand: Demand, layout: _Layout, index: int, bound: bool) -> WorkerBinding:
     cpus = layout.pools[index]
     rank = index if demand.local_rank is None else demand.local_rank
-    return Worker(
+    return WorkerBinding(
         rank, index, cpus, {"main": cpus} if bound else {}, _memory(host, demand, cpus), layout.whys[index], bound
     )
 
 
 def _memory(host: Host, demand: Demand, cpus: Sequence[int]) -> tuple[int, ...]:
     """Nodes for the memory of a process on `cpus`: those that it spans and the user lets it use, or the nearest of the latter."""
-    homes = memory_of_cpus(host, cpus)
-    if demand.memory_nodes is None or not homes:
-        return homes
-    nearest = sorted(demand.memory_nodes, key=lambda node: (host.distance(homes[0], node), node))
-    return tuple(node for node in homes if node in demand.memory_nodes) or memory_nodes(host, nearest)[:1]
+    memories = memory_of_cpus(host, cpus)
+    if demand.memory_nodes is None or not memories:
+        return memories
+    nearest = sorted(demand.memory_nodes, key=lambda node: (host.distance(memories[0], node), node))
+    return tuple(node for node in memories if node in demand.memory_nodes) or memory_nodes(host, nearest)[:1]
 
 
 def _listed(host: Host, demand: Demand, count: int, lists: ThreadLists) -> _Layout:
@@ -173,8 +173,8 @@ def _reserve(host: Host, demand: Demand, count: int) -> tuple[int, list[Finding]
     ]
 
 
-def _reserved(host: Host, demand: Demand, layout: _Layout) -> tuple[Place, ...]:
+def _reserved(host: Host, demand: Demand, layout: _Layout) -> tuple[ProcessBinding, ...]:
     if not layout.reserved:
         return ()
     why = "kept for API server, scheduler and KV transfer: no compute thread runs there"
-    return (Place("reserved", layout.reserved, _memory(host, demand, layout.reserved), why),)
+    return (ProcessBinding("reserved", layout.reserved, _memory(host, demand, layout.reserved), why),)

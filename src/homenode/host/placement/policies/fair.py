@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.placement.claimed import kept_clear, without_claims
-from homenode.host.placement.cores import NO_NODE, Core, allowed_cores, cpus_of
+from homenode.host.placement.cores import NO_NODE, AllowedCore, allowed_cores, cpus_of
 from homenode.host.placement.demand import Demand
+from homenode.host.placement.device_nodes import assign_nodes, in_local_order, local_nodes, taking_part
 from homenode.host.placement.fair_roles import ROLES_APART, assign_roles
-from homenode.host.placement.homes import in_local_order, local_nodes, settle, taking_part
 from homenode.host.placement.memory_nodes import memory_nodes
-from homenode.host.placement.plan import Place, Plan, Worker
+from homenode.host.placement.plan import Plan, ProcessBinding, WorkerBinding
 from homenode.host.placement.ranks import assign_ranks, given_one, npu_inventory, offered
 from homenode.host.placement.share import set_aside, share
 from homenode.host.topology.finding import Finding
@@ -34,10 +34,10 @@ _NPU_MAP_ERRORS = "npu_map_"
 
 @dataclass(frozen=True, slots=True)
 class _Shares:
-    """`pools`: cores by device, its home first. `homes`: where each has its share. `near`: nodes known to be its own, empty when unknown."""
+    """`pools`: cores by device, those of its nodes first. `device_nodes`: where each has its share. `near`: nodes known to be its own, empty when unknown."""
 
-    pools: Mapping[int, Sequence[Core]]
-    homes: Mapping[int, tuple[int, ...]]
+    pools: Mapping[int, Sequence[AllowedCore]]
+    device_nodes: Mapping[int, tuple[int, ...]]
     near: Mapping[int, tuple[int, ...]]
 
 
@@ -88,7 +88,7 @@ def _for_workers(host: Host, demand: Demand) -> Plan:
     return _workers_on(host, demand, allowed_cores(host, claimed)).with_findings(kept_clear(host, demand.claims))
 
 
-def _workers_on(host: Host, demand: Demand, cores: Mapping[int, Sequence[Core]]) -> Plan:
+def _workers_on(host: Host, demand: Demand, cores: Mapping[int, Sequence[AllowedCore]]) -> Plan:
     count = max(1, len(cores)) if demand.workers is None else demand.workers
     if count < 1:
         raise PlacementError(
@@ -132,18 +132,18 @@ def _present(chips: Sequence[Accelerator], visible: Sequence[int] | None) -> tup
 
 
 def _shared_out(
-    near: Mapping[int, tuple[int, ...]], host: Host, asked: Sequence[int], cores: Mapping[int, Sequence[Core]]
+    near: Mapping[int, tuple[int, ...]], host: Host, asked: Sequence[int], cores: Mapping[int, Sequence[AllowedCore]]
 ) -> _Shares:
     among = taking_part(near, asked, cores)
     _require_cores(sum(map(len, cores.values())), len(among), 0)
     known = {device: near[device] for device in among}
-    pools, homes = share(host, cores, settle(host, known, cores))
-    return _Shares(pools, homes, known)
+    pools, device_nodes = share(host, cores, assign_nodes(host, known, cores))
+    return _Shares(pools, device_nodes, known)
 
 
 def _kept_back(
-    pools: Mapping[int, Sequence[Core]], reserve: int
-) -> tuple[Mapping[int, Sequence[Core]], Sequence[Core]]:
+    pools: Mapping[int, Sequence[AllowedCore]], reserve: int
+) -> tuple[Mapping[int, Sequence[AllowedCore]], Sequence[AllowedCore]]:
     """Cores of the asked devices only, so that two engines that keep back different numbers still do not meet."""
     if not reserve:
         return pools, ()
@@ -164,12 +164,14 @@ def _require_cores(have: int, parties: int, reserve: int) -> None:
     )
 
 
-def _worker(host: Host, kind: str | None, rank: int, device: int, pool: Sequence[Core], shares: _Shares) -> Worker:
-    home = shares.near[device] or shares.homes[device]
-    local = [core for core in pool if core.node in home]
+def _worker(
+    host: Host, kind: str | None, rank: int, device: int, pool: Sequence[AllowedCore], shares: _Shares
+) -> WorkerBinding:
+    used_nodes = shares.near[device] or shares.device_nodes[device]
+    local = [core for core in pool if core.node in used_nodes]
     cpus = cpus_of(pool)
-    memory = memory_nodes(host, _most_first(pool if kind is None else local) or home)
-    return Worker(
+    memory = memory_nodes(host, _most_first(pool if kind is None else local) or used_nodes)
+    return WorkerBinding(
         rank,
         device,
         cpus,
@@ -179,7 +181,7 @@ def _worker(host: Host, kind: str | None, rank: int, device: int, pool: Sequence
     )
 
 
-def _roles_shared(workers: Sequence[Worker]) -> list[Finding]:
+def _roles_shared(workers: Sequence[WorkerBinding]) -> list[Finding]:
     crowded = [worker.device for worker in workers if set(worker.main_cpus) == set(worker.cpus)]
     if not crowded:
         return []
@@ -188,11 +190,11 @@ def _roles_shared(workers: Sequence[Worker]) -> list[Finding]:
 
 
 def _why(kind: str | None, device: int, cpus: Sequence[int], local: int, shares: _Shares) -> str:
-    home = shares.homes[device]
-    if home == (NO_NODE,):
+    own_nodes = shares.device_nodes[device]
+    if own_nodes == (NO_NODE,):
         return f"{format_count(len(cpus), 'CPU')}; the kernel tells of no NUMA node for them"
-    where, own = _nodes_named(home), shares.near[device]
-    if own and not set(own).intersection(home):
+    where, own = _nodes_named(own_nodes), shares.near[device]
+    if own and not set(own).intersection(own_nodes):
         where = f"its own {_nodes_named(own)}; its share is of {where}"
     elif own:
         where = f"its own {where}"
@@ -206,12 +208,14 @@ def _nodes_named(nodes: Sequence[int]) -> str:
 
 
 def _beside(device: int, shares: _Shares, what: str) -> str:
-    home = set(shares.homes[device])
-    others = [other for other, nodes in shares.homes.items() if other != device and home.intersection(nodes)]
+    own_nodes = set(shares.device_nodes[device])
+    others = [
+        other for other, nodes in shares.device_nodes.items() if other != device and own_nodes.intersection(nodes)
+    ]
     return f", shared with {what}{'s' if len(others) > 1 else ''} {format_cpu_list(others)}" if others else ""
 
 
-def _most_first(pool: Sequence[Core]) -> tuple[int, ...]:
+def _most_first(pool: Sequence[AllowedCore]) -> tuple[int, ...]:
     """Nodes of a pool, that with most of its CPUs first; its own order among equals."""
     counts: dict[int, int] = {}
     for core in pool:
@@ -219,11 +223,11 @@ def _most_first(pool: Sequence[Core]) -> tuple[int, ...]:
     return tuple(sorted(counts, key=lambda node: -counts[node]))
 
 
-def _reserved(host: Host, kept: Sequence[Core]) -> tuple[Place, ...]:
+def _reserved(host: Host, kept: Sequence[AllowedCore]) -> tuple[ProcessBinding, ...]:
     if not kept:
         return ()
     why = f"{format_count(len(kept), 'core')} kept back for API server, tokenizer, scheduler and KV transfer"
-    return (Place("reserved", cpus_of(kept), memory_nodes(host, _most_first(kept)), why),)
+    return (ProcessBinding("reserved", cpus_of(kept), memory_nodes(host, _most_first(kept)), why),)
 
 
 def _unknown(devices: Sequence[int]) -> list[Finding]:

@@ -19,7 +19,7 @@ from homenode.host.placement.memory_nodes import memory_nodes
 from homenode.host.placement.nodes import allowed_cpus, memory_of_cpus, nodes_of, working_nodes
 from homenode.host.placement.numa_bind_lists import CPUS, NODES, BindLists, read_lists
 from homenode.host.placement.parallelism import check_sizes, engines, sizes_in_words, worker_index, world_size
-from homenode.host.placement.plan import Place, Plan, Worker
+from homenode.host.placement.plan import Plan, ProcessBinding, WorkerBinding
 from homenode.host.placement.ranks import assign_ranks, given_one, offered
 from homenode.host.topology.accelerators.cells import node_of_cpus
 from homenode.host.topology.finding import Finding
@@ -28,7 +28,7 @@ from homenode.units import format_count
 
 
 @dataclass(frozen=True, slots=True)
-class _Seat:
+class _DeviceBinding:
     """Where the worker of one device belongs: `node` says where; `memory`: the node its memory is bound to, None on a host without nodes."""
 
     device: int
@@ -53,23 +53,25 @@ def plan(host: Host, demand: Demand) -> Plan:
     others = {
         index: device for index, device in enumerate(_used(host, devices, demand)) if device not in asked.values()
     }
-    seats = {index: _seat(host, device, index, lists) for index, device in sorted({**others, **asked}.items())}
+    bindings = {
+        index: _bind_device(host, device, index, lists) for index, device in sorted({**others, **asked}.items())
+    }
     return Plan(
         strategy="numa-bind",
         devices_total=len(host.accelerators.of_kind(host.accelerators.kind))
         if host.accelerators.kind
         else len(devices),
-        devices_running=tuple(seat.device for seat in seats.values()),
-        pools={seat.device: seat.cpus for seat in seats.values()},
+        devices_running=tuple(binding.device for binding in bindings.values()),
+        pools={binding.device: binding.cpus for binding in bindings.values()},
         workers=tuple(
-            _worker(seats[index], index if demand.local_rank is None else demand.local_rank) for index in asked
+            _worker(bindings[index], index if demand.local_rank is None else demand.local_rank) for index in asked
         ),
-        processes=_processes(host, demand, seats),
+        processes=_processes(host, demand, bindings),
         findings=(
             *notes,
             *lists.findings,
             *_count_findings(host, devices, demand, lists),
-            *_memory_findings(host, tuple(seats.values())),
+            *_memory_findings(host, tuple(bindings.values())),
         ),
     )
 
@@ -132,18 +134,22 @@ def _asked(host: Host, devices: Sequence[int], demand: Demand) -> tuple[dict[int
     return ranks.devices, ranks.findings
 
 
-def _seat(host: Host, device: int, index: int, lists: BindLists) -> _Seat:
+def _bind_device(host: Host, device: int, index: int, lists: BindLists) -> _DeviceBinding:
     given = lists.entry(CPUS, lists.cpus, index, device)
     chosen = lists.entry(NODES, lists.nodes, index, device)
     node, origin = _automatic_node(host, device, given) if chosen is None else (chosen, f"as {NODES} says")
     memory = next(iter(memory_nodes(host, (node,))), None)
     if given is not None:
-        return _Seat(device, node, given, memory, f"the CPUs that {CPUS} names; memory of node {node}, {origin}")
+        return _DeviceBinding(
+            device, node, given, memory, f"the CPUs that {CPUS} names; memory of node {node}, {origin}"
+        )
     found = next(other for other in nodes_of(host) if other.id == node)
     cpus = allowed_cpus(host, found)
     if not cpus:
         raise _no_cpus(host, device, found)
-    return _Seat(device, node, cpus, memory, f"the {format_count(len(cpus), 'allowed CPU')} of node {node}, {origin}")
+    return _DeviceBinding(
+        device, node, cpus, memory, f"the {format_count(len(cpus), 'allowed CPU')} of node {node}, {origin}"
+    )
 
 
 def _automatic_node(host: Host, device: int, given: tuple[int, ...] | None) -> tuple[int, str]:
@@ -176,8 +182,8 @@ def _local_node(chip: Accelerator, computing: Sequence[Node]) -> int | None:
 
 
 def _node_of_worker(host: Host, worker: int, given: tuple[int, ...] | None) -> tuple[int, str]:
-    if given is not None and (homes := memory_of_cpus(host, given)):
-        return homes[0], "where most of them are"
+    if given is not None and (memories := memory_of_cpus(host, given)):
+        return memories[0], "where most of them are"
     nodes = working_nodes(host)
     if worker < len(nodes):
         return nodes[worker].id, f"the one that CPU worker {worker} has by its number"
@@ -201,34 +207,39 @@ def _no_cpus(host: Host, device: int, node: Node) -> PlacementError:
     )
 
 
-def _worker(seat: _Seat, local_rank: int) -> Worker:
-    return Worker(
-        local_rank, seat.device, seat.cpus, {"main": seat.cpus}, () if seat.memory is None else (seat.memory,), seat.why
+def _worker(binding: _DeviceBinding, local_rank: int) -> WorkerBinding:
+    return WorkerBinding(
+        local_rank,
+        binding.device,
+        binding.cpus,
+        {"main": binding.cpus},
+        () if binding.memory is None else (binding.memory,),
+        binding.why,
     )
 
 
-def _processes(host: Host, demand: Demand, seats: dict[int, _Seat]) -> tuple[Place, ...]:
+def _processes(host: Host, demand: Demand, bindings: dict[int, _DeviceBinding]) -> tuple[ProcessBinding, ...]:
     """Engine cores, API servers and the coordinator. Our own CPU engine schedules inside its worker and has no engine core apart."""
     sizes = demand.parallelism
     places = []
     if host.accelerators.kind is not None:
-        for rank, indices in engines(sizes, 1 + max(seats)).items():
-            if own := [seats[index] for index in indices if index in seats]:
+        for rank, indices in engines(sizes, 1 + max(bindings)).items():
+            if own := [bindings[index] for index in indices if index in bindings]:
                 places.append(_engine_core(host, rank, own))
     unbound = "left as it is: --numa-bind is for workers and engine cores"
     names = [f"api_server_{number}" for number in range(sizes.api_server_count or sizes.data_parallel_size)]
     names += ["dp_coordinator"] if sizes.data_parallel_size > 1 else []
-    return (*places, *(Place(name, (), (), unbound) for name in names))
+    return (*places, *(ProcessBinding(name, (), (), unbound) for name in names))
 
 
-def _engine_core(host: Host, rank: int, own: Sequence[_Seat]) -> Place:
+def _engine_core(host: Host, rank: int, own: Sequence[_DeviceBinding]) -> ProcessBinding:
     """All allowed CPUs of the nodes of its workers; lists given for the workers are not for it, as long as the nodes have CPUs."""
-    wanted = {seat.node for seat in own}
+    wanted = {binding.node for binding in own}
     cpus = tuple(sorted({cpu for node in nodes_of(host) if node.id in wanted for cpu in allowed_cpus(host, node)}))
-    memory = tuple(dict.fromkeys(seat.memory for seat in own if seat.memory is not None))
+    memory = tuple(dict.fromkeys(binding.memory for binding in own if binding.memory is not None))
     why = f"spans the nodes of its {format_count(len(own), 'worker')}: {format_cpu_list(wanted)}"
-    return Place(
-        f"engine_core_dp{rank}", cpus or tuple(sorted({cpu for seat in own for cpu in seat.cpus})), memory, why
+    return ProcessBinding(
+        f"engine_core_dp{rank}", cpus or tuple(sorted({cpu for binding in own for cpu in binding.cpus})), memory, why
     )
 
 
@@ -266,9 +277,9 @@ def _count_findings(host: Host, devices: Sequence[int], demand: Demand, lists: B
     return findings
 
 
-def _memory_findings(host: Host, seats: Sequence[_Seat]) -> list[Finding]:
+def _memory_findings(host: Host, bindings: Sequence[_DeviceBinding]) -> list[Finding]:
     """Nodes whose memory cannot be taken, and what stands in for them."""
-    moved = {seat.node: seat.memory for seat in seats if host.nodes and seat.memory != seat.node}
+    moved = {binding.node: binding.memory for binding in bindings if host.nodes and binding.memory != binding.node}
     findings = []
     for node, memory in moved.items():
         instead = (

@@ -108,11 +108,11 @@ def _nodes(host: Host) -> list[int]:
 def _extended(npus: Npus, nodes: Sequence[int], near: tuple[int, ...]) -> tuple[int, ...]:
     """With the allowed CPUs of the next node when all lie on one; the node after a single node is that node again."""
     node_of = {cpu: npus.host.cpu_by_id[cpu].node for cpu in npus.allowed}
-    homes = {node_of[cpu] for cpu in near}
-    home = next(iter(homes))
-    if len(homes) > 1 or home not in nodes:
+    near_nodes = {node_of[cpu] for cpu in near}
+    near_node = next(iter(near_nodes))
+    if len(near_nodes) > 1 or near_node not in nodes:
         return near
-    following = nodes[(nodes.index(home) + 1) % len(nodes)]
+    following = nodes[(nodes.index(near_node) + 1) % len(nodes)]
     return tuple(sorted({*near, *(cpu for cpu, node in node_of.items() if node == following)}))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from homenode.errors import PlacementError
 from homenode.host.topology.accelerators.ascend_tables import Info, MapRow, ProcessRow, family_of, parse_info, parse_map
-from homenode.host.topology.accelerators.ascend_topo import TopoRow, affinity_of, parse_topo
+from homenode.host.topology.accelerators.ascend_topo import AscendTopoRow, affinity_of, parse_topo
 from homenode.host.topology.accelerators.cells import (
     Problems,
     node_of_cpus,
@@ -103,7 +103,7 @@ def _read_info(source: Source, problems: Problems) -> Info:
 
 def _read_affinity(
     source: Source, rows: tuple[MapRow, ...], problems: Problems, notes: list[Finding]
-) -> dict[int, TopoRow]:
+) -> dict[int, AscendTopoRow]:
     if any(error.code == "tool_timeout" for error in problems.found):
         return {}
     answer = source.command(_TOPO)
@@ -153,7 +153,7 @@ def _running(processes: Sequence[ProcessRow], rows: tuple[MapRow, ...], problems
 def _chip(
     row: MapRow,
     info: Info,
-    affinity: dict[int, TopoRow],
+    affinity: dict[int, AscendTopoRow],
     running: dict[int, set[int]],
     devices: Sequence[PciDevice],
     nodes: Sequence[Node],

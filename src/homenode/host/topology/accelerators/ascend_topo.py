@@ -30,7 +30,7 @@ _REMEDY = "Run `npu-smi info -t topo` by hand; --strategy global-slice and --str
 
 
 @dataclass(frozen=True, slots=True)
-class TopoRow:
+class AscendTopoRow:
     """`physical`: whether the label says Phy-ID. `cpus`: in the order of the list. `unreadable`: the line, where its
     affinity is no CPU list.
     """
@@ -41,13 +41,13 @@ class TopoRow:
     unreadable: str = ""
 
 
-def parse_topo(text: str, problems: Problems) -> tuple[TopoRow, ...]:
+def parse_topo(text: str, problems: Problems) -> tuple[AscendTopoRow, ...]:
     """Rows whose affinity is told; none when no header promises that column. Cells that are blank or say NA tell
     nothing.
 
     Adds `topo_row_unparseable` for a cell that is something else than a CPU list; that row comes back as unreadable.
     """
-    rows: list[TopoRow] = []
+    rows: list[AscendTopoRow] = []
     at: int | None = None  # the word that is the affinity; None when none was promised
     last = False  # whether nothing may come after it
     for line in text.splitlines():
@@ -70,7 +70,7 @@ def parse_topo(text: str, problems: Problems) -> tuple[TopoRow, ...]:
         cpus = reported_cpus(cell)
         if cpus is None:
             _broken(line, problems)
-        rows.append(TopoRow(label[1] == "Phy-ID", int(label[2]), cpus or (), "" if cpus else quoted(line)))
+        rows.append(AscendTopoRow(label[1] == "Phy-ID", int(label[2]), cpus or (), "" if cpus else quoted(line)))
     return tuple(rows)
 
 
@@ -90,13 +90,13 @@ def _broken(line: str, problems: Problems) -> None:
     problems.add("topo_row_unparseable", message, seen=line, wanted=_LIST, remedy=_REMEDY)
 
 
-def affinity_of(rows: Sequence[TopoRow], chips: Sequence[MapRow], problems: Problems) -> dict[int, TopoRow]:
+def affinity_of(rows: Sequence[AscendTopoRow], chips: Sequence[MapRow], problems: Problems) -> dict[int, AscendTopoRow]:
     """Rows by logical number, by the rule at the top of this module. Two unlike rows for one label add
     `topo_row_unparseable`, and neither counts.
     """
-    found: dict[int, TopoRow] = {}
+    found: dict[int, AscendTopoRow] = {}
     for physical in (True, False):
-        table: dict[int, TopoRow] = {}
+        table: dict[int, AscendTopoRow] = {}
         for row in rows:
             if row.physical != physical:
                 continue
@@ -104,7 +104,7 @@ def affinity_of(rows: Sequence[TopoRow], chips: Sequence[MapRow], problems: Prob
             if known.cpus != row.cpus and not known.unreadable:
                 line = f"{'Phy-ID' if physical else 'NPU'}{row.number}: two unlike rows"
                 _broken(line, problems)
-                table[row.number] = TopoRow(physical, row.number, (), line)
+                table[row.number] = AscendTopoRow(physical, row.number, (), line)
         reading = _reading(table, chips, physical)
         for chip in chips:
             key = reading(chip)

@@ -20,7 +20,7 @@ from homenode.host.topology.accelerators.cells import (
     pci_order,
     tool_error,
 )
-from homenode.host.topology.accelerators.nvidia_topo import TopoRow, parse_topo
+from homenode.host.topology.accelerators.nvidia_topo import NvidiaTopoRow, parse_topo
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Accelerators, Node, PciDevice
 from homenode.host.topology.source import LiveSource, Source
@@ -156,7 +156,7 @@ def parse_list(text: str) -> dict[int, tuple[str, ...]]:
     return found
 
 
-def _topo(source: Source, problems: Problems, notes: list[Finding]) -> Mapping[int, TopoRow]:
+def _topo(source: Source, problems: Problems, notes: list[Finding]) -> Mapping[int, NvidiaTopoRow]:
     answer = source.command(_TOPO)
     if answer.failure in ("timeout", "failed"):
         notes.append(noted(tool_error(_TOPO, answer)))
@@ -180,7 +180,7 @@ def _from_pci(index: int, device: PciDevice, source: Source) -> Accelerator:
 
 
 def _located(
-    chip: Accelerator, row: TopoRow | None, devices: Sequence[PciDevice], nodes: Sequence[Node]
+    chip: Accelerator, row: NvidiaTopoRow | None, devices: Sequence[PciDevice], nodes: Sequence[Node]
 ) -> Accelerator:
     """With its CPUs and nodes: as the tool's topology says, else as sysfs does.
 

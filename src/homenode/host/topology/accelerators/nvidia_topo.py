@@ -21,7 +21,7 @@ _OWN = "GPU NUMA ID"
 
 
 @dataclass(frozen=True, slots=True)
-class TopoRow:
+class NvidiaTopoRow:
     """`cpus` in the order of the list; empty when not told. `nodes`: NUMA Affinity. `memory_node`: the GPU's own memory."""
 
     cpus: tuple[int, ...] = ()
@@ -29,9 +29,9 @@ class TopoRow:
     memory_node: int | None = None
 
 
-def parse_topo(text: str, problems: Problems) -> dict[int, TopoRow]:
+def parse_topo(text: str, problems: Problems) -> dict[int, NvidiaTopoRow]:
     """Rows of GPUs by index. Adds `nvidia_smi_unparseable` for an affinity that is no CPU list; the row stays, without it."""
-    rows: dict[int, TopoRow] = {}
+    rows: dict[int, NvidiaTopoRow] = {}
     tail: list[str] | None = None
     relations = 0
     for line in text.splitlines():
@@ -51,7 +51,7 @@ def parse_topo(text: str, problems: Problems) -> dict[int, TopoRow]:
     return rows
 
 
-def _row(line: str, tail: Sequence[str], relations: int, problems: Problems) -> TopoRow:
+def _row(line: str, tail: Sequence[str], relations: int, problems: Problems) -> NvidiaTopoRow:
     cells = _tail_cells(line, tail, relations)
     text = cells.get("CPU Affinity", "")
     cpus = () if text in _UNKNOWN else reported_cpus(text.replace(" ", ""))
@@ -66,7 +66,7 @@ def _row(line: str, tail: Sequence[str], relations: int, problems: Problems) -> 
             remedy="Run `nvidia-smi topo -m` by hand; sysfs is used instead.",
         )
     nodes = reported_cpus(cells.get(_NODES, ""))  # node lists are written as CPU lists are
-    return TopoRow(cpus or (), nodes or (), number(cells.get(_OWN, "")))
+    return NvidiaTopoRow(cpus or (), nodes or (), number(cells.get(_OWN, "")))
 
 
 def _tail_cells(line: str, tail: Sequence[str], relations: int) -> dict[str, str]:

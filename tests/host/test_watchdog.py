@@ -26,7 +26,7 @@ sys.stdin.read()
 _LAUNCHER = """
 import sys
 from pathlib import Path
-from homenode.host.binding.attend import Attendant
+from homenode.host.binding.watchdog import Watchdog
 from homenode.host.binding.launch import run_bound
 from homenode.host.binding.state import State
 from homenode.host.binding.target import IrqRoute, Target
@@ -35,7 +35,7 @@ from homenode.host.topology.source import LiveSource
 one, other, folder, address, action, program = sys.argv[1:]
 routes = (IrqRoute(address, action, (int(other),)),) if address else ()
 target = Target((int(one),), {"acl_thread": (int(other),)}, (), routes)
-Attendant(read_host(LiveSource(), accelerators=False), State(Path(folder))).attend(target)
+Watchdog(read_host(LiveSource(), accelerators=False), State(Path(folder))).watch_worker(target)
 run_bound(target, [sys.executable, "-c", program])
 """
 
@@ -83,10 +83,10 @@ def test_interrupts_are_routed_before_the_program_starts_and_given_back_after_it
 
 
 def test_nobody_stays_behind_for_a_target_without_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from homenode.host.binding import attend
+    from homenode.host.binding import watchdog
     from homenode.host.binding.target import Target
     from homenode.host.topology.read import read_host
     from homenode.host.topology.source import LiveSource
 
-    monkeypatch.setattr(attend, "leave_companion", lambda *_: pytest.fail("a companion was left"))
-    attend.Attendant(read_host(LiveSource(), accelerators=False), None).attend(Target((ONE,)))
+    monkeypatch.setattr(watchdog, "start_sidecar", lambda *_: pytest.fail("a sidecar was started"))
+    watchdog.Watchdog(read_host(LiveSource(), accelerators=False), None).watch_worker(Target((ONE,)))

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.errors import UserError
+from homenode.simulate.achieved import TYPICAL, load_achieved, read_achieved
 from homenode.simulate.costs import FLOAT_COST
-from homenode.simulate.reached import TYPICAL, load_reached, read_reached
 
 READ, INT8, INT6, BF16 = 40.0, 300.0, 600.0, 200.0
 WEIGHTS, OPERATIONS, ATTENTION = 350e6, 1e9, 5e7
@@ -37,7 +37,7 @@ def bench(reads: float, multiplies: float, unpacking: float, kind: str = "int6")
 
 
 def read(found: object) -> Any:
-    return read_reached(json.dumps(found).encode(), "bench.json")
+    return read_achieved(json.dumps(found).encode(), "bench.json")
 
 
 @given(st.floats(0.3, 1.0), st.floats(0.3, 1.0), st.floats(0.0, 0.004), st.sampled_from(["int8", "int6"]))
@@ -107,13 +107,13 @@ def _with(key: str, value: object) -> dict[str, Any]:
 )
 def test_what_is_no_bench_is_refused_by_name(data: bytes) -> None:
     with pytest.raises(UserError, match=r"--bench-model some\.json: ") as refused:
-        read_reached(data, "some.json")
+        read_achieved(data, "some.json")
     assert refused.value.param == "bench_model"
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--bench-model .*none\.json: No such file"):
-        load_reached(str(tmp_path / "none.json"))
+        load_achieved(str(tmp_path / "none.json"))
 
 
 def test_without_a_bench_typical_shares_count() -> None:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 from homenode.errors import HomenodeError
 from homenode.host.binding.apply import apply
-from homenode.host.binding.companion import Say, leave_companion, to_stderr
 from homenode.host.binding.follow import Follower, follow
 from homenode.host.binding.irq import restore, route_target
 from homenode.host.binding.rank_hints import RankHint, local_rank_of
 from homenode.host.binding.report import Report
+from homenode.host.binding.sidecar import Say, start_sidecar, to_stderr
 from homenode.host.binding.state import State
 from homenode.host.binding.target import Target
 from homenode.host.binding.threads import identify
@@ -26,7 +26,7 @@ _LOOK_EVERY_S, _SLOWEST_S = 0.25, 5.0
 
 
 @dataclass
-class Attendant:
+class Watchdog:
     """What is done for one program. `state`: where interrupts are remembered; None: they are not routed, as they could not be given back."""
 
     host: Host
@@ -34,7 +34,7 @@ class Attendant:
     say: Say = to_stderr
     _routed: list[int] = field(default_factory=list)
 
-    def attend(self, target: Target) -> None:
+    def watch_worker(self, target: Target) -> None:
         """For a program that is one worker: call it before binding and executing. Interrupts are routed now, driver threads as they come.
 
         Nothing is left behind for a target that has neither.
@@ -46,12 +46,12 @@ class Attendant:
 
         def task(pidfd: int | None) -> None:
             with suppress(HomenodeError):  # it ended before the first look
-                watch(root, target, every_s=_LOOK_EVERY_S, slowest_s=_SLOWEST_S, on_report=self._tell)
-            self._give_back()
+                watch(root, target, every_s=_LOOK_EVERY_S, slowest_s=_SLOWEST_S, on_report=self._print_findings)
+            self._restore_interrupts()
 
-        leave_companion(task, self.say)
+        start_sidecar(task, self.say)
 
-    def attend_ranks(self, targets: Mapping[int, Target], shape: Parallelism) -> None:
+    def watch_ranks(self, targets: Mapping[int, Target], shape: Parallelism) -> None:
         """For a program that starts its ranks itself: each is bound to its target when it shows which it is. Call it before binding."""
 
         def target_for(hint: RankHint) -> Target | None:
@@ -62,9 +62,9 @@ class Attendant:
 
         def task(pidfd: int | None) -> None:
             follow(follower, pidfd)
-            self._give_back()
+            self._restore_interrupts()
 
-        leave_companion(task, self.say)
+        start_sidecar(task, self.say)
 
     def _bind(self, pid: int, target: Target) -> Report:
         report = apply(pid, target)
@@ -80,14 +80,14 @@ class Attendant:
         for step in report.steps:
             if step.outcome == "skipped":
                 self.say(f"skipped: {step.what}: {step.detail}")
-        self._tell(report)
+        self._print_findings(report)
 
-    def _tell(self, report: Report) -> None:
+    def _print_findings(self, report: Report) -> None:
         for finding in report.findings:
             self.say(f"{finding.severity}: {finding.text}")
 
-    def _give_back(self) -> None:
+    def _restore_interrupts(self) -> None:
         for pid in self._routed:
             if self.state is not None:
                 with suppress(HomenodeError):  # nothing was remembered: nothing was changed
-                    self._tell(undo(pid, self.state, restore_irqs=restore))
+                    self._print_findings(undo(pid, self.state, restore_irqs=restore))

@@ -14,7 +14,7 @@ _OFF = ("", "false", "none", "disabled")
 _LLAMA_CPUS, _LLAMA_NODES, _CPU_SET = 512, 8, 1024
 
 
-def trap_findings(host: Host) -> list[Finding]:
+def runtime_findings(host: Host) -> list[Finding]:
     """All findings of all checks below, in their order."""
     return [finding for one in _CHECKS for finding in one(host)]
 

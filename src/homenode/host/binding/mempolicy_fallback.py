@@ -1,4 +1,5 @@
-"""Memory policy of the calling process, by a ladder: bind, else prefer, else leave memory alone. Each step down is said with its reason.
+"""Memory policy of the calling process, with fallbacks: bind, else prefer, else leave memory alone. Each fallback is
+reported with its reason.
 
 bind keeps allocations on the given nodes and fails when they are full; prefer starts there and goes elsewhere when they are full. Several
 nodes are preferred together since Linux 5.15 (MPOL_PREFERRED_MANY), the first of them alone before. Sources: set_mempolicy(2), numa(7).
@@ -37,7 +38,7 @@ _REMEDIES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class MemoryPolicy:
     """A memory policy in the kernel's terms: one of the MPOL_* modes, and nodes."""
 
     mode: int
@@ -50,32 +51,32 @@ class Policy:
 
 
 @dataclass
-class _Descent:
+class _Fallbacks:
     """The steps taken so far, and why each was not the last."""
 
     strict: bool
     steps: list[ActionResult] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
-    def down(self, message: str, remedy: str) -> None:
-        """One step down; with `strict`, the end."""
+    def add(self, message: str, remedy: str) -> None:
+        """The next fallback is tried; with `strict` HostError is raised instead."""
         if self.strict:
             raise HostError(f"{message}. {remedy}.")
         self.steps.append(ActionResult(STEP, "failed", message))
         self.findings.append(Finding("warning", "memory_policy_refused", message, f"{remedy}."))
 
     def report(self, policy: str, outcome: str) -> Report:
-        """The whole descent, ending with `policy`."""
+        """All fallbacks so far, ending with `policy`."""
         return Report((*self.steps, ActionResult(STEP, outcome, policy)), tuple(self.findings))
 
 
-def current_policy(kernel: Syscalls) -> Policy | None:
+def current_policy(kernel: Syscalls) -> MemoryPolicy | None:
     """The memory policy of the calling process; None where the kernel does not tell."""
     try:
         mode, nodes = kernel.get_mempolicy()
     except (OSError, HostError):
         return None
-    return Policy(mode & ~_MODIFIERS, nodes)
+    return MemoryPolicy(mode & ~_MODIFIERS, nodes)
 
 
 def bind_memory(nodes: Sequence[int], kernel: Syscalls, *, strict: bool = False) -> Report:
@@ -84,60 +85,60 @@ def bind_memory(nodes: Sequence[int], kernel: Syscalls, *, strict: bool = False)
     A binding that is already there, such as numactl's, is a limit: nodes outside it are left out. With `strict`, everything short of binding
     to all the nodes raises HostError.
     """
-    descent = _Descent(strict)
-    wanted = _inside_inherited(tuple(nodes), current_policy(kernel), descent)
+    fallbacks = _Fallbacks(strict)
+    wanted = _inside_inherited(tuple(nodes), current_policy(kernel), fallbacks)
     if not wanted:
-        return descent.report("the inherited policy stays", "skipped")
-    for policy in _rungs(wanted):
+        return fallbacks.report("the inherited policy stays", "skipped")
+    for policy in _policies_to_try(wanted):
         try:
             kernel.set_mempolicy(policy.mode, policy.nodes)
         except OSError as error:
             code = error.errno or errno.EIO
             reason = f"the kernel refuses {policy}: set_mempolicy: {errno.errorcode.get(code, code)}"
-            descent.down(reason, _REMEDIES.get(code, "See set_mempolicy(2) for this error"))
+            fallbacks.add(reason, _REMEDIES.get(code, "See set_mempolicy(2) for this error"))
             if code == errno.ENOSYS:
                 break
         except HostError as error:
-            descent.down(error.message.rstrip("."), "Leave out the memory nodes on this machine")
+            fallbacks.add(error.message.rstrip("."), "Leave out the memory nodes on this machine")
             break
         else:
-            return _read_back(policy, kernel, descent)
-    return descent.report("memory is left alone, CPUs only", "skipped")
+            return _read_back(policy, kernel, fallbacks)
+    return fallbacks.report("memory is left alone, CPUs only", "skipped")
 
 
-def _rungs(nodes: tuple[int, ...]) -> tuple[Policy, ...]:
-    first = Policy(MPOL_PREFERRED, nodes[:1])
+def _policies_to_try(nodes: tuple[int, ...]) -> tuple[MemoryPolicy, ...]:
+    first = MemoryPolicy(MPOL_PREFERRED, nodes[:1])
     return (
-        (Policy(MPOL_BIND, nodes), first)
+        (MemoryPolicy(MPOL_BIND, nodes), first)
         if len(nodes) == 1
-        else (Policy(MPOL_BIND, nodes), Policy(MPOL_PREFERRED_MANY, nodes), first)
+        else (MemoryPolicy(MPOL_BIND, nodes), MemoryPolicy(MPOL_PREFERRED_MANY, nodes), first)
     )
 
 
-def _inside_inherited(nodes: tuple[int, ...], inherited: Policy | None, descent: _Descent) -> tuple[int, ...]:
+def _inside_inherited(nodes: tuple[int, ...], inherited: MemoryPolicy | None, fallbacks: _Fallbacks) -> tuple[int, ...]:
     if inherited is None or inherited.mode != MPOL_BIND:
         return nodes
     inside = tuple(node for node in nodes if node in inherited.nodes)
     if len(inside) != len(nodes):
         outside = format_cpu_list(set(nodes) - set(inside))
-        descent.down(
+        fallbacks.add(
             f"the memory policy inherited from the parent is {inherited}; node {outside} is outside it",
             "Start this without numactl --membind",
         )
     return inside
 
 
-def _read_back(policy: Policy, kernel: Syscalls, descent: _Descent) -> Report:
+def _read_back(policy: MemoryPolicy, kernel: Syscalls, fallbacks: _Fallbacks) -> Report:
     """The kernel drops nodes without memory and those outside cpuset.mems silently, as long as one is left."""
     seen = current_policy(kernel)
     if seen is None:
-        return descent.report(
-            f"{policy}, not read back: get_mempolicy is refused", "degraded" if descent.steps else "done"
+        return fallbacks.report(
+            f"{policy}, not read back: get_mempolicy is refused", "degraded" if fallbacks.steps else "done"
         )
     if set(seen.nodes) != set(policy.nodes) or seen.mode != policy.mode:
         lost = format_cpu_list(set(policy.nodes) - set(seen.nodes))
-        descent.down(
+        fallbacks.add(
             f"the kernel made {policy} into {seen}: node {lost} has no memory, or is not in cpuset.mems",
             _REMEDIES[errno.EINVAL],
         )
-    return descent.report(str(seen), "degraded" if descent.steps else "done")
+    return fallbacks.report(str(seen), "degraded" if fallbacks.steps else "done")

@@ -1,4 +1,4 @@
-"""What this engine reaches on a machine, out of what `homenode bench model --json` measured there. Pure but for `load_reached`.
+"""What this engine reaches on a machine, out of what `homenode bench model --json` measured there. Pure but for `load_achieved`.
 
 The bench counts the work of its steps and measures the machine in the same minute, so three of its results give what `step_cost` supposes otherwise:
 a prompt the share of multiplications, one sequence the share of read bandwidth, several sequences what unpacking costs once a step.
@@ -37,7 +37,7 @@ class _Ceilings(msgspec.Struct):
     f32_gops: float
 
 
-class _Result(msgspec.Struct):
+class _MeasuredTest(msgspec.Struct):
     test: str
     batch: int
     tokens: int
@@ -46,12 +46,12 @@ class _Result(msgspec.Struct):
     ceilings: _Ceilings
 
 
-class _Bench(msgspec.Struct):
-    results: list[_Result]
+class _BenchFile(msgspec.Struct):
+    results: list[_MeasuredTest]
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class AchievedSpeed:
     """`kind`: shares of the machine's int8 multiplications and read bandwidth. `float_cost`: of an operation of attention, in operations of weights.
 
     `read_gb_s`, `int8_gops`: what the machine could do meanwhile, where it was measured.
@@ -63,25 +63,25 @@ class Reached:
     int8_gops: float = 0.0
 
 
-TYPICAL = Reached(OWN, FLOAT_COST)  # where nothing was measured
+TYPICAL = AchievedSpeed(OWN, FLOAT_COST)  # where nothing was measured
 
 
-def load_reached(path: str) -> Reached:
-    """`read_reached` of a file."""
+def load_achieved(path: str) -> AchievedSpeed:
+    """`read_achieved` of a file."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         _refuse(path, getattr(error, "strerror", None) or str(error))
-    return read_reached(data, path)
+    return read_achieved(data, path)
 
 
-def read_reached(data: bytes, name: str) -> Reached:
+def read_achieved(data: bytes, name: str) -> AchievedSpeed:
     """Of a bench's JSON. UserError, naming file and fault, where it is none or lacks one of the three results."""
     if len(data) > _MOST_BYTES:
         _refuse(name, "larger than any such file")
     try:
-        results = msgspec.json.decode(data, type=_Bench).results
+        results = msgspec.json.decode(data, type=_BenchFile).results
     except (msgspec.DecodeError, RecursionError) as error:
         _refuse(name, str(error)[:200])
     if any(not 0 < value < 1e18 for one in results for value in _figures(one)) or any(
@@ -97,7 +97,7 @@ def read_reached(data: bytes, name: str) -> Reached:
     return _fitted(prompt, alone, several)
 
 
-def _figures(result: _Result) -> tuple[float, ...]:
+def _figures(result: _MeasuredTest) -> tuple[float, ...]:
     c = result.ceilings
     counts = (result.step.bytes, sum(_operations(result.step).values()))
     return (
@@ -113,7 +113,7 @@ def _figures(result: _Result) -> tuple[float, ...]:
     )
 
 
-def _fitted(prompt: _Result, alone: _Result, several: _Result) -> Reached:
+def _fitted(prompt: _MeasuredTest, alone: _MeasuredTest, several: _MeasuredTest) -> AchievedSpeed:
     int8 = prompt.ceilings.int8_gops * 1e9
     weights, float_cost = _of_weights(prompt)
     rate = weights / (prompt.tokens / prompt.tok_s)  # operations of weights a second, when many tokens share a row
@@ -129,13 +129,13 @@ def _fitted(prompt: _Result, alone: _Result, several: _Result) -> Reached:
     )
     one_row = sum(_operations(several.step)[kind] for kind in _weight_kinds(prompt)) / several.batch
     slowest = 1 / multiplies + unpacking * int8 * slower / one_row
-    return Reached(
+    return AchievedSpeed(
         EngineKind("measured", reads, OWN.links, multiplies, 1 / slowest, OWN.straggling, OWN.handover_us),
         float_cost, alone.ceilings.read_gb_s, prompt.ceilings.int8_gops,
     )  # fmt: skip
 
 
-def _of_weights(result: _Result, float_cost: float | None = None) -> tuple[float, float]:
+def _of_weights(result: _MeasuredTest, float_cost: float | None = None) -> tuple[float, float]:
     """A step's operations as so many of weights, and what one of attention counts: by the ceilings, unless it is known."""
     operations, kinds = _operations(result.step), _weight_kinds(result)
     weights = sum(operations[kind] for kind in kinds)
@@ -146,7 +146,7 @@ def _of_weights(result: _Result, float_cost: float | None = None) -> tuple[float
     return weights + float_cost * rest, float_cost
 
 
-def _weight_kinds(result: _Result) -> tuple[str, ...]:
+def _weight_kinds(result: _MeasuredTest) -> tuple[str, ...]:
     """Of quantised weights attention is the rest; otherwise both are of one kind, or nearly so, and are not told apart."""
     found = _operations(result.step)
     return ("int8", "int6") if found["int8"] + found["int6"] > found["bf16"] + found["f32"] else _KINDS
@@ -156,7 +156,7 @@ def _operations(step: _Step) -> dict[str, float]:
     return {kind: getattr(step, f"{kind}_operations") for kind in _KINDS}
 
 
-def _gops(result: _Result, kind: str) -> float:
+def _gops(result: _MeasuredTest, kind: str) -> float:
     found: float = getattr(result.ceilings, f"{kind}_gops")
     return found
 

@@ -23,10 +23,10 @@ def to_stderr(line: str) -> None:
         os.write(2, f"homenode: {line}\n".encode())
 
 
-def leave_companion(task: Task, say: Say = to_stderr) -> None:
+def start_sidecar(task: Task, say: Say = to_stderr) -> None:
     """Leave a process behind that does `task` and ends. `task` gets a pidfd of the calling process; None where the kernel has none.
 
-    Call it from the main thread of a process without others, before binding: the companion keeps the affinity of this moment. `task` should
+    Call it from the main thread of a process without others, before binding: the sidecar keeps the affinity of this moment. `task` should
     end when the pidfd becomes readable. What it raises is told through `say`, and so is that no process can be had (a
     limit on processes).
     """
@@ -41,14 +41,14 @@ def leave_companion(task: Task, say: Say = to_stderr) -> None:
         child = -1
         say(f"warning: nobody looks after threads, ranks and interrupts of the program: {error.strerror}")
     if child == 0:
-        _become_companion(task, pidfd, say)
+        _become_sidecar(task, pidfd, say)
     if child > 0:
         os.waitpid(child, 0)  # the one in between
     if pidfd is not None:
         os.close(pidfd)
 
 
-def _become_companion(task: Task, pidfd: int | None, say: Say) -> NoReturn:
+def _become_sidecar(task: Task, pidfd: int | None, say: Say) -> NoReturn:
     """In the forked process: nothing may return from here into the launcher's code, whatever happens."""
     try:
         os.setsid()

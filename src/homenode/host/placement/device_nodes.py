@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from homenode.host.placement.cores import Core
+from homenode.host.placement.cores import AllowedCore
 from homenode.host.topology.host import Accelerator, Host
 from homenode.host.topology.nodes import tells_place
 
-Homes = dict[int, tuple[int, ...]]
+DeviceNodes = dict[int, tuple[int, ...]]
 
 _FAR = 256  # beyond every distance of the firmware, which are bytes
 
@@ -48,45 +48,51 @@ def in_local_order(chips: Iterable[Accelerator]) -> list[Accelerator]:
     return sorted(chips, key=lambda chip: (min(chip.local_cpus, default=-1), chip.id))
 
 
-def settle(host: Host, near: Mapping[int, Sequence[int]], cores: Mapping[int, Sequence[Core]]) -> Homes:
+def assign_nodes(
+    host: Host, near: Mapping[int, Sequence[int]], cores: Mapping[int, Sequence[AllowedCore]]
+) -> DeviceNodes:
     """The allowed nodes that each device has its share of: its own, else the nearest one, else, when unknown, an even spread."""
-    homes: Homes = {}
+    device_nodes: DeviceNodes = {}
     for device, own in near.items():
         if allowed := tuple(node for node in own if cores.get(node)):
-            homes[device] = allowed
+            device_nodes[device] = allowed
     for device, own in near.items():
-        if own and device not in homes:
-            homes[device] = (nearest(host, own, cores, homes),)
-    unknown = [device for device in near if device not in homes]
-    homes.update(zip(unknown, spread(host, cores, homes, len(unknown)), strict=True))
-    return {device: homes[device] for device in near}
+        if own and device not in device_nodes:
+            device_nodes[device] = (nearest(host, own, cores, device_nodes),)
+    unknown = [device for device in near if device not in device_nodes]
+    device_nodes.update(zip(unknown, spread(host, cores, device_nodes, len(unknown)), strict=True))
+    return {device: device_nodes[device] for device in near}
 
 
-def nearest(host: Host, own: Sequence[int], cores: Mapping[int, Sequence[Core]], homes: Homes) -> int:
-    """The node with cores that is nearest to `own`; among equally near ones that with most cores for each device at home there."""
-    load = _devices_at(homes)
+def nearest(
+    host: Host, own: Sequence[int], cores: Mapping[int, Sequence[AllowedCore]], device_nodes: DeviceNodes
+) -> int:
+    """The node with cores that is nearest to `own`; among equally near ones that with most cores for each device that has this node."""
+    load = _devices_at(device_nodes)
     return min(
         (node for node in cores if cores[node]),
         key=lambda node: (gap(host, own, node), _crowd(load, cores, node), step(own, node)),
     )
 
 
-def spread(host: Host, cores: Mapping[int, Sequence[Core]], homes: Homes, count: int) -> list[tuple[int, ...]]:
-    """Homes for `count` devices of unknown locality, in proportion to cores: each in turn where most cores are left for it, far from the others.
+def spread(
+    host: Host, cores: Mapping[int, Sequence[AllowedCore]], device_nodes: DeviceNodes, count: int
+) -> list[tuple[int, ...]]:
+    """Nodes for `count` devices of unknown locality, in proportion to cores: each in turn where most cores are left for it, far from the others.
 
     Ascending, so that device order follows node order (sixteen devices on eight equal nodes: two on each).
     """
-    load = _devices_at(homes)
+    load = _devices_at(device_nodes)
     places = [node for node in cores if cores[node]]
     closeness = {node: (-_FAR, -len(places)) for node in places}
     for place, node in enumerate(places):
         if load.get(node):
-            _seat(host, places, place, closeness)
+            _raise_closeness(host, places, place, closeness)
     found: list[int] = []
     for _ in range(count):
         node = min(places, key=lambda node: (_crowd(load, cores, node), *closeness[node], node))
         load[node] = load.get(node, 0) + 1
-        _seat(host, places, places.index(node), closeness)
+        _raise_closeness(host, places, places.index(node), closeness)
         found.append(node)
     return [(node,) for node in sorted(found)]
 
@@ -104,20 +110,20 @@ def step(own: Sequence[int], node: int) -> tuple[int, bool]:
     return min(((abs(node - mine), node // 2 != mine // 2) for mine in own), default=(0, False))
 
 
-def _devices_at(homes: Homes) -> dict[int, int]:
+def _devices_at(device_nodes: DeviceNodes) -> dict[int, int]:
     load: dict[int, int] = {}
-    for nodes in homes.values():
+    for nodes in device_nodes.values():
         for node in nodes:
             load[node] = load.get(node, 0) + 1
     return load
 
 
-def _crowd(load: Mapping[int, int], cores: Mapping[int, Sequence[Core]], node: int) -> float:
+def _crowd(load: Mapping[int, int], cores: Mapping[int, Sequence[AllowedCore]], node: int) -> float:
     return (load.get(node, 0) + 1) / len(cores[node])
 
 
-def _seat(host: Host, places: Sequence[int], place: int, closeness: dict[int, tuple[int, int]]) -> None:
-    """Bring every node's closeness to the seated ones up to date: low is far, by distance, else by place in the ring of node numbers."""
+def _raise_closeness(host: Host, places: Sequence[int], place: int, closeness: dict[int, tuple[int, int]]) -> None:
+    """Bring every node's closeness to the nodes that have devices up to date: low is far, by distance, else by place in the ring of node numbers."""
     for other, node in enumerate(places):
         way = abs(place - other)
         distance, ring = closeness[node]

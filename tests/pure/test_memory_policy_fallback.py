@@ -1,4 +1,4 @@
-"""Every rung of the memory policy ladder, with a kernel that refuses on purpose."""
+"""Every fallback of the memory policy, with a kernel that refuses on purpose."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 from homenode.errors import HostError
-from homenode.host.binding.ladder import Policy, bind_memory
+from homenode.host.binding.mempolicy_fallback import MemoryPolicy, bind_memory
 from homenode.host.binding.syscalls import (
     MPOL_BIND,
     MPOL_DEFAULT,
@@ -52,7 +52,7 @@ class FakeKernel(Syscalls):
         return self.policy
 
 
-def test_the_first_rung_is_bind() -> None:
+def test_bind_is_tried_first() -> None:
     kernel = FakeKernel()
     report = bind_memory((1,), kernel)
     assert kernel.policy == (MPOL_BIND, (1,))
@@ -159,14 +159,18 @@ def test_a_policy_that_cannot_be_read_back_is_said() -> None:
     ],
     ids=["refused", "no memory", "inherited", "unknown machine"],
 )
-def test_strict_takes_no_step_down(kernel: Syscalls) -> None:
+def test_strict_takes_no_fallback(kernel: Syscalls) -> None:
     with pytest.raises(HostError, match=r"\. [A-Z].*\.$"):
         bind_memory((0, 1), kernel, strict=True)
 
 
 @pytest.mark.parametrize(
     ("policy", "text"),
-    [(Policy(MPOL_BIND, (0, 1, 8)), "bind:0-1,8"), (Policy(MPOL_DEFAULT, ()), "default"), (Policy(42, ()), "mode 42")],
+    [
+        (MemoryPolicy(MPOL_BIND, (0, 1, 8)), "bind:0-1,8"),
+        (MemoryPolicy(MPOL_DEFAULT, ()), "default"),
+        (MemoryPolicy(42, ()), "mode 42"),
+    ],
 )
-def test_policies_are_written_as_numa_maps_does(policy: Policy, text: str) -> None:
+def test_policies_are_written_as_numa_maps_does(policy: MemoryPolicy, text: str) -> None:
     assert str(policy) == text

@@ -13,7 +13,7 @@ _SHARES = (0.5, 0.9, 0.99)
 
 
 @dataclass(frozen=True)
-class Figures:
+class OutcomeStats:
     """Times in seconds, at p50, p90 and p99; None where nothing was measured."""
 
     requests: int
@@ -29,7 +29,7 @@ class Figures:
     reasons: dict[str, int]
 
     @classmethod
-    def of(cls, outcome: Outcome) -> Figures:
+    def of(cls, outcome: Outcome) -> OutcomeStats:
         """Of an outcome."""
         span = outcome.end or math.inf
         latency = outcome.latency
