@@ -17,10 +17,10 @@ from queue import SimpleQueue
 from typing import Any
 
 from homenode.engine.config import EngineConfig
-from homenode.engine.core.build import build_engine
-from homenode.engine.core.loop import EngineCore
 from homenode.engine.messages import Outputs, Submit
 from homenode.engine.request import Request, SamplingParams
+from homenode.engine.runtime.build import build_engine
+from homenode.engine.runtime.loop import EngineCore
 from homenode.engine.scheduler.events import Instruction, ToTransfer
 from homenode.transfer import published
 from homenode.transfer.inbox import Inbox

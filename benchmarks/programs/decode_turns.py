@@ -16,10 +16,10 @@ from typing import Any
 
 from homenode import __version__
 from homenode.engine.config import EngineConfig
-from homenode.engine.core.build import build_engine
-from homenode.engine.core.loop import EngineCore
 from homenode.engine.messages import Outputs, Submit
 from homenode.engine.request import Request, SamplingParams
+from homenode.engine.runtime.build import build_engine
+from homenode.engine.runtime.loop import EngineCore
 
 _LIMIT_S = 300.0  # of one turn
 

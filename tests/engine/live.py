@@ -68,7 +68,7 @@ class LiveServer:
         for task in Path(f"/proc/{self.process.pid}/task").iterdir():
             for pid in (task / "children").read_text().split():
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-                    if b"homenode.engine.core.process" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                    if b"homenode.engine.runtime.process" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
                         found.append(int(pid))
         return found
 

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from homenode.engine.config import EngineConfig
-from homenode.engine.core.build import Engine, build_engine
-from homenode.engine.core.process import main
+from homenode.engine.runtime.build import Engine, build_engine
+from homenode.engine.runtime.process import main
 
 
 def build(config: EngineConfig, progress: Callable[[int, int], None], experts: Sequence[int]) -> Engine:

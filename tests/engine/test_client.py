@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from homenode.engine.client.engine_client import AsyncEngineClient
 from homenode.engine.config import EngineConfig
+from homenode.engine.connection.engine_client import AsyncEngineClient
 from homenode.engine.messages import Output, ServingChanged
 from homenode.engine.request import Request
 from homenode.errors import CapacityError, PeerError, UserError
@@ -236,7 +236,7 @@ def cpu_seconds(pid: int) -> float:
 FRONT = """
 import asyncio, sys
 from tests.engine.engines import config_for, greedy
-from homenode.engine.client.engine_client import AsyncEngineClient
+from homenode.engine.connection.engine_client import AsyncEngineClient
 from homenode.engine.request import Request
 from pathlib import Path
 
@@ -270,7 +270,7 @@ def test_an_engine_ends_within_a_second_of_its_front(toy: Path, number: int) -> 
 
 SILENT = """
 import os, sys
-from homenode.engine.core.process import die_with_parent
+from homenode.engine.runtime.process import die_with_parent
 parent = os.getppid()
 die_with_parent(parent)
 print("ready", flush=True)

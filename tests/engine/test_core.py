@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from homenode.engine.core.loop import EngineCore
 from homenode.engine.executor.base import StepError
 from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.executor.scripted import ScriptedExecutor, scripted_token
 from homenode.engine.messages import Abort, Drain, EngineStats, Heartbeat, Output, Outputs, Ping, Submit, ToFront
 from homenode.engine.request import Request, SamplingParams
+from homenode.engine.runtime.loop import EngineCore
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import Step, StepResult, WorkerLimits
@@ -373,7 +373,7 @@ def test_wake_latency_of_an_idle_loop() -> None:
 
 def test_threads_without_their_cpus_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
     with (
-        caplog.at_level(logging.WARNING, "homenode.engine.core.loop"),
+        caplog.at_level(logging.WARNING, "homenode.engine.runtime.loop"),
         running(figures=lambda: {"lost_cpu_shares": [0.0, 0.4]}) as front,
     ):
         for number in range(3):

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from homenode.engine.core.loop import EngineCore
 from homenode.engine.executor.scripted import ScriptedExecutor
 from homenode.engine.messages import Drain, ServingChanged, Submit, ToFront
+from homenode.engine.runtime.loop import EngineCore
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import Step

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Sequence
 from queue import SimpleQueue
 
-from homenode.engine.core.loop import EngineCore
 from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.kv_transfer.agent import StatsChanged
 from homenode.engine.messages import EngineStats, ReleaseKv, ToFront
+from homenode.engine.runtime.loop import EngineCore
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.transfer.figures import TransferFigures

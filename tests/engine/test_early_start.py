@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from homenode.engine import early_start
-from homenode.engine.client.early_start import end_early_engine, needs_engine, start_engine_early, take_early_engine
-from homenode.engine.client.engine_client import AsyncEngineClient
+from homenode.engine.connection.early_start import end_early_engine, needs_engine, start_engine_early, take_early_engine
+from homenode.engine.connection.engine_client import AsyncEngineClient
 from tests.checkpoints import make_folder
 from tests.engine.engines import PATIENCE_S, config_for
 from tests.engine.live import LiveServer
@@ -145,13 +145,13 @@ def test_what_an_engine_imports():
             "-X",
             "importtime",
             "-c",
-            "import homenode.engine.core.process as p; p._import_engine()",
+            "import homenode.engine.runtime.process as p; p._import_engine()",
         ],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
     )
     modules = _imported(ended.stderr)
-    assert "homenode.engine.core.build" in modules
+    assert "homenode.engine.runtime.build" in modules
     assert len(modules) <= _MOST_MODULES_OF_ENGINE
     assert not [name for name in modules if name.startswith(("rich", "torch", "click", "starlette"))]

@@ -46,7 +46,7 @@ def engines_of(model: Path, count: int, **settings: Any) -> list[EngineConfig]:
 def using(
     configs: Sequence[EngineConfig],
     use: Callable[[ReplicasClient], Awaitable[None]],
-    program: str = "homenode.engine.core.process",
+    program: str = "homenode.engine.runtime.process",
 ) -> None:
     async def run() -> None:
         async with asyncio.timeout(PATIENCE_S), ReplicasClient(configs, patience=QUICK, program=program) as client:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from homenode.engine.core.loop import EngineCore
 from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.kv_transfer.agent import AgentLost
 from homenode.engine.messages import Drain, EngineStats, Output, Outputs, ReleaseKv, Submit, ToFront
 from homenode.engine.request import Request, SamplingParams
+from homenode.engine.runtime.loop import EngineCore
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.errors import InternalError

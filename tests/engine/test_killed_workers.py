@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from homenode.engine.api.local import LocalEngine
-from homenode.engine.core import build_workers
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
+from homenode.engine.runtime import build_workers
 from tests.engine.engines import PATIENCE_S, greedy, tokens_of
 from tests.engine.mortal_worker import MARKS
 from tests.engine.test_golden import golden

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import homenode.engine.core.build
+import homenode.engine.runtime.build
 from homenode.engine.api.local import LocalEngine
 from homenode.engine.memory.headroom import headroom_of
 from homenode.host.topology.source import LiveSource
@@ -102,7 +102,7 @@ def test_a_group_that_is_full_ends_in_preemption_and_a_word(
     taken = [0]
     whole = engine_of(kv_cache_memory="16MiB", kv_cache_prealloc=True)
     expected = _tokens(whole, 1)
-    monkeypatch.setattr(homenode.engine.core.build, "headroom_of", lambda parts: headroom_of(source=Group()))  # type: ignore[arg-type]
+    monkeypatch.setattr(homenode.engine.runtime.build, "headroom_of", lambda parts: headroom_of(source=Group()))  # type: ignore[arg-type]
     growing = engine_of(kv_cache_memory="16MiB", kv_cache_release=0.0)
     change = growing._executor.change_pages
 

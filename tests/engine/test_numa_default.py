@@ -10,9 +10,9 @@ import pytest
 from homenode.compute.team_memory import TeamMemory
 from homenode.engine import build
 from homenode.engine.config import EngineConfig
-from homenode.engine.core.build import numa_choice, place_of_engine, settled_numa
 from homenode.engine.memory.numa import team_memory
 from homenode.engine.plan.numa_default import auto_is_meant
+from homenode.engine.runtime.build import numa_choice, place_of_engine, settled_numa
 from homenode.errors import InternalError, UserError
 from homenode.host.binding.mempolicy_fallback import MemoryPolicy
 from homenode.host.binding.syscalls import MPOL_BIND, MPOL_DEFAULT, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED

@@ -15,13 +15,13 @@ from homenode.engine import build
 from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.channels.messages import Join
 from homenode.engine.config import ComputeConfig, EngineConfig
-from homenode.engine.core.build import check_config, make_backend, memory_left
 from homenode.engine.executor.worker_pool import replace_join
 from homenode.engine.kv_transfer.checks import kept_as, targets_of
 from homenode.engine.pinning import MemoryBudget
 from homenode.engine.plan.layout import config_of
 from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.workers import Planned, plan_engine
+from homenode.engine.runtime.build import check_config, make_backend, memory_left
 from homenode.errors import CapacityError, UserError
 from homenode.host.topology.read import read_host
 from homenode.host.topology.synthetic import synthetic

@@ -16,13 +16,13 @@ import pytest
 
 from homenode.engine.api.local import LocalEngine
 from homenode.engine.binding import EngineBinding
-from homenode.engine.core.calibration import layer_seconds
 from homenode.engine.executor.expert_usage import CountingExecutor
 from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.worker_process import WorkerProcess
 from homenode.engine.messages import Output
 from homenode.engine.plan.layout import WorkerPlan
 from homenode.engine.request import Request
+from homenode.engine.runtime.calibration import layer_seconds
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.part import ModelPart
 from tests.engine.engines import PATIENCE_S, config_for, greedy, run_all, tokens_of

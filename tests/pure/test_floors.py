@@ -17,7 +17,7 @@ pytest.importorskip("importlinter")
 PLANTS = {
     "a lower floor imports a higher one": ("compute/ops.py", "import homenode.engine.request"),
     "the scheduler reads the clock": ("engine/scheduler/queue.py", "import time"),
-    "the server reaches past the client": ("server/app.py", "import homenode.engine.core.loop"),
+    "the server reaches past the client": ("server/app.py", "import homenode.engine.runtime.loop"),
     "torch outside its backend": ("model/weights/load.py", "import torch"),
     "the network outside locate": ("model/tokenizer/tokenizer.py", "import huggingface_hub"),
 }
@@ -72,7 +72,7 @@ def test_the_native_core_called_directly_is_found(copy: Path) -> None:
     ]
     shutil.copy(ROOT / "pyproject.toml", copy)
     assert subprocess.run(ruff, cwd=copy, capture_output=True, timeout=60).returncode == 0
-    place = copy / "src/homenode/engine/core/loop.py"
+    place = copy / "src/homenode/engine/runtime/loop.py"
     place.write_text("import homenode._native\n" + place.read_text())
     result = subprocess.run(ruff, cwd=copy, capture_output=True, text=True, timeout=60)
     assert result.returncode == 1, result.stdout + result.stderr

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.engine.client.large_frames import decode_large_body
+from homenode.engine.connection.large_frames import decode_large_body
 from homenode.engine.messages import Heartbeat, Output, Outputs, ServingChanged, ToFront
 from homenode.engine.request import TokenLogprob
 from homenode.engine.wire import decode_body, encode_frame

@@ -23,10 +23,10 @@ import numpy.typing as npt
 
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import Logits, Ops, Program, SampledRows, SamplingArrays, StepArrays, StepLimits, Tensor
-from homenode.engine.core.loop import EngineCore
 from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.messages import Output, Outputs, Submit, ToFront
 from homenode.engine.request import Request, SamplingParams
+from homenode.engine.runtime.loop import EngineCore
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import WorkerLimits

@@ -78,7 +78,7 @@ def _early_engine(arguments: list[str]) -> Iterator[None]:
     if arguments[:1] != ["serve"]:  # nothing of an engine is imported for other commands
         yield
         return
-    from homenode.engine.client.early_start import end_early_engine, needs_engine, start_engine_early
+    from homenode.engine.connection.early_start import end_early_engine, needs_engine, start_engine_early
     from homenode.server.http.descriptors import raise_descriptor_limit
 
     for number in (signal.SIGINT, signal.SIGTERM):

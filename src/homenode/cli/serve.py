@@ -30,7 +30,7 @@ from homenode.start_phases import mark_phase
 from homenode.units import format_bytes, format_count
 
 if TYPE_CHECKING:
-    from homenode.engine.client.engine_client import AsyncEngineClient
+    from homenode.engine.connection.engine_client import AsyncEngineClient
     from homenode.engine.router.client import ReplicasClient
 
 _LOG = logging.getLogger("homenode.serve")
@@ -155,8 +155,8 @@ async def _serve_by_fronts(
 def _client(configs: Sequence[EngineConfig]) -> AsyncEngineClient | ReplicasClient:
     """The engine, or several as one."""
     if len(configs) == 1:
-        from homenode.engine.client.early_start import take_early_engine
-        from homenode.engine.client.engine_client import AsyncEngineClient
+        from homenode.engine.connection.early_start import take_early_engine
+        from homenode.engine.connection.engine_client import AsyncEngineClient
 
         return AsyncEngineClient(configs[0], started=take_early_engine())
     from homenode.engine.router.client import ReplicasClient
@@ -235,7 +235,7 @@ def _check(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
     for remark in (*remarks_on_settings(engine), *remarks_on_model(engine)):
         print_note(remark)
     if not problems:
-        from homenode.engine.core.build import unused_settings
+        from homenode.engine.runtime.build import unused_settings
 
         for finding in unused_settings(engine):
             print_labelled(f"{finding.severity}: ", finding.text, fg="yellow")

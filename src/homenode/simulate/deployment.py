@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.config import EngineConfig
-from homenode.engine.core.build import make_backend, numa_choice, with_variables
 from homenode.engine.devices import is_accelerator, worker_devices
 from homenode.engine.experts.group import expert_group_rank, expert_problem
 from homenode.engine.experts.sizing import SharedExperts, kept_of, own_layout
@@ -23,6 +22,7 @@ from homenode.engine.plan.placement import UNPINNED, place_engine, reserved_core
 from homenode.engine.plan.replica_bindings import memory_shares, replica_places
 from homenode.engine.plan.replica_configs import node_places
 from homenode.engine.plan.workers import Planned, plan_engine
+from homenode.engine.runtime.build import make_backend, numa_choice, with_variables
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.errors import CapacityError, UserError
 from homenode.host.placement.numa_demand import Decision

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 from homenode.engine.config import EngineConfig
-from homenode.engine.core.build import build_engine
-from homenode.engine.core.loop import EngineCore
 from homenode.engine.kv_transfer.checks import refuse_transfer
 from homenode.engine.messages import Abort, EngineReady, EngineStats, Output, Outputs, Submit, ToFront
 from homenode.engine.request import Request
+from homenode.engine.runtime.build import build_engine
+from homenode.engine.runtime.loop import EngineCore
 from homenode.errors import HomenodeError, InternalError
 from homenode.host.refusals import start_thread
 

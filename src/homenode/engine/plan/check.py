@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from homenode.engine.config import EngineConfig
-from homenode.engine.core.build import check_config
 from homenode.engine.plan.replica_configs import replica_configs
+from homenode.engine.runtime.build import check_config
 from homenode.errors import UserError
 
 

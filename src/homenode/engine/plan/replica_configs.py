@@ -82,7 +82,7 @@ def node_places(config: EngineConfig, host: Host, plan: NumaPlan | None = None) 
 
 def _choice(config: EngineConfig, host: Host) -> Callable[[Teams], Chosen]:
     """What settles --numa auto; the model's headers are read only where there is something to settle."""
-    from homenode.engine.core.build import numa_choice  # opens the backend, which the front does not need otherwise
+    from homenode.engine.runtime.build import numa_choice  # opens the backend, which the front does not need otherwise
 
     return numa_choice(config, open_checkpoint(Path(str(config.model.path))), host)
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from homenode.compute.ops import Backend, KvGeometry
 from homenode.engine.config import EngineConfig
-from homenode.engine.core.build import make_backend, weights_problem, with_variables
 from homenode.engine.devices import is_accelerator
 from homenode.engine.experts.group import expert_problem
 from homenode.engine.experts.sizing import Kept, SharedExperts, kept_of, missing_layout
@@ -28,6 +27,7 @@ from homenode.engine.plan.node_policy import own_host
 from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.replica_bindings import share_nodes
 from homenode.engine.plan.worker_bindings import worker_places
+from homenode.engine.runtime.build import make_backend, weights_problem, with_variables
 from homenode.errors import UserError
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.host import Host

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from homenode.engine.client.early_start import ENGINE_PROGRAM
-from homenode.engine.client.engine_client import AsyncEngineClient
 from homenode.engine.config import EngineConfig
+from homenode.engine.connection.early_start import ENGINE_PROGRAM
+from homenode.engine.connection.engine_client import AsyncEngineClient
 from homenode.engine.experts.memory_files import ExpertMemoryFiles
 from homenode.engine.messages import EngineReady, EngineStats
 from homenode.engine.router.dispatch import Dispatcher, DispatchSettings

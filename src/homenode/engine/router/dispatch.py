@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from homenode.engine.client.link import EngineLink
+from homenode.engine.connection.link import EngineLink
 from homenode.engine.messages import EngineState, Output, ReplicaStats
 from homenode.engine.request import Request
 from homenode.engine.router.restart_policy import RestartPolicy

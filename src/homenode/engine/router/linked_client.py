@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from homenode.engine.client.link import EngineLink
+from homenode.engine.connection.link import EngineLink
 from homenode.engine.fronts.messages import (
     Began,
     Booked,

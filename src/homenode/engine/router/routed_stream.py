@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from homenode.engine.client.link import OutputStream
+from homenode.engine.connection.link import OutputStream
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
 from homenode.engine.router.router import RouteTicket

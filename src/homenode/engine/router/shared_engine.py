@@ -6,8 +6,8 @@ import socket
 import subprocess
 from collections.abc import Callable, Sequence
 
-from homenode.engine.client.engine_client import AsyncEngineClient
 from homenode.engine.config import EngineConfig
+from homenode.engine.connection.engine_client import AsyncEngineClient
 from homenode.engine.fronts.fd_channel import door, send_fd
 from homenode.engine.fronts.messages import FrontHello
 from homenode.engine.messages import EngineStats, ServingChanged, ToFront

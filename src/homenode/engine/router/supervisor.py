@@ -11,8 +11,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from homenode.engine.client.engine_client import START_TIMEOUT_S, AsyncEngineClient
 from homenode.engine.config import EngineConfig
+from homenode.engine.connection.engine_client import START_TIMEOUT_S, AsyncEngineClient
 from homenode.engine.experts.group import wants_shared_experts
 from homenode.engine.messages import EngineReady, EngineState, EngineStats, ReplicaStats
 from homenode.engine.router.restart_policy import RestartPolicy

@@ -42,7 +42,7 @@ from homenode.engine.channels.messages import (
     shared_memories,
 )
 from homenode.engine.channels.wire import EngineSocket
-from homenode.engine.core.process import call_itself, die_with_parent, in_words
+from homenode.engine.runtime.process import call_itself, die_with_parent, in_words
 from homenode.engine.wire import decode_body
 from homenode.engine.worker.worker import Worker
 from homenode.errors import HomenodeError, HostError, PeerError

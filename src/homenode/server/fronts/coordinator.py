@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from homenode.engine.client.early_start import ENGINE_PROGRAM
 from homenode.engine.config import EngineConfig
+from homenode.engine.connection.early_start import ENGINE_PROGRAM
 from homenode.engine.experts.memory_files import ExpertMemoryFiles
 from homenode.engine.fronts.messages import (
     Began,

@@ -13,9 +13,9 @@ import subprocess
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from homenode.engine.client.early_start import ENGINE_PROGRAM, StartedEngine, run_program
-from homenode.engine.client.link import EngineLink
 from homenode.engine.config import EngineConfig
+from homenode.engine.connection.early_start import ENGINE_PROGRAM, StartedEngine, run_program
+from homenode.engine.connection.link import EngineLink
 from homenode.engine.errors import named_error
 from homenode.engine.messages import Drain, EngineLoading, EngineReady, Fatal, ReplicaStats, ToFront
 from homenode.engine.wire import encode_frame
@@ -40,7 +40,7 @@ class AsyncEngineClient(EngineLink):
         memories: Callable[[], Sequence[int]] = tuple,
         started: StartedEngine | None = None,
     ) -> None:
-        """`program`: the module that the child runs; it has to speak as homenode.engine.core.process does. `memories`: descriptors that it is given as well, of
+        """`program`: the module that the child runs; it has to speak as homenode.engine.runtime.process does. `memories`: descriptors that it is given as well, of
         memory for experts in common; asked for when it starts, they stay the caller's. `started`: the child, where it runs already."""
         super().__init__()
         self.on_engine_lost = on_engine_lost

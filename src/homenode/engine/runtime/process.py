@@ -1,4 +1,4 @@
-"""The engine as a process of its own: `python -m homenode.engine.core.process FD[,DOOR][:EXPERTS] PARENT [NAME]`.
+"""The engine as a process of its own: `python -m homenode.engine.runtime.process FD[,DOOR][:EXPERTS] PARENT [NAME]`.
 
 FD is one end of a socket pair. The first frame on it is the EngineConfig; after that messages as in engine/messages.py. Through DOOR come the
 streams of further fronts, if there are any (`fronts.switchboard`). EXPERTS are memfds joined by commas, one for each worker, where several engines keep
@@ -33,7 +33,7 @@ from homenode.start_phases import mark_phase, marked_phases
 from homenode.transfer.inbox import Inbox
 
 if TYPE_CHECKING:
-    from homenode.engine.core.build import Engine
+    from homenode.engine.runtime.build import Engine
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -86,12 +86,12 @@ def _import_engine() -> None:
     """Import what an engine is built of while the front reads its settings. What is missing is told when it is built, which asks for it again."""
     with contextlib.suppress(Exception):
         import homenode.compute.native
-        import homenode.engine.core.build
-        import homenode.engine.core.loop  # noqa: F401
+        import homenode.engine.runtime.build
+        import homenode.engine.runtime.loop  # noqa: F401
 
 
 def _build(config: EngineConfig, progress: Callable[[int, int], None], experts: Sequence[int]) -> Engine:
-    from homenode.engine.core.build import build_engine  # heavy, and errors of its import are to be told as well
+    from homenode.engine.runtime.build import build_engine  # heavy, and errors of its import are to be told as well
 
     return build_engine(config, progress, own_process=True, experts=experts)
 
@@ -104,7 +104,7 @@ def serve(
     experts: Sequence[int] = (),
 ) -> None:
     """Load, say Ready, and work until drained. `doors`: that further fronts come through. `experts`: memory for those in common. Raises what loading or the loop raise."""
-    from homenode.engine.core.loop import EngineCore
+    from homenode.engine.runtime.loop import EngineCore
 
     inbox = Inbox() if config.transfer.on else SimpleQueue[object]()
     start_thread(threading.Thread(target=_read, args=(front, inbox), name="homenode-front", daemon=True))

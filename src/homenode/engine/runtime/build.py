@@ -158,7 +158,7 @@ def build_engine(
     findings = (*not_in_common(config, everybody), *settings_without_effect(config, devices, os.environ))
     read_layer_split(config.parallel.layer_split)
     if executor_kind(config, devices) != "inline":
-        from homenode.engine.core.build_workers import build_engine_of_workers  # built on this module
+        from homenode.engine.runtime.build_workers import build_engine_of_workers  # built on this module
 
         return build_engine_of_workers(
             config, devices, progress, lookahead, own_process, micro_batches, common, findings

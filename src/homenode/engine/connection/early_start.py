@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-ENGINE_PROGRAM = "homenode.engine.core.process"
+ENGINE_PROGRAM = "homenode.engine.runtime.process"
 # Of `serve`: with these no engine is started, or not this one.
 _WITHOUT_ENGINE = ("-h", "--help", "--check-config", "--show-config", "--data-parallel-size", "--api-server-count")
 _END_WITHIN_S = 2.0  # of a process that was killed

@@ -9,7 +9,6 @@ from dataclasses import replace
 from homenode.engine.channels.base import NoChannels
 from homenode.engine.channels.messages import Join
 from homenode.engine.config import EngineConfig
-from homenode.engine.core.build import make_backend
 from homenode.engine.executor.base import StepError
 from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.worker_process import PROGRAM
@@ -18,6 +17,7 @@ from homenode.engine.plan.layout import WorkerPlan, config_of
 from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.workers import Planned
 from homenode.engine.request import SamplingParams
+from homenode.engine.runtime.build import make_backend
 from homenode.engine.step import StartSequence, Step, StepItem, StepResult, WorkerLimits
 from homenode.errors import HomenodeError
 from homenode.model.part import ModelPart, Range

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from typing import Protocol
 
-from homenode.engine.client.large_frames import LARGE_FRAME, decode_large_body
+from homenode.engine.connection.large_frames import LARGE_FRAME, decode_large_body
 from homenode.engine.messages import (
     Abort,
     EngineStats,

@@ -13,8 +13,6 @@ import msgspec
 
 from homenode.engine.channels.messages import Fits
 from homenode.engine.config import EngineConfig
-from homenode.engine.core.build import Engine, Progress, count_expert_usage, make_backend, memory_parts
-from homenode.engine.core.calibration import calibrated
 from homenode.engine.devices import is_accelerator
 from homenode.engine.executor.base import Executor
 from homenode.engine.executor.kv_file import KvFile, joined
@@ -30,6 +28,8 @@ from homenode.engine.plan.device_detection import memory_of_devices
 from homenode.engine.plan.layout import WorkerPlan
 from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.workers import Planned, plan_engine, with_room
+from homenode.engine.runtime.build import Engine, Progress, count_expert_usage, make_backend, memory_parts
+from homenode.engine.runtime.calibration import calibrated
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.read import read_host
