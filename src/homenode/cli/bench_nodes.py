@@ -15,7 +15,7 @@ from homenode.cli.log_options import with_command_log
 from homenode.cli.options import with_some_settings
 from homenode.cli.report import ERR, OUT, json_errors, print_json
 from homenode.engine.config import EngineConfig
-from homenode.errors import HostError, UserError
+from homenode.errors import UserError
 
 if TYPE_CHECKING:
     from homenode.bench.nodes import NodesResult
@@ -54,14 +54,7 @@ def _measure(isa: str | None) -> NodesResult:
     host = read_host(LiveSource())  # accelerators too: memory of theirs is not for weights
     teams = bench_teams(host)
     several = len(memories(host, teams)) > 1
-    try:
-        return measure_nodes(host, NativeProbe(isa, several), host.allowance.memory_available, _told)
-    except ModuleNotFoundError as error:
-        if error.name != "homenode._native":
-            raise
-        raise HostError(
-            "nodes are measured by the native core, which was not built when homenode was installed; see `homenode doctor`"
-        ) from error
+    return measure_nodes(host, NativeProbe(isa, several), host.allowance.memory_available, _told)
 
 
 @contextmanager

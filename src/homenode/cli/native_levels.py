@@ -6,7 +6,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from homenode.errors import UserError
+from homenode.errors import HostError, UserError
 from homenode.host.topology.finding import Finding
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def native_levels() -> NativeLevels | None:
     """What the native core says of itself; None where it is not installed."""
     try:
         from homenode.compute.native import choose_level, level_states
-    except ImportError:
+    except HostError:
         return None
     try:
         return NativeLevels(level_states(), choose_level(os.environ.get("HOMENODE_ISA") or None).name)

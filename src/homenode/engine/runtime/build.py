@@ -46,7 +46,7 @@ from homenode.engine.plan.placement import UNPINNED, alone, place_engine, team_g
 from homenode.engine.plan.settings_without_effect import settings_without_effect
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.worker.runner import Runner
-from homenode.errors import CapacityError, HostError, UserError
+from homenode.errors import CapacityError, UserError
 from homenode.host.binding.huge_pages import disabled_for_this_process
 from homenode.host.binding.mempolicy_fallback import current_policy
 from homenode.host.binding.syscalls import Syscalls
@@ -58,7 +58,6 @@ from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
-from homenode.installation import again_command
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.part import ModelPart
 from homenode.model.parts import read_layer_split
@@ -100,7 +99,7 @@ def make_backend(
 ) -> Backend:
     """What computes, one thread on each of `cpus` (-1: not pinned), in the groups of `placement.team_groups`, with memory of their homes.
 
-    UserError for an unknown level.
+    UserError for an unknown level, HostError where the native core is needed and was not compiled.
     """
     if compute.backend == "reference":
         from homenode.compute.reference import ReferenceBackend
@@ -108,17 +107,9 @@ def make_backend(
         return ReferenceBackend()
     if compute.backend == "torch":
         return _torch_backend(compute)
-    try:
-        from homenode.compute.native import (
-            NativeBackend,
-        )  # needs the compiled core, which the reference backend does without
-    except ModuleNotFoundError as error:
-        if error.name != "homenode._native":
-            raise
-        raise HostError(
-            "the native core was not built when homenode was installed, so no model can be computed; install g++ and the Python headers "
-            f"(python3-dev), then `{again_command()}`; or take --backend reference, which is slow"
-        ) from error
+    from homenode.compute.native import (
+        NativeBackend,  # needs the compiled core, which the reference backend does without
+    )
 
     return NativeBackend(cpus, spin_us=compute.spin_us, level=compute.isa, groups=groups, memory=memory)
 
