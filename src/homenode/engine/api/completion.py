@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from homenode.engine.messages import Output
 from homenode.engine.request import TokenLogprob
-from homenode.model.tokenizer.stops import StopStrings
+from homenode.engine.sequence_text import SequenceText
 from homenode.model.tokenizer.tokenizer import Tokenizer
 
 
@@ -51,9 +51,8 @@ class Answer:
     ) -> None:
         self.finish_reason: str | None = None
         self._prompt_ids, self._clock = prompt_ids, clock
-        self._stream = tokenizer.stream(prompt_ids)
-        self._stops = StopStrings(stop)
-        self._hidden = tokenizer.special_tokens_in(stop) if stop else {}
+        hidden = tokenizer.special_tokens_in(stop) if stop else {}
+        self._text = SequenceText(tokenizer.stream(prompt_ids), stop, hidden)
         self._pieces: list[str] = []
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
@@ -68,9 +67,12 @@ class Answer:
             self._first = self._last
         self._cached_tokens = max(self._cached_tokens, output.cached_tokens)
         self._prompt_logprobs = self._prompt_logprobs or output.prompt_logprobs
-        piece = self._text(output)
-        self._pieces.append(piece)
-        return piece
+        part = self._text.feed(output)
+        self.finish_reason = part.finish_reason
+        self._tokens += output.tokens[: part.num_tokens]
+        self._logprobs += output.logprobs[: part.num_tokens]
+        self._pieces.append(part.text)
+        return part.text
 
     def completion(self, *, logprobs: bool) -> Completion:
         """The result; after `finish_reason` is set."""
@@ -90,24 +92,3 @@ class Answer:
             logprobs=self._logprobs if logprobs else None,
             prompt_logprobs=self._prompt_logprobs,
         )
-
-    def _text(self, output: Output) -> str:
-        shown = ""
-        for i, token in enumerate(output.tokens):
-            self._tokens.append(token)
-            self._logprobs += output.logprobs[i : i + 1]
-            if output.stop_token is not None and i == len(output.tokens) - 1:
-                continue  # the token that ended it has no text
-            piece, matched = self._stops.feed(self._stream.push((token,)))
-            shown += piece
-            if matched is None and token in self._hidden:
-                piece, matched = self._stops.feed(self._hidden[token], hidden=True)
-                shown += piece
-            if matched is not None:
-                self.finish_reason = "stop"
-                return shown
-        if output.finish_reason is None:
-            return shown
-        piece, matched = self._stops.feed(self._stream.flush())
-        self.finish_reason = "stop" if matched is not None else output.finish_reason
-        return shown + piece + self._stops.flush()

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from homenode.engine.sequence_text import TextStream
 from homenode.model.tokenizer.literal_text import HiddenNames
-
-
-class TextStream(Protocol):
-    """Turns the ids of one sequence into text, never half a character."""
-
-    def push(self, ids: Iterable[int]) -> str:
-        """The text that became complete with `ids`."""
-
-    def flush(self) -> str:
-        """What is left at the end; bytes that are no character become U+FFFD."""
 
 
 class TokenizerLike(Protocol):
