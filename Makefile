@@ -3,6 +3,14 @@ VENV    := .venv
 PYTHON  ?= python3
 BIN     := $(VENV)/bin
 TORCH   ?= torch==2.13.0
+# With LOCKED=no the newest versions of all packages, instead of those that a release is made with.
+LOCKED  ?= yes
+ifeq ($(LOCKED),yes)
+RUN     := --require-hashes --requirement requirements-release.txt
+DEVELOP := --require-hashes --requirement requirements-dev.txt
+else
+DEVELOP := --group check --group test --group docs --group release
+endif
 NATIVE  := $(shell find csrc -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 MODEL   ?=
 FLAGS   ?=
@@ -25,14 +33,15 @@ $(VENV)/pip:
 # Compiling takes most of the time, so it is repeated only when the native core or the package's description changed.
 $(VENV)/installed: $(VENV)/pip $(NATIVE)
 	@echo "compiling the native core for every instruction set level: about $$(( (8 + $$(nproc) - 1) / $$(nproc) )) minutes on $$(nproc) CPUs, once"
-	$(BIN)/pip install --quiet --editable .
+	$(if $(RUN),$(BIN)/pip install --quiet $(RUN))
+	$(BIN)/pip install --quiet $(if $(RUN),--no-deps) --editable .
 	@$(BIN)/python -c 'import homenode._native' || { echo "The native core was not compiled; see above, or run: $(BIN)/pip install -v ."; exit 1; }
 	@touch $@
 
 # Thousands of modules of which a test uses a few: those are compiled when they are imported.
-$(VENV)/tools: $(VENV)/installed pyproject.toml
+$(VENV)/tools: $(VENV)/installed pyproject.toml requirements-dev.txt
 	@echo "installing what the checks and tests need: about a minute"
-	$(BIN)/pip install --quiet --no-compile --group check --group test
+	$(BIN)/pip install --quiet --no-compile $(DEVELOP)
 	@touch $@
 
 # Torch serves as the yardstick of the parity tests; without it they skip and say so.
@@ -50,11 +59,12 @@ serve: setup  ## serve the built-in model, or MODEL=..., with FLAGS="--port 8000
 chat: setup  ## talk to the built-in model, or MODEL=..., in this terminal
 	$(BIN)/homenode chat $(MODEL) $(FLAGS)
 
-check: $(VENV)/tools  ## style, types and floors; nothing is run
+check: $(VENV)/tools  ## style, types and import contracts; of C++ the lines that differ from BASE=HEAD; nothing is run
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/cpp_style.py
 
 # Side by side on up to four CPUs, and then what has to be alone. One thread for each library: every process has its CPU.
 # The latter two by two first, as much of it waits for deadlines. What fails beside another is decided alone.
@@ -79,8 +89,7 @@ sanitize: $(VENV)/tools  ## run kernels, threads and the whole module under Addr
 levels: $(VENV)/tools  ## every kernel at every level against the scalar one, AVX-512, AMX and Arm's emulated where this processor lacks them
 	$(BIN)/pytest -s tests/native/test_level_table.py tests/native/test_emulated_levels.py
 
-docs: $(VENV)/installed  ## build the documentation into docs/_build
-	$(BIN)/pip install --quiet --group docs
+docs: $(VENV)/tools  ## build the documentation into docs/_build
 	$(BIN)/sphinx-build --quiet -W docs docs/_build
 
 # Says itself what it is doing and how long that takes. It compiles for other machines, so it needs no core that is installed here.
@@ -93,20 +102,19 @@ lock: $(VENV)/pip  ## write anew which versions of the dependencies a release is
 	$(BIN)/pip install --quiet uv
 	$(BIN)/python tools/lock.py
 
-changes: $(VENV)/pip  ## print what the next release says to users: the files of changes/
-	@$(BIN)/pip install --quiet --no-compile --group release
+changes: $(VENV)/tools  ## print what the next release says to users: the files of changes/
 	@$(BIN)/towncrier build --draft --version next
 
 # The version is written into the one file that has it; the files of changes/ become a section of CHANGELOG.md and are removed.
-release: $(VENV)/pip  ## with VERSION=0.2.0: write the version and its section of the changelog; docs/releasing.md has the rest
+release: $(VENV)/tools  ## with VERSION=0.2.0: write the version and its section of the changelog; docs/releasing.md has the rest
 	@case "$(VERSION)" in [0-9]*.[0-9]*.[0-9]*) ;; *) echo "say which, for example: make release VERSION=0.2.0"; exit 2 ;; esac
-	@$(BIN)/pip install --quiet --no-compile --group release
 	sed -i 's/^__version__ = .*/__version__ = "$(VERSION)"/' src/homenode/__init__.py
 	$(BIN)/towncrier build --yes --version $(VERSION)
 
-format: $(VENV)/tools  ## put the code into the project's style
+format: $(VENV)/tools  ## put the code into the project's style: all Python, of C++ the lines that differ from BASE=HEAD
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python tools/cpp_style.py --fix
 
 clean:  ## remove everything made here
 	rm -rf $(VENV) .lab build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,5 +1,8 @@
 """Sphinx configuration: Markdown pages, no generated boilerplate."""
 
+from pygments.lexers.special import TextLexer
+from sphinx.application import Sphinx
+
 project = "homenode"
 author = "The homenode authors"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
@@ -7,3 +10,8 @@ html_theme = "furo"
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 suppress_warnings = ["myst.xref_missing"]
+
+
+def setup(app: Sphinx) -> None:
+    """Show diagrams as their text, which code hosts draw."""
+    app.add_lexer("mermaid", TextLexer)

@@ -1,5 +1,6 @@
-"""`make lock`: the versions and hashes of what homenode needs to run (requirements-release.txt) and to be built
-(requirements-build.txt), resolved for every system and every Python from 3.11 on."""
+"""`make lock`: the versions and hashes of what homenode needs to run (requirements-release.txt), to be built
+(requirements-build.txt) and to be developed (requirements-dev.txt), resolved for every system and every Python from
+3.11 on. What it runs with has the same versions in both of the files that hold it."""
 
 from __future__ import annotations
 
@@ -9,20 +10,28 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LOCKS = {"requirements-release.txt": "run", "requirements-build.txt": "build"}
+LOCKS = {"requirements-release.txt": "run", "requirements-build.txt": "build", "requirements-dev.txt": "develop"}
+GROUPS = ("check", "test", "docs", "release")  # torch is left out: which build of it there is depends on the machine
 
 
 def requirements(purpose: str) -> list[str]:
-    """What pyproject.toml asks for to `run` homenode, or to `build` it."""
+    """The requirements that pyproject.toml has to `run`, `build` or `develop` homenode."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    return list(project["project"]["dependencies"] if purpose == "run" else project["build-system"]["requires"])
+    if purpose == "build":
+        return list(project["build-system"]["requires"])
+    wanted = list(project["project"]["dependencies"])
+    if purpose == "develop":
+        wanted += [package for group in GROUPS for package in project["dependency-groups"][group]]
+    return wanted
 
 
 def main() -> None:
-    """Write both files."""
+    """Write the three files, those that run homenode first."""
     for name, purpose in LOCKS.items():
         command = ["uv", "pip", "compile", "--universal", "--python-version", "3.11", "--generate-hashes", "--quiet"]
-        command += ["--upgrade", "--no-header", "--no-annotate", "--no-emit-index-url", "-"]
+        command += ["--upgrade", "--no-header", "--no-annotate", "--no-emit-index-url", "--no-strip-extras", "-"]
+        if purpose == "develop":
+            command += ["--constraint", str(ROOT / "requirements-release.txt")]
         program = Path(sys.executable).with_name("uv")
         ran = subprocess.run(
             [str(program), *command[1:]], input="\n".join(requirements(purpose)), capture_output=True, text=True

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from homenode.engine.api.llm import LLM
     from homenode.engine.request import SamplingParams
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = ["LLM", "SamplingParams", "__version__", "errors"]
 

@@ -13,7 +13,7 @@ def _pinned(text: str) -> dict[str, list[str]]:
     """Names of packages -> the lines that belong to them."""
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
-        if pinned := re.match(r"([A-Za-z0-9._-]+)==\S+", line):
+        if pinned := re.match(r"([A-Za-z0-9._-]+)(?:\[[a-z,]+\])?==\S+", line):
             lines = found.setdefault(_normal(pinned[1]), [])
         elif line.startswith(" "):
             lines.append(line)
@@ -36,3 +36,11 @@ def test_every_dependency_is_locked_with_hashes(file: str, purpose: str) -> None
 @pytest.mark.parametrize("file", LOCKS)
 def test_no_lock_names_where_packages_come_from(file: str) -> None:
     assert "://" not in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_tests_run_with_what_a_release_runs_with() -> None:
+    release, develop = (
+        re.findall(r"(?m)^[^ #\n]+==\S+", (ROOT / file).read_text(encoding="utf-8"))
+        for file in ("requirements-release.txt", "requirements-dev.txt")
+    )
+    assert {re.sub(r"\[.*\]", "", pin) for pin in release} <= {re.sub(r"\[.*\]", "", pin) for pin in develop}
