@@ -55,6 +55,9 @@ def test_no_name_is_the_built_in_model(tmp_path: Path, monkeypatch: pytest.Monke
         locate(None)
     make_folder(tmp_path / "builtin")
     assert locate(None) == builtin_model() == tmp_path / "builtin"
+    assert locate("homenode-builtin") == locate("builtin") == builtin_model()
+    monkeypatch.chdir(tmp_path)  # in which there is a folder of that name
+    assert locate("builtin") == Path("builtin")
 
 
 @pytest.mark.parametrize(

@@ -106,12 +106,12 @@ def _planned(flags: PlanFlags, asked: dict[str, Any]) -> Planned:
     from homenode.engine.plan.workers import plan_engine
     from homenode.host.topology.read import read_host
     from homenode.model.checkpoint.index import open_checkpoint
-    from homenode.model.locate import BUILTIN_NAME, locate
+    from homenode.model.locate import locate
 
     model = asked.pop("stages")
     settings = {name: tuple(v) if isinstance(v, list) else v for name, v in asked.items() if v not in (None, (), False)}
     config = EngineConfig.of(model, settings)
-    checkpoint = open_checkpoint(locate(None if model in ("builtin", BUILTIN_NAME) else model, offline=True))
+    checkpoint = open_checkpoint(locate(model, offline=True))
     host = read_host(open_source(flags.source), accelerators=config.parallel.stage_devices.strip() != "cpu")
     if flags.ignore_openmp_mask:
         host = replace(host, allowance=host.allowance.widened())

@@ -114,7 +114,7 @@ def _layout(host: Host, asked: dict[str, Any], reserve: int | None) -> NumaLayou
     from homenode.engine.runtime.build import make_backend
     from homenode.host.placement.numa_policy import numa_plan
     from homenode.model.checkpoint.index import open_checkpoint
-    from homenode.model.locate import BUILTIN_NAME, locate
+    from homenode.model.locate import locate
     from homenode.model.part import ModelPart
     from homenode.model.parts import check_experts
     from homenode.model.weights.expert_share import expert_owners
@@ -124,7 +124,7 @@ def _layout(host: Host, asked: dict[str, Any], reserve: int | None) -> NumaLayou
 
     settings: NumaSettings = build(NumaSettings, asked)
     named = asked["weights"]
-    checkpoint = open_checkpoint(locate(None if named in ("builtin", BUILTIN_NAME) else named, offline=True))
+    checkpoint = open_checkpoint(locate(named, offline=True))
     backend = make_backend(ComputeConfig(), (UNPINNED,))
     layout = plan_model(checkpoint, backend, quantize=asked["quantize"], dtype=asked["dtype"])
     geometry = kv_geometry_of(checkpoint.spec, layout, 64, asked["kv_cache_dtype"])

@@ -181,12 +181,12 @@ def _speeds(
 
 def _checkpoint(model: str) -> Checkpoint:
     from homenode.model.checkpoint.index import open_checkpoint
-    from homenode.model.locate import BUILTIN_NAME, locate
+    from homenode.model.locate import locate
     from homenode.simulate.shape import PREFIX, shape_checkpoint
 
     if model.startswith(PREFIX):
         return shape_checkpoint(model)
-    return open_checkpoint(locate(None if model in ("builtin", BUILTIN_NAME) else model, offline=True))
+    return open_checkpoint(locate(model, offline=True))
 
 
 def host_with_memory(source: str | None, memory: int | None) -> Host:

@@ -1,6 +1,6 @@
 """From what a person calls a model to a path on this machine. The only file of homenode that uses the network.
 
-None                       the model that comes with homenode
+None, homenode-builtin     the model that comes with homenode (`builtin` is short for it; a file or folder of that name goes first)
 ./folder, model.gguf       itself
 org/name                   the configuration, tokenizer and safetensors files of a Hub repository
 org/name:model.gguf        one GGUF model of a repository, by file name ...
@@ -46,6 +46,8 @@ def locate(
     path = _expanded(model)
     if model and _exists(path):
         return path
+    if model in (BUILTIN_NAME, "builtin"):
+        return builtin_model()
     match = _HUB_ID.fullmatch(model)
     if match is None or model.startswith((".", "~")) or match["repository"].endswith(".gguf"):
         raise UserError(f"model {model!r}: no such file or folder, and no Hub id; {NAMES}", param="model")

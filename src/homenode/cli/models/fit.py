@@ -57,12 +57,12 @@ def fit(names: tuple[str, ...], source: str | None, node_memory: int | None, as_
 def _judged(name: str, config: EngineConfig, host: Host) -> Judgement:
     """UserError for a shape with a figure that cannot be, and a model that is not on this machine."""
     from homenode.cli.models.judge import judge, judge_path
-    from homenode.model.locate import BUILTIN_NAME, locate
+    from homenode.model.locate import locate
     from homenode.simulate.shape import PREFIX, shape_checkpoint
 
     if name.startswith(PREFIX):
         return judge(shape_checkpoint(name), config, host)
-    return judge_path(locate(None if name in ("builtin", BUILTIN_NAME) else name, offline=True), config, host)
+    return judge_path(locate(name, offline=True), config, host)
 
 
 def _print(names: tuple[str, ...], judged: list[Judgement]) -> None:
