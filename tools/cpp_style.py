@@ -19,7 +19,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SUFFIXES = (".cpp", ".h")
-_ABSENT = re.compile("0{40}")  # what a code host gives as the commit before the first one
 
 
 def changed_lines(diff: str) -> dict[str, list[tuple[int, int]]]:
@@ -66,9 +65,11 @@ def main() -> int:
     """Check, or with --fix mend, the changed lines."""
     fix = "--fix" in sys.argv[1:]
     base = os.environ.get("BASE") or "HEAD"
-    lines = changed_lines(
-        _output(["git", "diff", "-U0", "HEAD" if _ABSENT.fullmatch(base) else base, "--", "csrc"], ROOT)
-    )
+    if subprocess.run(
+        ["git", "rev-parse", "--verify", "--quiet", f"{base}^{{commit}}"], cwd=ROOT, stdout=subprocess.DEVNULL
+    ).returncode:
+        base = "HEAD"  # code hosts name commits that are not there, as before the first one and after a forced push
+    lines = changed_lines(_output(["git", "diff", "-U0", base, "--", "csrc"], ROOT))
     lines |= {path: [] for path in unknown_files(ROOT)}
     if not lines:
         return 0
