@@ -18,7 +18,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from homenode.engine.messages import Output
 from homenode.engine.request import Request, TokenLogprob
 from homenode.model.tokenizer import Tokenizer
-from homenode.server.apis.openai.requests import CompletionRequest
+from homenode.server.apis.openai.completions.request import CompletionRequest
 from tests.server.conftest import Running, Start
 from tests.server.fakes import ScriptedClient
 

@@ -11,7 +11,8 @@ import pytest
 
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
-from homenode.server.openapi import OPERATIONS, _below
+from homenode.server.apis.openai.openapi import below_pattern
+from homenode.server.app import APIS
 from homenode.transfer.published import Published
 from tests.server.conftest import Running, Start
 from tests.server.fakes import MAX_MODEL_LEN, VOCAB, ScriptedClient, scripted
@@ -65,7 +66,7 @@ def test_schemathesis_finds_nothing_where_kv_is_handed_over(start: Start, docume
 def test_the_document_and_the_routes_agree(server: Running) -> None:
     document = server.http.get("/openapi.json").json()
     assert document["openapi"].startswith("3.1")
-    for operation in OPERATIONS:
+    for operation in (each for api in APIS for each in api.operations):
         path = operation.path.replace("{model}", "story-teller")
         answer = server.http.get(path) if operation.method == "get" else server.post(path, {})
         off = operation.path.startswith("/kv_transfer")  # this server has no part in handing KV over
@@ -83,7 +84,7 @@ def test_the_limits_are_those_of_the_model(server: Running) -> None:
 
 @pytest.mark.parametrize("limit", [1, 2, 9, 10, 11, 100, 258, 512, 2048, 32000, 151936])
 def test_a_pattern_for_numbers_below_a_limit(limit: int) -> None:
-    pattern = re.compile(_below(limit))
+    pattern = re.compile(below_pattern(limit))
     around = {
         0,
         1,

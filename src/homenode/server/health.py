@@ -1,18 +1,43 @@
-"""What operators and clients ask before and besides the work: /health, /version, /metrics, /v1/models."""
+"""What operators ask besides the work: /health, /version and /metrics."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from homenode import __version__
+from homenode.engine.messages import EngineState
 from homenode.errors import PeerError
-from homenode.server.apis.openai.responses import EngineHealth, Health, Model, ModelList, Version
+from homenode.server.core.api import Api, Operation
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
 from homenode.server.monitoring.server_metrics import CONTENT_TYPE
+
+
+class EngineHealth(Struct):
+    """One of several engines. `state`: a `silent` one is not given requests, a `gone` one is not started any more."""
+
+    engine: int
+    state: EngineState
+    restarts: int
+
+
+class Health(Struct):
+    """Answer of /health. `heartbeat_seconds`: how long the engine loop, or the fastest of several, took to answer. `engines`: if several."""
+
+    status: Literal["ok"]
+    heartbeat_seconds: float
+    engines: list[EngineHealth] | UnsetType = UNSET
+
+
+class Version(Struct):
+    """Answer of /version."""
+
+    version: str
 
 
 async def health(state: ServerState, request: Request) -> Response:
@@ -40,19 +65,21 @@ async def metrics(state: ServerState, request: Request) -> Response:
     return Response(state.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
 
-async def models(state: ServerState, request: Request) -> Response:
-    """Every name the model answers to."""
-    return _json(ModelList(data=[_model(state, name) for name in state.models]))
-
-
-async def model(state: ServerState, request: Request) -> Response:
-    """One of them."""
-    return _json(_model(state, state.model(request.path_params["model"])))
-
-
-def _model(state: ServerState, name: str) -> Model:
-    return Model(id=name, created=state.started, root=state.models[0], max_model_len=state.ready.max_model_len)
-
-
 def _json(answer: msgspec.Struct) -> Response:
     return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+API = Api(
+    operations=(
+        Operation(
+            path="/health",
+            method="get",
+            summary="Whether the engine loop answers.",
+            handler=health,
+            answer=Health,
+            failures=(405, 500, 503),
+        ),
+        Operation(path="/version", method="get", summary="The version of the server.", handler=version, answer=Version),
+        Operation(path="/metrics", method="get", summary="Metrics as Prometheus text.", handler=metrics, answer=None),
+    )
+)

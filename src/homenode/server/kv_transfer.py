@@ -1,33 +1,40 @@
-"""Prefill and decode apart, as HTTP sees it: /kv_transfer, /kv_transfer/release, and what `kv_transfer_params` mean in a request."""
+"""GET /kv_transfer and POST /kv_transfer/release: what a server with a part in handing KV over tells and takes."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from homenode.server.apis.openai.requests import HINTS, KvTransferParams, ReleaseRequest, Sampling
-from homenode.server.apis.openai.responses import KvReleased, KvTransferResult
+from homenode.server.apis.openai.requests import HINTS
+from homenode.server.core.api import POST_FAILURES, Api, Operation
+from homenode.server.core.kv_transfer import Ticket
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.exchange import read_json
 from homenode.server.http.failures import ApiError
 from homenode.transfer import published
 from homenode.transfer.published import Published
-from homenode.transfer.seam import KvTicket
-from homenode.units import format_count
 
-_PARAM = "kv_transfer_params"
+
+class ReleaseRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /kv_transfer/release."""
+
+    ticket: Ticket
+    reason: Annotated[str, Meta(max_length=256)] | None = None
+
+
+class KvReleased(Struct):
+    """Answer of /kv_transfer/release, whether there was such a ticket or not."""
+
+    ticket: str
+    status: Literal["released"] = "released"
+
+
 _decode_release = decode_as(ReleaseRequest, HINTS)
-
-
-class RequestKvTransfer(NamedTuple):
-    """The part of a request that concerns its keys and values. `ticket` is None where nothing is left to hand over."""
-
-    ticket: KvTicket | None
-    result: KvTransferResult | None  # for the answer, at the sender
 
 
 async def kv_transfer(state: ServerState, request: Request) -> Response:
@@ -59,56 +66,25 @@ def published_of(state: ServerState) -> Published:
     return state.kv_transfer
 
 
-def hand_over(state: ServerState, body: Sampling, prompts: int, tokens: int) -> RequestKvTransfer | None:
-    """What `kv_transfer_params` ask for, for a request of `prompts` prompts, the first of `tokens` tokens; None when for nothing.
-
-    Raises ApiError 400 when this server has not that part, and for what cannot be together.
-    """
-    params = body.kv_transfer_params
-    if params is None or not (params.do_remote_decode or params.do_remote_prefill):
-        return None
-    if params.do_remote_decode and params.do_remote_prefill:
-        raise _refused("`do_remote_decode` and `do_remote_prefill` exclude each other: a server has one part")
-    sends = bool(params.do_remote_decode)
-    _check_role(state, sends)
-    if params.ticket is None:
-        raise _refused("`ticket` is missing: the hand-over needs a name that both servers are told", "ticket")
-    if prompts > 1:
-        raise _refused(
-            f"one prompt has one ticket, and the request has {format_count(prompts, 'prompt')}; send them one by one"
-        )
-    return (
-        _sent(body, params, params.ticket, tokens)
-        if sends
-        else RequestKvTransfer(KvTicket(params.ticket, sends=False, engine=params.engine or ""), None)
+API = Api(
+    operations=(
+        Operation(
+            path="/kv_transfer",
+            method="get",
+            summary="This server's part in handing KV over.",
+            handler=kv_transfer,
+            answer=Published,
+            failures=(401, 404, 405, 500, 503),
+            may_be_list=True,
+        ),
+        Operation(
+            path="/kv_transfer/release",
+            method="post",
+            summary="Give up a hand-over of KV.",
+            handler=release,
+            answer=KvReleased,
+            body=ReleaseRequest,
+            failures=POST_FAILURES,  # taken while draining, too: it ends work
+        ),
     )
-
-
-def _sent(body: Sampling, params: KvTransferParams, ticket: str, tokens: int) -> RequestKvTransfer:
-    if params.peer is None:
-        raise _refused("`peer` is missing: whom the KV is for, as GET /kv_transfer of that server tells", "peer")
-    if params.peer.role != "receiver":
-        raise _refused(f"`peer` is a {params.peer.role}; KV is handed to a receiver", "peer")
-    if body.stream or (body.n or 1) > 1:
-        raise _refused("a request with `do_remote_decode` gets no tokens: leave `stream` and `n` out")
-    if tokens < 2:  # the last token's position is computed by the receiver
-        return RequestKvTransfer(None, KvTransferResult(ticket=ticket, tokens=0, status="nothing"))
-    result = KvTransferResult(ticket=ticket, tokens=tokens - 1, status="computed")
-    return RequestKvTransfer(KvTicket(ticket, sends=True, peer=published.encode(params.peer)), result)
-
-
-def _check_role(state: ServerState, sends: bool) -> None:
-    wanted = "sender" if sends else "receiver"
-    field = "do_remote_decode" if sends else "do_remote_prefill"
-    document = state.kv_transfer
-    if document is None:
-        raise _refused(
-            f"`{field}` needs a {wanted}; this server hands no KV over (it was started without --pd-role)", field
-        )
-    if document.role != wanted:
-        raise _refused(f"`{field}` needs a {wanted}; this server is a {document.role} (--pd-role)", field)
-
-
-def _refused(message: str, field: str = "") -> ApiError:
-    param = f"{_PARAM}.{field}" if field else _PARAM
-    return ApiError(400, f"`{_PARAM}`: {message}", param=param, code="invalid_value")
+)

@@ -10,7 +10,6 @@ from homenode.transfer.message import PROTOCOL
 _FLAGS = ("do_remote_decode", "do_remote_prefill")
 # A tuple whose entries are alike, without `prefixItems`, which not every reader of these documents gets right.
 _VERSIONS = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2, "default": list(PROTOCOL)}
-_SINGLE: dict[str, Any] = {"properties": {"n": {"enum": [1, None]}, "stream": {"enum": [False, None]}}}
 
 
 def tighten_transfer(components: dict[str, Any], state: ServerState) -> None:
@@ -31,12 +30,6 @@ def tighten_transfer(components: dict[str, Any], state: ServerState) -> None:
         }
         needed["peer"] = {"type": "object"}
     params.setdefault("allOf", []).append(_off_or(works, {"properties": needed, "required": list(needed)}))
-    asked = {"properties": {"kv_transfer_params": {"anyOf": [{"type": "null"}, _off(works)]}}}
-    for name, own in (("CompletionRequest", [_one_prompt()]), ("ChatRequest", [])):
-        request = components[name]
-        wanted = [*own, *([_SINGLE] if role == "sender" else [])]
-        if wanted:
-            request.setdefault("allOf", []).append({"anyOf": [asked, {"allOf": wanted}]})
 
 
 def _off(flag: str) -> dict[str, Any]:
@@ -45,9 +38,3 @@ def _off(flag: str) -> dict[str, Any]:
 
 def _off_or(flag: str, needs: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [_off(flag), needs]}
-
-
-def _one_prompt() -> dict[str, Any]:
-    """A text, token ids, or a list with one of either."""
-    forms = [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}, {"type": "array", "maxItems": 1}]
-    return {"properties": {"prompt": {"anyOf": forms}}}

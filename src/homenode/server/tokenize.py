@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from homenode.server.apis.openai.requests import HINTS, DetokenizeRequest, TokenizeRequest
-from homenode.server.apis.openai.responses import Detokenized, Tokenized
+from homenode.server.apis.openai.messages import Messages, template_messages
+from homenode.server.apis.openai.openapi import tighten_model, tighten_template, token_schema
+from homenode.server.apis.openai.requests import HINTS, TokenIds
 from homenode.server.core import prompts
+from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.state import ServerState
 from homenode.server.core.text_work import SHORT_TEXT, memory_of
 from homenode.server.http.decoding import decode_as
@@ -20,6 +24,44 @@ from homenode.server.http.failures import ApiError
 
 _FEW_TOKENS = 4096
 _TOKEN_BYTES = 64  # of memory for each token while a text is made of them
+
+
+class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /tokenize: either `prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None  # default: true for a prompt, false for messages
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /detokenize."""
+
+    tokens: TokenIds
+    model: str | None = None
+    skip_special_tokens: bool | None = None  # default: false
+
+
+class Tokenized(Struct, kw_only=True):
+    """Answer of /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(Struct):
+    """Answer of /detokenize."""
+
+    prompt: str
+
+
 _decode_tokenize = decode_as(TokenizeRequest, HINTS)
 _decode_detokenize = decode_as(DetokenizeRequest, HINTS)
 
@@ -121,8 +163,54 @@ async def _prompt_text(state: ServerState, body: TokenizeRequest) -> prompts.Pro
     assert body.messages is not None
     return await prompts.chat_text(
         state,
-        body.messages,
+        template_messages(body.messages),
         template_kwargs=body.chat_template_kwargs,
         add_generation_prompt=body.add_generation_prompt,
         continue_final=bool(body.continue_final_message),
     )
+
+
+def _tighten(components: dict[str, Any], state: ServerState) -> None:
+    tokenize_schema, detokenize_schema = (components[t.__name__] for t in (TokenizeRequest, DetokenizeRequest))
+    tighten_model(tokenize_schema, state)
+    tighten_model(detokenize_schema, state)
+    tighten_template(tokenize_schema)
+    detokenize_schema["properties"]["tokens"]["items"] = token_schema(state)
+    tokenize_schema["oneOf"] = [
+        {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}}},
+        {"required": ["messages"], "properties": {"messages": {"type": "array"}, "prompt": {"type": "null"}}},
+    ]
+
+
+API = Api(
+    operations=(
+        Operation(
+            path="/tokenizer_info",
+            method="get",
+            summary="Special tokens and chat template.",
+            handler=tokenizer_info,
+            answer=dict,
+        ),
+        Operation(
+            path="/tokenize",
+            method="post",
+            summary="Token ids of a text or a conversation.",
+            handler=tokenize,
+            answer=Tokenized,
+            body=TokenizeRequest,
+            failures=POST_FAILURES,
+            always_open=False,
+        ),
+        Operation(
+            path="/detokenize",
+            method="post",
+            summary="Text of token ids.",
+            handler=detokenize,
+            answer=Detokenized,
+            body=DetokenizeRequest,
+            failures=POST_FAILURES,
+            always_open=False,
+        ),
+    ),
+    tighten=_tighten,
+)

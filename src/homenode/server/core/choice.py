@@ -1,4 +1,4 @@
-"""One sequence's outputs turned into the text of one choice."""
+"""The outputs of one sequence turned into the events of one choice."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from homenode.engine.request import TokenLogprob
 from homenode.engine.sequence_text import SequenceText, TextStream
 from homenode.server.interfaces.tokenizer import TokenizerLike
 
-_ITEMS_OF_A_PIECE = 8  # what it costs besides its tokens
+_ITEMS_OF_AN_EVENT = 8  # what it costs besides its tokens
 
 
-class Scored(NamedTuple):
+class ScoredToken(NamedTuple):
     """A token of the choice, its log-probability (None for the first of a prompt) and the characters before it."""
 
     token: int
@@ -23,12 +23,16 @@ class Scored(NamedTuple):
     offset: int
 
 
-class Piece(NamedTuple):
-    """What one output adds to a choice; the last piece has a finish reason of `stop` or `length`."""
+class GenerationEvent(NamedTuple):
+    """What one output of the engine adds to a choice; the last event of a choice has a finish reason, `stop` or `length`.
 
+    `choice`: the number of the choice, from 0 on.
+    """
+
+    choice: int
     text: str
     token_ids: list[int]
-    scored: list[Scored]
+    scored: list[ScoredToken]
     finish_reason: str | None
 
     @property
@@ -38,7 +42,18 @@ class Piece(NamedTuple):
 
     def items(self, top: int) -> int:
         """Tokens and log-probabilities in it, where each token has `top` others."""
-        return _ITEMS_OF_A_PIECE + len(self.token_ids) + len(self.scored) * (top + 1)
+        return _ITEMS_OF_AN_EVENT + len(self.token_ids) + len(self.scored) * (top + 1)
+
+
+def join_events(events: list[GenerationEvent]) -> GenerationEvent:
+    """All events of one choice, at least one of them, as a single one."""
+    return GenerationEvent(
+        events[0].choice,
+        "".join(event.text for event in events),
+        [token for event in events for token in event.token_ids],
+        [scored for event in events for scored in event.scored],
+        events[-1].finish_reason,
+    )
 
 
 @dataclass(frozen=True)
@@ -73,6 +88,7 @@ class ChoiceText:
         self,
         stream: TextStream,
         *,
+        index: int = 0,
         stops: Sequence[str] = (),
         hidden: Mapping[int, str] | None = None,
         echo: PromptEcho | None = None,
@@ -80,27 +96,29 @@ class ChoiceText:
     ) -> None:
         """`hidden`: the special tokens, by id, whose names are in stop strings although their text is not shown."""
         self._text = SequenceText(stream, stops, hidden, offsets=logprobs)
-        self._echo, self._logprobs = echo, logprobs
+        self._index, self._echo, self._logprobs = index, echo, logprobs
         self._echo_length = len(echo.text) if echo else 0
         self._released = self._echo_length  # characters given out
-        self._pending: deque[Scored] = deque()  # tokens whose text is still held back
+        self._pending: deque[ScoredToken] = deque()  # tokens whose text is still held back
         self._echoed = False
         self.num_tokens = 0
         self.finish_reason: str | None = None
 
-    def feed(self, output: Output) -> Piece:
+    def feed(self, output: Output) -> GenerationEvent:
         """What `output` adds. After a stop string, `finish_reason` is set although the engine may not have finished."""
         text, scored = self._take_echo(output)
         part = self._text.feed(output)
         for i, offset in enumerate(part.offsets):
-            self._pending.append(Scored(output.tokens[i], output.logprobs[i], self._echo_length + offset))
+            self._pending.append(ScoredToken(output.tokens[i], output.logprobs[i], self._echo_length + offset))
         self._released += len(part.text)
         self.finish_reason = part.finish_reason
         scored += self._release(part.matched)
         self.num_tokens += part.num_tokens
-        return Piece(text + part.text, output.tokens[: part.num_tokens], scored, self.finish_reason)
+        return GenerationEvent(
+            self._index, text + part.text, output.tokens[: part.num_tokens], scored, self.finish_reason
+        )
 
-    def _take_echo(self, output: Output) -> tuple[str, list[Scored]]:
+    def _take_echo(self, output: Output) -> tuple[str, list[ScoredToken]]:
         """The echoed prompt, before the first token."""
         if self._echoed or self._echo is None:
             return "", []
@@ -108,9 +126,9 @@ class ChoiceText:
         echo, scores = self._echo, output.prompt_logprobs
         if not self._logprobs or scores is None:
             return echo.text, []
-        return echo.text, [Scored(*entry) for entry in zip(echo.ids, scores, echo.offsets, strict=True)]
+        return echo.text, [ScoredToken(*entry) for entry in zip(echo.ids, scores, echo.offsets, strict=True)]
 
-    def _release(self, matched: bool) -> list[Scored]:
+    def _release(self, matched: bool) -> list[ScoredToken]:
         """The tokens whose text has been given out. Tokens that lie wholly in a matched stop string are dropped."""
         everything = not self._text.has_stops or (self.finish_reason is not None and not matched)
         released = []

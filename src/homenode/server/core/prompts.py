@@ -1,22 +1,30 @@
-"""Prompts in every form the API has, turned into token ids and checked against the model's limits."""
+"""Prompts, as texts, token ids or conversations, turned into token ids and checked against the model's limits."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
 from homenode.model.tokenizer.literal_text import HiddenNames
 from homenode.model.tokenizer.template_traits import with_text_behind
-from homenode.server.apis.openai.requests import Content, Message, Messages
 from homenode.server.core.state import ServerState
 from homenode.server.core.text_work import SHORT_TEXT, memory_of
 from homenode.server.http.failures import ApiError
 from homenode.units import format_count
 
+_PROMPTS_AT_ONCE = 16  # of many, those that are encoded before other requests get a turn
+_MOST_PROMPT_TOKENS = 2**22  # of all sequences of a request; each takes its prompt to the engine
 _OWN_VALUES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+
+
+class EncodedPrompt(NamedTuple):
+    """Token ids of a prompt that fits the context, and its text where the client gave one."""
+
+    ids: list[int]
+    text: str | None = None
 
 
 class PromptText(NamedTuple):
@@ -26,54 +34,53 @@ class PromptText(NamedTuple):
     hidden: HiddenNames | None = None
 
 
-def split_prompt(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """The prompts in the four forms of the API's `prompt`. Raises ApiError 400 for an empty or mixed list."""
-    if isinstance(prompt, str):
-        return [prompt]
-    kinds = set(map(type, prompt))
-    if not prompt:
-        raise ApiError(
-            400,
-            "`prompt` is an empty list; give a text, token ids or a list of either",
-            param="prompt",
-            code="invalid_value",
-        )
-    if kinds == {int}:
-        return [prompt]  # type: ignore[list-item]
-    if kinds in ({str}, {list}):
-        return prompt  # type: ignore[return-value]
-    raise ApiError(
-        400,
-        "`prompt` mixes kinds; its entries must be all texts, all token ids or all lists of token ids",
-        param="prompt",
-        code="invalid_value",
-    )
+def texts_memory(prompts: Sequence[str | list[int]]) -> int:
+    """Bytes that the texts among the prompts take in memory."""
+    return sum(memory_of(prompt) for prompt in prompts if isinstance(prompt, str))
 
 
-async def prompt_ids(
-    state: ServerState, prompt: str | list[int], param: str, add_special_tokens: bool, *, inline: bool = False
-) -> list[int]:
-    """Token ids of one prompt. `inline`: at once, as it is short. Raises ApiError 400 under the name `param`."""
+async def encode_prompts(
+    state: ServerState, prompts: Sequence[str | list[int]], param: str, *, add_special_tokens: bool, n: int
+) -> list[EncodedPrompt]:
+    """Several prompts, given as texts or token ids in the field `param`, each of which is answered `n` times.
+
+    The caller has reserved `texts_memory` of them. Raises ApiError 400, naming the prompt, for one that does not fit.
+    """
+    inline = sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) <= SHORT_TEXT
+    encoded, tokens = [], 0
+    for number, prompt in enumerate(prompts):
+        if number % _PROMPTS_AT_ONCE == 0:
+            await asyncio.sleep(0)  # others get a turn
+        name = param if len(prompts) == 1 else f"{param}[{number}]"
+        encoded.append(await _encode_prompt(state, prompt, name, add_special_tokens, inline=inline))
+        tokens += len(encoded[-1].ids) * n
+        check_prompt_tokens(tokens)
+    return encoded
+
+
+async def _encode_prompt(
+    state: ServerState, prompt: str | list[int], param: str, add_special_tokens: bool, *, inline: bool
+) -> EncodedPrompt:
+    """`inline`: at once, as it is short."""
     if isinstance(prompt, str):
         ids = await fitting_ids(state, PromptText(prompt), param, add_special_tokens, inline=inline)
-    else:
-        ids = prompt
-    check_prompt(state, ids, param)
-    if not isinstance(prompt, str):
-        check_token_ids(state, ids, param)
-    return ids
+        check_prompt(state, ids, param)
+        return EncodedPrompt(ids, prompt)
+    check_prompt(state, prompt, param)
+    check_token_ids(state, prompt, param)
+    return EncodedPrompt(prompt)
 
 
-async def chat_ids(
+async def encode_chat(
     state: ServerState,
-    messages: Messages,
+    messages: list[dict[str, Any]],
     *,
     template_kwargs: Mapping[str, Any] | None = None,
     add_generation_prompt: bool | None = None,
     continue_final: bool = False,
     add_special_tokens: bool | None = None,
-) -> list[int]:
-    """Token ids of a conversation that fits the context.
+) -> EncodedPrompt:
+    """A conversation, whose `messages` are as chat templates know them.
 
     What `add_special_tokens` does to it is told by `homenode.model.tokenizer.surrounding_tokens`.
     """
@@ -88,12 +95,12 @@ async def chat_ids(
         ids = await fitting_ids(state, prompt, "messages", False, inline=len(prompt.text) <= SHORT_TEXT)
     ids = state.tokenizer.chat_prompt(ids, add_special_tokens)
     check_prompt(state, ids, "messages")
-    return ids
+    return EncodedPrompt(ids)
 
 
 async def chat_text(
     state: ServerState,
-    messages: Messages,
+    messages: list[dict[str, Any]],
     *,
     template_kwargs: Mapping[str, Any] | None = None,
     add_generation_prompt: bool | None = None,
@@ -112,15 +119,14 @@ async def chat_text(
             param="continue_final_message",
             code="invalid_value",
         )
-    said = [_template_message(message) for message in messages]
     render = _render_open if continue_final else _render
 
     def work() -> PromptText:
         if state.config.special_tokens_in_content:
-            return PromptText(render(state, said, values, add_generation_prompt is not False))
+            return PromptText(render(state, messages, values, add_generation_prompt is not False))
         hidden = state.tokenizer.hidden_names()
         return PromptText(
-            render(state, hidden.hide(said), hidden.hide(values), add_generation_prompt is not False), hidden
+            render(state, hidden.hide(messages), hidden.hide(values), add_generation_prompt is not False), hidden
         )
 
     return await asyncio.to_thread(work)  # a template is a program, and may wait for a process of its own
@@ -177,6 +183,18 @@ def check_prompt(state: ServerState, ids: list[int], param: str) -> None:
         raise _too_long(state, param, format_count(len(ids), "token"))
 
 
+def check_prompt_tokens(tokens: int) -> None:
+    """Raises ApiError 400 when the prompts of a request, each once for every answer to it, have too many tokens."""
+    if tokens > _MOST_PROMPT_TOKENS:
+        raise ApiError(
+            400,
+            f"`prompt` and `n` ask for {format_count(tokens, 'prompt token')} or more; at most {_MOST_PROMPT_TOKENS} are taken "
+            "in one request",
+            param="n",
+            code="invalid_value",
+        )
+
+
 def _too_long(state: ServerState, param: str, tokens: str) -> ApiError:
     return ApiError(
         400,
@@ -187,28 +205,16 @@ def _too_long(state: ServerState, param: str, tokens: str) -> ApiError:
     )
 
 
-def _template_message(message: Message) -> dict[str, Any]:
-    """A message as templates know it. A developer's is a system message under its newer name, which few templates have heard of."""
-    role = str(message.__struct_config__.tag)
-    said = {"role": "system" if role == "developer" else role, "content": _content(message.content)}
-    return said | {"name": message.name} if message.name else said
+def _render(
+    state: ServerState, messages: list[dict[str, Any]], values: dict[str, Any], add_generation_prompt: bool
+) -> str:
+    return state.tokenizer.render_chat(messages, add_generation_prompt=add_generation_prompt, **values)
 
 
-def _content(content: Content | None) -> str | list[dict[str, str]]:
-    """The form the client sent; the tokenizer knows which one the template takes."""
-    if isinstance(content, list):
-        return [{"type": "text", "text": part.text} for part in content]
-    return content or ""
-
-
-def _render(state: ServerState, said: list[dict[str, Any]], values: dict[str, Any], add_generation_prompt: bool) -> str:
-    return state.tokenizer.render_chat(said, add_generation_prompt=add_generation_prompt, **values)
-
-
-def _render_open(state: ServerState, said: list[dict[str, Any]], values: dict[str, Any], _: bool) -> str:
+def _render_open(state: ServerState, messages: list[dict[str, Any]], values: dict[str, Any], _: bool) -> str:
     """The prompt up to the end of the last message's text: a mark at that end shows where the template would close the turn."""
     mark = f"[{secrets.token_hex(16)}]"
-    marked = [*said[:-1], {**said[-1], "content": with_text_behind(said[-1]["content"], mark)}]
+    marked = [*messages[:-1], {**messages[-1], "content": with_text_behind(messages[-1]["content"], mark)}]
     text = _render(state, marked, values, False)
     before, found, _after = text.rpartition(mark)
     if not found:

@@ -1,4 +1,4 @@
-"""What the endpoints of one application share."""
+"""What the endpoints of one application front."""
 
 from __future__ import annotations
 
@@ -51,23 +51,23 @@ class ServerState(RequestAdmission):
     """The engine client, the tokenizer, the settings, and the requests in flight."""
 
     def __init__(
-        self, client: EngineClient, tokenizer: TokenizerLike, config: ServerConfig, share: FrontIdentity = ALONE
+        self, client: EngineClient, tokenizer: TokenizerLike, config: ServerConfig, front: FrontIdentity = ALONE
     ) -> None:
         super().__init__()
         self.client, self.tokenizer, self.config = client, tokenizer, config
         self.ready = client.ready
         self.models = config.served_model_name or (_public_name(self.ready.model),)
-        self.metrics = Metrics(self.models[0], client, share.metrics)
-        if share.metrics is not None:
-            self.metrics.front_begins(share.replaces)
+        self.metrics = Metrics(self.models[0], client, front.metrics)
+        if front.metrics is not None:
+            self.metrics.front_begins(front.replaces)
         self.fingerprint = _fingerprint(self.ready)
-        self.started = int(time.time()) if share.started is None else share.started
+        self.started = int(time.time()) if front.started is None else front.started
         self.active: set[int] = set()  # engine requests that have not ended
         self.tickets: dict[str, int] = {}  # those of them whose KV is handed over, by ticket
         self.kv_transfer = _published(self.ready)  # None: this server has no part in that
-        self.bodies = Bodies(-(-_BODIES_AT_ONCE // share.fronts) * config.max_request_body)
+        self.bodies = Bodies(-(-_BODIES_AT_ONCE // front.fronts) * config.max_request_body)
         self.text_work = TextWork(_TEXTS_AT_ONCE * config.max_request_body)
-        self._ids = itertools.count(first_number(share.front) + 1)
+        self._ids = itertools.count(first_number(front.front) + 1)
 
     def next_id(self) -> int:
         """A request id never given before."""

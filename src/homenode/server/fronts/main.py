@@ -99,8 +99,8 @@ class _Front:
 
         _keep_off_compute(begin)
         client = LinkedClient(begin.front, begin.engines, self._send)
-        share = FrontIdentity(begin.front, begin.fronts, prepare.metrics, begin.started)
-        app = create_app(client, tokenizer, prepare.server, share)
+        identity = FrontIdentity(begin.front, begin.fronts, prepare.metrics, begin.started)
+        app = create_app(client, tokenizer, prepare.server, identity)
         server = Server(
             uvicorn_config(app, prepare.server, backlog=_ACCEPTED_AT_ONCE), lambda: self._send(FrontServing())
         )

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from homenode.server.http.exchange import disconnected
-from homenode.server.http.failures import failure_of
+from homenode.server.http.failures import ApiError, failure_of
 from homenode.server.http.protocol import HALF_CLOSED
 
 DONE = b"data: [DONE]\n\n"
@@ -69,9 +69,17 @@ class EventStream(Response):
     failure after that is sent as an event with an error body, and the stream ends without [DONE].
     """
 
-    def __init__(self, request: Request, events: AsyncGenerator[bytes, None], *, keep_alive_s: float) -> None:
+    def __init__(
+        self,
+        request: Request,
+        events: AsyncGenerator[bytes, None],
+        failure: Callable[[ApiError], bytes],
+        *,
+        keep_alive_s: float,
+    ) -> None:
+        """`failure`: the event by which a client is told of an error once the stream has begun."""
         super().__init__()
-        self._events, self._request = events, request
+        self._events, self._request, self._failure = events, request, failure
         self._keep_alive_s = keep_alive_s
         self._half_closed = half_closed_of(request)
         self._started = False
@@ -99,7 +107,7 @@ class EventStream(Response):
                 self._started = True
                 await failure.response()(scope, receive, send)
                 return
-            await self._send(send, event(failure.body))
+            await self._send(send, self._failure(failure))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _keep_alive(self, send: Send) -> None:

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from homenode import __version__
-from homenode.server.apis.openai.responses import Version
+from homenode.server.health import Version
 from homenode.server.http.endpoint import Endpoint
 from homenode.server.http.exchange import read_body
 from homenode.server.http.middleware import HttpApplication

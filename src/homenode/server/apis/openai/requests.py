@@ -7,12 +7,12 @@ other value, is refused by name. `None` means the default everywhere, as clients
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from homenode.server.core.kv_transfer import KvTransferParams
 from homenode.server.http.decoding import FieldHints
-from homenode.transfer.published import Published
 
 _INT64 = 2**63 - 1
 
@@ -35,23 +35,6 @@ class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     include_usage: bool | None = None  # a last chunk with the totals
     continuous_usage_stats: bool | None = None  # the totals so far in every chunk
     include_obfuscation: bool | None = None  # padding against traffic analysis; none is ever sent
-
-
-Ticket = Annotated[str, Meta(pattern="^[A-Za-z0-9._:-]{1,128}$")]
-
-
-class KvTransferParams(Struct, forbid_unknown_fields=True, kw_only=True):
-    """How the prompt's keys and values are handed over: computed here for another server, or taken from one. Given by the proxy."""
-
-    do_remote_decode: bool | None = None  # this server computes the prompt, for `peer`
-    do_remote_prefill: bool | None = None  # another server computes it, and hands it over under the ticket
-    ticket: Ticket | None = None  # the same on both sides, of one request only
-    peer: Published | None = (
-        None  # what the other side says to GET /kv_transfer; of several engines there, the one that is to have the KV
-    )
-    engine: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")] | None = (
-        None  # at a receiver of several engines: the incarnation of that one
-    )
 
 
 class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -81,129 +64,6 @@ class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
     cache_salt: Annotated[str, Meta(max_length=128)] | None = None
     kv_transfer_params: KvTransferParams | None = None
     user: str | None = None
-
-
-class CompletionRequest(Sampling, kw_only=True):
-    """Body of POST /v1/completions. `prompt`: a text, texts, token ids, or lists of token ids (checked in `translate`)."""
-
-    prompt: str | list[str | TokenId | TokenIds]
-    max_tokens: MaxTokens | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    echo: bool | None = None
-    best_of: Literal[1] | None = None
-    suffix: Literal[""] | None = None
-
-
-class TextPart(Struct, forbid_unknown_fields=True):
-    """One piece of a message's text."""
-
-    type: Literal["text"]
-    text: str
-
-
-Content = str | Annotated[list[TextPart], Meta(min_length=1)]
-
-
-class SystemMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role", tag="system"):
-    """Standing instructions."""
-
-    content: Content
-    name: str | None = None
-
-
-class DeveloperMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role", tag="developer"):
-    """The newer name of a system message; templates know it as one."""
-
-    content: Content
-    name: str | None = None
-
-
-class UserMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role", tag="user"):
-    """What the user said."""
-
-    content: Content
-    name: str | None = None
-
-
-class AssistantMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role", tag="assistant"):
-    """What the model said before; clients send back the whole message they got, nulls included."""
-
-    content: Content | None = None
-    name: str | None = None
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    tool_calls: EmptyList | None = None
-    annotations: EmptyList | None = None
-
-
-Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage
-Messages = Annotated[list[Message], Meta(min_length=1, max_length=4096)]
-
-
-class TextFormat(Struct, forbid_unknown_fields=True):
-    """The only response format so far."""
-
-    type: Literal["text"]
-
-
-class ChatRequest(Sampling, kw_only=True):
-    """Body of POST /v1/chat/completions."""
-
-    messages: Messages
-    max_tokens: MaxTokens | None = None  # not 0, as is the next (checked in `translate`)
-    max_completion_tokens: MaxTokens | None = None  # the newer name; it wins
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
-    store: bool | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    parallel_tool_calls: bool | None = None
-    response_format: TextFormat | None = None
-    modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None = None
-    tools: EmptyList | None = None
-    tool_choice: Literal["none"] | None = None
-    functions: EmptyList | None = None
-    function_call: Literal["none"] | None = None
-    verbosity: Literal["medium"] | None = None
-    reasoning_effort: Literal["none"] | None = None
-    audio: None = None
-    prediction: None = None
-    web_search_options: None = None
-    moderation: None = None
-
-
-class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of POST /tokenize: either `prompt` or `messages`."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: Messages | None = None
-    add_special_tokens: bool | None = None  # default: true for a prompt, false for messages
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    return_token_strs: bool | None = None
-
-
-class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of POST /detokenize."""
-
-    tokens: TokenIds
-    model: str | None = None
-    skip_special_tokens: bool | None = None  # default: false
-
-
-class ReleaseRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of POST /kv_transfer/release."""
-
-    ticket: Ticket
-    reason: Annotated[str, Meta(max_length=256)] | None = None
 
 
 # What to do about values that a field does not take, where that is not plain from the range it has.

@@ -1,4 +1,4 @@
-"""Sequences of one HTTP request, from the engine's outputs to pieces of text; whatever happens, nothing is left running."""
+"""The sequences of one request, from the engine's outputs to events; whatever happens, no sequence is left running."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
-from homenode.server.apis.openai.responses import KvTransferResult, PromptDetails, Usage
-from homenode.server.core.choice import ChoiceText, Piece
+from homenode.server.core.choice import ChoiceText, GenerationEvent
 from homenode.server.core.failures import from_output
-from homenode.server.core.text_work import TextWork
+from homenode.server.core.kv_transfer import KvTransferResult
+from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
-from homenode.server.interfaces.client import EngineClient
 from homenode.server.monitoring.server_metrics import Recorder
 
 _AT_ONCE = 64  # of many sequences, those that are begun or heard before others get a turn
@@ -31,27 +31,39 @@ class GeneratedSequence:
     cached_tokens: int = 0
 
 
+class TokenUsage(NamedTuple):
+    """Tokens of a request so far: each prompt counted once, and every choice's tokens.
+
+    `cached_tokens`: prompt tokens whose keys and values were found in the prefix cache.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
 class Generation:
-    """Runs the sequences of one request together."""
+    """Runs the sequences of one request together. Its answer is the stream of their events; `usage` goes with it."""
 
     def __init__(
         self,
-        client: EngineClient,
+        state: ServerState,
         sequences: list[GeneratedSequence],
-        active: set[int],
-        tickets: dict[str, int],
-        handed_over: KvTransferResult | None,
-        text_work: TextWork,
+        top_logprobs: int,
+        token_ids: bool,
+        kv_result: KvTransferResult | None,
     ) -> None:
-        """`active`: where the ids of running requests are kept for a shutdown that has to abort them; `tickets`: likewise those whose KV is handed
-        over, by ticket. `handed_over`: what to tell of that in the answer."""
-        self._client, self._active, self._tickets = client, active, tickets
-        self._text_work = text_work
+        """`top_logprobs`: log-probabilities of other tokens that the answer shows for each token. `token_ids`: it shows
+        ids. `kv_result`: what it tells of the prompt's KV.
+        """
+        self._client, self._active, self._tickets = state.client, state.active, state.tickets
+        self._text_work = state.text_work
+        self._top_logprobs, self._token_ids = top_logprobs, token_ids
         self.sequences = sequences
-        self.handed_over = handed_over
+        self.kv_result = kv_result
 
-    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
-        """(choice index, piece) as they come. Raises ApiError when the engine ends a sequence without a result.
+    async def events(self) -> AsyncGenerator[GenerationEvent, None]:
+        """The events of all choices as they come. Raises ApiError when the engine ends a sequence without a result.
 
         Closing the generator early, or a failure of one sequence, aborts all that are still running.
         """
@@ -65,7 +77,7 @@ class Generation:
                     sequence = self.sequences[index]
                     if sequence.choice.finish_reason is not None:
                         continue  # a stop string matched before the engine heard of it
-                    yield index, await self._piece(sequence, output)
+                    yield await self._event(sequence, output)
                     if sequence.choice.finish_reason is not None:
                         if output.finish_reason is None:
                             await self._client.abort(sequence.request.id, "stop")
@@ -96,30 +108,38 @@ class Generation:
         self._tickets |= mine
         return mine
 
-    def usage(self) -> Usage:
-        """Tokens so far."""
+    def usage(self) -> TokenUsage:
+        """Tokens so far, at any moment of the stream."""
         counted = [sequence for sequence in self.sequences if sequence.first_of_prompt]
-        prompt = sum(len(sequence.request.prompt_ids) for sequence in counted)
-        completion = sum(sequence.choice.num_tokens for sequence in self.sequences)
-        cached = sum(sequence.cached_tokens for sequence in counted)
-        return Usage(
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            total_tokens=prompt + completion,
-            prompt_tokens_details=PromptDetails(cached),
+        return TokenUsage(
+            sum(len(sequence.request.prompt_ids) for sequence in counted),
+            sum(sequence.choice.num_tokens for sequence in self.sequences),
+            sum(sequence.cached_tokens for sequence in counted),
         )
 
-    async def _piece(self, sequence: GeneratedSequence, output: Output) -> Piece:
+    def prompt_ids(self, index: int) -> list[int]:
+        """The token ids of the prompt that choice `index` continues."""
+        return self.sequences[index].request.prompt_ids
+
+    def items(self, event: GenerationEvent) -> int:
+        """Tokens and log-probabilities that the answer shows of an event: a measure of the work of writing them."""
+        return event.items(self._top_logprobs)
+
+    def prompt_items(self) -> int:
+        """Prompt tokens that the answer shows as ids."""
+        return sum(len(sequence.request.prompt_ids) for sequence in self.sequences) if self._token_ids else 0
+
+    async def _event(self, sequence: GeneratedSequence, output: Output) -> GenerationEvent:
         if output.error_kind is not None or output.finish_reason in ("error", "abort"):
             sequence.recorder.end("error")
             raise from_output(output)
         sequence.recorder.tokens(len(output.tokens))
         sequence.cached_tokens = max(sequence.cached_tokens, output.cached_tokens)
         tokens = len(output.tokens) + len(output.prompt_logprobs or ())
-        piece = await self._text_work.run(lambda: sequence.choice.feed(output), tokens)
-        if piece.finish_reason is not None:
-            sequence.recorder.end(piece.finish_reason)
-        return piece
+        event = await self._text_work.run(lambda: sequence.choice.feed(output), tokens)
+        if event.finish_reason is not None:
+            sequence.recorder.end(event.finish_reason)
+        return event
 
     async def _outputs(self) -> AsyncGenerator[tuple[int, Output], None]:
         if len(self.sequences) == 1:  # no queue and no task between the engine and the only listener

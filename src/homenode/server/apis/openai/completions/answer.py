@@ -1,0 +1,127 @@
+"""The answers of POST /v1/completions."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from homenode.server.apis.openai.completions.request import CompletionRequest
+from homenode.server.apis.openai.requests import StreamOptions
+from homenode.server.apis.openai.responses import LEAST_LOGPROB, Usage, usage_of
+from homenode.server.core.choice import GenerationEvent, ScoredToken
+from homenode.server.core.generation import Generation
+from homenode.server.core.kv_transfer import KvTransferResult
+from homenode.server.core.state import ServerState
+from homenode.server.http.failures import ApiError
+from homenode.server.http.sse import DONE, event
+from homenode.server.interfaces.tokenizer import TokenizerLike
+
+
+class CompletionLogprobs(Struct):
+    """Parallel lists, one entry a token. `text_offset`: characters of the choice's text before the token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class CompletionChoice(Struct, kw_only=True):
+    """A continuation, whole or a piece of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class TextCompletion(Struct, kw_only=True):
+    """Answer of /v1/completions, and each chunk of its stream. `created`: seconds since 1970."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: str
+    kv_transfer_params: KvTransferResult | UnsetType = UNSET
+
+
+class CompletionFormat:
+    """An `AnswerFormat`: text completions."""
+
+    def __init__(self, state: ServerState, body: CompletionRequest, model: str, generation: Generation) -> None:
+        self._tokenizer, self._body, self._generation = state.tokenizer, body, generation
+        self._id, self._created, self._model = f"cmpl-{secrets.token_hex(12)}", int(time.time()), model
+        self._fingerprint, self._options = state.fingerprint, body.stream_options or StreamOptions()
+
+    def whole(self, choices: list[GenerationEvent]) -> bytes:
+        """One completion with all choices."""
+        answer = self._completion([self._choice(choice, first=True) for choice in choices])
+        answer.usage = usage_of(self._generation)
+        answer.kv_transfer_params = self._generation.kv_result or UNSET
+        return msgspec.json.encode(answer)
+
+    def event(self, part: GenerationEvent, *, first: bool) -> bytes:
+        """A completion with a part of one choice."""
+        chunk = self._completion([self._choice(part, first=first)])
+        if self._options.include_usage or self._options.continuous_usage_stats:
+            chunk.usage = usage_of(self._generation) if self._options.continuous_usage_stats else None
+        return event(chunk)
+
+    def end(self) -> bytes:
+        """The totals, if they were asked for, and [DONE]."""
+        if not self._options.include_usage:
+            return DONE
+        chunk = self._completion([])
+        chunk.usage = usage_of(self._generation)
+        return event(chunk) + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """An error body; no [DONE] follows."""
+        return event(error.body)
+
+    def _completion(self, choices: list[CompletionChoice]) -> TextCompletion:
+        return TextCompletion(
+            id=self._id, created=self._created, model=self._model, choices=choices, system_fingerprint=self._fingerprint
+        )
+
+    def _choice(self, part: GenerationEvent, *, first: bool) -> CompletionChoice:
+        top, ids = self._body.logprobs, bool(self._body.return_token_ids)
+        return CompletionChoice(
+            index=part.choice,
+            text=part.text,
+            logprobs=None if top is None else _logprobs(self._tokenizer, part.scored, top),
+            finish_reason=part.finish_reason,  # type: ignore[arg-type]
+            token_ids=part.token_ids if ids else UNSET,
+            prompt_token_ids=self._generation.prompt_ids(part.choice) if ids and first else UNSET,
+        )
+
+
+def _logprobs(tokenizer: TokenizerLike, scored: list[ScoredToken], top: int) -> CompletionLogprobs:
+    """The parallel lists of the API. `top_logprobs` has the `top` most likely tokens and the one that came; null for 0."""
+    return CompletionLogprobs(
+        tokens=[tokenizer.token_text(entry.token) for entry in scored],
+        token_logprobs=[
+            None if entry.logprob is None else max(entry.logprob.logprob, LEAST_LOGPROB) for entry in scored
+        ],
+        top_logprobs=[_top(tokenizer, entry) for entry in scored] if top else None,
+        text_offset=[entry.offset for entry in scored],
+    )
+
+
+def _top(tokenizer: TokenizerLike, entry: ScoredToken) -> dict[str, float] | None:
+    """Tokens with the same text (parts of characters) share a key; the likeliest keeps it."""
+    if entry.logprob is None:
+        return None
+    top: dict[str, float] = {}
+    for token, logprob in (*entry.logprob.top, (entry.token, entry.logprob.logprob)):
+        top.setdefault(tokenizer.token_text(token), max(logprob, LEAST_LOGPROB))
+    return top

@@ -1,0 +1,89 @@
+"""POST /v1/completions: a request becomes one of the generation core, whose events become text completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from homenode.server.apis.openai.completions.answer import CompletionFormat, TextCompletion
+from homenode.server.apis.openai.completions.request import CompletionRequest, split_prompt
+from homenode.server.apis.openai.openapi import one_prompt, prompt_schema, tighten_kv_transfer, tighten_sampling
+from homenode.server.apis.openai.requests import HINTS
+from homenode.server.apis.openai.sampling import max_tokens_of, sampling_of
+from homenode.server.core.answer import respond
+from homenode.server.core.api import POST_FAILURES, Api, Operation
+from homenode.server.core.generation import Generation
+from homenode.server.core.prompts import encode_prompts, texts_memory
+from homenode.server.core.request import GenerationRequest, begin, check_limits
+from homenode.server.core.state import ServerState
+from homenode.server.http.decoding import decode_as
+from homenode.server.http.exchange import read_json, unless_gone_early
+
+_DEFAULT_MAX_TOKENS = 16
+_decode = decode_as(CompletionRequest, HINTS)
+
+
+async def completions(state: ServerState, request: Request) -> Response:
+    """Continue one or several prompts."""
+    body = await read_json(state, request, _decode)
+    model = state.model(body.model)
+    generation = await unless_gone_early(request, _begin(state, body))
+    return await respond(
+        state, request, generation, CompletionFormat(state, body, model, generation), stream=bool(body.stream)
+    )
+
+
+async def _begin(state: ServerState, body: CompletionRequest) -> Generation:
+    prompts = await state.text_work.run(lambda: split_prompt(body.prompt), len(body.prompt))
+    scores = body.logprobs if body.echo else None
+    sampling = msgspec.structs.replace(sampling_of(body), logprobs=body.logprobs, prompt_logprobs=scores)
+    check_limits(state, len(prompts), sampling)
+    async with state.text_work.reserve(texts_memory(prompts)):
+        encoded = await encode_prompts(
+            state, prompts, "prompt", add_special_tokens=body.add_special_tokens is not False, n=sampling.n
+        )
+        asked = GenerationRequest(
+            prompts=encoded,
+            sampling=sampling,
+            max_tokens=_DEFAULT_MAX_TOKENS if body.max_tokens is None else max_tokens_of(body.max_tokens),
+            skip_special_tokens=body.skip_special_tokens is not False,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            echo=bool(body.echo),
+            token_ids=bool(body.return_token_ids),
+            stream=bool(body.stream),
+            kv_transfer=body.kv_transfer_params,
+        )
+        return await begin(state, asked)
+
+
+def _tighten(components: dict[str, Any], state: ServerState) -> None:
+    schema = components[CompletionRequest.__name__]
+    begins = bool(state.tokenizer.encode(""))  # an empty text has a token: the one that begins a text
+    schema["properties"]["prompt"] = prompt_schema(state, 0 if begins else 1)
+    if begins:
+        added = {"properties": {"add_special_tokens": {"enum": [True, None]}}}
+        schema.setdefault("allOf", []).append({"anyOf": [added, {"properties": {"prompt": prompt_schema(state, 1)}}]})
+    tighten_sampling(schema, state)
+    tighten_kv_transfer(schema, state, one_prompt())
+
+
+API = Api(
+    operations=(
+        Operation(
+            path="/v1/completions",
+            method="post",
+            summary="Continue a prompt.",
+            handler=completions,
+            answer=TextCompletion,
+            body=CompletionRequest,
+            streams=TextCompletion,
+            failures=POST_FAILURES,
+            always_open=False,
+        ),
+    ),
+    tighten=_tighten,
+)

@@ -1,0 +1,64 @@
+"""GET /v1/models: the names that the served model answers to."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from homenode.server.core.api import Api, Operation
+from homenode.server.core.state import ServerState
+
+
+class Model(Struct, kw_only=True):
+    """A model that can be asked for. `max_model_len`: most tokens of prompt and answer together."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "homenode"
+    root: str
+    max_model_len: int
+
+
+class ModelList(Struct, kw_only=True):
+    """Answer of /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+async def models(state: ServerState, request: Request) -> Response:
+    """Every name the model answers to."""
+    return _json(ModelList(data=[_model(state, name) for name in state.models]))
+
+
+async def model(state: ServerState, request: Request) -> Response:
+    """One of them."""
+    return _json(_model(state, state.model(request.path_params["model"])))
+
+
+def _model(state: ServerState, name: str) -> Model:
+    return Model(id=name, created=state.started, root=state.models[0], max_model_len=state.ready.max_model_len)
+
+
+def _json(answer: Struct) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+API = Api(
+    operations=(
+        Operation(path="/v1/models", method="get", summary="The models served here.", handler=models, answer=ModelList),
+        Operation(
+            path="/v1/models/{model}",
+            method="get",
+            summary="One model.",
+            handler=model,
+            answer=Model,
+            failures=(401, 404, 405, 500),
+        ),
+    )
+)

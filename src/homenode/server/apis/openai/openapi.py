@@ -1,0 +1,94 @@
+"""What the types of the OpenAI API cannot say of the served model in the OpenAPI document: limits, and fields that depend
+on each other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from homenode.server.core.state import ServerState
+
+_SINGLE: dict[str, Any] = {"properties": {"n": {"enum": [1, None]}, "stream": {"enum": [False, None]}}}
+
+
+def tighten_sampling(schema: dict[str, Any], state: ServerState) -> None:
+    """The names of the model, and the range of its token ids."""
+    tighten_model(schema, state)
+    _first(schema, "logit_bias")["propertyNames"] = {"pattern": below_pattern(state.ready.vocab_size)}
+    _first(schema, "stop_token_ids")["items"] = token_schema(state)
+
+
+def tighten_model(schema: dict[str, Any], state: ServerState) -> None:
+    """The names that the model answers to."""
+    schema["properties"]["model"] = {"anyOf": [{"enum": list(state.models)}, {"type": "null"}], "default": None}
+
+
+def tighten_template(schema: dict[str, Any]) -> None:
+    """What a request with messages may not give to the chat template, and which of its switches exclude each other."""
+    own = ["messages", "tools", "add_generation_prompt", "continue_final_message"]
+    _first(schema, "chat_template_kwargs")["propertyNames"] = {"not": {"enum": own}}
+    _either(
+        schema,
+        "continue_final_message",
+        {"not": {"properties": {"add_generation_prompt": {"const": True}}, "required": ["add_generation_prompt"]}},
+    )
+
+
+def tighten_kv_transfer(schema: dict[str, Any], state: ServerState, *own: dict[str, Any]) -> None:
+    """What a request must be where its KV is handed over. `own`: what it must be besides, at a sender or a receiver."""
+    role = state.kv_transfer.role if state.kv_transfer is not None else None
+    flag = {"sender": "do_remote_decode", "receiver": "do_remote_prefill"}.get(role or "")
+    wanted = [*own, *([_SINGLE] if role == "sender" else [])]
+    if flag is None or not wanted:
+        return
+    off = {"properties": {flag: {"enum": [False, None]}}}
+    asked = {"properties": {"kv_transfer_params": {"anyOf": [{"type": "null"}, off]}}}
+    schema.setdefault("allOf", []).append({"anyOf": [asked, {"allOf": wanted}]})
+
+
+def token_schema(state: ServerState) -> dict[str, Any]:
+    """One token id."""
+    return {"type": "integer", "minimum": 0, "maximum": state.ready.vocab_size - 1}
+
+
+def prompt_schema(state: ServerState, shortest: int) -> dict[str, Any]:
+    """The four forms of a prompt; `shortest`: characters a text must have."""
+    text = {"type": "string", "minLength": shortest}
+    ids = {"type": "array", "items": token_schema(state), "minItems": 1, "maxItems": state.ready.max_model_len - 1}
+    most = state.config.max_sequences_per_request
+    return {
+        "anyOf": [
+            text,
+            ids,
+            *({"type": "array", "items": each, "minItems": 1, "maxItems": most} for each in (text, ids)),
+        ]
+    }
+
+
+def one_prompt() -> dict[str, Any]:
+    """A text, token ids, or a list with one of either."""
+    forms = [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}, {"type": "array", "maxItems": 1}]
+    return {"properties": {"prompt": {"anyOf": forms}}}
+
+
+def below_pattern(limit: int) -> str:
+    """A pattern for the decimal numbers from 0 to `limit` - 1, written without leading zeros."""
+    largest = str(limit - 1)
+    parts = ["0"] + [f"[1-9][0-9]{{{digits - 1}}}" for digits in range(1, len(largest))]
+    for place, digit in enumerate(largest):
+        low = 1 if place == 0 else 0
+        if int(digit) > low:
+            parts.append(f"{largest[:place]}[{low}-{int(digit) - 1}][0-9]{{{len(largest) - place - 1}}}")
+    return "^(" + "|".join([*parts, largest]) + ")$"
+
+
+def _first(request: dict[str, Any], field: str) -> dict[str, Any]:
+    """The schema of an optional field without its null."""
+    schema: dict[str, Any] = request["properties"][field]["anyOf"][0]
+    return schema
+
+
+def _either(request: dict[str, Any], field: str, needs: dict[str, Any]) -> None:
+    """`field` is not true, or `needs` holds."""
+    off = {"properties": {field: {"enum": [False, None]}}}
+    request.setdefault("allOf", []).append({"anyOf": [off, needs]})

@@ -1,0 +1,45 @@
+"""What an HTTP API consists of: its operations, from which both the routes and the OpenAPI document are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from homenode.server.core.state import ServerState
+from homenode.server.http.endpoint import Handler
+
+POST_FAILURES = (400, 401, 404, 405, 408, 413, 415, 500, 503)  # statuses of operations that take a body
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """A path, what answers there, and what the OpenAPI document says about it.
+
+    `answer`: the type of the body, None for text, dict for any object. `streams`: the type of the events, where the
+    answer can be a stream. `may_be_list`: the answer can be a list as well. `always_open`: requests are taken while the
+    server drains, and the drain does not wait for them.
+    """
+
+    path: str
+    method: str
+    summary: str
+    handler: Handler[ServerState]
+    answer: type | None
+    body: type | None = None
+    streams: type | None = None
+    failures: tuple[int, ...] = (401, 405, 500)
+    may_be_list: bool = False
+    always_open: bool = True
+
+
+def _nothing(components: dict[str, Any], state: ServerState) -> None:
+    """The types of the API say everything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Api:
+    """One API. `tighten`: adds to the OpenAPI schemas, by type name, what their types cannot say of the served model."""
+
+    operations: tuple[Operation, ...]
+    tighten: Callable[[dict[str, Any], ServerState], None] = _nothing

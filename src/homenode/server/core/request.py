@@ -1,0 +1,166 @@
+"""What every API asks of the engine, whatever its fields are called: `GenerationRequest`, and the sequences it becomes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from homenode.engine.request import Request, SamplingParams
+from homenode.server.core.choice import ChoiceText, PromptEcho, echo_prompt
+from homenode.server.core.generation import GeneratedSequence, Generation
+from homenode.server.core.kv_transfer import KvTransferParams, RequestKvTransfer, kv_transfer_of
+from homenode.server.core.prompts import EncodedPrompt, check_prompt_tokens
+from homenode.server.core.state import ServerState
+from homenode.server.http.failures import ApiError
+from homenode.units import format_count
+
+_PROMPTS_AT_ONCE = 16  # of many, those whose sequences are made before other requests get a turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One request of any API.
+
+    `sampling`: as asked, None where the model's defaults apply; its `n` is the number of answers to each prompt, its
+    `stop` the strings that end a text. Its `max_tokens` is replaced by `max_tokens` here: the most tokens of an answer,
+    None for as many as the context takes. `echo`: each text begins with its prompt. `token_ids`: the answer shows token
+    ids, those of the prompts included. `stream`: the answer is sent as events.
+    """
+
+    prompts: Sequence[EncodedPrompt]
+    sampling: SamplingParams
+    max_tokens: int | None = None
+    skip_special_tokens: bool = True
+    priority: int = 0
+    cache_salt: str = ""
+    echo: bool = False
+    token_ids: bool = False
+    stream: bool = False
+    kv_transfer: KvTransferParams | None = None
+
+
+def check_limits(state: ServerState, num_prompts: int, sampling: SamplingParams) -> None:
+    """Raises ApiError 400 for too many sequences and for token ids that the model does not have.
+
+    `begin` checks the same; APIs do so before they encode prompts, which may take long.
+    """
+    count, most = num_prompts * sampling.n, state.config.max_sequences_per_request
+    if count > most:
+        raise ApiError(
+            400,
+            f"`prompt` and `n` ask for {format_count(count, 'sequence')}; at most {most} are taken (--max-sequences-per-request)",
+            param="n",
+            code="invalid_value",
+        )
+    for param, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
+        if ids and max(ids) >= state.ready.vocab_size:
+            raise ApiError(
+                400,
+                f"`{param}` names token id {max(ids)}; this model's ids go from 0 to {state.ready.vocab_size - 1}",
+                param=param,
+                code="invalid_value",
+            )
+
+
+async def begin(state: ServerState, request: GenerationRequest) -> Generation:
+    """The sequences of a request: every prompt `n` times, in that order. Nothing runs before `Generation.events`.
+
+    Raises ApiError 400.
+    """
+    check_limits(state, len(request.prompts), request.sampling)
+    check_prompt_tokens(sum(len(prompt.ids) for prompt in request.prompts) * request.sampling.n)
+    kv = await _kv_transfer(state, request)
+    sequences: list[GeneratedSequence] = []
+    for number, prompt in enumerate(request.prompts):
+        if number % _PROMPTS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        echo = await _echo(state, request, prompt)
+        sequences += _sequences(state, request, prompt, echo, kv, first_index=len(sequences))
+    return Generation(state, sequences, request.sampling.logprobs or 0, request.token_ids, kv.result if kv else None)
+
+
+async def _kv_transfer(state: ServerState, request: GenerationRequest) -> RequestKvTransfer | None:
+    """As `kv_transfer_of`. A request that scores its prompt has to compute it: what another server computed is released."""
+    single = not request.stream and request.sampling.n == 1
+    kv = kv_transfer_of(
+        state, request.kv_transfer, prompts=len(request.prompts), tokens=len(request.prompts[0].ids), single=single
+    )
+    if kv is None or kv.ticket is None or kv.ticket.sends or request.sampling.prompt_logprobs is None:
+        return kv
+    await state.client.release_kv(kv.ticket.ticket, "the prompt is scored")
+    return None
+
+
+async def _echo(state: ServerState, request: GenerationRequest, prompt: EncodedPrompt) -> PromptEcho | None:
+    if not request.echo:
+        return None
+    offsets = request.sampling.prompt_logprobs is not None
+    return await state.text_work.run(
+        lambda: echo_prompt(state.tokenizer, prompt.ids, prompt.text, offsets=offsets), len(prompt.ids)
+    )
+
+
+def _sequences(
+    state: ServerState,
+    request: GenerationRequest,
+    prompt: EncodedPrompt,
+    echo: PromptEcho | None,
+    kv: RequestKvTransfer | None,
+    *,
+    first_index: int,
+) -> list[GeneratedSequence]:
+    """The n sequences of one prompt. The i-th gets `seed` + i, or all would say the same. Of `kv` the first has the ticket."""
+    params = _engine_params(state, request, len(prompt.ids), computes_only=kv is not None and kv.result is not None)
+    stops = request.sampling.stop_strings
+    skip_special = request.skip_special_tokens
+    hidden = state.tokenizer.special_tokens_in(stops) if stops and skip_special else {}
+    made = []
+    for index in range(request.sampling.n):
+        recorder = state.metrics.recorder()
+        engine_request = Request(
+            id=state.next_id(),
+            prompt_ids=prompt.ids,
+            params=params.of_answer(index),
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            arrival=recorder.arrival,
+            kv=kv.ticket if kv and index == 0 else None,
+        )
+        stream = state.tokenizer.stream(prompt.ids, skip_special_tokens=skip_special)
+        choice = ChoiceText(
+            stream,
+            index=first_index + index,
+            stops=stops,
+            hidden=hidden,
+            echo=echo if kv is None or kv.result is None else None,
+            logprobs=params.logprobs is not None,
+        )
+        made.append(GeneratedSequence(engine_request, choice, recorder, first_of_prompt=index == 0))
+    return made
+
+
+def _engine_params(
+    state: ServerState, request: GenerationRequest, prompt_tokens: int, *, computes_only: bool
+) -> SamplingParams:
+    """The parameters that the engine gets: without text and number of answers, with every default filled in.
+
+    `computes_only`: nothing is generated, as the server that the prompt's KV is for gives the answer.
+    """
+    asked = request.sampling
+    available = state.ready.max_model_len - prompt_tokens
+    most = 0 if computes_only else available if request.max_tokens is None else min(request.max_tokens, available)
+    asked = msgspec.structs.replace(
+        asked,
+        max_tokens=most,
+        min_tokens=min(asked.min_tokens, most),
+        logprobs=None if computes_only else asked.logprobs,
+        prompt_logprobs=None if computes_only else asked.prompt_logprobs,
+        stop=[],
+        n=1,
+    )
+    defaults = state.ready.sampling_defaults if state.config.generation_config == "auto" else {}
+    ends = tuple(token for token in state.tokenizer.stop_token_ids if token < state.ready.vocab_size)
+    return asked.with_defaults(defaults).ended_by(ends)
