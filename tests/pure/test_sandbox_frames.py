@@ -78,3 +78,15 @@ def test_a_frame_that_stays_away_is_a_timeout_and_one_that_breaks_off_the_end(
         stream.receive(time.monotonic() + 0.05)
     other.close()
     assert stream.receive(time.monotonic() + 5) is None
+
+
+def test_what_came_in_time_is_taken_by_who_looks_late(ends: tuple[FrameStream, socket.socket]) -> None:
+    stream, other = ends
+    long_ago = time.monotonic() - 100
+    with pytest.raises(TimeoutError):
+        stream.receive(long_ago)
+    FrameStream(other).send(encode({"ready": True}), encode({"second": 2}))
+    assert stream.receive(long_ago) == {"ready": True}
+    assert stream.receive(long_ago) == {"second": 2}
+    with pytest.raises(TimeoutError):
+        stream.receive(long_ago)

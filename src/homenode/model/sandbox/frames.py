@@ -42,7 +42,8 @@ class FrameStream:
     def receive(self, deadline: float | None = None) -> dict[str, Any] | None:
         """The next value; None when the other end has closed.
 
-        SandboxFrameError for what is no frame, TimeoutError at the deadline.
+        SandboxFrameError for what is no frame, TimeoutError at the deadline. What came before the deadline is taken
+        also by a caller who looks after it, because it was busy with something else.
         """
         header = self._take(_HEADER, deadline)
         if header is None:
@@ -60,14 +61,21 @@ class FrameStream:
     def _take(self, size: int, deadline: float | None) -> bytes | None:
         """Exactly `size` bytes, for which memory is taken as they come; None when the stream ends before."""
         while len(self._read) < size:
-            self._until(deadline)
-            piece = self._sock.recv(_CHUNK)
+            piece = self._recv(deadline)
             if not piece:
                 return None
             self._read += piece
         taken = bytes(memoryview(self._read)[:size])
         del self._read[:size]
         return taken
+
+    def _recv(self, deadline: float | None) -> bytes:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        self._sock.settimeout(left)  # 0: whatever is there
+        try:
+            return self._sock.recv(_CHUNK)
+        except BlockingIOError:
+            raise TimeoutError from None
 
     def _until(self, deadline: float | None) -> None:
         if deadline is None:
