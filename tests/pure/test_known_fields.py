@@ -8,21 +8,15 @@ from typing import Any
 import pytest
 
 from homenode.errors import UnsupportedError
-from homenode.model.checkpoint.folder_spec import FAMILIES, spec_from_config
+from homenode.model.architectures.registry import ARCHITECTURES
+from homenode.model.checkpoint.folder_spec import spec_from_config
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.checkpoint.known_fields import (
-    HARMLESS,
-    HARMLESS_IN,
-    READ,
-    ROPE_HARMLESS,
-    ROPE_READ,
-    unknown_fields,
-)
 from homenode.model.checkpoint.unknown import unknown_names
+from homenode.model.config.folder_config import FolderConfig
+from homenode.model.config.known_fields import HARMLESS, READ, ROPE_HARMLESS, ROPE_READ, unknown_fields
 from homenode.model.formats.fields import Fields
 from tests.checkpoints import make_folder, toy_config
 
-ARCHITECTURES = [family.architecture for family in FAMILIES.values()]
 WINDOWS = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
 LONGROPE = {
     "rope_type": "longrope",
@@ -66,14 +60,16 @@ def test_the_table_of_fields_that_are_read_is_what_the_code_asks_for(architectur
     for way in WAYS:
         config = Asked(toy_config(architecture) | way)
         try:
-            spec_from_config(Path("config.json"), config, Fields(Path("g"), {}), has_output=True, storage="F32")
+            fields = Fields(Path("config.json"), config)
+            spec_from_config(FolderConfig(fields, Fields(Path("g"), {}), has_output=True, storage="F32"))
         except UnsupportedError:
             pass
         asked |= config.names
     files = {"quantization_config", "compression_config", "quantization"}  # read before the figures are
     other_classes = {"attn_logit_softcapping", "use_bidirectional_attention"}
-    assert asked - READ[architecture] - {"attention heads"} == set()
-    assert READ[architecture] - asked - files - other_classes - set(toy_config(architecture)) <= {
+    read = READ | ARCHITECTURES[architecture].folder.fields
+    assert asked - read - {"attention heads"} == set()
+    assert read - asked - files - other_classes - set(toy_config(architecture)) <= {
         "qkv_bias",
         "mlp_bias",
     }
@@ -81,9 +77,10 @@ def test_the_table_of_fields_that_are_read_is_what_the_code_asks_for(architectur
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_no_field_is_in_two_tables(architecture: str) -> None:
-    harmless = HARMLESS.keys() | HARMLESS_IN.get(architecture, {}).keys()
-    assert not READ[architecture] & harmless and not ROPE_READ & ROPE_HARMLESS.keys()
-    assert all(reason for table in (HARMLESS, *HARMLESS_IN.values(), ROPE_HARMLESS) for reason in table.values())
+    own = ARCHITECTURES[architecture].folder
+    assert not READ & own.fields and not HARMLESS.keys() & own.harmless.keys()
+    assert not (READ | own.fields) & (HARMLESS.keys() | own.harmless.keys()) and not ROPE_READ & ROPE_HARMLESS.keys()
+    assert all(reason for table in (HARMLESS, own.harmless, ROPE_HARMLESS) for reason in table.values())
 
 
 # The fields of configurations as the makers of some models published them.
@@ -121,7 +118,8 @@ PUBLISHED = {
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_published_configurations_have_no_unknown_fields(architecture: str) -> None:
     config = dict.fromkeys(f"{_COMMON} {PUBLISHED[architecture]}".split())
-    assert unknown_fields(config, architecture) == ()
+    own = ARCHITECTURES[architecture].folder
+    assert unknown_fields(config, own.fields | own.harmless.keys()) == ()
 
 
 def test_unknown_fields_are_told(tmp_path: Path) -> None:

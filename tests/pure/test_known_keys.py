@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from homenode.errors import UnsupportedError, UserError
+from homenode.model.architectures import registry
 from homenode.model.checkpoint import index
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.checkpoint.known_keys import HARMLESS, NEUTRAL, READ
 from homenode.model.checkpoint.unknown import unknown_names
+from homenode.model.config.known_keys import HARMLESS, NEUTRAL, READ
 from homenode.model.formats.gguf_set import read_gguf_set
 from homenode.model.spec import ModelSpec
 from tests.checkpoints import make_folder, make_gguf
@@ -95,6 +96,7 @@ def test_values_that_ask_for_nothing_are_taken_and_others_refused_by_name(
 
 
 def test_no_key_is_in_two_tables() -> None:
+    assert not any((READ | HARMLESS.keys()) & each.gguf.keys for each in registry.ARCHITECTURES.values())
     assert not READ & NEUTRAL.keys() and not READ & HARMLESS.keys() and not NEUTRAL.keys() & HARMLESS.keys()
 
 

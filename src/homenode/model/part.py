@@ -82,7 +82,7 @@ class ModelPart:
         return f"stage {self.stage} of {self.stages}, rank {self.rank} of {self.ranks}"
 
     @property
-    def leads(self) -> bool:
+    def adds_residual(self) -> bool:
         """Of the ranks that add up their shares this is the one that brings in what is whole: the residual, and a bias of the output."""
         return self.rank == 0
 

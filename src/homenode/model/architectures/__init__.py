@@ -1,1 +1,1 @@
-"""Forward functions written on Ops, one small file for each architecture, and the table of them."""
+"""One file for each architecture, which says all that is its own: `registry` finds them. Pieces that they share are in `common`."""

@@ -2,29 +2,67 @@
 
 from __future__ import annotations
 
-from homenode.compute.ops import Ops, Tensor
-from homenode.model.architectures import blocks
-from homenode.model.architectures.parameters import Architecture, ForwardContext
+from dataclasses import replace
 
+from homenode.compute.ops import Ops, Tensor
+from homenode.model.architectures import common
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.config.known_fields import NOT_READ
+from homenode.model.formats.fields import Fields
+from homenode.model.spec import ModelSpec
+
+NAME = "llama"
+DEFAULTS = Defaults(max_position=2048, special_ids=(1, 2))
 PARAMETERS = (
-    *blocks.EMBEDDING_AND_HEAD,
-    *blocks.ATTENTION,
-    *blocks.QKV_BIASES,
-    *blocks.OUTPUT_BIAS,
-    *blocks.GATED_MLP,
-    *blocks.MLP_BIASES,
+    *common.EMBEDDING_AND_HEAD,
+    *common.ATTENTION,
+    *common.QKV_BIASES,
+    *common.OUTPUT_BIAS,
+    *common.GATED_MLP,
+    *common.MLP_BIASES,
 )
+
+
+def read_folder(config: FolderConfig) -> ModelSpec:
+    """The figures in config.json."""
+    config.refuse_activation("hidden_act", "silu")
+    config.refuse_other_layers(window=None)
+    bias, mlp_bias = config.fields.boolean("attention_bias", False), config.fields.boolean("mlp_bias", False)
+    return replace(config.decoder(NAME, DEFAULTS), attention_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
+
+
+def read_gguf(config: GgufConfig) -> ModelSpec:
+    """The figures in a GGUF file."""
+    return config.decoder(NAME, whole_heads=True)
+
+
+def _has_no_window(fields: Fields) -> bool:
+    return not fields.optional_integer("attention.sliding_window", minimum=0)
 
 
 def forward(ops: Ops, model: ForwardContext) -> Tensor:
     """Logits of the step's selected rows, or the rows for the next stage."""
-    x = blocks.enter(ops, model)
-    rotation = blocks.angles(ops, model.rope)
+    x = common.enter(ops, model)
+    rotation = common.angles(ops, model.rope)
     for index, layer in enumerate(model.parameters.layers):
-        qkv = blocks.project_qkv(ops, model, layer, x)
-        x = blocks.attend(ops, model, index, x, qkv, rotation)
-        x = blocks.gated_mlp(ops, model, layer, x)
-    return blocks.leave(ops, model, x)
+        qkv = common.project_qkv(ops, model, layer, common.normed(ops, model, x, layer["input_norm"]))
+        x = common.attend(ops, model, index, x, qkv, rotation)
+        x = common.feed_forward(ops, model, index, x)
+    return common.leave(ops, model, x)
 
 
-LLAMA = Architecture("llama", PARAMETERS, forward)
+ARCHITECTURE = Architecture(
+    NAME,
+    FolderFormat(
+        "LlamaForCausalLM",
+        read_folder,
+        fields=frozenset(("hidden_act", "attention_bias", "mlp_bias")),
+        harmless=dict.fromkeys(("sliding_window", "use_sliding_window", "max_window_layers"), NOT_READ),
+    ),
+    GgufFormat("llama", read_gguf, accepts=_has_no_window, convert=common.interleaved_heads),
+    PARAMETERS,
+    forward,
+)

@@ -1,32 +1,59 @@
-"""Mixtral: Mistral's block with a mixture of experts in every layer, the weights of a token's experts adding up to 1."""
+"""Mixtral: Mistral's block with a mixture of experts in every layer, the weights of a token's experts adding up to 1. GGUF files call it llama, too."""
 
 from __future__ import annotations
 
-from homenode.compute.ops import Ops, Tensor
-from homenode.model.architectures import blocks, moe
-from homenode.model.architectures.parameters import Architecture, ForwardContext, Parameter
+from dataclasses import replace
 
-_MOE = "model.layers.{layer}.block_sparse_moe."
+from homenode.model.architectures import common
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.common import layer_weight
+from homenode.model.architectures.llama import forward
+from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.spec import ModelSpec
+
+NAME = "mixtral"
+DEFAULTS = Defaults(max_position=131072, special_ids=(1, 2), theta=1e6, norm_eps=1e-5)
+EXPERTS = ExpertDefaults(experts=8, experts_per_token=2, size=0)  # config.json never says a size
+_EXPERT = "block_sparse_moe.experts.{expert}."
 PARAMETERS = (
-    *blocks.EMBEDDING_AND_HEAD,
-    *blocks.ATTENTION,
-    *blocks.POST_NORM,
-    Parameter("router", _MOE + "gate.weight", ("experts", "hidden")),
-    Parameter("expert_gate", _MOE + "experts.{expert}.w1.weight", ("expert_intermediate", "hidden")),
-    Parameter("expert_up", _MOE + "experts.{expert}.w3.weight", ("expert_intermediate", "hidden")),
-    Parameter("expert_down", _MOE + "experts.{expert}.w2.weight", ("hidden", "expert_intermediate")),
+    *common.EMBEDDING_AND_HEAD,
+    *common.ATTENTION,
+    *common.POST_NORM,
+    layer_weight("router", "block_sparse_moe.gate", "ffn_gate_inp", "experts", "hidden"),
+    layer_weight("expert_gate", _EXPERT + "w1", "ffn_gate_exps", "expert_intermediate", "hidden"),
+    layer_weight("expert_up", _EXPERT + "w3", "ffn_up_exps", "expert_intermediate", "hidden"),
+    layer_weight("expert_down", _EXPERT + "w2", "ffn_down_exps", "hidden", "expert_intermediate"),
 )
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x = blocks.enter(ops, model)
-    rotation = blocks.angles(ops, model.rope)
-    for index, layer in enumerate(model.parameters.layers):
-        qkv = blocks.project_qkv(ops, model, layer, x)
-        x = blocks.attend(ops, model, index, x, qkv, rotation)
-        x = moe.feed_forward(ops, model, index, x)
-    return blocks.leave(ops, model, x)
+def read_folder(config: FolderConfig) -> ModelSpec:
+    """The figures in config.json."""
+    config.refuse_activation("hidden_act", "silu")
+    window = config.window(default=None)
+    config.refuse_other_layers(window)
+    spec = config.decoder(NAME, DEFAULTS)
+    moe = config.moe(EXPERTS, normalise=True, size=spec.intermediate_size)
+    return replace(spec, sliding_window=window, moe=moe)
 
 
-MIXTRAL = Architecture("mixtral", PARAMETERS, forward)
+def read_gguf(config: GgufConfig) -> ModelSpec:
+    """The figures in a GGUF file."""
+    spec = config.decoder(NAME, whole_heads=True)
+    moe = config.moe(spec, "model.layers.{layer}.block_sparse_moe.gate.weight", size=spec.intermediate_size)
+    return replace(spec, sliding_window=config.window(), moe=moe)
+
+
+ARCHITECTURE = Architecture(
+    NAME,
+    FolderFormat(
+        "MixtralForCausalLM",
+        read_folder,
+        fields=frozenset(
+            ("hidden_act", "sliding_window", "num_local_experts", "num_experts", "num_experts_per_tok", "qkv_bias")
+        ),
+    ),
+    GgufFormat("llama", read_gguf, convert=common.interleaved_heads),
+    PARAMETERS,
+    forward,
+)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from homenode.compute.ops import KvCache, Ops, Tensor
+from homenode.compute.ops import KvCache
 from homenode.model.architectures.rope import Rope
 from homenode.model.part import ModelPart, Range
 from homenode.model.spec import ModelSpec
@@ -18,13 +18,15 @@ class Parameter:
 
     `name` is the Hugging Face name, with `{layer}` for the layer's number where every layer has one, and `{expert}` where every expert of a layer
     has one: its handle is a list of them. `shape` holds names of `dimensions()`: two for a matrix [rows = outputs, columns = inputs], one for a
-    vector. `when` names the flag of `flags()` that says whether the part of a model, or this layer of it, has the parameter.
+    vector. `when` names the flag of `flags()` that says whether the part of a model, or this layer of it, has the parameter. `gguf_name` is the name
+    in GGUF files, with `{layer}` likewise; the matrices of a layer's experts are stacked in one tensor there.
     """
 
     key: str  # what the forward function calls it
     name: str
     shape: tuple[str, ...]
     when: str = "always"
+    gguf_name: str = ""
 
     @property
     def kind(self) -> str:
@@ -63,18 +65,6 @@ class ForwardContext:
     rope: Rope
     cache: KvCache
     part: ModelPart
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """A kind of decoder: its parameter table and its forward function (on `Ops` only).
-
-    The function returns the logits of the selected rows, or of a stage that is not the last its rows of all tokens.
-    """
-
-    name: str
-    parameters: tuple[Parameter, ...]
-    forward: Callable[[Ops, ForwardContext], Tensor]
 
 
 def dimensions(spec: ModelSpec) -> dict[str, int]:

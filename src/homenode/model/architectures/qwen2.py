@@ -1,10 +1,59 @@
-"""Qwen 2 and 2.5: Llama's block with biases on q, k and v; upper layers may use a sliding window (`ModelSpec.sliding_layers`)."""
+"""Qwen 2 and 2.5: Llama's block with biases on q, k and v; upper layers may use a sliding window."""
 
 from __future__ import annotations
 
-from homenode.model.architectures import blocks, llama
-from homenode.model.architectures.parameters import Architecture
+from dataclasses import replace
 
-PARAMETERS = (*blocks.EMBEDDING_AND_HEAD, *blocks.ATTENTION, *blocks.QKV_BIASES, *blocks.GATED_MLP)
+from homenode.model.architectures import common
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.llama import forward
+from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.spec import ModelSpec
 
-QWEN2 = Architecture("qwen2", PARAMETERS, llama.forward)
+NAME = "qwen2"
+DEFAULTS = Defaults(max_position=32768)
+WINDOW_FIELDS = frozenset(("sliding_window", "use_sliding_window", "max_window_layers"))
+PARAMETERS = (*common.EMBEDDING_AND_HEAD, *common.ATTENTION, *common.QKV_BIASES, *common.GATED_MLP)
+
+
+def window_of(config: FolderConfig) -> int | None:
+    """The sliding window, which counts only where it is said to be used."""
+    return config.window(default=4096) if config.fields.boolean("use_sliding_window", False) else None
+
+
+def with_upper_window(config: FolderConfig, spec: ModelSpec) -> ModelSpec:
+    """`spec` with the window, where it is used, in the layers from `max_window_layers` on."""
+
+    def upper(layers: int) -> tuple[bool, ...]:
+        first = config.fields.integer("max_window_layers", 28, minimum=0)
+        return tuple(layer >= first for layer in range(layers))
+
+    return config.with_window_in(spec, window_of(config), upper)
+
+
+def read_folder(config: FolderConfig) -> ModelSpec:
+    """The figures in config.json."""
+    config.refuse_activation("hidden_act", "silu")
+    return replace(with_upper_window(config, config.decoder(NAME, DEFAULTS)), attention_bias=True)
+
+
+def read_gguf(config: GgufConfig) -> ModelSpec:
+    """The figures in a GGUF file."""
+    spec = config.decoder(NAME)
+    config.refuse_window(spec)
+    return spec
+
+
+ARCHITECTURE = Architecture(
+    NAME,
+    FolderFormat(
+        "Qwen2ForCausalLM",
+        read_folder,
+        fields=WINDOW_FIELDS | {"hidden_act"},
+        harmless={"attention_bias": "its class always has these biases, as have its tensors"},
+    ),
+    GgufFormat("qwen2", read_gguf),
+    PARAMETERS,
+    forward,
+)

@@ -2,9 +2,97 @@
 
 from __future__ import annotations
 
-from homenode.model.architectures import mixtral, moe, qwen2
-from homenode.model.architectures.parameters import Architecture
+from collections.abc import Mapping
+from dataclasses import replace
 
-PARAMETERS = (*qwen2.PARAMETERS, *moe.QWEN_MOE, *moe.SHARED_EXPERT)
+from homenode.model.architectures import common
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.common import layer_weight
+from homenode.model.architectures.llama import forward
+from homenode.model.architectures.qwen2 import PARAMETERS as DENSE_PARAMETERS
+from homenode.model.architectures.qwen2 import WINDOW_FIELDS, window_of
+from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.formats import limits
+from homenode.model.spec import ModelSpec, MoeSpec, TensorEntry
 
-QWEN2_MOE = Architecture("qwen2_moe", PARAMETERS, mixtral.forward)
+NAME = "qwen2_moe"
+DEFAULTS = Defaults(max_position=32768)
+EXPERTS = ExpertDefaults(experts=60, experts_per_token=4, size=1408, keys=("num_experts",))
+EXPERT_FIELDS = frozenset(
+    "num_experts num_experts_per_tok norm_topk_prob moe_intermediate_size decoder_sparse_step mlp_only_layers".split()
+)
+ROUTER = "model.layers.{layer}.mlp.gate.weight"
+_SHARED = "mlp.shared_expert"
+PARAMETERS = (
+    *DENSE_PARAMETERS,
+    *common.EXPERTS,
+    layer_weight("shared_router", f"{_SHARED}_gate", "ffn_gate_inp_shexp", "one", "hidden", when="shared_expert"),
+    layer_weight(
+        "shared_gate", f"{_SHARED}.gate_proj", "ffn_gate_shexp", "shared_intermediate", "hidden", when="shared_expert"
+    ),
+    layer_weight(
+        "shared_up", f"{_SHARED}.up_proj", "ffn_up_shexp", "shared_intermediate", "hidden", when="shared_expert"
+    ),
+    layer_weight(
+        "shared_down", f"{_SHARED}.down_proj", "ffn_down_shexp", "hidden", "shared_intermediate", when="shared_expert"
+    ),
+)
+
+
+def read_experts(config: FolderConfig, defaults: ExpertDefaults, layers: int, shared: int = 0) -> MoeSpec | None:
+    """The experts of a Qwen; None where all layers are said to have an MLP. `shared`: of an expert that every token uses, the size when nobody says."""
+    fields = config.fields
+    _, experts = config.experts(defaults)
+    step, listed = fields.integer("decoder_sparse_step", 1), set(fields.integers("mlp_only_layers"))
+    dense = tuple(layer for layer in range(layers) if layer in listed or experts == 0 or (layer + 1) % step)
+    if len(dense) == layers:
+        return None
+    normalise = fields.boolean("norm_topk_prob", False)
+    if shared:
+        shared = fields.integer("shared_expert_intermediate_size", shared, maximum=limits.MOST_INTERMEDIATE)
+    return config.moe(defaults, normalise=normalise, dense=dense, shared=shared)
+
+
+def read_folder(config: FolderConfig) -> ModelSpec:
+    """The figures in config.json."""
+    config.refuse_activation("hidden_act", "silu")
+    spec = config.decoder(NAME, DEFAULTS)
+
+    def lower_alternating(layers: int) -> tuple[bool, ...]:
+        first = config.fields.integer("max_window_layers", 28, minimum=0)
+        return tuple(layer < first and layer % 2 == 0 for layer in range(layers))
+
+    spec = config.with_window_in(spec, window_of(config), lower_alternating)
+    moe = read_experts(config, EXPERTS, spec.num_layers, shared=5632)
+    return replace(spec, attention_bias=config.fields.boolean("qkv_bias", True), moe=moe)
+
+
+def read_gguf(config: GgufConfig) -> ModelSpec:
+    """The figures in a GGUF file."""
+    spec = config.decoder(NAME)
+    config.refuse_window(spec)
+    return replace(spec, moe=config.moe(spec, ROUTER, normalise=False))
+
+
+def _with_shared_routers(tensors: Mapping[str, TensorEntry], _spec: ModelSpec) -> dict[str, TensorEntry]:
+    """What scales the shared expert is a matrix of one row, which GGUF files store as a vector."""
+    return {
+        name: replace(entry, shape=(1, *entry.shape))
+        if name.endswith(f"{_SHARED}_gate.weight") and len(entry.shape) == 1
+        else entry
+        for name, entry in tensors.items()
+    }
+
+
+ARCHITECTURE = Architecture(
+    NAME,
+    FolderFormat(
+        "Qwen2MoeForCausalLM",
+        read_folder,
+        fields=WINDOW_FIELDS | EXPERT_FIELDS | {"hidden_act", "qkv_bias", "shared_expert_intermediate_size"},
+    ),
+    GgufFormat("qwen2moe", read_gguf, convert=_with_shared_routers),
+    PARAMETERS,
+    forward,
+)

@@ -2,33 +2,61 @@
 
 from __future__ import annotations
 
-from homenode.compute.ops import Ops, Tensor
-from homenode.model.architectures import blocks, moe
-from homenode.model.architectures.parameters import Architecture, ForwardContext, Parameter
+from dataclasses import replace
 
+from homenode.compute.ops import Ops, Tensor
+from homenode.model.architectures import common
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.architectures.qwen2 import WINDOW_FIELDS, with_upper_window
+from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.spec import ModelSpec
+
+NAME = "qwen3"
+DEFAULTS = Defaults(max_position=32768, head_dim=128)
 PARAMETERS = (
-    *blocks.EMBEDDING_AND_HEAD,
-    *blocks.ATTENTION,
-    Parameter("q_norm", "model.layers.{layer}.self_attn.q_norm.weight", ("head",)),
-    Parameter("k_norm", "model.layers.{layer}.self_attn.k_norm.weight", ("head",)),
-    *blocks.QKV_BIASES,
-    *blocks.OUTPUT_BIAS,
-    *blocks.GATED_MLP,
+    *common.EMBEDDING_AND_HEAD,
+    *common.ATTENTION,
+    *common.HEAD_NORMS,
+    *common.QKV_BIASES,
+    *common.OUTPUT_BIAS,
+    *common.GATED_MLP,
 )
+
+
+def read_folder(config: FolderConfig) -> ModelSpec:
+    """The figures in config.json."""
+    config.refuse_activation("hidden_act", "silu")
+    bias = config.fields.boolean("attention_bias", False)
+    spec = with_upper_window(config, config.decoder(NAME, DEFAULTS))
+    return replace(spec, attention_bias=bias, output_bias=bias)
+
+
+def read_gguf(config: GgufConfig) -> ModelSpec:
+    """The figures in a GGUF file."""
+    spec = config.decoder(NAME)
+    config.refuse_window(spec)
+    return spec
 
 
 def forward(ops: Ops, model: ForwardContext) -> Tensor:
     """Logits of the step's selected rows, or the rows for the next stage."""
-    eps = model.spec.rms_norm_eps
-    x = blocks.enter(ops, model)
-    rotation = blocks.angles(ops, model.rope)
+    x = common.enter(ops, model)
+    rotation = common.angles(ops, model.rope)
     for index, layer in enumerate(model.parameters.layers):
-        q, k, v = blocks.project_qkv(ops, model, layer, x)
-        q = ops.rms_norm(q, layer["q_norm"], eps)
-        k = ops.rms_norm(k, layer["k_norm"], eps)
-        x = blocks.attend(ops, model, index, x, (q, k, v), rotation)
-        x = moe.feed_forward(ops, model, index, x)
-    return blocks.leave(ops, model, x)
+        q, k, v = common.project_qkv(ops, model, layer, common.normed(ops, model, x, layer["input_norm"]))
+        q = common.normed(ops, model, q, layer["q_norm"])
+        k = common.normed(ops, model, k, layer["k_norm"])
+        x = common.attend(ops, model, index, x, (q, k, v), rotation)
+        x = common.feed_forward(ops, model, index, x)
+    return common.leave(ops, model, x)
 
 
-QWEN3 = Architecture("qwen3", PARAMETERS, forward)
+ARCHITECTURE = Architecture(
+    NAME,
+    FolderFormat("Qwen3ForCausalLM", read_folder, fields=WINDOW_FIELDS | {"hidden_act", "attention_bias"}),
+    GgufFormat("qwen3", read_gguf),
+    PARAMETERS,
+    forward,
+)

@@ -1,25 +1,30 @@
-"""The architectures there are. A new one is a file like its neighbours and a line here."""
+"""The architectures there are: every module of this folder that has an `ARCHITECTURE`. A new one is a file like its neighbours."""
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Mapping
+from importlib import import_module
 from types import MappingProxyType
 
 from homenode.errors import UnsupportedError
-from homenode.model.architectures.gemma2 import GEMMA2
-from homenode.model.architectures.gemma3 import GEMMA3
-from homenode.model.architectures.llama import LLAMA
-from homenode.model.architectures.mistral import MISTRAL
-from homenode.model.architectures.mixtral import MIXTRAL
-from homenode.model.architectures.parameters import Architecture
-from homenode.model.architectures.phi3 import PHI3
-from homenode.model.architectures.qwen2 import QWEN2
-from homenode.model.architectures.qwen2_moe import QWEN2_MOE
-from homenode.model.architectures.qwen3 import QWEN3
-from homenode.model.architectures.qwen3_moe import QWEN3_MOE
+from homenode.model import architectures
+from homenode.model.architectures.architecture import Architecture
 
-_ALL = (LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, GEMMA2, GEMMA3, PHI3)
-ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType({a.name: a for a in _ALL})
+
+def _found() -> dict[str, Architecture]:
+    names = sorted(module.name for module in pkgutil.iter_modules(architectures.__path__))
+    modules = (import_module(f"{architectures.__name__}.{name}") for name in names)
+    described = (getattr(module, "ARCHITECTURE", None) for module in modules)
+    return {found.name: found for found in described if isinstance(found, Architecture)}
+
+
+ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(_found())
+BY_CLASS: Mapping[str, Architecture] = MappingProxyType({a.folder.class_name: a for a in ARCHITECTURES.values()})
+BY_MODEL_TYPE: Mapping[str, Architecture] = MappingProxyType(
+    {name: a for a in ARCHITECTURES.values() for name in (a.name, *a.folder.model_types)}
+)
+GGUF_NAMES = tuple(dict.fromkeys(a.gguf.name for a in ARCHITECTURES.values()))
 
 
 def architecture_of(name: str) -> Architecture:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from homenode.errors import CheckpointError, UnsupportedError
+from homenode.model.architectures.registry import architecture_of
 from homenode.model.checkpoint.embedding_models import refuse_base_model, refuse_embedding_folder
-from homenode.model.checkpoint.folder_spec import NORMS_LESS_ONE, spec_from_config
+from homenode.model.checkpoint.folder_spec import spec_from_config
 from homenode.model.checkpoint.folder_text import holds_text_of, text_config, text_tensors
 from homenode.model.checkpoint.output_matrix import repeats_embedding
+from homenode.model.config.folder_config import FolderConfig
 from homenode.model.formats import limits
 from homenode.model.formats.coded_matrices import with_coded_matrices
 from homenode.model.formats.fields import Fields
-from homenode.model.formats.fused_rows import FUSED, with_rows_apart
 from homenode.model.formats.quantisation import QUANTISATION_FILES, quantisation_of
 from homenode.model.formats.reading import damaged, inside, is_there, quoted, read_json
 from homenode.model.formats.safetensors import read_safetensors
@@ -57,11 +57,7 @@ def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[s
     spec = _spec(folder, config, metadata, tensors)
     refuse_base_model(folder, tensors)
     limits.check_embedding(spec, tensors, folder)
-    if spec.architecture in FUSED:
-        tensors = with_rows_apart(tensors, spec)
-    if spec.architecture in NORMS_LESS_ONE:
-        tensors = {n: replace(e, plus=1.0) if n.endswith("norm.weight") else e for n, e in tensors.items()}
-    return spec, tensors, metadata
+    return spec, architecture_of(spec.architecture).folder.convert(tensors, spec), metadata
 
 
 def spec_without_weights(folder: Path) -> ModelSpec | None:
@@ -102,13 +98,14 @@ def _spec(
 ) -> ModelSpec:
     generation: Any = metadata.get(GENERATION, {})
     return spec_from_config(
-        folder / CONFIG,
-        config,
-        Fields(folder / GENERATION, generation),
-        has_output=limits.OUTPUT in tensors,
-        output_is_embedding=config.get("tie_word_embeddings") is not True or repeats_embedding(tensors),
-        storage=limits.main_storage(tensors),
-        tokenizer_names_eos=_names_eos(metadata),
+        FolderConfig(
+            Fields(folder / CONFIG, config),
+            Fields(folder / GENERATION, generation),
+            has_output=limits.OUTPUT in tensors,
+            storage=limits.main_storage(tensors),
+            output_is_embedding=config.get("tie_word_embeddings") is not True or repeats_embedding(tensors),
+            tokenizer_names_eos=_names_eos(metadata),
+        )
     )
 
 

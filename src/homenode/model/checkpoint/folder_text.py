@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from homenode.model.architectures.registry import ARCHITECTURES
 from homenode.model.spec import TensorEntry
 
 # The class of the whole -> that of its text.
-_TEXT_OF = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
+_TEXT_OF = {a.folder.picture_class: a.folder.class_name for a in ARCHITECTURES.values() if a.folder.picture_class}
 _TOLD_OF_THE_WHOLE = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "quantization_config")
 _TEXT = {"language_model.model.": "model.", "language_model.lm_head.": "lm_head.", "model.language_model.": "model."}
 _PICTURES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.host.refusals import named_refusals
 from homenode.model.checkpoint.folder import CONFIG, read_folder
-from homenode.model.checkpoint.gguf_names import expert_names, hugging_face_name, permuted_heads
-from homenode.model.checkpoint.gguf_spec import (
-    INTERLEAVED,
-    ROPE_FACTORS,
-    gguf_architecture,
-    num_experts,
-    spec_from_gguf,
-)
+from homenode.model.checkpoint.gguf_names import GgufNames
+from homenode.model.checkpoint.gguf_spec import gguf_architecture, num_experts, spec_from_gguf
+from homenode.model.config.gguf_config import ROPE_FACTORS
 from homenode.model.formats import limits
-from homenode.model.formats.fused_rows import FUSED, with_rows_apart
 from homenode.model.formats.gguf import GgufTensor
 from homenode.model.formats.gguf_set import GgufSet, find_gguf, read_gguf_set
 from homenode.model.formats.reading import damaged
@@ -74,23 +68,20 @@ def _opened(path: Path) -> OpenedCheckpoint:
 def _open_gguf(path: Path) -> OpenedCheckpoint:
     model = read_gguf_set(path)
     architecture = gguf_architecture(path, model.metadata)
-    tensors = _named_entries(model, num_experts(path, model.metadata), architecture)
+    tensors = _named_entries(model, num_experts(path, model.metadata), GgufNames(architecture))
     factors = {name: entry for name in ROPE_FACTORS if (entry := tensors.pop(name, None)) is not None}
     spec = spec_from_gguf(path, model.metadata, tensors, factors)
     limits.check_embedding(spec, tensors, path)
-    if spec.architecture in FUSED:
-        tensors = with_rows_apart(tensors, spec)
-    if spec.architecture in INTERLEAVED:
-        tensors = {name: _interleaved(entry, spec) for name, entry in tensors.items()}
-    return OpenedCheckpoint(path, spec, tensors, dict(model.metadata))
+    return OpenedCheckpoint(path, spec, architecture.gguf.convert(tensors, spec), dict(model.metadata))
 
 
-def _named_entries(model: GgufSet, experts: int, architecture: str) -> dict[str, TensorEntry]:
+def _named_entries(model: GgufSet, experts: int, names: GgufNames) -> dict[str, TensorEntry]:
     """The tensors under Hugging Face names; those that stack the matrices of `experts` experts as one entry for each."""
     tensors: dict[str, TensorEntry] = {}
     for stored, (file, tensor) in model.tensors.items():
-        entries = _stacked_entries(file, tensor, experts, architecture)
-        for entry in entries or [_entry(file, tensor, hugging_face_name(stored, architecture))]:
+        for entry in _stacked_entries(file, tensor, names.expert_names(stored, experts)) or [
+            TensorEntry(names.hugging_face_name(stored), tensor.dtype, tensor.shape, file, tensor.offset, tensor.nbytes)
+        ]:
             if entry.name in tensors:
                 raise damaged(
                     file, f"tensor {stored}", seen=f"another tensor that means {entry.name}", wanted="every tensor once"
@@ -103,18 +94,10 @@ def _named_entries(model: GgufSet, experts: int, architecture: str) -> dict[str,
     return tensors
 
 
-def _entry(file: Path, tensor: GgufTensor, name: str) -> TensorEntry:
-    # The gate of the shared expert is a matrix of one row, stored as a vector.
-    shape = (
-        (1, *tensor.shape) if name.endswith(".shared_expert_gate.weight") and len(tensor.shape) == 1 else tensor.shape
-    )
-    return TensorEntry(name, tensor.dtype, shape, file, tensor.offset, tensor.nbytes)
-
-
-def _stacked_entries(file: Path, tensor: GgufTensor, experts: int, architecture: str) -> list[TensorEntry]:
-    """The slices of a tensor [experts, rows, columns], none when it is not one of these."""
-    names = expert_names(tensor.name, experts, architecture)
-    if not names:
+def _stacked_entries(file: Path, tensor: GgufTensor, names: tuple[str, ...]) -> list[TensorEntry]:
+    """The slices of a tensor [experts, rows, columns] by these names, none when it is not one of these."""
+    experts = len(names)
+    if not experts:
         return []
     if len(tensor.shape) != 3 or tensor.shape[0] != experts:
         raise damaged(
@@ -128,12 +111,3 @@ def _stacked_entries(file: Path, tensor: GgufTensor, experts: int, architecture:
         TensorEntry(name, tensor.dtype, tensor.shape[1:], file, tensor.offset + e * size, size)
         for e, name in enumerate(names)
     ]
-
-
-def _interleaved(entry: TensorEntry, spec: ModelSpec) -> TensorEntry:
-    """`entry` with the number of heads its rows are interleaved in."""
-    heads = permuted_heads(entry.name, spec.num_heads, spec.num_kv_heads)
-    if heads and (not entry.shape or entry.shape[0] != heads * spec.head_dim):
-        wanted = f"{format_count(heads, 'head')} of {format_count(spec.head_dim, 'row')}"
-        raise damaged(entry.file, f"shape of {entry.name}", seen=list(entry.shape), wanted=wanted)
-    return replace(entry, permuted_heads=heads)

@@ -1,18 +1,18 @@
-"""Matrices that lie one below the other in a tensor: Phi 3's query, key and value, and its gate and up -> an entry for each, as other models have them."""
+"""Matrices that lie one below the other in a tensor, query, key and value, or gate and up -> an entry for each, as other models have them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from homenode.model.formats.reading import damaged
 from homenode.model.spec import ModelSpec, TensorEntry
 from homenode.units import format_count
 
-FUSED = ("phi3",)  # architectures that store them so
 _DIMENSIONS = {"weight": 2, "bias": 1}
 
 
-def with_rows_apart(tensors: dict[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def with_rows_apart(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
     """The tensors of a model, those that hold several matrices as an entry for each, and their biases likewise.
 
     CheckpointError for one of another height than its matrices.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from homenode.errors import CapacityError, UnsupportedError
-from homenode.model.checkpoint.gguf_spec import ARCHITECTURES
+from homenode.model.architectures.registry import GGUF_NAMES
 from homenode.model.formats.reading import quoted
 from homenode.model.hub.candidate import Candidate
 from homenode.model.hub.repository import HubFile, HubRepository
@@ -18,9 +18,9 @@ from homenode.units import format_bytes
 def refuse_gguf_architecture(repository: HubRepository) -> None:
     """UnsupportedError where the Hub says that the GGUF files of the repository are of an architecture that homenode does not run."""
     name = repository.gguf.get("architecture")
-    if isinstance(name, str) and name not in ARCHITECTURES:
+    if isinstance(name, str) and name not in GGUF_NAMES:
         raise UnsupportedError(
-            f"model {repository.name}: architecture {quoted(name)} is not supported; homenode runs GGUF files of {', '.join(ARCHITECTURES)}",
+            f"model {repository.name}: architecture {quoted(name)} is not supported; homenode runs GGUF files of {', '.join(GGUF_NAMES)}",
             param="model",
             architecture=name,
         )

@@ -20,7 +20,8 @@ from homenode.compute.ops import (
     Tensor,
 )
 from homenode.errors import UserError
-from homenode.model.architectures.parameters import Architecture, ForwardContext, Parameters
+from homenode.model.architectures.architecture import Architecture
+from homenode.model.architectures.parameters import ForwardContext, Parameters
 from homenode.model.architectures.registry import architecture_of
 from homenode.model.architectures.rope import Rope, rope_of
 from homenode.model.part import ModelPart

@@ -9,7 +9,8 @@ from functools import cached_property
 
 from homenode.dtypes import BY_NAME
 from homenode.errors import CheckpointError, UnsupportedError
-from homenode.model.architectures.parameters import Architecture, ExpectedTensor, expected_tensors
+from homenode.model.architectures.architecture import Architecture
+from homenode.model.architectures.parameters import ExpectedTensor, expected_tensors
 from homenode.model.formats.fallback_decode import iter_decoded_rows
 from homenode.model.part import ModelPart
 from homenode.model.spec import Checkpoint, TensorEntry

@@ -1,46 +1,21 @@
-"""Which fields of config.json homenode knows: those that it reads, and those that change nothing here, with the reason.
+"""Which fields of config.json homenode knows in every architecture: those that it reads, and those that change nothing here, with the reason.
 
 What a field does is what the model's class in transformers makes of it; `tests/model/test_config_fields.py` changes each and compares. A field whose
-value would change the result and that is not read is refused by name where the configuration is read (folder_spec.py, folder_rope.py). A field that
+value would change the result and that is not read is refused by name where the configuration is read (folder_config.py, folder_rope.py). A field that
 is in neither table is left alone, as that class leaves it alone, and told (`homenode serve --check-config`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-_READ_IN_ALL = frozenset(
+# What is read of every architecture; `FolderFormat.fields` has what each reads besides.
+READ = frozenset(
     "architectures model_type hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size "
     "max_position_embeddings rms_norm_eps tie_word_embeddings rope_theta rope_scaling rope_parameters partial_rotary_factor "
     "original_max_position_embeddings bos_token_id eos_token_id quantization_config compression_config quantization is_causal layer_types".split()
 )
-_WINDOWS = frozenset(("sliding_window", "use_sliding_window", "max_window_layers"))
-_EXPERTS = frozenset(("num_experts", "num_experts_per_tok", "norm_topk_prob", "moe_intermediate_size"))
-_SOME_DENSE = frozenset(("decoder_sparse_step", "mlp_only_layers"))
-_GEMMA = frozenset(
-    "hidden_activation sliding_window sliding_window_pattern _sliding_window_pattern query_pre_attn_scalar attn_logit_softcapping "
-    "final_logit_softcapping use_bidirectional_attention attention_bias".split()
-)
-READ: Mapping[str, frozenset[str]] = {
-    architecture: _READ_IN_ALL | own
-    for architecture, own in {
-        "llama": frozenset(("hidden_act", "attention_bias", "mlp_bias")),
-        "mistral": frozenset(("hidden_act", "sliding_window")),
-        "mixtral": frozenset(
-            ("hidden_act", "sliding_window", "num_local_experts", "num_experts", "num_experts_per_tok", "qkv_bias")
-        ),
-        "qwen2": _WINDOWS | {"hidden_act"},
-        "qwen3": _WINDOWS | {"hidden_act", "attention_bias"},
-        "qwen2_moe": _WINDOWS | _EXPERTS | _SOME_DENSE | {"hidden_act", "qkv_bias", "shared_expert_intermediate_size"},
-        "qwen3_moe": _EXPERTS
-        | _SOME_DENSE
-        | {"hidden_act", "attention_bias", "qkv_bias", "num_local_experts", "sliding_window", "use_sliding_window"},
-        "phi3": frozenset(("hidden_act", "sliding_window")),
-        "gemma2": _GEMMA,
-        "gemma3": _GEMMA | {"rope_local_base_freq"},
-    }.items()
-}
 _REASONS = {
     "of training only": (
         "attention_dropout hidden_dropout dropout attn_pdrop embd_pdrop resid_pdrop classifier_dropout initializer_range gradient_checkpointing "
@@ -68,16 +43,7 @@ _REASONS = {
     ),
 }
 HARMLESS: Mapping[str, str] = {name: reason for reason, names in _REASONS.items() for name in names.split()}
-_LEFT_ALONE = "the family's class does not read it"
-HARMLESS_IN: Mapping[str, Mapping[str, str]] = {
-    "gemma2": {"hidden_act": "the class reads hidden_activation"},
-    "gemma3": {"hidden_act": "the class reads hidden_activation"},
-    "llama": dict.fromkeys(("sliding_window", "use_sliding_window", "max_window_layers"), _LEFT_ALONE),
-    "mistral": dict.fromkeys(("attention_bias", "use_sliding_window", "max_window_layers"), _LEFT_ALONE),
-    "phi3": dict.fromkeys(("attention_bias", "use_sliding_window", "lm_head_bias"), _LEFT_ALONE),
-    "qwen2": {"attention_bias": "its class always has these biases, as have its tensors"},
-    "qwen3_moe": {"max_window_layers": _LEFT_ALONE, "shared_expert_intermediate_size": "it has no shared expert"},
-}
+NOT_READ = "the architecture's class does not read it"
 _ROPE_TABLES = ("rope_parameters", "rope_scaling")
 ROPE_READ = frozenset(
     "rope_type type rope_theta partial_rotary_factor factor original_max_position_embeddings low_freq_factor high_freq_factor attention_factor "
@@ -92,9 +58,10 @@ ROPE_HARMLESS: Mapping[str, str] = {
 }
 
 
-def unknown_fields(config: Mapping[str, Any], architecture: str) -> tuple[str, ...]:
-    """The fields of a text model's config.json, `architecture` being ours, that are in no table, those of a rope table with its name in front."""
-    known = READ[architecture] | HARMLESS.keys() | HARMLESS_IN.get(architecture, {}).keys()
+def unknown_fields(config: Mapping[str, Any], own: Collection[str]) -> tuple[str, ...]:
+    """The fields of a text model's config.json that are in no table, those of a rope table with its name in front. `own`: those that its architecture
+    names, as read or as harmless."""
+    known = READ | HARMLESS.keys() | set(own)
     return tuple(name for name in config if name not in known) + tuple(_unknown_in_ropes(config))
 
 

@@ -1,0 +1,79 @@
+"""What describes an architecture: its figures and tensors in Hugging Face folders and in GGUF files, its parameters, and its forward function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from homenode.compute.ops import Ops, Tensor
+from homenode.model.architectures.parameters import ForwardContext, Parameter
+from homenode.model.config.folder_config import FolderConfig
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.formats.fields import Fields
+from homenode.model.spec import ModelSpec, TensorEntry
+
+Conversion = Callable[[Mapping[str, TensorEntry], ModelSpec], dict[str, TensorEntry]]
+
+
+def _as_stored(tensors: Mapping[str, TensorEntry], _spec: ModelSpec) -> dict[str, TensorEntry]:
+    return dict(tensors)
+
+
+def _always(_fields: Fields) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class FolderFormat:
+    """A model of the architecture as a Hugging Face folder.
+
+    `class_name`: its class in transformers, which config.json names; `model_types`: what a config.json without a class may call it besides the
+    architecture's own name; `picture_class`: the class of a model that sees pictures and has one of this architecture for text. `read`: the figures.
+    `fields`: the fields of config.json that `read` asks for besides those of every architecture (`known_fields.READ`); `harmless`: fields that change
+    nothing in this architecture, with the reason. `convert`: what its tensors are turned to, such as matrices that lie in one.
+    """
+
+    class_name: str
+    read: Callable[[FolderConfig], ModelSpec]
+    fields: frozenset[str]
+    harmless: Mapping[str, str] = field(default_factory=dict)
+    model_types: tuple[str, ...] = ()
+    picture_class: str | None = None
+    convert: Conversion = _as_stored
+
+
+@dataclass(frozen=True)
+class GgufFormat:
+    """A model of the architecture as a GGUF file.
+
+    `name`: what `general.architecture` says; `accepts`: of the key-value pairs, whether they mean this one of several architectures that have that
+    name. `read`: the figures. `keys`: those that `read` asks for besides those of every architecture (`known_keys.READ`). `names`: tensors that are no
+    parameter by themselves, such as several matrices in one: their name in the file -> the Hugging Face name, both with `{layer}`. `convert`: what
+    the tensors are turned to, such as rows of q and k in another order.
+    """
+
+    name: str
+    read: Callable[[GgufConfig], ModelSpec]
+    accepts: Callable[[Fields], bool] = _always
+    keys: frozenset[str] = frozenset()
+    names: Mapping[str, str] = field(default_factory=dict)
+    convert: Conversion = _as_stored
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A kind of decoder. `name`: that of its module.
+
+    `forward` is written on `Ops` only. It returns the logits of the selected rows, or of a stage that is not the last its rows of all tokens.
+    """
+
+    name: str
+    folder: FolderFormat
+    gguf: GgufFormat
+    parameters: tuple[Parameter, ...]
+    forward: Callable[[Ops, ForwardContext], Tensor]
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether its layers, or some, have experts in place of an MLP."""
+        return any(parameter.per_expert for parameter in self.parameters)

@@ -1,0 +1,235 @@
+"""Pieces that most decoders share: lines of a parameter table, parts of a forward function on `Ops`, and conversions of stored tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from homenode.compute.ops import Experts, Ops, Tensor
+from homenode.model.architectures.parameters import ForwardContext, Parameter
+from homenode.model.architectures.rope import Rope
+from homenode.model.formats.reading import damaged
+from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.units import format_count
+
+Layer = Mapping[str, Any]
+Tensors = Mapping[str, TensorEntry]
+
+
+def layer_weight(key: str, name: str, gguf: str, *shape: str, when: str = "always") -> Parameter:
+    """A matrix or a norm that every layer has: its names within a layer, in Hugging Face folders and in GGUF files."""
+    return Parameter(
+        key, f"model.layers.{{layer}}.{name}.weight", shape, when=when, gguf_name=f"blk.{{layer}}.{gguf}.weight"
+    )
+
+
+def layer_bias(key: str, name: str, gguf: str, length: str, when: str) -> Parameter:
+    """The bias of a matrix that every layer has."""
+    return Parameter(
+        key, f"model.layers.{{layer}}.{name}.bias", (length,), when=when, gguf_name=f"blk.{{layer}}.{gguf}.bias"
+    )
+
+
+EMBEDDING_AND_HEAD = (
+    Parameter("embed", "model.embed_tokens.weight", ("vocabulary", "hidden"), "embedding", "token_embd.weight"),
+    Parameter("norm", "model.norm.weight", ("hidden",), "output", "output_norm.weight"),
+    Parameter("lm_head", "lm_head.weight", ("vocabulary", "hidden"), "untied", "output.weight"),
+)
+PROJECTIONS = (
+    layer_weight("q", "self_attn.q_proj", "attn_q", "query", "hidden"),
+    layer_weight("k", "self_attn.k_proj", "attn_k", "kv", "hidden"),
+    layer_weight("v", "self_attn.v_proj", "attn_v", "kv", "hidden"),
+    layer_weight("o", "self_attn.o_proj", "attn_output", "hidden", "query"),
+)
+ATTENTION = (layer_weight("input_norm", "input_layernorm", "attn_norm", "hidden"), *PROJECTIONS)
+HEAD_NORMS = (
+    layer_weight("q_norm", "self_attn.q_norm", "attn_q_norm", "head"),
+    layer_weight("k_norm", "self_attn.k_norm", "attn_k_norm", "head"),
+)
+QKV_BIASES = (
+    layer_bias("q_bias", "self_attn.q_proj", "attn_q", "query", when="attention_bias"),
+    layer_bias("k_bias", "self_attn.k_proj", "attn_k", "kv", when="attention_bias"),
+    layer_bias("v_bias", "self_attn.v_proj", "attn_v", "kv", when="attention_bias"),
+)
+OUTPUT_BIAS = (layer_bias("o_bias", "self_attn.o_proj", "attn_output", "hidden", when="output_bias"),)
+POST_NORM = (layer_weight("post_norm", "post_attention_layernorm", "ffn_norm", "hidden"),)
+GATE_UP_DOWN = (
+    layer_weight("gate", "mlp.gate_proj", "ffn_gate", "intermediate", "hidden", when="dense"),
+    layer_weight("up", "mlp.up_proj", "ffn_up", "intermediate", "hidden", when="dense"),
+    layer_weight("down", "mlp.down_proj", "ffn_down", "hidden", "intermediate", when="dense"),
+)
+GATED_MLP = (*POST_NORM, *GATE_UP_DOWN)
+MLP_BIASES = (
+    layer_bias("gate_bias", "mlp.gate_proj", "ffn_gate", "intermediate", when="mlp_bias"),
+    layer_bias("up_bias", "mlp.up_proj", "ffn_up", "intermediate", when="mlp_bias"),
+    layer_bias("down_bias", "mlp.down_proj", "ffn_down", "hidden", when="mlp_bias"),
+)
+EXPERTS = (
+    layer_weight("router", "mlp.gate", "ffn_gate_inp", "experts", "hidden", when="moe"),
+    layer_weight(
+        "expert_gate", "mlp.experts.{expert}.gate_proj", "ffn_gate_exps", "expert_intermediate", "hidden", when="moe"
+    ),
+    layer_weight(
+        "expert_up", "mlp.experts.{expert}.up_proj", "ffn_up_exps", "expert_intermediate", "hidden", when="moe"
+    ),
+    layer_weight(
+        "expert_down", "mlp.experts.{expert}.down_proj", "ffn_down_exps", "hidden", "expert_intermediate", when="moe"
+    ),
+)
+
+
+def enter(ops: Ops, model: ForwardContext) -> Tensor:
+    """The rows that the first of this stage's layers begins with: from the embedding table, or from the stage before."""
+    part, scale = model.part, model.spec.embedding_scale
+    if not part.first_stage:
+        return ops.received(model.spec.hidden_size)
+    table = model.parameters.top["embed"]
+    if part.ranks == 1:
+        x = ops.embedding(table)
+    else:
+        x = ops.sum(ops.embedding(table, part.vocabulary.first, model.spec.vocab_size))
+    return x if scale == 1.0 else ops.scale(x, scale)
+
+
+def angles(ops: Ops, rope: Rope) -> Tensor:
+    """cos and sin of the step's positions, used by every layer with this rope."""
+    return ops.rope_angles(rope.inverse_frequencies, rope.scale)
+
+
+def normed(ops: Ops, model: ForwardContext, x: Tensor, weight: Tensor) -> Tensor:
+    """x through an RMS norm over each run of as many columns as `weight` has: a whole row, or each head of one."""
+    return ops.rms_norm(x, weight, model.spec.rms_norm_eps)
+
+
+def project_qkv(ops: Ops, model: ForwardContext, layer: Layer, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """h through the three projections: q [tokens, query], k and v [tokens, kv] of the heads that are here, not yet rotated."""
+    spec, part = model.spec, model.part
+    biases = (layer.get("q_bias"), layer.get("k_bias"), layer.get("v_bias"))
+    qkv = ops.linear(h, (layer["q"], layer["k"], layer["v"]), biases)
+    kv = part.kv_heads.count * spec.head_dim
+    q, k, v = ops.split(qkv, (part.heads.count * spec.head_dim, kv, kv))
+    return q, k, v
+
+
+def attend(
+    ops: Ops, model: ForwardContext, index: int, x: Tensor, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor
+) -> Tensor:
+    """x plus the attention of layer `index` of this stage, projected; of the model's last layer the selected rows only."""
+    layer = model.parameters.layers[index]
+    inner = select_last(ops, model, index, attended(ops, model, index, qkv, rotation))
+    if model.part.adds_residual:
+        x = select_last(ops, model, index, x)
+    return project_out(ops, model, inner, layer["o"], layer.get("o_bias"), x)
+
+
+def select_last(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:
+    """After the attention of the model's last layer the rows that the step samples, as nothing reads the others. In other layers all of x."""
+    return ops.select(x) if model.part.layers.first + index == model.spec.num_layers - 1 else x
+
+
+def attended(
+    ops: Ops, model: ForwardContext, index: int, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor
+) -> Tensor:
+    """What layer `index` of this stage attends to: rotate q and k, attend over the cache, within the layer's window, if any."""
+    spec = model.spec
+    q, k, v = qkv
+    q = ops.rope(q, rotation, spec.head_dim)
+    k = ops.rope(k, rotation, spec.head_dim)
+    scale = spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale
+    return ops.attention(q, k, v, model.cache, index, scale, window(model, index), spec.attention_softcap)
+
+
+def gated_mlp(ops: Ops, model: ForwardContext, layer: Layer, x: Tensor) -> Tensor:
+    """x plus down(silu(gate(h)) * up(h)), h being normed x."""
+    h = normed(ops, model, x, layer["post_norm"])
+    return project_out(ops, model, gated(ops, layer, h), layer["down"], layer.get("down_bias"), x)
+
+
+def gated(ops: Ops, layer: Layer, h: Tensor) -> Tensor:
+    """silu(gate(h)) * up(h), the inner columns of an MLP."""
+    gate_up = ops.linear(h, (layer["gate"], layer["up"]), (layer.get("gate_bias"), layer.get("up_bias")))
+    return ops.silu_mul(gate_up)
+
+
+def feed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:
+    """x plus what follows attention in layer `index` of this stage: a mixture of experts (MoE) of normed x, or an MLP."""
+    layer, part = model.parameters.layers[index], model.part
+    if "router" not in layer:
+        return gated_mlp(ops, model, layer, x)
+    moe = model.spec.moe
+    assert moe is not None  # a layer has a router only where the figures say so
+    h = normed(ops, model, x, layer["post_norm"])
+    logits = ops.linear(h, (layer["router"],))
+    here = part.experts[index]
+    ids = None if len(here) == moe.num_experts else here
+    experts = Experts(layer["expert_gate"], layer["expert_up"], layer["expert_down"], ids)
+    if part.adds_residual:
+        x = _add_shared_expert(ops, layer, h, x)
+        x = ops.moe(h, logits, experts, moe.experts_per_token, moe.normalise, x)
+    else:
+        x = ops.moe(h, logits, experts, moe.experts_per_token, moe.normalise, None)
+        x = _add_shared_expert(ops, layer, h, x)
+    return over_ranks(ops, model, x)
+
+
+def _add_shared_expert(ops: Ops, layer: Layer, h: Tensor, x: Tensor) -> Tensor:
+    """x plus the expert that every token uses, if there is one, scaled by sigmoid of a product of its own; of its inner columns those that are here."""
+    if "shared_router" not in layer:
+        return x
+    inner = ops.silu_mul(ops.linear(h, (layer["shared_gate"], layer["shared_up"])))
+    return ops.add_gated(x, ops.linear(inner, (layer["shared_down"],)), ops.linear(h, (layer["shared_router"],)))
+
+
+def project_out(
+    ops: Ops, model: ForwardContext, inner: Tensor, weight: Any, bias: Tensor | None, x: Tensor | None
+) -> Tensor:
+    """The product of the inner columns, bias included, plus x where there is one; ranks add up those of the columns they have."""
+    if not model.part.adds_residual:
+        bias = x = None
+    return over_ranks(ops, model, ops.linear(inner, (weight,), (bias,), residual=x))
+
+
+def over_ranks(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
+    """x added up over the ranks, of which there may be only one."""
+    return x if model.part.ranks == 1 else ops.sum(x)
+
+
+def leave(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
+    """What the stage returns: its rows for the next one, or logits [sampled rows, vocabulary], x being those that `select_last` left.
+
+    A tied model multiplies with its embedding table.
+    """
+    part, top = model.part, model.parameters.top
+    if not part.last_stage:
+        return x
+    h = normed(ops, model, x, top["norm"])
+    head = top["embed"] if model.spec.tie_word_embeddings else top["lm_head"]
+    logits = ops.linear(h, (head,))
+    if part.ranks > 1:
+        logits = ops.gather(logits, part.vocabulary_widths)
+    return logits if model.spec.logits_softcap is None else ops.soft_cap(logits, model.spec.logits_softcap)
+
+
+def window(model: ForwardContext, index: int) -> int | None:
+    """The sliding window of a layer of this stage, None where it sees its whole context."""
+    spec = model.spec
+    sliding = not spec.sliding_layers or spec.sliding_layers[model.part.layers.first + index]
+    return spec.sliding_window if sliding else None
+
+
+def interleaved_heads(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
+    """The tensors of a GGUF file whose converter reordered the rows of q and k, weights and biases alike, for a rope that turns neighbours.
+
+    CheckpointError for one that has not as many rows as its heads.
+    """
+    heads = {"q_proj": spec.num_heads, "k_proj": spec.num_kv_heads}
+    found = {}
+    for name, entry in tensors.items():
+        module, _, _ = name.rpartition(".")
+        count = heads.get(module.rpartition(".self_attn.")[2], 0)
+        if count and (not entry.shape or entry.shape[0] != count * spec.head_dim):
+            wanted = f"{format_count(count, 'head')} of {format_count(spec.head_dim, 'row')}"
+            raise damaged(entry.file, f"shape of {name}", seen=list(entry.shape), wanted=wanted)
+        found[name] = replace(entry, permuted_heads=count)
+    return found
