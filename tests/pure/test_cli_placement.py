@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from homenode.cli.main import cli
-from homenode.cli.placement_options import spread
+from homenode.cli.many_values import spread
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.select import STRATEGIES, make_plan
 from homenode.host.topology.read import read_host

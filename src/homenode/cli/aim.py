@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from homenode.cli.given_settings import check_settings, cpu_binding_off, settings_without_effect
-from homenode.cli.placement_options import PlanFlags, demand_from_flags, plan_for, with_plan_flags
+from homenode.cli.placement_options import PlanFlags, with_plan_flags
+from homenode.cli.planning import demand_from_flags, plan_for
 from homenode.errors import PlacementError, UserError
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import click
 
 from homenode.cli.aim import Aim, aim, told, warn, with_target_flags
 from homenode.cli.given_settings import refuse_beside
-from homenode.cli.placement_options import ManyValuesCommand, PlanFlags
+from homenode.cli.many_values import ManyValuesCommand
+from homenode.cli.placement_options import PlanFlags
 from homenode.cli.report import json_errors, print_json
 from homenode.cli.run import dry
 from homenode.errors import HomenodeError, HostError, UserError

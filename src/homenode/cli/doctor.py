@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from homenode.cli.placement_options import ManyValuesCommand, PlanFlags, demand_from_flags, plan_for, with_plan_flags
+from homenode.cli.many_values import ManyValuesCommand
+from homenode.cli.placement_options import PlanFlags, with_plan_flags
+from homenode.cli.planning import demand_from_flags, plan_for
 from homenode.cli.report import json_errors, print_json
 from homenode.errors import PlacementError, UserError
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from homenode.cli.placement_options import PlanFlags
 from homenode.errors import UserError
 
 if TYPE_CHECKING:
-    from homenode.cli.placement_options import PlanFlags
     from homenode.host.placement.demand import Demand
     from homenode.host.placement.settings_read import GivenSetting
     from homenode.host.topology.finding import Finding

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from homenode.cli.placement_options import ManyValuesCommand, PlanFlags, demand_from_flags, plan_for, with_plan_flags
+from homenode.cli.many_values import ManyValuesCommand
+from homenode.cli.placement_options import PlanFlags, with_plan_flags
 from homenode.cli.plan_stages import plan_stages, stage_flags, with_stage_flags
 from homenode.cli.plan_weights import plan_weights, weight_flags, with_weight_flags
+from homenode.cli.planning import demand_from_flags, plan_for
 from homenode.cli.report import json_errors, print_json
 from homenode.errors import UserError
 

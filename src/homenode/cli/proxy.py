@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from homenode.cli.log_options import LogConfig
+from homenode.cli.many_values import spread
 from homenode.cli.options import build, shown_settings, with_settings
-from homenode.cli.placement_options import spread
 from homenode.cli.report import OUT, plain_errors
 from homenode.logs.setup import begin_service_log
 from homenode.server.proxy.config import ProxyConfig

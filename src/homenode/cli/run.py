@@ -11,7 +11,8 @@ import click
 
 from homenode.cli.aim import Aim, aim, chip_of, told, warn, with_target_flags
 from homenode.cli.log_options import lines_from, taken_level, with_log_flags
-from homenode.cli.placement_options import ManyValuesCommand, PlanFlags
+from homenode.cli.many_values import ManyValuesCommand
+from homenode.cli.placement_options import PlanFlags
 from homenode.cli.report import plain_errors, print_error, print_json
 
 if TYPE_CHECKING:

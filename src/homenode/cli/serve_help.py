@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from homenode.cli.help_groups import GroupedHelpCommand, HelpGroup
 from homenode.cli.log_options import LogConfig
+from homenode.cli.many_values import ManyValuesCommand
 from homenode.cli.options import settings_of
-from homenode.cli.placement_options import ManyValuesCommand
 from homenode.engine.config import EngineConfig
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.http.config import ServerConfig

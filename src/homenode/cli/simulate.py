@@ -11,8 +11,9 @@ import click
 
 from homenode.cli.engine_notes import tell_unused_settings
 from homenode.cli.log_options import with_command_log
+from homenode.cli.many_values import ManyValuesCommand
 from homenode.cli.options import NUMA_SETTINGS, build, with_some_settings
-from homenode.cli.placement_options import ManyValuesCommand, open_source
+from homenode.cli.placement_options import open_source
 from homenode.cli.report import json_errors, print_json
 from homenode.cli.suggestions import SuggestingChoice
 from homenode.engine.config import EngineConfig

@@ -11,7 +11,8 @@ from click.core import ParameterSource
 
 from homenode.cli.aim import aim, told, with_target_flags
 from homenode.cli.bind import show
-from homenode.cli.placement_options import ManyValuesCommand, PlanFlags
+from homenode.cli.many_values import ManyValuesCommand
+from homenode.cli.placement_options import PlanFlags
 from homenode.cli.report import json_errors, print_json
 from homenode.errors import HostError, UserError
 

@@ -9,8 +9,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from homenode.cli.many_values import ManyValuesCommand
 from homenode.cli.options import build, shown_settings, with_settings
-from homenode.cli.placement_options import ManyValuesCommand
 from homenode.cli.transfer_file import take_transfer_file
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
