@@ -23,7 +23,7 @@ from benchmarks.machine import machine, own_version, without_folders
 from benchmarks.tasks import Task, measured, planned, shown_commands
 from benchmarks.turns import Turns
 from benchmarks.workload import FORMATS, SHAPES, Workload
-from homenode.cli.bench_options import Numbers
+from homenode.cli.benchmarks.options import Numbers
 
 PEERS: dict[str, Callable[[Path], Peer]] = {
     "llama.cpp": LlamaCpp,

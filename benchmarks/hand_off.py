@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 import homenode
-from homenode.cli.bench_options import Numbers
+from homenode.cli.benchmarks.options import Numbers
 
 _BUILTIN = Path(homenode.__file__).parent / "builtin"
 _HAND_OFF = "hand-off: announcement to scheduler"

@@ -114,7 +114,7 @@ def last_json(argv: Sequence[str]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure."""
-    from homenode.cli.bench_options import meter_of, native_backend
+    from homenode.cli.benchmarks.options import meter_of, native_backend
 
     threads = int(sys.argv[2])
     meter = meter_of(native_backend(threads, None))

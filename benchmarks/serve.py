@@ -25,7 +25,7 @@ from benchmarks.servers import HUGE_PAGES, Server, homenode_server, llama_server
 from benchmarks.turns import Turns
 from homenode.bench.clients import ClientLoad
 from homenode.bench.served import Served
-from homenode.cli.bench_options import Names, Numbers
+from homenode.cli.benchmarks.options import Names, Numbers
 
 _VOCABULARY = 100_000  # of which prompts are drawn; every shape here has more
 

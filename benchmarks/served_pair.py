@@ -53,7 +53,7 @@ def run_served_pair(task: dict[str, Any], read: Callable[[], MachineReading]) ->
 
 def main() -> None:
     """Measure one pair."""
-    from homenode.cli.bench_options import meter_of, native_backend
+    from homenode.cli.benchmarks.options import meter_of, native_backend
 
     meter = meter_of(native_backend(int(sys.argv[2]), None))
     print(json.dumps(run_served_pair(json.loads(sys.argv[1]), lambda: take_reading(meter))))

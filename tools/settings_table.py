@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from homenode.cli.options import Setting, settings_of
+from homenode.cli.flags.settings import Setting, settings_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 _INTRODUCTION = """# Settings
@@ -29,7 +29,7 @@ kv-cache-memory = "2GiB"
 
 def page() -> str:
     """The whole page as Markdown."""
-    from homenode.cli.log_options import LogConfig
+    from homenode.cli.flags.logs import LogConfig
     from homenode.engine.config import EngineConfig
     from homenode.model.tokenizer.config import TextConfig
     from homenode.server.http.config import ServerConfig

@@ -5,7 +5,7 @@
         max_num_seqs: int = option(128, "Most sequences in one step.", minimum=1)
 
 gives `--max-num-seqs`, `HOMENODE_MAX_NUM_SEQS`, the TOML key `max-num-seqs` and the line in the settings table. The command line is
-built from these in `homenode.cli.options`.
+built from these in `homenode.cli.flags.settings`.
 """
 
 from __future__ import annotations

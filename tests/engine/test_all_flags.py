@@ -20,8 +20,8 @@ import pytest
 from click.testing import CliRunner
 
 from homenode.cli.main import cli
-from homenode.cli.placement_options import PlanFlags
-from homenode.cli.proxy import _announce
+from homenode.cli.placement.plan_flags import PlanFlags
+from homenode.cli.server.proxy import _announce
 from homenode.engine.plan.settings_without_effect import SETTINGS_OF_OTHERS
 from homenode.server.proxy.config import ProxyConfig
 

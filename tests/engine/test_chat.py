@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from homenode.cli.chat import _answer
+from homenode.cli.generation.chat import _answer
 from homenode.engine.api.completion import Completion, Timings
 from homenode.engine.request import SamplingParams
 from homenode.model.locate import BUILTIN_NAME
@@ -173,7 +173,7 @@ def test_what_is_logged_meanwhile_comes_after_the_answer(tmp_path: Any) -> None:
     program = tmp_path / "warning_chat.py"
     program.write_text(
         "import logging, sys\n"
-        "from homenode.cli import report\n"
+        "from homenode.cli.output import report\n"
         "from homenode.cli.main import main\n"
         "printed = report.print_piece\n"
         "def print_piece(piece):\n"

@@ -157,7 +157,7 @@ def test_flags_about_weights_ask_for_them(flag: tuple[str, ...]) -> None:
 
 
 def test_the_choices_are_those_of_the_engine() -> None:
-    from homenode.cli import plan_weights
+    from homenode.cli.placement import plan_weights
 
     declared = options_of(ModelConfig)
     assert declared["quantize"][1].choices == plan_weights.QUANTIZE == QUANTIZE
@@ -166,7 +166,7 @@ def test_the_choices_are_those_of_the_engine() -> None:
 
 
 def test_the_example_of_the_page_is_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from homenode.cli import report
+    from homenode.cli.output import report
 
     monkeypatch.delitem(vars(report), "OUT", raising=False)
     monkeypatch.chdir(tmp_path)

@@ -11,10 +11,10 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from homenode.cli.help_groups import HelpGroup
+from homenode.cli.flags.help_groups import HelpGroup
 from homenode.cli.main import cli
-from homenode.cli.serve import serve
-from homenode.cli.serve_help import ServeCommand
+from homenode.cli.server.serve import serve
+from homenode.cli.server.serve_help import ServeCommand
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
 from homenode.transfer.settings_file import typed_settings

@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from homenode.cli.options import Setting, build, settings_of, shown_settings, with_settings
+from homenode.cli.flags.settings import Setting, build, settings_of, shown_settings, with_settings
 from homenode.engine.config import EngineConfig
 from homenode.options import option
 from homenode.server.http.config import ServerConfig

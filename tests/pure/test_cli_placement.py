@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from homenode.cli.flags.many_values import spread
 from homenode.cli.main import cli
-from homenode.cli.many_values import spread
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.select import STRATEGIES, make_plan
 from homenode.host.topology.read import read_host

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
-from homenode.cli import report
-from homenode.cli.fitted_text import FittedLine, FittedTable, column_widths, fitted_line, wrap_words
 from homenode.cli.main import cli
+from homenode.cli.output import report
+from homenode.cli.output.fitted_text import FittedLine, FittedTable, column_widths, fitted_line, wrap_words
 
 HOSTS = sorted(path for path in (Path(__file__).parent.parent / "hosts").glob("*.json") if path.stem != "expected")
 SHAPE = "shape:layers=24,hidden=896,heads=14,kv_heads=2,intermediate=4864,vocab=151936,format=Q4_0,tied=1"

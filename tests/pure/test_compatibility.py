@@ -8,7 +8,7 @@ import re
 
 import homenode
 from homenode import errors
-from homenode.cli.report import exit_code
+from homenode.cli.output.report import exit_code
 from homenode.errors import HomenodeError
 from tests.paths import ROOT
 
@@ -42,7 +42,7 @@ def test_the_exit_codes_are_those_of_the_page() -> None:
     text = re.search(r"Exit codes of commands: (.*?)\n\n", PAGE, re.DOTALL)
     assert text is not None
     codes = {int(code) for code in re.findall(r"(?:^|; )(\d+) ", text[1].replace("\n", " "))}
-    source = (ROOT / "src/homenode/cli/report.py").read_text(encoding="utf-8")
+    source = (ROOT / "src/homenode/cli/output/report.py").read_text(encoding="utf-8")
     ends = {int(code) for code in re.findall(r"sys\.exit\((\d+)\)", source)}
     assert codes == {0} | ends | {
         exit_code(kind("a message")) for kind in (errors.UserError, errors.HostError, errors.InternalError)

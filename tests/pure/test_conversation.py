@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.cli.conversation import Conversation
+from homenode.cli.generation.conversation import Conversation
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 

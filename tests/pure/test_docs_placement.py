@@ -31,7 +31,7 @@ PAGE_OF = {
 
 # Codes that are put together while the program runs, by where that is done.
 COMPUTED = {"host/placement/policies/numa_bind.py": {"numa_bind_nodes_ignored", "numa_bind_cpus_ignored"}}
-# What `--json` calls errors that have no code (cli/report.py).
+# What `--json` calls errors that have no code (cli/output/report.py).
 WITHOUT_CODE = {"bad_input", "host_refused"}
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -171,7 +171,7 @@ EXAMPLES = list(examples())
 
 @pytest.mark.parametrize(("line", "output"), [example for _, commands, _ in EXAMPLES for example in commands])
 def test_examples_print_what_the_page_says(line: str, output: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from homenode.cli import report
+    from homenode.cli.output import report
 
     monkeypatch.delitem(vars(report), "OUT", raising=False)
     printed = run(line).stdout.splitlines()

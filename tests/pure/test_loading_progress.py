@@ -9,7 +9,7 @@ import time
 import pytest
 from rich.console import Console
 
-from homenode.cli import loading_progress, report
+from homenode.cli.output import loading_progress, report
 from homenode.units import format_progress
 
 _MIB = 1 << 20

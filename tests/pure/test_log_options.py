@@ -7,7 +7,7 @@ import os
 import pytest
 from click.testing import CliRunner
 
-from homenode.cli.log_options import LogConfig, lines_from
+from homenode.cli.flags.logs import LogConfig, lines_from
 from homenode.cli.main import cli
 from homenode.logs.setup import LEVEL_VARIABLE, LEVELS
 

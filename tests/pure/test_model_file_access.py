@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from homenode.cli.main import cli
-from homenode.cli.report import show_controls
+from homenode.cli.output.report import show_controls
 from homenode.engine.config import EngineConfig
 from homenode.engine.model_path.locate import locate_model
 from homenode.errors import CheckpointError

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from homenode.cli.stop_tokens import print_stop_tokens
+from homenode.cli.server.stop_tokens import print_stop_tokens
 from homenode.engine.config import ModelConfig
 from homenode.engine.request import SamplingParams
 from homenode.errors import CheckpointError

@@ -8,9 +8,9 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from homenode.cli.flags.settings import settings_of
+from homenode.cli.flags.token_counts import TokenCount, TokenCountList
 from homenode.cli.main import cli
-from homenode.cli.options import settings_of
-from homenode.cli.token_counts import TokenCount, TokenCountList
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
 from homenode.server.proxy.config import ProxyConfig

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from homenode.cli.word_wrap import WordWrap
+from homenode.cli.output.word_wrap import WordWrap
 
 _TEXTS = st.text(alphabet="ab 中é\n\t,", max_size=120)
 

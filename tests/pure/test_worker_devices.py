@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from homenode.cli.aim import Aim, chip_of, claim_of
+from homenode.cli.placement.binding_plan import BindingPlan, chip_of, claim_of
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.policies import cpu_threads, numa_bind
 from homenode.host.topology.host import Host
@@ -28,6 +28,6 @@ def test_only_accelerators_are_claimed_and_have_interrupts(
 ) -> None:
     made = policy.plan(machine, Demand(workers=2) if policy is cpu_threads else Demand())
     assert [worker.device for worker in made.workers] == [0, 1]
-    assert claim_of(7, Aim(None, machine, made, made.workers)).devices == devices
+    assert claim_of(7, BindingPlan(None, machine, made, made.workers)).devices == devices
     chips = [chip_of(machine, made, worker) for worker in made.workers]
     assert tuple(chip.id for chip in chips if chip is not None) == devices

@@ -12,31 +12,37 @@ from typing import Any, NoReturn
 import click
 
 from homenode import __version__
-from homenode.cli.report import plain_errors
-from homenode.cli.suggestions import SuggestingGroup
+from homenode.cli.flags.suggestions import SuggestingGroup
+from homenode.cli.output.report import plain_errors
 from homenode.logs.stream import open_standard_streams
 from homenode.start_phases import mark_phase
 
 _COMMANDS = {
-    "serve": ("homenode.cli.serve:serve", "Serve a model over HTTP with the OpenAI API."),
-    "proxy": ("homenode.cli.proxy:proxy", "Put one address in front of prefill and decode servers."),
-    "generate": ("homenode.cli.generate:generate", "Continue one prompt and print the result."),
-    "chat": ("homenode.cli.chat:chat", "Talk to a model in the terminal."),
+    "serve": ("homenode.cli.server.serve:serve", "Serve a model over HTTP with the OpenAI API."),
+    "proxy": ("homenode.cli.server.proxy:proxy", "Put one address in front of prefill and decode servers."),
+    "generate": ("homenode.cli.generation.generate:generate", "Continue one prompt and print the result."),
+    "chat": ("homenode.cli.generation.chat:chat", "Talk to a model in the terminal."),
     "models": ("homenode.cli.models.group:models", "List the models in the Hub cache, remove them, say which fit."),
-    "host": ("homenode.cli.host:host", "Show this machine: sockets, NUMA nodes, cores, devices, what is allowed."),
-    "plan": ("homenode.cli.plan:plan", "Plan which worker runs on which CPUs and memory, and say why."),
+    "host": (
+        "homenode.cli.placement.host:host",
+        "Show this machine: sockets, NUMA nodes, cores, devices, what is allowed.",
+    ),
+    "plan": ("homenode.cli.placement.plan:plan", "Plan which worker runs on which CPUs and memory, and say why."),
     "simulate": (
-        "homenode.cli.simulate:simulate",
+        "homenode.cli.placement.simulate:simulate",
         "What a deployment would reach: recorded hosts, a model's figures, a workload.",
     ),
-    "run": ("homenode.cli.run:run", "Run any program bound by a plan, or to CPUs and memory nodes."),
-    "bind": ("homenode.cli.bind:bind", "Bind a running process by a plan, or to CPUs and memory nodes."),
-    "verify": ("homenode.cli.verify:verify", "Read back from the kernel whether a process is where it should be."),
+    "run": ("homenode.cli.placement.run:run", "Run any program bound by a plan, or to CPUs and memory nodes."),
+    "bind": ("homenode.cli.placement.bind:bind", "Bind a running process by a plan, or to CPUs and memory nodes."),
+    "verify": (
+        "homenode.cli.placement.verify:verify",
+        "Read back from the kernel whether a process is where it should be.",
+    ),
     "doctor": (
-        "homenode.cli.doctor:doctor",
+        "homenode.cli.placement.doctor:doctor",
         "What about this machine is in the way of speed, and what to do about it.",
     ),
-    "bench": ("homenode.cli.bench:bench", "Measure how fast things run here."),
+    "bench": ("homenode.cli.benchmarks.bench:bench", "Measure how fast things run here."),
 }
 
 

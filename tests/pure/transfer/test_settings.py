@@ -9,9 +9,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from homenode.cli.many_values import ManyValuesCommand
-from homenode.cli.options import build, shown_settings, with_settings
-from homenode.cli.transfer_file import take_transfer_file
+from homenode.cli.flags.many_values import ManyValuesCommand
+from homenode.cli.flags.settings import build, shown_settings, with_settings
+from homenode.cli.server.transfer_file import take_transfer_file
 from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
 from homenode.transfer.settings import TransferConfig, parse_networks, parse_ports, parse_signed_seconds

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from homenode.cli.report import print_note
+from homenode.cli.output.report import print_note
 from homenode.engine.config import EngineConfig
 from homenode.units import format_bytes, format_count
 

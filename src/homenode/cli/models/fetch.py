@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
+from homenode.cli.flags.settings import build, with_some_settings
 from homenode.cli.models.fit import SETTINGS
-from homenode.cli.options import build, with_some_settings
-from homenode.cli.report import plain_errors
+from homenode.cli.output.report import plain_errors
 from homenode.engine.config import EngineConfig
 
 

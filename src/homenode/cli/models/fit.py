@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from homenode.cli.options import build, with_some_settings
-from homenode.cli.report import json_errors, print_json, print_note, show_controls
-from homenode.cli.simulate import Size, host_with_memory
+from homenode.cli.flags.settings import build, with_some_settings
+from homenode.cli.output.report import json_errors, print_json, print_note, show_controls
+from homenode.cli.placement.simulate import Size, host_with_memory
 from homenode.engine.config import EngineConfig
 from homenode.units import format_bytes
 
@@ -66,7 +66,7 @@ def _judged(name: str, config: EngineConfig, host: Host) -> Judgement:
 
 
 def _print(names: tuple[str, ...], judged: list[Judgement]) -> None:
-    from homenode.cli.report import OUT
+    from homenode.cli.output.report import OUT
 
     if not names:
         OUT.print("no models in the Hub cache; name some, or give shape:...", markup=False, highlight=False)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
+from homenode.cli.flags.suggestions import SuggestingGroup
 from homenode.cli.models.fetch import fetch
 from homenode.cli.models.fit import fit
 from homenode.cli.models.listing import list_models
 from homenode.cli.models.remove import remove
-from homenode.cli.suggestions import SuggestingGroup
 
 
 @click.group(cls=SuggestingGroup, invoke_without_command=True)

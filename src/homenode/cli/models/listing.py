@@ -6,7 +6,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from homenode.cli.report import json_errors, print_json, show_controls
+from homenode.cli.output.report import json_errors, print_json, show_controls
 from homenode.units import format_bytes
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _print(held: list[CachedModel], judged: list[Judgement], cache: str) -> None
     from rich.box import SIMPLE
     from rich.table import Table
 
-    from homenode.cli.report import OUT
+    from homenode.cli.output.report import OUT
 
     if not held:
         OUT.print(f"no models in the Hub cache {cache}", markup=False, highlight=False)

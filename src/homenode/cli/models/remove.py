@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from homenode.cli.report import plain_errors
+from homenode.cli.output.report import plain_errors
 from homenode.units import format_bytes
 
 

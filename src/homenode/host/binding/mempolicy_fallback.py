@@ -58,7 +58,7 @@ class _Fallbacks:
     steps: list[ActionResult] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
-    def add(self, message: str, remedy: str) -> None:
+    def fall_back(self, message: str, remedy: str) -> None:
         """The next fallback is tried; with `strict` HostError is raised instead."""
         if self.strict:
             raise HostError(f"{message}. {remedy}.")
@@ -95,11 +95,11 @@ def bind_memory(nodes: Sequence[int], kernel: Syscalls, *, strict: bool = False)
         except OSError as error:
             code = error.errno or errno.EIO
             reason = f"the kernel refuses {policy}: set_mempolicy: {errno.errorcode.get(code, code)}"
-            fallbacks.add(reason, _REMEDIES.get(code, "See set_mempolicy(2) for this error"))
+            fallbacks.fall_back(reason, _REMEDIES.get(code, "See set_mempolicy(2) for this error"))
             if code == errno.ENOSYS:
                 break
         except HostError as error:
-            fallbacks.add(error.message.rstrip("."), "Leave out the memory nodes on this machine")
+            fallbacks.fall_back(error.message.rstrip("."), "Leave out the memory nodes on this machine")
             break
         else:
             return _read_back(policy, kernel, fallbacks)
@@ -121,7 +121,7 @@ def _inside_inherited(nodes: tuple[int, ...], inherited: MemoryPolicy | None, fa
     inside = tuple(node for node in nodes if node in inherited.nodes)
     if len(inside) != len(nodes):
         outside = format_cpu_list(set(nodes) - set(inside))
-        fallbacks.add(
+        fallbacks.fall_back(
             f"the memory policy inherited from the parent is {inherited}; node {outside} is outside it",
             "Start this without numactl --membind",
         )
@@ -137,7 +137,7 @@ def _read_back(policy: MemoryPolicy, kernel: Syscalls, fallbacks: _Fallbacks) ->
         )
     if set(seen.nodes) != set(policy.nodes) or seen.mode != policy.mode:
         lost = format_cpu_list(set(policy.nodes) - set(seen.nodes))
-        fallbacks.add(
+        fallbacks.fall_back(
             f"the kernel made {policy} into {seen}: node {lost} has no memory, or is not in cpuset.mems",
             _REMEDIES[errno.EINVAL],
         )

@@ -1,0 +1,1 @@
+"""`homenode bench`: one measurement a module."""

@@ -1,0 +1,123 @@
+"""`homenode bench serve`: what clients see of a running server, ours or another's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from homenode.cli.benchmarks.options import Numbers
+from homenode.cli.flags.logs import with_command_log
+from homenode.cli.flags.token_counts import TokenCount
+from homenode.cli.output.report import OUT, plain_errors
+
+if TYPE_CHECKING:
+    from homenode.bench.served import Served
+
+
+@click.command()
+@click.argument("url", default="http://127.0.0.1:8000")
+@click.option(
+    "--clients",
+    type=Numbers(),
+    default="1,8,32",
+    show_default=True,
+    help="Clients at once, one measurement for each number.",
+)
+@click.option(
+    "--requests",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    help="Completions each client asks for, one after the other.",
+)
+@click.option(
+    "--prompt-tokens",
+    type=TokenCount(1),
+    default=256,
+    show_default=True,
+    help="Tokens of each prompt, drawn at random.",
+)
+@click.option("--gen-tokens", type=TokenCount(1), default=128, show_default=True, help="Tokens of each completion.")
+@click.option(
+    "--vocab-size",
+    type=click.IntRange(200),
+    default=30_000,
+    show_default=True,
+    help="Prompts are drawn from token ids below this.",
+)
+@click.option("--model", help="Name to ask for, where the server wants one.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Of the prompts; the same seed finds its prompts in a prefix cache.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@with_command_log
+def serve(
+    url: str,
+    clients: tuple[int, ...],
+    requests: int,
+    prompt_tokens: int,
+    gen_tokens: int,
+    vocab_size: int,
+    model: str | None,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Throughput and latencies of the server at URL under several streaming clients.
+
+    Any server with /v1/completions of the OpenAI API will do that takes token ids as a prompt and the field ignore_eos.
+    """
+    import asyncio
+
+    from homenode.bench.clients import ClientLoad, run_load
+    from homenode.bench.served import served
+
+    with plain_errors():
+        results = []
+        for number in clients:
+            load = ClientLoad(number, requests, prompt_tokens, gen_tokens, vocab_size, model, seed * 1000 + number)
+            results.append(served(number, prompt_tokens, asyncio.run(run_load(url, load))))
+        if as_json:
+            click.echo(
+                msgspec.json.encode(
+                    {"url": url, "gen_tokens": gen_tokens, "results": [asdict(r) for r in results]}
+                ).decode()
+            )
+        else:
+            _print_table(results)
+
+
+def _print_table(results: Sequence[Served]) -> None:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    columns = (
+        "clients",
+        "requests",
+        "output tok/s",
+        "total tok/s",
+        "TTFT ms",
+        "95 %",
+        "ITL ms",
+        "95 %",
+        "longest",
+        "TPOT ms",
+    )
+    table = Table(*columns, title="medians and 95th percentiles over all clients", box=SIMPLE, padding=(0, 1, 0, 0))
+    for r in results:
+        times = (r.ttft_median_s, r.ttft_p95_s, r.itl_median_s, r.itl_p95_s, r.itl_max_s, r.tpot_median_s)
+        table.add_row(
+            str(r.clients),
+            str(r.requests),
+            f"{r.output_tok_s:.1f}",
+            f"{r.total_tok_s:.1f}",
+            *(f"{1000 * seconds:.1f}" for seconds in times),
+        )
+    OUT.print(table)

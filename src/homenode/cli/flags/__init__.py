@@ -1,0 +1,1 @@
+"""Flags that commands share, made of the settings, and how they are parsed."""

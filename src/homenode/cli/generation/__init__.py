@@ -1,0 +1,1 @@
+"""`homenode generate` and `homenode chat`: text in the terminal."""

@@ -1,0 +1,1 @@
+"""What commands print: reports, tables, progress and errors."""

@@ -1,0 +1,32 @@
+"""What is told of an engine's settings before it starts, on standard error: those that were given and have no
+effect."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import click
+from click.core import ParameterSource
+
+from homenode.cli.output.report import ERR
+from homenode.engine.config import EngineConfig
+
+
+def tell_unused_settings(config: EngineConfig, devices: Sequence[str] = ("cpu",)) -> None:
+    """`devices`: of the engine's workers, as `workers.devices` has them; one CPU worker where nothing else is said."""
+    from homenode.engine.plan.settings_without_effect import settings_without_effect
+
+    for finding in settings_without_effect(config, devices, os.environ):
+        ERR.print(f"homenode: {finding.severity}: {finding.text}", markup=False, highlight=False)
+
+
+def tell_unused_sampling(temperature: float | None) -> None:
+    """For commands that sample: what --top-p and --top-k cannot do at temperature 0. A seed is kept to there, too, as
+    every answer is the same."""
+    context = click.get_current_context()
+    names = [name for name in ("top_p", "top_k") if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if names and temperature == 0:
+        given = " ".join(f"--{name.replace('_', '-')} {context.params[name]}" for name in names)
+        why = "at --temperature 0 the likeliest token is taken every time"
+        ERR.print(f"homenode: warning: {given} is ignored: {why}", markup=False, highlight=False)

@@ -1,0 +1,188 @@
+"""How the command line speaks: results to stdout, everything else to stderr, errors as one sentence and an exit code.
+
+`OUT` and `ERR` are made when they are first asked for: rich takes longer to import than many a command takes to run.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import sys
+import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from homenode.errors import HomenodeError, HostError, InternalError, PlacementError, UserError
+
+if TYPE_CHECKING:
+    import click
+    from rich.console import Console, RenderableType
+
+    OUT: Console
+    ERR: Console
+
+
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of a file that the output goes to
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("OUT", "ERR"):
+        raise AttributeError(name)
+    from rich.console import Console
+
+    globals()[name] = Console(stderr=name == "ERR", soft_wrap=True)
+    return globals()[name]
+
+
+def exit_code(error: HomenodeError) -> int:
+    """2 for what the user can mend, 70 (EX_SOFTWARE of sysexits.h) for our bugs, 1 for the rest."""
+    if isinstance(error, UserError):
+        return 2
+    return 70 if isinstance(error, InternalError) else 1
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Turn our errors into one line on stderr and an exit code; never a traceback for what a user can mend."""
+    try:
+        yield
+    except HomenodeError as error:
+        print_error(error)
+        sys.exit(exit_code(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(141)
+    except OSError as error:
+        if error.errno not in _NO_ROOM or error.filename is not None:
+            raise
+        _discard_output()
+        print_error(HostError(f"the output cannot be written: {error.strerror}"))
+        sys.exit(1)
+
+
+def _discard_output() -> None:
+    """What is still to be written goes nowhere: the interpreter would try once more at its end, and end with a traceback."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
+def show_controls(text: str) -> str:
+    """`text` with its control characters written out (ESC as \\x1b), but for line ends and tabs.
+
+    What comes out of a model's file or of a model may hold escapes that a terminal would obey.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else repr(c)[1:-1] for c in text)
+
+
+def print_fitted(shown: RenderableType) -> None:
+    """Print lines and tables on stdout that fit the terminal (see `cli.output.fitted_text`); in a pipe lines stay whole."""
+    from homenode.cli.output.report import OUT
+
+    OUT.print(shown, soft_wrap=False, crop=False, highlight=False)
+
+
+def print_piece(piece: str) -> None:
+    """Print a piece of a model's answer on stdout; on a terminal without anything that the terminal would obey."""
+    from homenode.cli.output.report import OUT
+
+    OUT.print(show_controls(piece) if OUT.is_terminal else piece, end="", markup=False, highlight=False)
+
+
+def print_labelled(label: str, text: str, **style: Any) -> None:
+    """One line on stderr that begins with a label, which a terminal shows in `style` (as `click.style` has it). Without rich: whoever starts a server
+    waits for what is imported before it is ready."""
+    import click
+
+    if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+        label = click.style(label, **style)
+    sys.stderr.write(f"{label}{text}\n")
+    sys.stderr.flush()
+
+
+def print_note(text: str) -> None:
+    """One line on stderr that an operator should read."""
+    print_labelled("note: ", show_controls(text), fg="yellow")
+
+
+def print_error(error: HomenodeError) -> None:
+    """One line on stderr, if that can be written."""
+    with suppress(OSError):
+        print_labelled("homenode: error: ", show_controls(with_origins(error.message)), fg="red", bold=True)
+
+
+def with_origins(message: str) -> str:
+    """A message with where the flags that it names were set, of those that were not given on the command line.
+
+    Who has set a variable years ago, or reads the flags of a service from a file, looks in vain for the flag otherwise.
+    A flag that the command does not have is called by the variable that was read instead.
+    """
+    import click
+
+    context = click.get_current_context(silent=True)
+    if context is None:
+        return message
+    options = {opt: param for param in context.command.params for opt in (*param.opts, *param.secondary_opts)}
+    origins = []
+    for flag in dict.fromkeys(_FLAG.findall(message)):
+        where = set_by(options[flag], context) if flag in options else _variable_of(flag)
+        if where is None or where in message:
+            continue
+        if flag in options:
+            origins.append(f"({flag} is set by {where}.)")
+        else:
+            message = re.sub(rf"{flag}(?![\w-])", where, message)
+    return " ".join((message, *origins))
+
+
+def _variable_of(flag: str) -> str | None:
+    """The variable that is set of a placement setting."""
+    from homenode.host.placement.variables import VARIABLES_OF
+
+    return next((name for name in VARIABLES_OF.get(flag, ()) if os.environ.get(name)), None)
+
+
+def set_by(param: click.Parameter, context: click.Context) -> str | None:
+    """The variable or the file that has given a parameter its value; None where neither has."""
+    from click.core import ParameterSource
+
+    source = context.get_parameter_source(param.name or "")
+    if source is ParameterSource.DEFAULT:
+        return _variable_of(param.opts[0])
+    if source is ParameterSource.DEFAULT_MAP:
+        return "the file of --config"
+    if source is not ParameterSource.ENVIRONMENT or not param.envvar:
+        return None
+    names = [param.envvar] if isinstance(param.envvar, str) else list(param.envvar)
+    return next((name for name in names if os.environ.get(name)), names[0])
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on one line of stdout."""
+    sys.stdout.write(json.dumps(value) + "\n")
+
+
+@contextmanager
+def json_errors(as_json: bool) -> Iterator[None]:
+    """Like `plain_errors`; with `as_json` the error is also one JSON object on stdout, for programs."""
+    with plain_errors():
+        try:
+            yield
+        except HomenodeError as error:
+            if as_json:
+                print_json({"error": _error_dict(error)})
+            raise
+
+
+def _error_dict(error: HomenodeError) -> dict[str, str]:
+    if isinstance(error, PlacementError):
+        return error.to_dict()
+    code = "bad_input" if isinstance(error, UserError) else "host_refused"
+    return {"code": code, "message": error.message, "seen": "", "wanted": "", "remedy": ""}

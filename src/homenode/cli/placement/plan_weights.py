@@ -1,0 +1,158 @@
+"""`homenode plan --weights MODEL`: on which nodes the weights would lie, and which rows of every matrix; headers are read, no weight is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from homenode.cli.flags.settings import NUMA_SETTINGS, SettingOption, build, with_some_settings
+from homenode.cli.flags.suggestions import SuggestingChoice
+from homenode.cli.flags.token_counts import TokenCount
+from homenode.cli.output.report import print_json
+from homenode.cli.placement.binding_plan import warn
+from homenode.errors import UserError
+from homenode.host.placement.numa_settings import NumaSettings
+
+if TYPE_CHECKING:
+    from homenode.cli.placement.plan_flags import PlanFlags
+    from homenode.host.topology.host import Host
+    from homenode.model.weights.numa_layout import NumaLayout
+
+_OWN_FLAGS = ("threads", "quantize", "dtype", "kv_cache_dtype", "batch", "context")
+# What says how to plan anything else than weights has no meaning beside --weights; these say which machine, and which part of it.
+_SHARED_FLAGS = ("source", "reserve_cpus", "ignore_openmp_mask")
+_OF_AUTO = ("batch", "context", "kv_cache_dtype", "numa_measured")
+# The choices are those of the engine's settings (engine/config.py), which `plan` does without: a test holds the two together.
+QUANTIZE = ("q8_0", "q4_0")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_DTYPES = ("auto", "f32", "bf16", "int8")
+
+
+def with_weight_flags(command: Any) -> Any:
+    """Decorator: --weights and what goes with it."""
+    for add in reversed(
+        [
+            click.option("--weights", metavar="MODEL", help="Plan where this model's weights go instead of workers. `builtin`: the model that comes along."),
+            with_some_settings(NumaSettings, *NUMA_SETTINGS),
+            click.option("--threads", envvar="HOMENODE_THREADS", cls=SettingOption, type=click.IntRange(1), metavar="N", help="Compute threads over all nodes. Default: one a core, less one core."),
+            click.option("--quantize", envvar="HOMENODE_QUANTIZE", cls=SettingOption, type=SuggestingChoice(QUANTIZE), help="As for `homenode serve`."),
+            click.option("--dtype", envvar="HOMENODE_DTYPE", cls=SettingOption, type=SuggestingChoice(DTYPES), default="auto", help="As for `homenode serve`."),
+            click.option("--kv-cache-dtype", envvar="HOMENODE_KV_CACHE_DTYPE", cls=SettingOption, type=SuggestingChoice(KV_DTYPES), default="auto", help="As for `homenode serve`; counts for --numa auto."),
+            click.option("--batch", type=click.IntRange(1), default=1, help="Sequences at once that --numa auto is to be fast for. [default: 1]"),
+            click.option("--context", type=TokenCount(), default=1024, help="Tokens that each of them has. [default: 1024]"),
+        ]
+    ):  # fmt: skip
+        command = add(command)
+    return command
+
+
+def weight_flags(ctx: click.Context, values: dict[str, Any], with_stages: bool = False) -> dict[str, Any] | None:
+    """The values of these flags, taken out of `values`; None where no weights are planned. UserError for flags that do not go together.
+
+    `with_stages`: they are for --stages, which looks at some of them itself.
+    """
+    mine = {name: values.pop(name) for name in ("weights", *NUMA_SETTINGS, *_OWN_FLAGS)}
+    mine["enable_expert_parallel"] = values.pop("enable_expert_parallel", False)
+    given = {name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
+    if mine["weights"] is None:
+        del mine["enable_expert_parallel"]  # which is about stages, too
+        if not with_stages and (extra := sorted(given.intersection(mine))):
+            raise UserError(
+                f"{_flag(ctx, extra[0])} is about weights: name the model with --weights MODEL",
+                param=_flag(ctx, extra[0]),
+            )
+        return None
+    others = sorted(given - set(mine) - set(_SHARED_FLAGS) - {"as_json"})
+    if others:
+        raise UserError(
+            f"{_flag(ctx, others[0])} plans workers and --weights plans where weights go; ask for one of them",
+            param=_flag(ctx, others[0]),
+        )
+    if mine["numa"] not in (None, "auto"):
+        for name in sorted(given.intersection(_OF_AUTO)):
+            warn(f"warning: {_flag(ctx, name)} is ignored: it is what --numa auto chooses by, and a policy is named")
+    return mine
+
+
+def _flag(ctx: click.Context, name: str) -> str:
+    return next(param.opts[0] for param in ctx.command.params if param.name == name)
+
+
+def plan_weights(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
+    """Print the layout. The result is the exit code. Raises what reading the host and the model and planning raise."""
+    host, reserve = _host(flags)
+    made = _layout(host, asked, reserve)
+    if as_json:
+        print_json(_to_json(made))
+        return 0
+    from homenode.cli.output.report import print_fitted
+    from homenode.cli.placement.draw_weight_nodes import draw_weight_nodes
+
+    print_fitted(draw_weight_nodes(made))
+    return 0
+
+
+def _host(flags: PlanFlags) -> tuple[Host, int | None]:
+    """The host, and the cores that are to be kept."""
+    from homenode.cli.placement.plan_flags import open_source
+    from homenode.host.placement.variables import reserve_cpus
+    from homenode.host.topology.read import read_host
+
+    source = open_source(flags.source)
+    host = read_host(source, accelerators=False)
+    if flags.ignore_openmp_mask:
+        host = replace(host, allowance=host.allowance.widened())
+    return host, reserve_cpus(flags.reserve_cpus, source.env, cpu_workers=True)
+
+
+def _layout(host: Host, asked: dict[str, Any], reserve: int | None) -> NumaLayout:
+    from homenode.engine.config import ComputeConfig
+    from homenode.engine.plan.placement import UNPINNED
+    from homenode.engine.runtime.build import make_backend
+    from homenode.host.placement.numa_policy import numa_plan
+    from homenode.model.checkpoint.index import open_checkpoint
+    from homenode.model.locate import locate
+    from homenode.model.part import ModelPart
+    from homenode.model.parts import check_experts
+    from homenode.model.weights.expert_share import expert_owners
+    from homenode.model.weights.load import kv_geometry_of, plan_model
+    from homenode.model.weights.numa_choice import cost_choice, measured_speeds
+    from homenode.model.weights.numa_layout import numa_layout, packed_group_bytes
+
+    settings: NumaSettings = build(NumaSettings, asked)
+    named = asked["weights"]
+    checkpoint = open_checkpoint(locate(named, offline=True))
+    backend = make_backend(ComputeConfig(), (UNPINNED,))
+    layout = plan_model(checkpoint, backend, quantize=asked["quantize"], dtype=asked["dtype"])
+    geometry = kv_geometry_of(checkpoint.spec, layout, 64, asked["kv_cache_dtype"])
+    measured = measured_speeds(settings.numa_measured)
+    choose = cost_choice(host, checkpoint.spec, layout, geometry, asked["batch"], asked["context"], measured)
+    demand = settings.demand(asked["threads"], reserve)
+    owners: Mapping[str, int] = {}
+    if asked["enable_expert_parallel"]:  # of the engines of --numa replicate, one for each team
+        check_experts(checkpoint.spec, 1)
+        owners = expert_owners(layout, ModelPart.whole(checkpoint.spec), len(numa_plan(host, demand, choose).teams))
+    return numa_layout(layout, host, demand, choose, packed_group_bytes(backend), owners)
+
+
+def _to_json(made: NumaLayout) -> dict[str, Any]:
+    from homenode.cpuset import format_cpu_list
+
+    teams = [
+        {
+            "node": team.node,
+            "memory_node": team.memory_node,
+            "threads": len(team.cpus),
+            "cpus": format_cpu_list(team.cpus),
+        }
+        for team in made.plan.teams
+    ]
+    return {
+        "asked": made.plan.asked,
+        **made.weights.to_json(),
+        "teams": teams,
+        "findings": [finding.to_dict() for finding in made.plan.findings],
+    }

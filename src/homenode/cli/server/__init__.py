@@ -1,0 +1,1 @@
+"""`homenode serve` and `homenode proxy`."""

@@ -1,0 +1,262 @@
+"""`homenode serve`: a model over HTTP. The front runs in this process, the engine in a child."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from homenode.cli.flags.logs import LogConfig
+from homenode.cli.flags.settings import build, shown_settings, source_of, with_settings
+from homenode.cli.output.loading_progress import loading_progress
+from homenode.cli.output.report import exit_code, plain_errors, print_error, print_labelled, print_note
+from homenode.cli.server.serve_help import ServeCommand
+from homenode.cli.server.transfer_file import take_transfer_file
+from homenode.engine.config import EngineConfig
+from homenode.errors import HomenodeError, UserError
+from homenode.logs.setup import begin_service_log
+from homenode.model.tokenizer.config import TextConfig
+from homenode.server.http.config import ServerConfig
+from homenode.server.http.descriptors import raise_descriptor_limit
+from homenode.server.http.stop_signals import StopSignals, run_until_stopped
+from homenode.start_phases import mark_phase
+from homenode.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from homenode.engine.connection.engine_client import AsyncEngineClient
+    from homenode.engine.router.client import ReplicasClient
+
+_LOG = logging.getLogger("homenode.serve")
+
+
+@click.command(cls=ServeCommand)
+@click.argument("model", required=False)
+@click.option(
+    "--check-config",
+    is_flag=True,
+    help="Validate all settings against the model and this machine, then exit: 0, or 2 with the reasons.",
+)
+@click.option(
+    "--show-config",
+    is_flag=True,
+    help="Print each setting, its value and where it came from, and the tokens that end an answer; then exit.",
+)
+@with_settings(ServerConfig, EngineConfig, TextConfig, LogConfig)
+@click.pass_context
+def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_config: bool, **values: Any) -> None:
+    """Serve MODEL over HTTP with the OpenAI API.
+
+    MODEL is a Hugging Face folder, a GGUF file, a Hub id such as Qwen/Qwen3-0.6B, or nothing for the built-in model. Every setting can also
+    come from a variable HOMENODE_<SETTING> or from the file given by --config, which can name the model as well
+    (`model = "..."`).
+    """
+    mark_phase("imports")
+    with plain_errors():
+        if check_config and show_config:
+            raise UserError(
+                "--check-config and --show-config are two answers; ask for one of them", param="--show-config"
+            )
+        take_transfer_file(ctx, values)
+        engine: EngineConfig = build(EngineConfig, values)
+        engine = dataclasses.replace(engine, model=dataclasses.replace(engine.model, model=model))
+        server, text = build(ServerConfig, values), build(TextConfig, values)
+        text.check_links(engine.model.links)
+        if show_config:
+            from homenode.cli.server.stop_tokens import print_stop_tokens
+
+            _show(ctx)
+            print_stop_tokens(engine.model, text)
+            return
+        if check_config:
+            sys.exit(_check(server, engine, text))
+        begin_service_log("server", build(LogConfig, values).level)
+        raise_descriptor_limit()
+        if engine.transfer.on:
+            from homenode.engine.kv_transfer.checks import transfer_problems
+
+            if problems := transfer_problems(engine):
+                sys.exit(_tell(problems))
+        sys.exit(asyncio.run(run_until_stopped(lambda stop: _serve(server, engine, text, stop))))
+
+
+async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig, stop: StopSignals) -> int:
+    """Start the engine and read the vocabulary at the same time, then answer until told to stop."""
+    from homenode.cli.models.announcement import announce_fetch
+    from homenode.engine.model_path.locate import locate_model
+
+    engine = locate_model(engine, announce_fetch(engine, _LOG.info))
+    configs = _configs(engine)
+    count = server.api_server_count or engine.parallel.data_parallel_size
+    if count > 1:
+        return await _serve_by_fronts(configs, server, text, count, stop)
+    client = _client(configs)
+    mark_phase("settings")
+    try:
+        with loading_progress(_LOG.info) as update:
+            loading = asyncio.ensure_future(client.start(update))
+            loading.add_done_callback(
+                lambda ended: ended.cancelled() or ended.exception()
+            )  # a start may be given up before it is awaited
+            await asyncio.sleep(0)  # the child is started first: it has the longer way to go
+            from homenode.server.run import bind, serve
+
+            mark_phase("imports of the server")
+            listener = bind(server)
+            tokenizer = await asyncio.to_thread(text.load, Path(str(engine.model.path)))
+            mark_phase("vocabulary")
+            ready = await loading
+            mark_phase("wait for the engine")
+        _keep_off_compute(ready)
+        gc.freeze()  # what is there now stays: collections of cycles need not walk through it while requests wait
+        return await serve(
+            client, tokenizer, server, listener=listener, on_listening=lambda url: _announce(url, ready), stop=stop
+        )
+    finally:
+        await client.close()
+
+
+def _configs(engine: EngineConfig) -> Sequence[EngineConfig]:
+    """The config of each engine."""
+    if not engine.may_be_several:
+        return (engine,)
+    from homenode.engine.plan.replica_configs import replica_configs
+
+    return replica_configs(engine)
+
+
+async def _serve_by_fronts(
+    configs: Sequence[EngineConfig], server: ServerConfig, text: TextConfig, count: int, stop: StopSignals
+) -> int:
+    """The same by several processes that answer HTTP; this one starts and watches them and the engines."""
+    from homenode.server.fronts.coordinator import Coordinator
+    from homenode.server.fronts.cores import too_few_cores
+    from homenode.server.http.listener import bind, warn_if_open
+
+    coordinator = Coordinator(configs, server, text, count)
+    try:
+        with loading_progress(_LOG.info) as update:
+            ready = await coordinator.start(bind(server), update)
+        warn_if_open(server)
+        for finding in too_few_cores(configs, count):
+            _LOG.warning("%s", finding.text)
+        _keep_off_compute(ready)
+        return await coordinator.serve(lambda url: _announce(url, ready, count), stop)
+    finally:
+        await coordinator.close()
+
+
+def _client(configs: Sequence[EngineConfig]) -> AsyncEngineClient | ReplicasClient:
+    """The engine, or several as one."""
+    if len(configs) == 1:
+        from homenode.engine.connection.early_start import take_early_engine
+        from homenode.engine.connection.engine_client import AsyncEngineClient
+
+        return AsyncEngineClient(configs[0], started=take_early_engine())
+    from homenode.engine.router.client import ReplicasClient
+
+    return ReplicasClient(configs)
+
+
+def _keep_off_compute(ready: Any) -> None:
+    """Move to the CPUs on which the engine does not compute, if it left any."""
+    from homenode.engine.pinning import pin_current_thread
+
+    if cpus := tuple(ready.details.get("free_cpus", ())):
+        for finding in pin_current_thread(cpus):
+            _LOG.warning("%s", finding.text)
+
+
+def _announce(url: str, ready: Any, fronts: int = 1) -> None:
+    mark_phase("port open")
+    details = ready.details
+    for note in details.get("notes", ()):
+        _LOG.warning("%s", note)
+    if growth := details.get("kv_growth"):
+        _LOG.info("%s", growth)
+    tokens = ready.num_blocks * ready.block_size
+    compute = details.get("compute", {})
+    _LOG.info(
+        "%s",
+        f"ready {url}  {_fronts(fronts)}{_engines(details)}{_workers(details)}{details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}{_in_common(details)}, "
+        f"KV {'up to ' if details.get('kv_grows') else ''}{format_bytes(int(details.get('kv_bytes', 0)))} ({details.get('kv_dtype')}, {format_count(tokens, 'token')}), "
+        f"{_huge_pages(compute)}{format_count(compute.get('threads', 1), 'thread')}, {compute.get('level', '')}, loaded in {details.get('load_seconds')} s",
+    )
+
+
+def _fronts(count: int) -> str:
+    """How many processes answer HTTP, where there are several."""
+    return f"{format_count(count, 'front')}, " if count > 1 else ""
+
+
+def _engines(details: Mapping[str, Any]) -> str:
+    """How many engines there are, where there are several: the figures that follow are of all together."""
+    return f"{format_count(details['engines'], 'engine')}, " if "engines" in details else ""
+
+
+def _in_common(details: Mapping[str, Any]) -> str:
+    """That the experts among the weights are there once for all engines, where they are."""
+    return " (experts once)" if details.get("shared_weight_bytes") else ""
+
+
+def _workers(details: Mapping[str, Any]) -> str:
+    """How many workers an engine has, and in how many stages, where it has several."""
+    workers = details.get("stages", ())
+    stages = len({worker["stage"] for worker in workers})
+    return f"{format_count(len(workers), 'worker')} in {format_count(stages, 'stage')}, " if workers else ""
+
+
+def _huge_pages(compute: Mapping[str, Any]) -> str:
+    """The part of weights and KV memory on huge pages, for the line about the start; empty where it is not known."""
+    from homenode.engine.memory.huge_pages import residence_of
+
+    seen = residence_of(compute)
+    return f"{seen.share:.0%} on huge pages, " if seen.present else ""
+
+
+def _check(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
+    from homenode.cli.models.announcement import announce_fetch
+    from homenode.engine.model_path.locate import locate_model
+    from homenode.engine.plan.check import check_configs
+    from homenode.engine.plan.model_notes import remarks_on_model, remarks_on_settings
+
+    engine = locate_model(engine, announce_fetch(engine))
+    problems: list[HomenodeError] = [*check_configs(engine)]
+    try:
+        text.load(Path(str(engine.model.path)))
+    except HomenodeError as error:
+        problems.append(error)
+    for remark in (*remarks_on_settings(engine), *remarks_on_model(engine)):
+        print_note(remark)
+    if not problems:
+        from homenode.engine.runtime.build import unused_settings
+
+        for finding in unused_settings(engine):
+            print_labelled(f"{finding.severity}: ", finding.text, fg="yellow")
+        print_labelled("all settings are fine", "", fg="green")
+    return _tell(problems)
+
+
+def _tell(problems: Sequence[HomenodeError]) -> int:
+    """Every problem on a line of its own; the exit code."""
+    for problem in problems:
+        print_error(problem)
+    return max((exit_code(problem) for problem in problems), default=0)
+
+
+def _show(ctx: click.Context) -> None:
+    from rich.table import Table
+
+    from homenode.cli.output.report import OUT
+
+    table = Table("setting", "value", "from")
+    table.add_row("MODEL", ctx.params["model"] or "(the built-in model)", source_of(ctx, "model"))
+    for row in shown_settings(ctx, ServerConfig, EngineConfig, TextConfig, LogConfig):
+        table.add_row(*row)
+    OUT.print(table)

@@ -1,0 +1,66 @@
+"""In which groups `homenode serve --help` shows its settings, and which of them it shows at first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from homenode.cli.flags.help_groups import GroupedHelpCommand, HelpGroup
+from homenode.cli.flags.logs import LogConfig
+from homenode.cli.flags.many_values import ManyValuesCommand
+from homenode.cli.flags.settings import settings_of
+from homenode.engine.config import EngineConfig
+from homenode.model.tokenizer.config import TextConfig
+from homenode.server.http.config import ServerConfig
+
+# By the part of EngineConfig in which a setting is.
+_OF_PART = {
+    "model": HelpGroup.MODEL,
+    "scheduler": HelpGroup.SERVER,
+    "kv": HelpGroup.MEMORY,
+    "compute": HelpGroup.PLACEMENT,
+    "placement": HelpGroup.PLACEMENT,
+    "parallel": HelpGroup.PARALLEL,
+    "transfer": HelpGroup.TRANSFER,
+}
+
+# Settings of another group than their part's.
+_OF_SETTING = {
+    "backend": HelpGroup.MODEL,
+    "isa": HelpGroup.MODEL,
+    "attention_backend": HelpGroup.MODEL,
+    "enforce_eager": HelpGroup.MODEL,
+    "gpu_memory_utilization": HelpGroup.MEMORY,
+    "api_server_count": HelpGroup.PARALLEL,
+    "ray_address": HelpGroup.RAY,
+    "ray_placement": HelpGroup.RAY,
+}
+
+
+def _groups() -> Iterator[tuple[str, HelpGroup]]:
+    for config in (ServerConfig, LogConfig):
+        yield from ((setting.name, HelpGroup.SERVER) for setting in settings_of(config))
+    yield from ((setting.name, HelpGroup.MODEL) for setting in settings_of(TextConfig))
+    for setting in settings_of(EngineConfig):
+        yield setting.name, _OF_PART.get(setting.path[0], HelpGroup.SERVER)
+    yield from _OF_SETTING.items()
+
+
+class ServeCommand(GroupedHelpCommand, ManyValuesCommand):
+    """`homenode serve`."""
+
+    groups: ClassVar = dict(_groups())
+    first: ClassVar = frozenset(
+        {
+            "quantize",
+            "max_model_len",
+            "host",
+            "port",
+            "api_key",
+            "served_model_name",
+            "kv_cache_memory",
+            "threads",
+            "numa",
+            "verbose",
+        }
+    )
