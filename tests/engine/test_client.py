@@ -270,7 +270,7 @@ def test_an_engine_ends_within_a_second_of_its_front(toy: Path, number: int) -> 
 
 SILENT = """
 import os, sys
-from homenode.engine.runtime.process import die_with_parent
+from homenode.engine.child_process import die_with_parent
 parent = os.getppid()
 die_with_parent(parent)
 print("ready", flush=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from homenode.engine.executor.base import StepError
+from homenode.engine.errors import StepError
 from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.executor.scripted import ScriptedExecutor, scripted_token
 from homenode.engine.messages import Abort, Drain, EngineStats, Heartbeat, Output, Outputs, Ping, Submit, ToFront

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.engine import early_start
+from homenode.engine.connection import early_start
 from homenode.engine.connection.early_start import end_early_engine, needs_engine, start_engine_early, take_early_engine
 from homenode.engine.connection.engine_client import AsyncEngineClient
 from tests.checkpoints import make_folder

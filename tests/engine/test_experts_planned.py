@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from homenode.cli.main import cli
 from homenode.engine.config import EngineConfig
+from homenode.engine.plan.check import check_config
 from homenode.engine.router.client import ReplicasClient
-from homenode.engine.runtime.build import check_config
 from homenode.errors import CapacityError
 from homenode.units import format_bytes
 from tests.checkpoints import make_folder

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from homenode.compute.team_memory import TeamMemory
-from homenode.engine import build
 from homenode.engine.config import EngineConfig
 from homenode.engine.memory.numa import team_memory
+from homenode.engine.plan import inline
+from homenode.engine.plan.inline import numa_choice, place_of_engine, with_numa_decided
 from homenode.engine.plan.numa_default import auto_is_meant
-from homenode.engine.runtime.build import numa_choice, place_of_engine, settled_numa
 from homenode.errors import InternalError, UserError
 from homenode.host.binding.mempolicy_fallback import MemoryPolicy
 from homenode.host.binding.syscalls import MPOL_BIND, MPOL_DEFAULT, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED
@@ -77,18 +77,18 @@ def checkpoint() -> Checkpoint:
 @needs_model
 def test_it_is_settled_once(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     two = host("2n 8c")
-    settled = settled_numa(config(), checkpoint, two)
+    settled = with_numa_decided(config(), checkpoint, two)
     assert settled.placement.numa == "auto" and settled.numa_settled is not None and settled.numa_settled.why
 
     def again(*_: object) -> None:
         raise InternalError("asked a second time")
 
-    monkeypatch.setattr(build, "cost_choice", again)
+    monkeypatch.setattr(inline, "cost_choice", again)
     place = place_of_engine(settled, checkpoint, two)
     assert (place.numa, place.numa_why) == (settled.numa_settled.policy, settled.numa_settled.why)
     memory = team_memory(place, two)
     assert isinstance(memory, TeamMemory) and memory.bound
-    assert settled_numa(settled, checkpoint, two) is settled
+    assert with_numa_decided(settled, checkpoint, two) is settled
 
 
 @needs_model
@@ -102,7 +102,7 @@ def test_what_the_front_has_settled_holds_for_the_engine(checkpoint: Checkpoint)
 @needs_model
 def test_nothing_changes_on_one_node(checkpoint: Checkpoint) -> None:
     given = config()
-    assert settled_numa(given, checkpoint, host("1n 8c")) is given
+    assert with_numa_decided(given, checkpoint, host("1n 8c")) is given
     assert place_of_engine(given, checkpoint, host("1n 8c")).numa is None
 
 
@@ -111,5 +111,5 @@ def test_what_only_all_nodes_together_have_room_for_is_placed_as_before(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = config()
-    monkeypatch.setattr(build, "_check_model", lambda *_: [UserError("no room on one of the nodes")])
-    assert settled_numa(given, checkpoint, host("2n 8c")) is given
+    monkeypatch.setattr(inline, "model_problems", lambda *_: [UserError("no room on one of the nodes")])
+    assert with_numa_decided(given, checkpoint, host("2n 8c")) is given

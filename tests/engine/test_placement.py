@@ -9,7 +9,8 @@ import pytest
 
 from homenode.engine.binding import EngineBinding
 from homenode.engine.config import PlacementConfig
-from homenode.engine.pinning import MemoryBudget, apply_binding, available_memory
+from homenode.engine.memory.available import MemoryBudget, available_memory
+from homenode.engine.pinning import apply_binding
 from homenode.engine.plan.cpu_contention import interrupted, spin_us, too_many_threads
 from homenode.engine.plan.placement import UNPINNED, alone, place_engine, team_groups, too_few_cores
 from homenode.errors import PlacementError, UserError
@@ -260,11 +261,11 @@ def test_settling_binds_this_process_and_its_threads() -> None:
     code = (
         "import os, pathlib, threading\n"
         "from homenode.engine.plan.placement import EngineBinding\n"
-        "from homenode.engine.pinning import settle\n"
+        "from homenode.engine.pinning import apply_binding\n"
         "hold = threading.Event()\n"
         "threading.Thread(target=hold.wait, daemon=True).start()\n"
         "cpu = max(os.sched_getaffinity(0))\n"
-        "assert settle(EngineBinding((cpu,), (cpu,), (0,))) == ()\n"
+        "assert apply_binding(EngineBinding((cpu,), (cpu,), (0,))) == ()\n"
         "for task in pathlib.Path('/proc/self/task').iterdir():\n"
         "    assert os.sched_getaffinity(int(task.name)) == {cpu}, task\n"
         "print([line.split()[1] for line in open('/proc/self/numa_maps')][0])\n"
@@ -327,9 +328,9 @@ def test_too_little_memory_on_the_nodes_is_said_with_their_numbers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from homenode.cli.main import main
-    from homenode.engine import build
+    from homenode.engine.memory import available
 
-    monkeypatch.setattr(build, "available_memory", lambda place: MemoryBudget(64 << 20, (3,)))
+    monkeypatch.setattr(available, "available_memory", lambda place: MemoryBudget(64 << 20, (3,)))
     with pytest.raises(SystemExit) as end:
         main(["serve", "--check-config", "--backend", "reference", "--kv-cache-memory", "1GiB"])
     assert end.value.code == 2

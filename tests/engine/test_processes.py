@@ -15,7 +15,7 @@ import pytest
 from homenode.engine.binding import EngineBinding
 from homenode.engine.channels.messages import Join
 from homenode.engine.config import EngineConfig
-from homenode.engine.executor.base import StepError, StepsLostError
+from homenode.engine.errors import StepError, StepsLostError
 from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.worker_process import WorkerProcess
 from homenode.engine.plan.layout import WorkerPlan

@@ -11,17 +11,18 @@ import pytest
 from click.testing import CliRunner
 
 from homenode.cli.main import cli
-from homenode.engine import build
+from homenode.engine.backend import make_backend
 from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.channels.messages import Join
 from homenode.engine.config import ComputeConfig, EngineConfig
 from homenode.engine.executor.worker_pool import replace_join
 from homenode.engine.kv_transfer.checks import kept_as, targets_of
-from homenode.engine.pinning import MemoryBudget
+from homenode.engine.memory import available
+from homenode.engine.memory.available import MemoryBudget, memory_left
+from homenode.engine.plan.check import check_config
 from homenode.engine.plan.layout import config_of
 from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.workers import Planned, plan_engine
-from homenode.engine.runtime.build import check_config, make_backend, memory_left
 from homenode.errors import CapacityError, UserError
 from homenode.host.topology.read import read_host
 from homenode.host.topology.synthetic import synthetic
@@ -210,7 +211,7 @@ def test_matrices_that_are_cut_within_blocks_are_others() -> None:
 
 def test_a_worker_in_another_s_place_counts_the_kv_memory_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in use already, and nobody else's."""
-    monkeypatch.setattr(build, "memory_room", lambda place: MemoryBudget(100))
+    monkeypatch.setattr(available, "available_memory", lambda place: MemoryBudget(100))
     config, place = EngineConfig.of(None, {}), EngineBinding((0,))
     assert memory_left(config, place) == 100 and memory_left(config, place, there=50) == 150
     bounded = replace(config, replica=Replica(0, 2, place, (), 120))

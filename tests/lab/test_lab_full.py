@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from homenode import LLM, SamplingParams
-from homenode.engine import build, numa
 from homenode.engine.binding import EngineBinding
+from homenode.engine.memory import numa
+from homenode.engine.runtime import build
 from homenode.errors import HostError
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host

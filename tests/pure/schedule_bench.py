@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from homenode.engine.executor.base import StepError, StepsLostError
+from homenode.engine.errors import StepError, StepsLostError
 from homenode.engine.executor.scripted import ScriptedExecutor, checksum, scripted_logprob
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
 from homenode.engine.messages import Output

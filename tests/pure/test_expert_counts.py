@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from homenode.engine.executor.expert_usage import USES, CountingExecutor
+from homenode.engine.executor.expert_usage import CountingExecutor
 from homenode.engine.executor.scripted import ScriptedExecutor
-from homenode.engine.experts.usage import of_engine, of_part, read_table, usage_stats
+from homenode.engine.experts.usage import EXPERT_USES, of_engine, of_part, read_table, usage_stats
 from homenode.engine.experts.usage_file import add_counts, counts_problem
 from homenode.engine.step import WorkerLimits
 from homenode.errors import UserError
@@ -115,7 +115,7 @@ class _Telling(ScriptedExecutor):
     counted = table(0, 1, 1)
 
     def statistics(self) -> dict[str, Any]:
-        return {USES: self.counted.copy(), "threads": 1}
+        return {EXPERT_USES: self.counted.copy(), "threads": 1}
 
 
 def test_an_executor_adds_what_is_new_each_minute_and_at_the_end(tmp_path: Path) -> None:

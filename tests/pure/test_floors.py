@@ -17,6 +17,9 @@ pytest.importorskip("importlinter")
 PLANTS = {
     "a lower floor imports a higher one": ("compute/ops.py", "import homenode.engine.request"),
     "the scheduler reads the clock": ("engine/scheduler/queue.py", "import time"),
+    "the scheduler knows who runs it": ("engine/scheduler/planner.py", "import homenode.engine.executor.base"),
+    "a plan knows what is built from it": ("engine/plan/layout.py", "import homenode.engine.runtime.build"),
+    "the words of the engine know its parts": ("engine/request.py", "import homenode.engine.kv.blocks"),
     "the server reaches past the client": ("server/app.py", "import homenode.engine.runtime.loop"),
     "torch outside its backend": ("model/weights/load.py", "import torch"),
     "the network outside locate": ("model/tokenizer/tokenizer.py", "import huggingface_hub"),

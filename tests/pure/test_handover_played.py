@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("homenode.transfer.receiver")
 
-from homenode.engine.executor.base import StepError
+from homenode.engine.errors import StepError
 from homenode.engine.messages import Output
 from homenode.engine.request import Request, SamplingParams
 from homenode.engine.scheduler.events import (

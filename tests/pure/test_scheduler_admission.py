@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from homenode.engine.scheduler.admission import Throughput, check_config
-from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
+from homenode.engine.scheduler.admission import Throughput
+from homenode.engine.scheduler_config import KvConfig, SchedulerConfig, check_config
 from homenode.engine.step import Step
 from tests.pure.schedule_bench import Bench, limits_of
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from homenode.engine.executor.base import Executor, StepError
+from homenode.engine.errors import StepError
+from homenode.engine.executor.base import Executor
 from homenode.engine.executor.scripted import ScriptedExecutor, scripted_token
 from homenode.engine.request import SamplingParams
 from homenode.engine.step import StartSequence, Step, StepItem

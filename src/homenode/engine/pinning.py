@@ -7,30 +7,17 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.engine.binding import EngineBinding
 from homenode.errors import HostError
 from homenode.host.binding.memory_map import read_memory_map
-from homenode.host.binding.mempolicy_fallback import bind_memory, current_policy
+from homenode.host.binding.mempolicy_fallback import bind_memory
 from homenode.host.binding.pages import move_private_pages
-from homenode.host.binding.syscalls import MPOL_BIND, Syscalls
-from homenode.host.topology.allowance import Allowance
-from homenode.host.topology.facts import FactReader
+from homenode.host.binding.syscalls import Syscalls
 from homenode.host.topology.finding import Finding
-from homenode.host.topology.memory import available_on
-from homenode.host.topology.source import LiveSource, Source
 
 _BRING_ALONG_S = 5.0  # some tens of MiB, which move in a fraction of a second
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryBudget:
-    """`size`: bytes that the engine may still take. `nodes`: those its memory is bound to, empty when it is not."""
-
-    size: int
-    nodes: tuple[int, ...] = ()
 
 
 def apply_binding(place: EngineBinding, kernel: Syscalls | None = None) -> tuple[Finding, ...]:
@@ -52,18 +39,6 @@ def pin_current_thread(cpus: tuple[int, ...], kernel: Syscalls | None = None) ->
         with suppress(ProcessLookupError):  # a thread that has ended meanwhile
             kernel.set_affinity(int(thread.name), cpus)
     return _read_back(cpus, kernel)
-
-
-def available_memory(
-    place: EngineBinding, kernel: Syscalls | None = None, source: Source | None = None
-) -> MemoryBudget:
-    """What is left to take for an engine in this place, or bound from outside, as by numactl or `homenode run`."""
-    source = source or LiveSource()
-    available = Allowance.of_process(source).memory_available
-    nodes = place.memory_nodes
-    if not nodes and (policy := current_policy(kernel or Syscalls())) is not None and policy.mode == MPOL_BIND:
-        nodes = policy.nodes
-    return MemoryBudget(min(available, available_on(FactReader(source), nodes)) if nodes else available, nodes)
 
 
 def _bring_along(nodes: tuple[int, ...], kernel: Syscalls) -> None:

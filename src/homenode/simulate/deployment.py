@@ -9,20 +9,21 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from homenode.engine.backend import make_backend
 from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import is_accelerator, worker_devices
 from homenode.engine.experts.group import expert_group_rank, expert_problem
 from homenode.engine.experts.sizing import SharedExperts, kept_of, own_layout
 from homenode.engine.memory.node_capacity import check_homes, kv_capacity
-from homenode.engine.memory.sizing import Sizes, resolve
+from homenode.engine.memory.sizing import Sizes, resolve, with_kv_memory_variable
+from homenode.engine.plan.inline import numa_choice
 from homenode.engine.plan.layout import with_memory
 from homenode.engine.plan.numa_default import auto_is_meant
 from homenode.engine.plan.placement import UNPINNED, place_engine, reserved_cores
 from homenode.engine.plan.replica_bindings import memory_shares, replica_places
 from homenode.engine.plan.replica_configs import node_places
 from homenode.engine.plan.workers import Planned, plan_engine
-from homenode.engine.runtime.build import make_backend, numa_choice, with_variables
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.errors import CapacityError, UserError
 from homenode.host.placement.numa_demand import Decision
@@ -71,7 +72,7 @@ class EngineSpec:
 
 def engines_on(host: Host, config: EngineConfig, checkpoint: Checkpoint, speeds: Speeds) -> tuple[EngineSpec, ...]:
     """Every engine on one host. UserError, CapacityError and PlacementError as `serve` would raise them there."""
-    config = with_variables(config, host)
+    config = with_kv_memory_variable(config, host)
     parallel = config.parallel
     if parallel.workers == 1 and auto_is_meant(config, host, None):
         config = replace(config, placement=replace(config.placement, numa="auto"))

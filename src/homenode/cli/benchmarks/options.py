@@ -112,9 +112,9 @@ class Names(click.ParamType[tuple[str, ...]]):
 
 def native_backend(threads: int | None, isa: str | None) -> NativeBackend:
     """The compiled core on the CPUs it would choose for serving."""
+    from homenode.engine.backend import make_backend
     from homenode.engine.memory.sizing import choose_cpus
     from homenode.engine.plan.placement import team_groups
-    from homenode.engine.runtime.build import make_backend
     from homenode.host.topology.read import read_host
     from homenode.host.topology.source import LiveSource
 
@@ -129,11 +129,12 @@ def native_backend(threads: int | None, isa: str | None) -> NativeBackend:
 def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> tuple[NativeBackend, EngineBinding, Host]:
     """The compiled core in the place that an engine with these settings would have, that place and this host; what is to be known is told on stderr."""
     from homenode.cli.output.report import print_note
+    from homenode.engine.backend import make_backend
     from homenode.engine.memory.node_capacity import check_homes
     from homenode.engine.memory.numa import team_memory
     from homenode.engine.pinning import apply_binding
+    from homenode.engine.plan.inline import place_of_engine
     from homenode.engine.plan.placement import team_groups
-    from homenode.engine.runtime.build import make_backend, place_of_engine
     from homenode.host.topology.read import read_host
     from homenode.host.topology.source import LiveSource
     from homenode.model.weights.load import plan_model

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from homenode.engine.backend import make_backend
 from homenode.engine.config import EngineConfig
 from homenode.engine.memory.sizing import model_length
 from homenode.engine.plan.placement import UNPINNED
-from homenode.engine.runtime.build import make_backend
 from homenode.errors import HomenodeError, UnsupportedError, UserError
 from homenode.host.topology.host import Host
 from homenode.model.checkpoint.index import open_checkpoint

@@ -109,9 +109,9 @@ def _host(flags: PlanFlags) -> tuple[Host, int | None]:
 
 
 def _layout(host: Host, asked: dict[str, Any], reserve: int | None) -> NumaLayout:
+    from homenode.engine.backend import make_backend
     from homenode.engine.config import ComputeConfig
     from homenode.engine.plan.placement import UNPINNED
-    from homenode.engine.runtime.build import make_backend
     from homenode.host.placement.numa_policy import numa_plan
     from homenode.model.checkpoint.index import open_checkpoint
     from homenode.model.locate import locate

@@ -235,7 +235,7 @@ def _check(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
     for remark in (*remarks_on_settings(engine), *remarks_on_model(engine)):
         print_note(remark)
     if not problems:
-        from homenode.engine.runtime.build import unused_settings
+        from homenode.engine.plan.check import unused_settings
 
         for finding in unused_settings(engine):
             print_labelled(f"{finding.severity}: ", finding.text, fg="yellow")

@@ -7,28 +7,6 @@ from typing import Any, Protocol
 
 from homenode.engine.kv.chunks import PageChange
 from homenode.engine.step import Step, StepResult, WorkerLimits
-from homenode.errors import InternalError
-
-
-class StepError(InternalError):
-    """A step could not be computed. It and every step submitted after it are lost; the executor is ready for new ones.
-
-    `kind` is the class name of the cause. `fatal`: no later step can succeed either.
-    """
-
-    def __init__(self, message: str, *, kind: str, fatal: bool = False) -> None:
-        super().__init__(message, kind=kind, fatal=fatal)
-        self.kind = kind
-        self.fatal = fatal
-
-
-class StepsLostError(StepError):
-    """A worker ended, or was silent for too long. All steps in flight are lost, and with them every sequence on every worker; what fails is not the
-    requests' fault, so they may be computed again. The executor replaces the worker by itself: see `Executor.serving`."""
-
-    def __init__(self, message: str, *, fatal: bool = False) -> None:
-        """`fatal`: it will not be replaced, as it was lost too often."""
-        super().__init__(message, kind="worker_lost", fatal=fatal)
 
 
 class Executor(Protocol):

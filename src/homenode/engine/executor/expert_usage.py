@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from homenode.engine.config import EngineConfig
 from homenode.engine.executor.base import Executor
-from homenode.engine.experts.usage import Table, empty, usage_stats
+from homenode.engine.experts.usage import EXPERT_USES, Table, empty, usage_stats
 from homenode.engine.experts.usage_file import add_counts
 from homenode.engine.kv.chunks import PageChange
 from homenode.engine.step import Step, StepResult, WorkerLimits
@@ -21,11 +22,10 @@ _log = logging.getLogger(__name__)
 _EVERY_S = 60.0
 _AT_REST_S = 1.0  # whoever ends a server does not wait for its engine, so what there is has to be in the file soon
 _AT_THE_END_S = 3.0  # for others that add to the same file
-USES = "expert_uses"  # of an executor's statistics: a table as in `expert_table`
 
 
 class CountingExecutor:
-    """`Executor` over another one whose statistics have a table under `USES`; has `experts` in its place, see `expert_table.figures`."""
+    """`Executor` over another one whose statistics have a table under `EXPERT_USES`; has `experts` in its place, see `experts.usage.usage_stats`."""
 
     def __init__(
         self, inner: Executor, spec: ModelSpec, file: str | None, clock: Callable[[], float] = time.monotonic
@@ -72,7 +72,7 @@ class CountingExecutor:
     def statistics(self) -> dict[str, Any]:
         """See `Executor.statistics`."""
         found = self.inner.statistics()
-        table: Table | None = found.pop(USES, None)
+        table: Table | None = found.pop(EXPERT_USES, None)
         if table is not None:
             self._seen = table
             found["experts"] = usage_stats(table, self._file is not None)
@@ -109,3 +109,8 @@ class CountingExecutor:
                     self._kept = seen
             except HomenodeError as error:
                 _log.warning("%s", error.message)
+
+
+def count_expert_usage(executor: Executor, config: EngineConfig, spec: ModelSpec) -> Executor:
+    """The executor, and with experts what counts how they are used."""
+    return CountingExecutor(executor, spec, config.parallel.expert_counts) if spec.moe else executor

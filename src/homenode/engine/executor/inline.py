@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from homenode.engine.executor.base import StepError
+from homenode.engine.errors import StepError, step_error
 from homenode.engine.kv.chunks import PageChange
 from homenode.engine.step import Step, StepResult, WorkerLimits
-from homenode.errors import HostError
 from homenode.host.refusals import start_thread
-from homenode.units import format_count
 
 _log = logging.getLogger(__name__)
 _EXPECTED = (
@@ -161,14 +159,3 @@ class InlineExecutor:
             if not isinstance(error, _EXPECTED):
                 _log.exception("step %d of %d tokens failed", step.number, step.num_tokens)
             return step_error(step, error)
-
-
-def step_error(step: Step, error: Exception) -> StepError:
-    """The failure of a step, in words: what was computed, what went wrong, what may help."""
-    kind = type(error).__name__
-    text = f"step {step.number} ({format_count(len(step.items), 'sequence')}, {format_count(step.num_tokens, 'token')}) failed with {kind}"
-    if str(error):
-        text += f": {error}"
-    if isinstance(error, MemoryError):
-        text += "; lower --max-num-batched-tokens or --kv-cache-memory if this happens often"
-    return StepError(text, kind=kind, fatal=isinstance(error, HostError))

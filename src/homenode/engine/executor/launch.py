@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from homenode.engine.channels.base import Channels, MakeChannels
 from homenode.engine.channels.messages import Join
@@ -13,9 +12,6 @@ from homenode.engine.executor.worker_process import PROGRAM
 from homenode.engine.plan.layout import WorkerPlan, config_of
 from homenode.engine.plan.workers import Planned
 from homenode.model.spec import ModelSpec
-
-if TYPE_CHECKING:
-    pass
 
 
 def make_executor(

@@ -27,8 +27,7 @@ from homenode.engine.channels.messages import (
     WorkerStepDone,
     WorkerStepFailed,
 )
-from homenode.engine.errors import named_error
-from homenode.engine.executor.base import StepError, StepsLostError
+from homenode.engine.errors import StepError, StepsLostError, named_error
 from homenode.engine.executor.kv_file import KvFile
 from homenode.engine.executor.traffic import StepTraffic
 from homenode.engine.executor.worker_failures import Silence, WorkerFailures

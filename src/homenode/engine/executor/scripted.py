@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from homenode.engine.executor.base import StepError, StepsLostError
+from homenode.engine.errors import StepError, StepsLostError
 from homenode.engine.kv.chunks import PageChange
 from homenode.engine.request import SamplingParams, TokenLogprob
 from homenode.engine.step import PromptScores, Sampled, StartSequence, Step, StepItem, StepResult, WorkerLimits

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from homenode.engine.executor.expert_usage import USES
-from homenode.engine.experts.usage import Table, of_engine
+from homenode.engine.experts.usage import EXPERT_USES, Table, of_engine
 from homenode.engine.plan.layout import WorkerPlan
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec
@@ -39,7 +38,9 @@ def combined_stats(
 def uses_of(parts: Sequence[tuple[ModelPart, Table | None]], spec: ModelSpec | None) -> dict[str, Table]:
     """How often experts were used, as part of the figures; nothing where they are not counted."""
     return (
-        {USES: of_engine([(part, uses) for part, uses in parts if uses is not None], spec)} if spec is not None else {}
+        {EXPERT_USES: of_engine([(part, uses) for part, uses in parts if uses is not None], spec)}
+        if spec is not None
+        else {}
     )
 
 

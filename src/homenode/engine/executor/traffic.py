@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from homenode.engine.channels.messages import RunStep, WorkerStepDone, WorkerStepFailed
-from homenode.engine.executor.base import StepError
+from homenode.engine.errors import StepError
 from homenode.engine.executor.in_flight import StepsInFlight
 from homenode.engine.executor.worker_handle import WorkerHandle
 from homenode.engine.plan.layout import WorkerPlan

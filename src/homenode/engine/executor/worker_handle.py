@@ -8,9 +8,8 @@ from typing import Literal
 import numpy as np
 
 from homenode.engine.channels.messages import Fits
-from homenode.engine.executor.expert_usage import USES
 from homenode.engine.executor.worker_process import StartedWorker
-from homenode.engine.experts.usage import Table, read_table
+from homenode.engine.experts.usage import EXPERT_USES, Table, read_table
 from homenode.engine.plan.layout import WorkerPlan
 from homenode.errors import PeerError
 from homenode.model.spec import ModelSpec
@@ -47,7 +46,7 @@ class WorkerHandle:
     def tells(self, compute: dict[str, object], spec: ModelSpec | None, now: float) -> bool:
         """It tells its figures; whether experts were used, or pages of KV memory taken or given back, since it last did. PeerError when what it says of
         experts makes no sense. `spec`: of the model, where experts are counted."""
-        told = compute.pop(USES, None)
+        told = compute.pop(EXPERT_USES, None)
         pages_changed = self.compute.get("kv_pages") != compute.get("kv_pages")
         self.compute, self.told_at = compute, now
         if told is None or spec is None:

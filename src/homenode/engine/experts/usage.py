@@ -14,6 +14,8 @@ import numpy.typing as npt
 from homenode.model.part import ModelPart, every_expert
 from homenode.model.spec import ModelSpec
 
+EXPERT_USES = "expert_uses"  # of an executor's statistics: a `Table`
+
 Table = npt.NDArray[np.uint64]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from homenode.engine.binding import EngineBinding
 from homenode.host.topology.facts import FactReader
 from homenode.host.topology.headroom import Headroom as Headroom
 from homenode.host.topology.headroom import read_headroom
@@ -15,3 +16,10 @@ def headroom_of(parts: Sequence[Sequence[int]] = (), source: Source | None = Non
     tens of microseconds for each control group."""
     files = source or LiveSource()
     return lambda: read_headroom(FactReader(files), parts)
+
+
+def memory_parts(place: EngineBinding) -> tuple[tuple[int, ...], ...]:
+    """The nodes that the parts of an engine's KV memory come from, about as much from each; empty: any of the machine's."""
+    if place.thread_memory:
+        return tuple((node,) for node in sorted(set(place.thread_memory)))
+    return (tuple(place.memory_nodes),) if place.memory_nodes else ()

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from homenode.compute.ops import KvGeometry, StepLimits
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import CPU
+from homenode.engine.experts.sizing import Kept
 from homenode.engine.kv.release import floor_bytes
 from homenode.engine.memory.growth import taken_whole_because
-from homenode.engine.scheduler.admission import check_config as check_scheduler
+from homenode.engine.scheduler_config import check_config as check_scheduler
 from homenode.engine.step import WorkerLimits
 from homenode.errors import CapacityError, UserError
 from homenode.host.placement.node_teams import spare_cores
+from homenode.host.placement.variables import kv_cache_memory
 from homenode.host.topology.allowance import Allowance
+from homenode.host.topology.host import Host
 from homenode.model.spec import ModelSpec
 from homenode.units import format_bytes, format_count
 
@@ -228,4 +231,25 @@ def _kv_problem(
         f"({format_bytes(needed * geometry.block_bytes)}), but {format_bytes(kv_bytes(config, memory_available))} of KV memory hold {fitting}; "
         f"{advice}give --kv-cache-memory at least {format_bytes(needed * geometry.block_bytes)}",
         param="kv_cache_memory" if config.kv.kv_cache_memory is not None else "max_model_len",
+    )
+
+
+def with_kv_memory_variable(config: EngineConfig, host: Host) -> EngineConfig:
+    """The config with the size of KV memory that a variable gives, where the settings give none. UserError for a variable that says no such thing."""
+    return replace(
+        config, kv=replace(config.kv, kv_cache_memory=kv_cache_memory(config.kv.kv_cache_memory, host.variables))
+    )
+
+
+def weights_problem(config: EngineConfig, spec: ModelSpec, mine: Kept, there: int) -> CapacityError:
+    """That the weights of an engine or a worker take more than the bytes that are `there`, and what would help."""
+    advice = ["keep them smaller (--quantize)"]
+    if config.replica is not None:
+        advice.append("have fewer engines")
+        if spec.moe is not None and not config.parallel.enable_expert_parallel:
+            advice.append("keep the experts once for all engines (--enable-expert-parallel)")
+    besides = f" beside {format_bytes(mine.common)} of experts that other engines keep" if mine.common else ""
+    return CapacityError(
+        f"the weights take {format_bytes(mine.own)}{besides}, and {format_bytes(there)} are available; {', or '.join(advice)}",
+        param="model",
     )

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from homenode.engine.binding import EngineBinding
 from homenode.engine.config import EngineConfig
+from homenode.engine.devices import is_accelerator
+from homenode.engine.experts.group import expert_group_rank
+from homenode.engine.experts.sizing import SharedExperts
+from homenode.engine.memory.sizing import with_kv_memory_variable
+from homenode.engine.model_path.locate import locate_model
+from homenode.engine.plan.device_detection import devices_of_service, memory_of_devices
+from homenode.engine.plan.inline import binding_of, expert_settings_problem, model_problems, with_numa_decided
+from homenode.engine.plan.layout import executor_kind
 from homenode.engine.plan.replica_configs import replica_configs
-from homenode.engine.runtime.build import check_config
+from homenode.engine.plan.settings_without_effect import settings_without_effect
+from homenode.engine.plan.workers import plan_engine, with_available_memory
 from homenode.errors import UserError
+from homenode.host.refusals import named_refusals
+from homenode.host.topology.finding import Finding
+from homenode.host.topology.read import read_host
+from homenode.host.topology.source import LiveSource
+from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.parts import read_layer_split
 
 
 def check_configs(config: EngineConfig) -> list[UserError]:
@@ -20,3 +39,59 @@ def check_configs(config: EngineConfig) -> list[UserError]:
     except UserError as error:
         return [error, *check_config(replace(config, parallel=replace(config.parallel, data_parallel_size=1)))]
     return list({error.message: error for each in configs for error in check_config(each)}.values())
+
+
+@named_refusals("checking the settings")
+def check_config(config: EngineConfig) -> list[UserError]:
+    """Everything wrong with these settings for this model on this machine, without reading a weight. Empty: the engine would start.
+
+    Raises what opening the model raises: without its figures nothing can be said.
+    """
+    config = locate_model(config)
+    try:
+        everybody = devices_of_service(config)
+        devices = everybody[config.replica.number if config.replica else 0]
+        inline = executor_kind(config, devices) == "inline"
+        read_layer_split(config.parallel.layer_split)
+    except UserError as error:
+        return [error]
+    seat = expert_group_rank(config, everybody)
+    common = None if seat is None else SharedExperts(seat)
+    if not inline:
+        return check_engine_of_workers(config, devices, common)
+    host = read_host(LiveSource(), accelerators=False)
+    found: list[UserError] = []
+    place = EngineBinding(())
+    try:
+        config = with_kv_memory_variable(config, host)
+    except UserError as error:
+        found.append(error)
+    checkpoint = open_checkpoint(Path(str(config.model.path)))
+    if problem := expert_settings_problem(config, checkpoint.spec):
+        found.append(problem)
+    config = with_numa_decided(config, checkpoint, host)
+    try:
+        place = binding_of(config, checkpoint, host)
+    except UserError as error:
+        found.append(error)
+    return found + model_problems(config, checkpoint, host, place, common)
+
+
+def unused_settings(config: EngineConfig) -> tuple[Finding, ...]:
+    """The settings that were given and have no effect, for what `check_config` has found nothing wrong with."""
+    config = locate_model(config)
+    return settings_without_effect(config, devices_of_service(config)[0], os.environ)
+
+
+def check_engine_of_workers(
+    config: EngineConfig, devices: Sequence[str], common: SharedExperts | None = None
+) -> list[UserError]:
+    """Everything wrong with these settings, as `build.check_config` finds it for one worker."""
+    checkpoint = open_checkpoint(Path(str(config.model.path)))
+    host = read_host(LiveSource(), accelerators=any(map(is_accelerator, devices)))
+    try:
+        return with_available_memory(
+            plan_engine(config, checkpoint, host, devices, memory_of_devices(devices, config), common)
+        ).problems()
+    except UserError as error:
+        return [error]

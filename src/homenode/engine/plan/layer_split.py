@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from homenode.engine.binding import EngineBinding
 from homenode.engine.config import EngineConfig
@@ -14,9 +13,6 @@ from homenode.engine.plan.stage_cost import stage_costs
 from homenode.errors import CapacityError
 from homenode.model.spec import ModelSpec
 from homenode.model.weights.layout import WeightLayout
-
-if TYPE_CHECKING:
-    pass
 
 
 def layers_of_stages(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.config import EngineConfig
-from homenode.engine.pinning import available_memory
+from homenode.engine.memory.available import available_memory
 from homenode.engine.plan.placement import reserved_cores
 from homenode.engine.plan.replica_bindings import memory_shares, replica_places, team_places
 from homenode.errors import UserError
@@ -82,7 +82,7 @@ def node_places(config: EngineConfig, host: Host, plan: NumaPlan | None = None) 
 
 def _choice(config: EngineConfig, host: Host) -> Callable[[Teams], Chosen]:
     """What settles --numa auto; the model's headers are read only where there is something to settle."""
-    from homenode.engine.runtime.build import numa_choice  # opens the backend, which the front does not need otherwise
+    from homenode.engine.plan.inline import numa_choice  # opens the backend, which the front does not need otherwise
 
     return numa_choice(config, open_checkpoint(Path(str(config.model.path))), host)
 

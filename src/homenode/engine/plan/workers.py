@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from homenode.compute.ops import Backend, KvGeometry
+from homenode.engine.backend import make_backend
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import is_accelerator
 from homenode.engine.experts.group import expert_problem
 from homenode.engine.experts.sizing import Kept, SharedExperts, kept_of, missing_layout
 from homenode.engine.experts.usage_file import counts_problem
 from homenode.engine.kv_transfer.checks import kept_as, targets_of, transfer_problems
+from homenode.engine.memory.available import available_memory
 from homenode.engine.memory.node_capacity import check_homes
-from homenode.engine.memory.sizing import problems
-from homenode.engine.pinning import available_memory
-from homenode.engine.plan.device_detection import memory_of_devices
+from homenode.engine.memory.sizing import problems, weights_problem, with_kv_memory_variable
 from homenode.engine.plan.layer_capacity import layer_capacities, weight_needs, with_the_rest
 from homenode.engine.plan.layer_split import layers_alike, layers_of_stages
 from homenode.engine.plan.layers import LayerCapacity
@@ -27,13 +25,9 @@ from homenode.engine.plan.node_policy import own_host
 from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.replica_bindings import share_nodes
 from homenode.engine.plan.worker_bindings import worker_places
-from homenode.engine.runtime.build import make_backend, weights_problem, with_variables
 from homenode.errors import UserError
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.host import Host
-from homenode.host.topology.read import read_host
-from homenode.host.topology.source import LiveSource
-from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.expert_placement import read_placement
 from homenode.model.part import ModelPart
 from homenode.model.parts import PartitionSpec, plan_parts, read_layer_split
@@ -41,9 +35,6 @@ from homenode.model.spec import Checkpoint
 from homenode.model.weights.alignment import alignments_of
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.load import kv_geometry_of, plan_model
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -145,7 +136,7 @@ def plan_engine(
         config.parallel.expert_counts, checkpoint.spec
     ):
         raise problem
-    memory = with_variables(config, host).kv.kv_cache_memory
+    memory = with_kv_memory_variable(config, host).kv.kv_cache_memory
     places = worker_places(host, config, devices)
     backend, kept = make_backend(config.compute, (UNPINNED,)), config.model
     whole = plan_model(checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype)
@@ -193,7 +184,7 @@ def _division(
     )
 
 
-def with_room(planned: Planned) -> Planned:
+def with_available_memory(planned: Planned) -> Planned:
     """The plan with the memory that each worker may take of what is free on this host now."""
     config, layout = planned.config, planned.layout
     rooms = [available_memory(worker.place) for worker in layout.workers]
@@ -208,17 +199,3 @@ def with_room(planned: Planned) -> Planned:
     ]
     sizes = [(room.size + more, room.nodes) for room, more in zip(rooms, near, strict=True)]
     return replace(planned, layout=with_memory(layout, [each.own for each in mine], sizes, total))
-
-
-def check_engine_of_workers(
-    config: EngineConfig, devices: Sequence[str], common: SharedExperts | None = None
-) -> list[UserError]:
-    """Everything wrong with these settings, as `build.check_config` finds it for one worker."""
-    checkpoint = open_checkpoint(Path(str(config.model.path)))
-    host = read_host(LiveSource(), accelerators=any(map(is_accelerator, devices)))
-    try:
-        return with_room(
-            plan_engine(config, checkpoint, host, devices, memory_of_devices(devices, config), common)
-        ).problems()
-    except UserError as error:
-        return [error]

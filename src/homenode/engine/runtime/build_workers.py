@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from homenode.engine.backend import make_backend
 from homenode.engine.channels.messages import Fits
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import is_accelerator
 from homenode.engine.executor.base import Executor
+from homenode.engine.executor.expert_usage import count_expert_usage
 from homenode.engine.executor.kv_file import KvFile, joined
 from homenode.engine.executor.launch import make_executor
 from homenode.engine.experts.sizing import SharedExperts
 from homenode.engine.memory.growth import taken_whole_because
-from homenode.engine.memory.headroom import Headroom, headroom_of
+from homenode.engine.memory.headroom import Headroom, headroom_of, memory_parts
 from homenode.engine.memory.sizing import Sizes, chunk_of_parts, growth_text, resolve
 from homenode.engine.messages import EngineReady
 from homenode.engine.model_path.locate import locate_model
@@ -27,8 +29,8 @@ from homenode.engine.pinning import pin_current_thread
 from homenode.engine.plan.device_detection import memory_of_devices
 from homenode.engine.plan.layout import WorkerPlan
 from homenode.engine.plan.placement import UNPINNED
-from homenode.engine.plan.workers import Planned, plan_engine, with_room
-from homenode.engine.runtime.build import Engine, Progress, count_expert_usage, make_backend, memory_parts
+from homenode.engine.plan.workers import Planned, plan_engine, with_available_memory
+from homenode.engine.runtime.build import Engine, Progress
 from homenode.engine.runtime.calibration import calibrated
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.host.topology.finding import Finding
@@ -60,9 +62,9 @@ def build_engine_of_workers(
         pin_current_thread(config.replica.allowed)
     host = read_host(LiveSource(), accelerators=any(map(is_accelerator, devices)))
     memory = memory_of_devices(devices, config)
-    planned = with_room(plan_engine(config, checkpoint, host, devices, memory, common))
+    planned = with_available_memory(plan_engine(config, checkpoint, host, devices, memory, common))
     if calibrated(planned):
-        planned = with_room(plan_engine(config, checkpoint, host, devices, memory, common))
+        planned = with_available_memory(plan_engine(config, checkpoint, host, devices, memory, common))
     planned = replace(planned, layout=replace(planned.layout, findings=(*findings, *planned.layout.findings)))
     if found := planned.problems():
         raise found[0]

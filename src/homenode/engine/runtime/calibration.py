@@ -6,10 +6,11 @@ import logging
 import statistics
 from dataclasses import replace
 
+from homenode.engine.backend import make_backend
 from homenode.engine.channels.base import NoChannels
 from homenode.engine.channels.messages import Join
 from homenode.engine.config import EngineConfig
-from homenode.engine.executor.base import StepError
+from homenode.engine.errors import StepError
 from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.worker_process import PROGRAM
 from homenode.engine.plan.layer_seconds import cache_file, keep_seconds, key_of, read_seconds
@@ -17,7 +18,6 @@ from homenode.engine.plan.layout import WorkerPlan, config_of
 from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.workers import Planned
 from homenode.engine.request import SamplingParams
-from homenode.engine.runtime.build import make_backend
 from homenode.engine.step import StartSequence, Step, StepItem, StepResult, WorkerLimits
 from homenode.errors import HomenodeError
 from homenode.model.part import ModelPart, Range

@@ -10,7 +10,8 @@ from typing import Protocol
 
 import msgspec
 
-from homenode.engine.executor.base import Executor, StepError, StepsLostError
+from homenode.engine.errors import StepError, StepsLostError
+from homenode.engine.executor.base import Executor
 from homenode.engine.fronts.messages import AbortFront
 from homenode.engine.fronts.numbers import front_of
 from homenode.engine.kv.chunks import PageChange

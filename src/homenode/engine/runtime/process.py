@@ -11,7 +11,6 @@ by ps and top.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import logging
 import os
@@ -23,11 +22,12 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NoReturn
 
+from homenode.engine.child_process import LoadingProgress, call_itself, die_with_parent, in_words
 from homenode.engine.config import EngineConfig
 from homenode.engine.messages import EngineLoading, Fatal, ToEngine, ToFront
 from homenode.engine.wire import FrameSocket, decode_body
-from homenode.errors import HomenodeError, HostError, PeerError
-from homenode.host.refusals import reason_of, start_thread
+from homenode.errors import HomenodeError, PeerError
+from homenode.host.refusals import start_thread
 from homenode.logs.setup import begin_service_log, end_log
 from homenode.start_phases import mark_phase, marked_phases
 from homenode.transfer.inbox import Inbox
@@ -35,10 +35,8 @@ from homenode.transfer.inbox import Inbox
 if TYPE_CHECKING:
     from homenode.engine.runtime.build import Engine
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
+
 _HANDING_OVER_ENDS_S = 3.0  # for other engines to hear that what was handed over is no more
-_PROGRESS_STEPS = 200  # most Loading messages of a start
 _log = logging.getLogger(__name__)
 
 Build = Callable[
@@ -109,7 +107,7 @@ def serve(
     inbox = Inbox() if config.transfer.on else SimpleQueue[object]()
     start_thread(threading.Thread(target=_read, args=(front, inbox), name="homenode-front", daemon=True))
     send = _further_fronts(front, inbox, doors) if doors else front.send
-    engine = build(config, _Progress(front), experts)
+    engine = build(config, LoadingProgress(lambda done, total: front.send(EngineLoading(done, total))), experts)
     try:
         agent = engine.kv_transfer.start(inbox.put) if engine.kv_transfer else None
         if isinstance(inbox, Inbox) and agent is not None:
@@ -144,20 +142,6 @@ def _further_fronts(
     return switchboard.send
 
 
-class _Progress:
-    """Tells the front how far loading is, in steps people can see."""
-
-    def __init__(self, front: FrameSocket) -> None:
-        self._front = front
-        self._told = -1
-
-    def __call__(self, done: int, total: int) -> None:
-        part = _PROGRESS_STEPS * done // max(1, total)
-        if part != self._told:
-            self._told = part
-            self._front.send(EngineLoading(done, total))
-
-
 def _read(front: FrameSocket, inbox: SimpleQueue[object] | Inbox) -> None:
     """Feed the inbox. The end of the stream ends the process at once, in whatever it is doing."""
     try:
@@ -175,40 +159,11 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def in_words(error: BaseException) -> tuple[str, str]:
-    """What ended an engine or a worker, as a class name of homenode.errors and a text."""
-    if isinstance(error, HomenodeError):
-        return type(error).__name__, error.message
-    if isinstance(error, MemoryError):
-        return (
-            "HostError",
-            "memory ran out; free some, or lower --kv-cache-memory or --max-num-batched-tokens",
-        )
-    if isinstance(error, OSError):
-        return "HostError", f"the engine could not go on: {reason_of(error)}"
-    return "InternalError", f"{type(error).__name__}: {error}"
-
-
 def _tell(front: FrameSocket, error: BaseException) -> None:
     try:
         front.send(Fatal(*in_words(error)))
     except HomenodeError:
         pass  # nobody listens any more
-
-
-def call_itself(name: str) -> None:
-    """Be found under this name; the kernel keeps 15 bytes of it. Nothing depends on it."""
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()), 0, 0, 0)
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends. HostError when the call fails; PeerError if it has ended."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0) != 0:
-        code = ctypes.get_errno()
-        raise HostError(f"prctl(PR_SET_PDEATHSIG) failed: {os.strerror(code)}", errno=code)
-    if os.getppid() != parent:
-        raise PeerError(f"the front (process {parent}) ended before the engine had started")
 
 
 if __name__ == "__main__":

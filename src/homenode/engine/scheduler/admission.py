@@ -3,39 +3,12 @@
 from __future__ import annotations
 
 from homenode.engine.request import Request
-from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
+from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import WorkerLimits
 from homenode.errors import CapacityError, OverloadedError, UserError
 from homenode.units import format_count
 
 _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
-
-
-def check_config(config: SchedulerConfig, kv: KvConfig, max_model_len: int) -> list[UserError]:
-    """Settings that do not go together, each as an error that names the flags and the numbers; an empty list if all is well."""
-    problems = []
-    if config.max_num_seqs > config.max_num_batched_tokens:
-        problems.append(
-            UserError(
-                f"--max-num-seqs {config.max_num_seqs} is more than --max-num-batched-tokens {config.max_num_batched_tokens}: a step holds one "
-                f"token of every running sequence. Lower --max-num-seqs or raise --max-num-batched-tokens.",
-                param="max_num_seqs",
-            )
-        )
-    if not config.enable_chunked_prefill and config.max_num_batched_tokens < max_model_len:
-        problems.append(
-            UserError(
-                f"--max-num-batched-tokens {config.max_num_batched_tokens} is less than --max-model-len {max_model_len}: with "
-                f"--no-enable-chunked-prefill a prompt is computed in one step. Raise --max-num-batched-tokens to {max_model_len}, lower "
-                f"--max-model-len or enable chunked prefill.",
-                param="max_num_batched_tokens",
-            )
-        )
-    if kv.block_size % 32:
-        problems.append(
-            UserError(f"--block-size {kv.block_size} is not a multiple of 32; take 32, 64 or 128", param="block_size")
-        )
-    return problems
 
 
 def longest_sequence(limits: WorkerLimits) -> int:

@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from homenode.compute.ops import Backend, KvGeometry, PlacedBackend, StepLimits
+from homenode.engine.backend import make_backend
 from homenode.engine.binding import EngineBinding
 from homenode.engine.channels.messages import Join
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import is_accelerator, is_torch
 from homenode.engine.experts.sizing import Kept, SharedExperts, kept_of
+from homenode.engine.memory.available import memory_left
 from homenode.engine.memory.numa import away_from_home, leave_plan, spread_of, team_memory
 from homenode.engine.memory.report import log_memory
 from homenode.engine.memory.sizing import Sizes, resolve
 from homenode.engine.pinning import apply_binding, pin_current_thread
 from homenode.engine.plan.cpu_contention import spin_us, too_many_threads
 from homenode.engine.plan.placement import UNPINNED, alone, team_groups
-from homenode.engine.runtime.build import make_backend, memory_left
 from homenode.host.topology.host import Host
 from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource

@@ -42,7 +42,7 @@ from homenode.engine.channels.messages import (
     shared_memories,
 )
 from homenode.engine.channels.wire import EngineSocket
-from homenode.engine.runtime.process import call_itself, die_with_parent, in_words
+from homenode.engine.child_process import LoadingProgress, call_itself, die_with_parent, in_words
 from homenode.engine.wire import decode_body
 from homenode.engine.worker.worker import Worker
 from homenode.errors import HomenodeError, HostError, PeerError
@@ -50,7 +50,6 @@ from homenode.host.refusals import start_thread
 from homenode.logs.setup import begin_service_log, end_log
 
 _log = logging.getLogger(__name__)
-_PROGRESS_STEPS = 200
 _EXPECTED = (
     MemoryError,
     ValueError,
@@ -118,7 +117,8 @@ class _Post:
     def run(self) -> NoReturn:
         """Load, and work until told to leave; does not return."""
         start_thread(threading.Thread(target=self._read, name="homenode-engine", daemon=True))
-        self._engine.send(self._worker.load(_Progress(self._engine), self._experts))
+        progress = LoadingProgress(lambda done, total: self._engine.send(PartLoading(done, total)))
+        self._engine.send(self._worker.load(progress, self._experts))
         failed = False  # a step was; what follows is lost until the engine says that it knows
         while True:
             epoch, message, descriptors = self._todo.get()
@@ -205,26 +205,13 @@ class _Post:
         self._todo.put((self._forgets, message, descriptors))
 
 
-class _Progress:
-    """Tells the engine how far loading is, in steps people can see."""
-
-    def __init__(self, engine: EngineSocket) -> None:
-        self._engine, self._told = engine, -1
-
-    def __call__(self, done: int, total: int) -> None:
-        part = _PROGRESS_STEPS * done // max(1, total)
-        if part != self._told:
-            self._told = part
-            self._engine.send(PartLoading(done, total))
-
-
 def _close_all(descriptors: list[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
 
 
 def _failure(work: RunStep, error: Exception) -> WorkerStepFailed:
-    from homenode.engine.executor.inline import step_error
+    from homenode.engine.errors import step_error
 
     told = step_error(work.step, error)
     kind = PeerError.__name__ if isinstance(error, PeerError) else told.kind

@@ -14,7 +14,7 @@ from dataclasses import replace
 from homenode.engine.channels.greeting import IAm, call
 from homenode.engine.channels.messages import Join
 from homenode.engine.channels.tcp import open_tcp
-from homenode.engine.runtime.process import call_itself
+from homenode.engine.child_process import call_itself
 from homenode.engine.worker import main as worker_main
 from homenode.engine.worker.worker import PartWorker
 from homenode.errors import HomenodeError

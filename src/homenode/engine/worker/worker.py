@@ -11,8 +11,7 @@ from homenode.compute.kv_memory import KvLayout
 from homenode.compute.ops import GrowingBackend, KvCache, Program
 from homenode.engine.channels.base import WorkerChannels
 from homenode.engine.channels.messages import FileRange, Fits, Join, RunStep, WorkerStepDone
-from homenode.engine.executor.expert_usage import USES
-from homenode.engine.experts.usage import Table, of_part
+from homenode.engine.experts.usage import EXPERT_USES, Table, of_part
 from homenode.engine.worker.load import LoadedPart, load_part
 from homenode.engine.worker.shared_kv import SharedKv
 from homenode.engine.worker.stage import StageRunner
@@ -132,7 +131,7 @@ class PartWorker:
         if self._loaded is None:
             return {}
         uses = self._uses()
-        return self._loaded.backend.statistics() | ({} if uses is None else {USES: uses.tolist()})
+        return self._loaded.backend.statistics() | ({} if uses is None else {EXPERT_USES: uses.tolist()})
 
     def _uses(self) -> Table | None:
         """How often experts were computed here; None where no layer has any."""

@@ -20,12 +20,12 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from homenode.engine.child_process import call_itself, die_with_parent, in_words
 from homenode.engine.fronts.fd_channel import receive_fd
 from homenode.engine.fronts.messages import Way
 from homenode.engine.messages import Fatal, Heartbeat, Ping
 from homenode.engine.pinning import pin_current_thread
 from homenode.engine.router.linked_client import LinkedClient
-from homenode.engine.runtime.process import call_itself, die_with_parent, in_words
 from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
 from homenode.errors import HomenodeError, InternalError, PeerError
 from homenode.logs.setup import begin_service_log, end_log

@@ -1,0 +1,159 @@
+"""An engine that computes in its own process: where it runs, how its weights are kept, and what is left for KV memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from homenode.compute.ops import KvGeometry
+from homenode.cpuset import format_cpu_list
+from homenode.engine.backend import make_backend
+from homenode.engine.binding import EngineBinding
+from homenode.engine.config import EngineConfig
+from homenode.engine.experts.group import expert_problem
+from homenode.engine.experts.sizing import Kept, SharedExperts, kept_of, missing_layout
+from homenode.engine.experts.usage_file import counts_problem
+from homenode.engine.kv_transfer.checks import transfer_problems
+from homenode.engine.memory.available import MemoryBudget, memory_budget
+from homenode.engine.memory.node_capacity import KvCapacity, check_homes, kv_capacity
+from homenode.engine.memory.sizing import Sizes, problems, resolve, weights_problem
+from homenode.engine.plan.numa_default import auto_is_meant
+from homenode.engine.plan.placement import UNPINNED, place_engine
+from homenode.errors import CapacityError, UserError
+from homenode.host.binding.mempolicy_fallback import current_policy
+from homenode.host.binding.syscalls import Syscalls
+from homenode.host.placement.numa_demand import Decision
+from homenode.host.placement.numa_policy import Chosen, Teams
+from homenode.host.topology.host import Host
+from homenode.model.part import ModelPart
+from homenode.model.spec import Checkpoint, ModelSpec
+from homenode.model.weights.layout import WeightLayout
+from homenode.model.weights.load import kv_geometry_of, plan_model
+from homenode.model.weights.numa_choice import cost_choice, measured_speeds
+from homenode.units import format_bytes
+
+_TYPICAL_CONTEXT = 1024  # tokens of the sequence that --numa auto is to be fast for
+
+
+def expert_settings_problem(config: EngineConfig, spec: ModelSpec) -> UserError | None:
+    """What is asked of experts and this model has not."""
+    return expert_problem(config, spec) or counts_problem(config.parallel.expert_counts, spec)
+
+
+def binding_of(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EngineBinding:
+    """The engine's place: as the front decided for all of several engines, else by its own settings."""
+    return config.replica.place if config.replica else place_of_engine(config, checkpoint, host)
+
+
+def place_of_engine(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EngineBinding:
+    """Where an engine of this model runs. Raises what `place_engine` raises."""
+    return place_engine(config.placement, config.compute.threads, host, numa_choice(config, checkpoint, host))
+
+
+def with_numa_decided(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EngineConfig:
+    """With what --numa auto comes to where nobody has said how the engine is placed (`auto_is_meant`). As given where that is not so, or where the
+    nodes by themselves have too little room for what all of them together have room for."""
+    if not auto_is_meant(config, host, current_policy(Syscalls())):
+        return config
+    asked = replace(config, placement=replace(config.placement, numa="auto"))
+    try:
+        place = place_of_engine(asked, checkpoint, host)
+    except UserError:
+        return config
+    if place.numa in (None, "replicate") or model_problems(asked, checkpoint, host, place):
+        return config
+    node = host.cpu_by_id[place.team[0]].node
+    home = (node,) if place.numa == "local" and node is not None else ()
+    return replace(asked, numa_settled=Decision(str(place.numa), place.numa_why, home))
+
+
+def numa_choice(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> Callable[[Teams], Chosen]:
+    """What settles --numa auto: this model's figures. It is asked where several nodes can compute; elsewhere only the file of speeds is checked."""
+    measured = measured_speeds(config.placement.numa_measured)
+
+    def choose(teams: Teams) -> Chosen:
+        if config.numa_settled is not None:
+            return config.numa_settled
+        backend = make_backend(config.compute, (UNPINNED,))
+        layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
+        geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
+        context = min(_TYPICAL_CONTEXT, config.model.max_model_len or checkpoint.spec.max_position)
+        return cost_choice(host, checkpoint.spec, layout, geometry, 1, context, measured)(teams)
+
+    return choose
+
+
+def plan_weights(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    host: Host,
+    place: EngineBinding,
+    common: SharedExperts | None = None,
+) -> tuple[WeightLayout, KvCapacity | None]:
+    """How every matrix is kept, and what the nodes leave for KV memory. Raises what `plan_model` and `check_homes` raise."""
+    backend = make_backend(config.compute, (UNPINNED,))
+    layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
+    whole = ModelPart.whole(checkpoint.spec)
+    wanted = missing_layout(layout, whole, common) if common and common.is_there(0) else layout
+    homes = check_homes(config, host, place, wanted, backend, common.owners(wanted, whole) if common else {})
+    return layout, kv_capacity(homes, place, checkpoint.spec.num_kv_heads)
+
+
+def model_problems(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    host: Host,
+    place: EngineBinding,
+    common: SharedExperts | None = None,
+) -> list[UserError]:
+    room = memory_budget(config, place)
+    try:
+        layout, on_nodes = plan_weights(config, checkpoint, host, place, common)
+    except UserError as error:
+        return [error, *transfer_problems(config)]
+    mine = kept_of(layout, ModelPart.whole(checkpoint.spec), common)
+    geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
+    left = step_and_kv_bytes(room, on_nodes, mine.own)
+    short = weights_shortage(config, checkpoint.spec, mine, room)
+    found = [short] if short else problems(config, checkpoint.spec, geometry, left)
+    return [with_nodes_named(problem, room, on_nodes, mine.own) for problem in found] + transfer_problems(
+        config, geometry, left
+    )
+
+
+def weights_shortage(config: EngineConfig, spec: ModelSpec, mine: Kept, room: MemoryBudget) -> CapacityError | None:
+    """Why there is no room for the weights alone, if so."""
+    return weights_problem(config, spec, mine, room.size) if mine.own > room.size else None
+
+
+def sizes_of(
+    config: EngineConfig,
+    spec: ModelSpec,
+    geometry: KvGeometry,
+    room: MemoryBudget,
+    on_nodes: KvCapacity | None,
+    weights: int = 0,
+) -> Sizes:
+    """What the engine is laid out for, with `weights` bytes still to be read."""
+    try:
+        return resolve(config, spec, geometry, step_and_kv_bytes(room, on_nodes, weights))
+    except UserError as error:
+        raise with_nodes_named(error, room, on_nodes, weights) from None
+
+
+def step_and_kv_bytes(room: MemoryBudget, on_nodes: KvCapacity | None, weights: int) -> int:
+    """Bytes for buffers and KV memory."""
+    left = max(0, room.size - weights)
+    return left if on_nodes is None else min(left, on_nodes.size)
+
+
+def with_nodes_named(error: UserError, room: MemoryBudget, on_nodes: KvCapacity | None, weights: int) -> UserError:
+    """Of too little memory it is said on which nodes, as others may have plenty."""
+    if not isinstance(error, CapacityError):
+        return error
+    if on_nodes is not None and on_nodes.size < room.size - weights:
+        return on_nodes.explain(error)
+    if not room.nodes:
+        return error
+    where = f"memory is bound to NUMA node {format_cpu_list(room.nodes)}, where {format_bytes(room.size)} can be had"
+    return CapacityError(f"{error.message}; {where}", param=error.param, **error.facts)
