@@ -11,12 +11,15 @@ import random
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+import msgspec
 
 from homenode.engine.messages import Output
 from homenode.engine.scheduler.events import Emit, Instruction, ToTransfer, Warn
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import Step
+from homenode.transfer.seam import ToAgent
 from tests.pure import test_handover_properties, test_schedule_properties
 from tests.pure.handover_bench import HandoverBench
 from tests.pure.schedule_bench import Bench, limits_of
@@ -38,11 +41,16 @@ def _of_output(o: Output) -> object:
     return "output", o.id, list(o.tokens), len(o.logprobs), o.prompt_logprobs is not None, o.cached_tokens, ends
 
 
+def _of_message(message: ToAgent) -> str:
+    """Its kind by number, so that a new name for a message changes no checksum, and its fields."""
+    return repr((get_args(ToAgent).index(type(message)), msgspec.structs.astuple(message)))
+
+
 def _of_told(told: list[Instruction]) -> list[object]:
     """Outputs, warnings and messages, each kind in its order."""
     outputs = [output for instruction in told if isinstance(instruction, Emit) for output in instruction.outputs]
     warnings = [instruction.message for instruction in told if isinstance(instruction, Warn)]
-    messages = [repr(instruction.message) for instruction in told if isinstance(instruction, ToTransfer)]
+    messages = [_of_message(instruction.message) for instruction in told if isinstance(instruction, ToTransfer)]
     return [*map(_of_output, outputs), *warnings, *messages]
 
 
