@@ -21,7 +21,7 @@ import click
 from benchmarks.contender import Command
 from benchmarks.machine import machine, own_version
 from benchmarks.servers import Server, free_port, running
-from homenode.bench.clients import ClientLoad, run_load
+from homenode.bench.serving.clients import ClientLoad, run_load
 from homenode.cli.benchmarks.options import Numbers
 
 MODES = {"push": (), "pull-eager": ("--pd-pull-mode",), "pull-delay": ("--pd-pull-mode", "--pd-delay-pull")}

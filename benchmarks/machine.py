@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from homenode import __version__
-from homenode.bench.fingerprint import Fingerprint, moved
+from homenode.bench.machine.fingerprint import Fingerprint, moved
 
 _ROOT = Path(__file__).resolve().parent.parent
 

@@ -23,8 +23,8 @@ from benchmarks.pair import last_json
 from benchmarks.served import ServedCombination, ServedComparison, ServedPair
 from benchmarks.servers import HUGE_PAGES, Server, homenode_server, llama_server
 from benchmarks.turns import Turns
-from homenode.bench.clients import ClientLoad
-from homenode.bench.served import Served
+from homenode.bench.serving.clients import ClientLoad
+from homenode.bench.serving.served import Served
 from homenode.cli.benchmarks.options import Names, Numbers
 
 _VOCABULARY = 100_000  # of which prompts are drawn; every shape here has more

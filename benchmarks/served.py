@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.machine import moved_between
-from homenode.bench.served import Served
+from homenode.bench.serving.served import Served
 
 
 @dataclass(frozen=True)

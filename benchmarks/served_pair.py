@@ -1,6 +1,6 @@
 """One pair of served loads in one go: our server, then the other one, and a reading of the machine before, between and after.
 
-`python -m benchmarks.served_pair TASK THREADS`: TASK is a JSON object with `load` (fields of `homenode.bench.clients.Load`) and `servers` (two, `Server.to_json`).
+`python -m benchmarks.served_pair TASK THREADS`: TASK is a JSON object with `load` (fields of `homenode.bench.serving.clients.Load`) and `servers` (two, `Server.to_json`).
 Prints one JSON object like `benchmarks.pair`, with `served`, the figures of each server, instead of outputs.
 """
 
@@ -17,9 +17,9 @@ from benchmarks.contender import Unavailable
 from benchmarks.others import Others
 from benchmarks.pair import reading_json
 from benchmarks.servers import Server, running
-from homenode.bench.clients import ClientLoad, run_load
-from homenode.bench.served import Served, served
-from homenode.bench.steady import MachineReading, take_reading
+from homenode.bench.machine.steady_state import MachineReading, take_reading
+from homenode.bench.serving.clients import ClientLoad, run_load
+from homenode.bench.serving.served import Served, served
 from homenode.errors import HomenodeError
 
 _WARM_UP = 2  # tokens of the answer to one short request, uncounted

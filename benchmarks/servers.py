@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contender import Command, Unavailable, existing
-from homenode.bench.clients import ClientLoad
+from homenode.bench.serving.clients import ClientLoad
 
 HUGE_PAGES = "huge pages"
 _STARTING_S = 300.0

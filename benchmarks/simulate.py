@@ -23,8 +23,8 @@ from typing import Any
 
 from benchmarks.machine import machine, own_version
 from benchmarks.others import Others, disturbed
-from homenode.bench.node_probe import NativeProbe
-from homenode.bench.nodes import bench_teams, measure_nodes, memories
+from homenode.bench.machine.node_probe import NativeProbe
+from homenode.bench.machine.nodes import bench_teams, measure_nodes, memories
 from homenode.engine.api.local import LocalEngine
 from homenode.engine.config import EngineConfig
 from homenode.engine.messages import Output

@@ -10,7 +10,7 @@ import sys
 
 from answering import Answer, Question, answer_all
 
-from homenode.bench.model import ModelBenchPlan, timed_runs
+from homenode.bench.compute.model import ModelBenchPlan, timed_runs
 from homenode.cli.benchmarks.options import engine_backend
 from homenode.engine.config import EngineConfig
 from homenode.engine.memory.numa import spread_of

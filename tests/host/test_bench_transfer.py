@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("homenode._native", reason="the native core is not built")
 
-from homenode.bench.handing_over import LastPageTransfer, WholeTransfer
-from homenode.bench.other_process import OtherProcess
-from homenode.bench.transfer import TransferBenchPlan, measure
+from homenode.bench.kv_transfer.other_process import OtherProcess
+from homenode.bench.kv_transfer.timed_transfers import LastPageTransfer, WholeTransfer
+from homenode.bench.kv_transfer.transfer import TransferBenchPlan, measure
 from homenode.errors import PeerError
 from homenode.transfer.seam import Abandoned, Returned
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from homenode.bench import attention as bench_attention
-from homenode.bench import passes
-from homenode.bench.attention import AttentionPlan, check_plan, measure_attention
+from homenode.bench.compute import attention as bench_attention
+from homenode.bench.compute import passes
+from homenode.bench.compute.attention import AttentionPlan, check_plan, measure_attention
 from homenode.cli.main import main
 from homenode.compute.native import NativeBackend
 from homenode.errors import UserError

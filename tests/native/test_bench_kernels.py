@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from homenode.bench import kernels as bench_kernels
-from homenode.bench import passes
-from homenode.bench.kernels import KernelPlan, check_plan, measure_kernels
-from homenode.bench.stored import FORMATS, random_blocks, stored_matrix
+from homenode.bench.compute import kernels as bench_kernels
+from homenode.bench.compute import passes
+from homenode.bench.compute.kernels import KernelPlan, check_plan, measure_kernels
+from homenode.bench.compute.stored import FORMATS, random_blocks, stored_matrix
 from homenode.cli.main import main
 from homenode.compute.native import NativeBackend
 from homenode.dtypes import BY_NAME

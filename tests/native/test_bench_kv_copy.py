@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homenode.bench.kv_copy import measure_kv_copy
+from homenode.bench.kv_transfer.kv_copy import measure_kv_copy
 from homenode.compute.native import NativeBackend
 from homenode.errors import UserError
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from homenode.bench.node_probe import NativeProbe
-from homenode.bench.nodes import bench_teams
+from homenode.bench.machine.node_probe import NativeProbe
+from homenode.bench.machine.nodes import bench_teams
 from homenode.cli.main import cli
 from homenode.compute.native.meeting import barrier_us, round_trip_ns
 from homenode.errors import HostError

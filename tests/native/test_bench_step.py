@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from homenode.bench.step import StepCost, measure_steps
+from homenode.bench.engine.step import StepCost, measure_steps
 from homenode.cli.main import main
 from homenode.compute.native import NativeBackend
 from homenode.host.topology.allowance import Allowance

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from homenode.bench.transfer_side import Side
+from homenode.bench.kv_transfer.transfer_side import Side
 from homenode.compute.native.kv_lane import NativeLanes
 from homenode.transfer.at_once import AtOnce
 from homenode.transfer.seam import Returned

@@ -7,12 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from homenode.bench.ceilings import Ceilings, Operations, Work, path_of
-from homenode.bench.fingerprint import Fingerprint, moved, strayed
-from homenode.bench.model import in_one_placement
-from homenode.bench.model_result import ModelBenchResult, TimedSteps, result_of
-from homenode.bench.steady import MachineReading, Run, Runs, measure_repeatedly, repeat_steadily, take_reading
-from homenode.bench.work import WorkCounter
+from homenode.bench.compute.model import in_one_placement
+from homenode.bench.compute.model_result import ModelBenchResult, TimedSteps, result_of
+from homenode.bench.compute.work import WorkCounter
+from homenode.bench.machine.ceilings import Ceilings, Operations, Work, path_of
+from homenode.bench.machine.fingerprint import Fingerprint, moved, strayed
+from homenode.bench.machine.steady_state import (
+    MachineReading,
+    Run,
+    Runs,
+    measure_repeatedly,
+    repeat_steadily,
+    take_reading,
+)
 from homenode.compute.ops import KvGeometry
 from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec
 from homenode.model.weights.layout import MatrixLayout, WeightLayout

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.bench.nodes import BenchTeam, NodeMeter, bench_teams, measure_nodes, memories
+from homenode.bench.machine.nodes import BenchTeam, NodeMeter, bench_teams, measure_nodes, memories
 from homenode.host.placement.machine_speed import machine_speed
 from homenode.host.topology.host import Host
 from homenode.host.topology.measured import load_measured, parse_measured

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from homenode.bench.kernels import KernelResult
-from homenode.bench.roofline import Scale, draw_roofline, roofs_of
+from homenode.bench.compute.kernels import KernelResult
+from homenode.bench.compute.roofline import Scale, draw_roofline, roofs_of
 
 _SVG = "{http://www.w3.org/2000/svg}"
 
@@ -70,7 +70,7 @@ def test_a_logarithmic_axis_has_equal_ratios_equally_far_apart() -> None:
 
 def test_png_where_matplotlib_is(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from homenode.bench.roofline_png import write_roofline_png
+    from homenode.bench.compute.roofline_png import write_roofline_png
 
     write_roofline_png([Q8_0, MANY, BF16], "title", tmp_path / "roof.png")
     assert (tmp_path / "roof.png").read_bytes().startswith(b"\x89PNG")

@@ -24,9 +24,9 @@ from benchmarks.table import PAGE, comparison_text, page_of_records
 from benchmarks.tasks import Piece, Task, measured, planned, shown_commands
 from benchmarks.turns import Turns
 from benchmarks.workload import Workload
-from homenode.bench.ceilings import Ceilings
-from homenode.bench.fingerprint import Fingerprint
-from homenode.bench.steady import MachineReading
+from homenode.bench.machine.ceilings import Ceilings
+from homenode.bench.machine.fingerprint import Fingerprint
+from homenode.bench.machine.steady_state import MachineReading
 
 # Recorded from llama.cpp 0c1e570 on a file of the shape of Qwen2.5-0.5B in Q8_0, shortened.
 LLAMA_BENCH = """[

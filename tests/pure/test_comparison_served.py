@@ -13,8 +13,8 @@ from benchmarks.contender import Command, Unavailable
 from benchmarks.served import ServedCombination, ServedComparison, ServedPair, served_text
 from benchmarks.served_pair import run_served_pair, under_load
 from benchmarks.servers import Server, free_port, homenode_server, llama_server, running
-from homenode.bench.clients import ClientLoad, run_load
-from homenode.bench.served import Served
+from homenode.bench.serving.clients import ClientLoad, run_load
+from homenode.bench.serving.served import Served
 from homenode.errors import HostError
 from tests.pure.test_comparison import HERE, reading
 

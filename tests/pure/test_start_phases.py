@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from homenode.bench.start import Phase, Start, durations, median_of, phases_in
+from homenode.bench.serving.start import Phase, Start, durations, median_of, phases_in
 from homenode.start_phases import mark_phase, marked_phases, phases_since, process_began
 
 _METRICS = """# TYPE homenode:start_phase_seconds gauge

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from homenode.bench.clients import TimedCompletion
-from homenode.bench.served import served
+from homenode.bench.serving.clients import TimedCompletion
+from homenode.bench.serving.served import served
 from homenode.cli.main import main
 from homenode.engine.messages import Output
 from homenode.engine.request import Request

@@ -18,7 +18,7 @@ from homenode.engine.config import EngineConfig
 from homenode.units import format_count
 
 if TYPE_CHECKING:
-    from homenode.bench.attention import AttentionResult
+    from homenode.bench.compute.attention import AttentionResult
 
 
 @click.command()
@@ -57,7 +57,7 @@ def attention(
     as_json: bool,
 ) -> None:
     """Speed of one layer's attention in decoding, for every kind of KV memory, shape and context, against what this machine can do."""
-    from homenode.bench.attention import AttentionPlan, check_plan, measure_attention
+    from homenode.bench.compute.attention import AttentionPlan, check_plan, measure_attention
     from homenode.cli.benchmarks.progress import measuring
 
     with plain_errors():

@@ -21,7 +21,7 @@ from homenode.errors import UserError
 from homenode.units import format_count
 
 if TYPE_CHECKING:
-    from homenode.bench.kernels import KernelResult
+    from homenode.bench.compute.kernels import KernelResult
 
 
 @click.command()
@@ -60,8 +60,8 @@ def kernels(
     plot: Path | None,
 ) -> None:
     """Speed of the matrix products, for every format, shape and number of tokens, against what this machine can do."""
-    from homenode.bench.kernels import KernelPlan, check_plan, measure_kernels
-    from homenode.bench.stored import FORMATS
+    from homenode.bench.compute.kernels import KernelPlan, check_plan, measure_kernels
+    from homenode.bench.compute.stored import FORMATS
     from homenode.cli.benchmarks.progress import measuring
 
     with plain_errors():
@@ -94,18 +94,18 @@ def _check_plot(file: Path) -> None:
     if not os.access(file.parent, os.W_OK):
         raise UserError(f"--plot {file}: no file can be made in {file.parent}", param="--plot")
     if file.suffix == ".png":
-        from homenode.bench.roofline_png import check_matplotlib
+        from homenode.bench.compute.roofline_png import check_matplotlib
 
         check_matplotlib()
 
 
 def _draw(results: Sequence[KernelResult], title: str, file: Path) -> None:
     if file.suffix == ".png":
-        from homenode.bench.roofline_png import write_roofline_png
+        from homenode.bench.compute.roofline_png import write_roofline_png
 
         write_roofline_png(results, title, file)
         return
-    from homenode.bench.roofline import draw_roofline
+    from homenode.bench.compute.roofline import draw_roofline
 
     file.write_text(draw_roofline(results, title), encoding="utf-8")
 

@@ -20,7 +20,7 @@ from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
 
 if TYPE_CHECKING:
-    from homenode.bench.model_result import ModelBenchResult
+    from homenode.bench.compute.model_result import ModelBenchResult
 
 
 @click.command()
@@ -76,7 +76,7 @@ def model(
     **numa: Any,
 ) -> None:
     """Prefill and decode speed of MODEL, through the same program the server runs."""
-    from homenode.bench.model import ModelBenchPlan, measure
+    from homenode.bench.compute.model import ModelBenchPlan, measure
     from homenode.cli.benchmarks.progress import measuring
     from homenode.engine.memory.numa import spread_of
     from homenode.engine.memory.report import log_memory

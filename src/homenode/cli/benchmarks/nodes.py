@@ -18,7 +18,7 @@ from homenode.engine.config import EngineConfig
 from homenode.errors import UserError
 
 if TYPE_CHECKING:
-    from homenode.bench.nodes import NodesResult
+    from homenode.bench.machine.nodes import NodesResult
 
 
 @click.command()
@@ -46,8 +46,8 @@ def nodes(isa: str | None, out: Path | None, as_json: bool) -> None:
 
 
 def _measure(isa: str | None) -> NodesResult:
-    from homenode.bench.node_probe import NativeProbe
-    from homenode.bench.nodes import bench_teams, measure_nodes, memories
+    from homenode.bench.machine.node_probe import NativeProbe
+    from homenode.bench.machine.nodes import bench_teams, measure_nodes, memories
     from homenode.host.topology.read import read_host
     from homenode.host.topology.source import LiveSource
 

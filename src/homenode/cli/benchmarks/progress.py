@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
-class ProgressWatch:
-    """`bench.steady.Watch` on a progress bar. `runs`: how many are foreseen."""
+class BenchProgress:
+    """`bench.machine.steady_state.BenchListener` on a progress bar. `runs`: how many are foreseen."""
 
     def __init__(self, bar: Progress, runs: int) -> None:
         self._bar = bar
@@ -35,7 +35,7 @@ class ProgressWatch:
 
 
 @contextmanager
-def measuring(runs: int) -> Iterator[ProgressWatch]:
+def measuring(runs: int) -> Iterator[BenchProgress]:
     """A progress bar for `runs` runs, on a terminal only; what is discarded is said in any case."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -43,4 +43,4 @@ def measuring(runs: int) -> Iterator[ProgressWatch]:
 
     columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=ERR, transient=True, disable=not ERR.is_terminal) as bar:
-        yield ProgressWatch(bar, runs)
+        yield BenchProgress(bar, runs)

@@ -11,7 +11,7 @@ from homenode.cli.flags.logs import with_command_log
 from homenode.cli.output.report import ERR, OUT, json_errors, print_json
 
 if TYPE_CHECKING:
-    from homenode.bench.ranks import ExchangeTimes
+    from homenode.bench.engine.ranks import ExchangeTimes
 
 
 @click.command()
@@ -45,7 +45,7 @@ def ranks(
     ranks: int, threads: int, row_counts: tuple[int, ...], columns: int, rounds: int, spin_us: int | None, as_json: bool
 ) -> None:
     """Sums over ranks and rows between stages, each a process on CPUs of its own, beside memcpy of as many bytes."""
-    from homenode.bench.ranks import RanksBenchPlan, measure
+    from homenode.bench.engine.ranks import RanksBenchPlan, measure
 
     with json_errors(as_json):
         with ERR.status("measuring"):

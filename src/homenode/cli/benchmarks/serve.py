@@ -15,7 +15,7 @@ from homenode.cli.flags.token_counts import TokenCount
 from homenode.cli.output.report import OUT, plain_errors
 
 if TYPE_CHECKING:
-    from homenode.bench.served import Served
+    from homenode.bench.serving.served import Served
 
 
 @click.command()
@@ -76,8 +76,8 @@ def serve(
     """
     import asyncio
 
-    from homenode.bench.clients import ClientLoad, run_load
-    from homenode.bench.served import served
+    from homenode.bench.serving.clients import ClientLoad, run_load
+    from homenode.bench.serving.served import served
 
     with plain_errors():
         results = []

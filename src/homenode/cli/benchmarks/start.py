@@ -12,7 +12,7 @@ from homenode.cli.output.report import OUT, plain_errors, print_json
 from homenode.units import format_bytes
 
 if TYPE_CHECKING:
-    from homenode.bench.start import Start
+    from homenode.bench.serving.start import Start
 
 
 @click.command()
@@ -26,7 +26,7 @@ def start(model: str | None, runs: int, flags: str, as_json: bool) -> None:
     MODEL is served on a free port of this machine, once uncounted so that its file is in memory, then --runs times.
     The figures are medians. Nothing else should run meanwhile.
     """
-    from homenode.bench.start import measure_start, median_of
+    from homenode.bench.serving.start import measure_start, median_of
     from homenode.cli.benchmarks.progress import measuring
 
     with plain_errors():
@@ -55,7 +55,7 @@ def _print_table(median: Start, starts: list[Start]) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    from homenode.bench.start import durations
+    from homenode.bench.serving.start import durations
 
     table = Table("process", "phase", box=SIMPLE, padding=(0, 1, 0, 0))
     for heading in ("takes", "ends after"):

@@ -16,7 +16,7 @@ from homenode.cli.output.report import OUT, plain_errors
 from homenode.engine.config import EngineConfig
 
 if TYPE_CHECKING:
-    from homenode.bench.step import StepCost
+    from homenode.bench.engine.step import StepCost
 
 
 @click.command()
@@ -53,7 +53,7 @@ def step(
     as_json: bool,
 ) -> None:
     """Time of a step in which nothing computes: scheduling, arrays, frames. The model is replaced by multiplications of a known time."""
-    from homenode.bench.step import measure_steps
+    from homenode.bench.engine.step import measure_steps
 
     with plain_errors():
         backend = native_backend(threads, isa)

@@ -16,7 +16,7 @@ from homenode.errors import UserError
 from homenode.units import format_bytes
 
 if TYPE_CHECKING:
-    from homenode.bench.transfer import Row
+    from homenode.bench.kv_transfer.transfer import Row
 
 
 @click.command()
@@ -49,7 +49,7 @@ def transfer(
 
     Needs about three times the batch in memory for each channel.
     """
-    from homenode.bench.transfer import TransferBenchPlan, measure
+    from homenode.bench.kv_transfer.transfer import TransferBenchPlan, measure
 
     with json_errors(as_json):
         if len(batch) != 1:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from homenode.bench.kernels import KernelResult
-from homenode.bench.roofline import roofs_of
+from homenode.bench.compute.kernels import KernelResult
+from homenode.bench.compute.roofline import roofs_of
 from homenode.errors import UserError
 from homenode.installation import extra_command
 

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from homenode.bench.transfer_side import compute_for
+from homenode.bench.kv_transfer.transfer_side import compute_for
 from homenode.errors import PeerError
 
 PATIENCE_S = 60.0
@@ -26,7 +26,7 @@ class OtherProcess:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "homenode.bench.transfer_peer", str(theirs.fileno())]
+        command = [sys.executable, "-m", "homenode.bench.kv_transfer.transfer_peer", str(theirs.fileno())]
         self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),))
         theirs.close()
         ours.settimeout(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""The other process of `homenode bench transfer`: `python -m homenode.bench.transfer_peer FD`. It obeys one line of JSON after the other from a socket
+"""The other process of `homenode bench transfer`: `python -m homenode.bench.kv_transfer.transfer_peer FD`. It obeys one line of JSON after the other from a socket
 pair, and ends with it."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from homenode.bench.transfer_side import Side
+from homenode.bench.kv_transfer.transfer_side import Side
 from homenode.transfer.seam import Fetch
 
 

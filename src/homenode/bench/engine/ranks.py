@@ -102,7 +102,7 @@ def _ask(works: Sequence[dict[str, Any]]) -> list[list[list[float]]]:
     peers: list[subprocess.Popen[str]] = []
     try:
         for work in works:
-            command = [sys.executable, "-m", "homenode.bench.rank_peer", json.dumps(work)]
+            command = [sys.executable, "-m", "homenode.bench.engine.rank_peer", json.dumps(work)]
             peers.append(subprocess.Popen(command, pass_fds=work["fds"], stdout=subprocess.PIPE, text=True))
         outputs = [peer.communicate(timeout=_PATIENCE_S)[0] for peer in peers]
     except OSError as error:

@@ -7,8 +7,8 @@ import statistics
 import time
 from itertools import pairwise
 
-from homenode.bench.other_process import PATIENCE_S, OtherProcess
-from homenode.bench.transfer_side import MOSTLY_HELD, Mode, Side
+from homenode.bench.kv_transfer.other_process import PATIENCE_S, OtherProcess
+from homenode.bench.kv_transfer.transfer_side import MOSTLY_HELD, Mode, Side
 from homenode.errors import PeerError
 from homenode.transfer.seam import Returned
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
 
-from homenode.bench.ceilings import Ceilings
-from homenode.bench.fingerprint import Fingerprint, moved
+from homenode.bench.machine.ceilings import Ceilings
+from homenode.bench.machine.fingerprint import Fingerprint, moved
 
 _LONG_READS = 3
 _SHORT_READS = 16  # two of every eighth of the memory

@@ -22,9 +22,9 @@ from functools import partial
 
 import numpy as np
 
-from homenode.bench.handing_over import LastPageTransfer, WholeTransfer
-from homenode.bench.other_process import PATIENCE_S, PAUSE_S, OtherProcess, SocketEcho
-from homenode.bench.transfer_side import Side, page_geometry
+from homenode.bench.kv_transfer.other_process import PATIENCE_S, PAUSE_S, OtherProcess, SocketEcho
+from homenode.bench.kv_transfer.timed_transfers import LastPageTransfer, WholeTransfer
+from homenode.bench.kv_transfer.transfer_side import Side, page_geometry
 from homenode.compute.native.backend import NativeBackend
 from homenode.compute.native.kv_memory import NativeEpochWords, copy_kv
 

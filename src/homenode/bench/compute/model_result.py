@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from homenode.bench.ceilings import Ceilings, Work
-from homenode.bench.steady import Runs
+from homenode.bench.machine.ceilings import Ceilings, Work
+from homenode.bench.machine.steady_state import Runs
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from homenode.bench.ceilings import Operations, Work, path_of
+from homenode.bench.machine.ceilings import Operations, Work, path_of
 from homenode.compute.ops import KvGeometry
 from homenode.model.formats.limits import EMBEDDING
 from homenode.model.spec import ModelSpec

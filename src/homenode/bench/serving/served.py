@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from homenode.bench.clients import TimedCompletion
+from homenode.bench.serving.clients import TimedCompletion
 
 
 @dataclass(frozen=True)

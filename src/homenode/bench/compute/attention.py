@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from homenode.bench.ceilings import Operations, Work, path_of
-from homenode.bench.passes import Passes
-from homenode.bench.steady import BenchListener, Meter, Runs, measure_repeatedly
+from homenode.bench.compute.passes import Passes
+from homenode.bench.machine.ceilings import Operations, Work, path_of
+from homenode.bench.machine.steady_state import BenchListener, Meter, Runs, measure_repeatedly
 from homenode.compute.ops import KV_DTYPES, KvGeometry, Ops, StepArrays, StepLimits, Tensor
 from homenode.errors import UserError
 from homenode.spelling import with_suggestion

@@ -120,7 +120,14 @@ def measure_steps(
     executor = InlineExecutor(runner, _limits(sequences, steps, vocab_size), cpu=backend.statistics()["cpus"][0])
     ours, theirs = socket.socketpair()
     with theirs:
-        command = [sys.executable, "-P", "-m", "homenode.bench.step_front", str(theirs.fileno()), str(vocab_size)]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "homenode.bench.engine.step_front",
+            str(theirs.fileno()),
+            str(vocab_size),
+        ]
         front = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdout=subprocess.PIPE, text=True)
     with ours:
         channel = FrameSocket(ours)

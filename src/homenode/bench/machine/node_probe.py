@@ -1,4 +1,4 @@
-"""The probe of `bench.nodes` on the compiled core, with memory bound to the node that is to be read."""
+"""The probe of `bench.machine.nodes` on the compiled core, with memory bound to the node that is to be read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from homenode.bench.nodes import BenchTeam
+from homenode.bench.machine.nodes import BenchTeam
 from homenode.errors import HostError
 from homenode.host.binding.memory_from import bytes_by_node, memory_from, share_on, went_elsewhere
 

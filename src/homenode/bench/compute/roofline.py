@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from homenode.bench.kernels import KernelResult
+from homenode.bench.compute.kernels import KernelResult
 from homenode.units import format_count
 
 _WIDTH, _HEIGHT = 960, 600

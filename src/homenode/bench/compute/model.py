@@ -14,11 +14,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from homenode.bench.ceilings import Work
-from homenode.bench.fingerprint import Fingerprint, strayed
-from homenode.bench.model_result import ModelBenchResult, PhaseShare, TimedSteps, result_of
-from homenode.bench.steady import BenchListener, Meter, Runs, measure_repeatedly, take_reading
-from homenode.bench.work import WorkCounter
+from homenode.bench.compute.model_result import ModelBenchResult, PhaseShare, TimedSteps, result_of
+from homenode.bench.compute.work import WorkCounter
+from homenode.bench.machine.ceilings import Work
+from homenode.bench.machine.fingerprint import Fingerprint, strayed
+from homenode.bench.machine.steady_state import BenchListener, Meter, Runs, measure_repeatedly, take_reading
 from homenode.compute.ops import Backend, Program, SamplingArrays, StepArrays, StepLimits
 from homenode.errors import UserError
 from homenode.model.weights.load import LoadedModel

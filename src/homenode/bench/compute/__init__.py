@@ -1,0 +1,1 @@
+"""Matrix products, attention and whole models against the ceilings of the machine."""

@@ -1,0 +1,1 @@
+"""KV handed over between two processes, against the bare system calls."""
