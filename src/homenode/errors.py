@@ -1,4 +1,4 @@
-"""The error vocabulary: whose fault it is, and what to do about it.
+"""The error vocabulary: whose fault it is, and what to do about it::
 
     HomenodeError
      +- UserError       the request, the flag or the file is wrong; the user can mend it
