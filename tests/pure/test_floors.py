@@ -21,6 +21,11 @@ PLANTS = {
     "a plan knows what is built from it": ("engine/plan/layout.py", "import homenode.engine.runtime.build"),
     "the words of the engine know its parts": ("engine/request.py", "import homenode.engine.kv.blocks"),
     "the server reaches past the client": ("server/app.py", "import homenode.engine.runtime.loop"),
+    "the generation core knows an API": ("server/core/answer.py", "import homenode.server.apis.openai.requests"),
+    "one endpoint knows another": (
+        "server/apis/openai/chat/answer.py",
+        "import homenode.server.apis.openai.completions.answer",
+    ),
     "torch outside its backend": ("model/weights/load.py", "import torch"),
     "the network outside locate": ("model/tokenizer/tokenizer.py", "import huggingface_hub"),
 }
