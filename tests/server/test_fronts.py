@@ -57,7 +57,7 @@ def coordinator(
         else [config_for(folder, block_size=LIMITS.block_size, max_num_seqs=16, **settings)]
     )
     programs = {"engine_program": "tests.engine.scripted_process", "front_program": "tests.server.scripted_front"}
-    return Coordinator(several, server, TextConfig(), fronts, patience=patience, **programs), server
+    return Coordinator(several, server, TextConfig(), fronts, restart_policy=patience, **programs), server
 
 
 class Service:
@@ -305,7 +305,7 @@ async def test_a_stream_that_breaks_is_made_anew_and_costs_no_token(tmp_path: Pa
 
         await to.until(all_run)
         for front in made._fronts.running:  # the engine hangs up on a front when another stream comes in its name
-            stray = made._keepers[0].client.connect(front.number)
+            stray = made._supervisors[0].client.connect(front.number)
             assert stray is not None
             stray.close()
         async with asyncio.timeout(PATIENCE_S):

@@ -27,7 +27,9 @@ class EngineHealth(Struct):
 
 
 class Health(Struct):
-    """Answer of /health. `heartbeat_seconds`: how long the engine loop, or the fastest of several, took to answer. `engines`: if several."""
+    """Answer of /health. `heartbeat_seconds`: how long the engine loop, or the fastest of several, took to answer.
+    `engines`: if several.
+    """
 
     status: Literal["ok"]
     heartbeat_seconds: float
@@ -41,8 +43,9 @@ class Version(Struct):
 
 
 async def health(state: ServerState, request: Request) -> Response:
-    """200 when the engine's own loop answered just now, or that of one of several; 503 when none did, is gone, waits for a worker that is being
-    replaced, or the server is draining."""
+    """200 when the engine's own loop answered just now, or that of one of several; 503 when none did, is gone, waits
+    for a worker that is being replaced, or the server is draining.
+    """
     state.check_available()
     try:
         took = await state.client.heartbeat(state.config.health_timeout)

@@ -1,4 +1,4 @@
-"""The part of the OpenAPI document about handing KV over that types cannot say: it depends on the part this server has."""
+"""What types cannot say about handing KV over in the OpenAPI document: it depends on the part this server has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ _VERSIONS = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxI
 
 
 def tighten_transfer(components: dict[str, Any], state: ServerState) -> None:
-    """`kv_transfer_params` as this server takes them: a flag of the other part, or of any where it has none, can only be off."""
+    """`kv_transfer_params` as this server takes them: a flag of the other part, or of any where it has none, can only
+    be off.
+    """
     components["Published"]["properties"]["protocol"] = _VERSIONS
     role = state.kv_transfer.role if state.kv_transfer is not None else None
     works = {"sender": "do_remote_decode", "receiver": "do_remote_prefill"}.get(role or "")

@@ -26,9 +26,10 @@ async def serve(
 ) -> int:
     """Answers requests until a signal or the loss of the engine; the exit code for the process.
 
-    `client` is started and stays the caller's to close. `listener` comes from `bind` and is closed here. `on_listening` is called with the
-    URL once connections are taken. `stop`: the signals of the process, when somebody heard them before. 0 after SIGTERM or SIGINT, 1 after the engine was lost. Raises PeerError when its loop does not answer
-    to begin with.
+    `client` is started and stays the caller's to close. `listener` comes from `bind` and is closed here. `on_listening`
+    is called with the URL once connections are taken. `stop`: the signals of the process, when somebody heard them
+    before. 0 after SIGTERM or SIGINT, 1 after the engine was lost. Raises PeerError when its loop does not answer to
+    begin with.
     """
     listener = listener or bind(config)
     warn_if_open(config)

@@ -37,7 +37,9 @@ class AnswerFormat(Protocol):
 async def respond(
     state: ServerState, request: Request, generation: Generation, answer: AnswerFormat, *, stream: bool
 ) -> Response:
-    """The response. Raises ApiError when a sequence ends without a result, and ClientGone when nobody is left to answer."""
+    """The response. Raises ApiError when a sequence ends without a result, and ClientGone when nobody is left to
+    answer.
+    """
     if stream:
         events = _events(state, generation, answer)
         return EventStream(request, events, answer.failure, keep_alive_s=state.config.sse_keep_alive)

@@ -39,7 +39,7 @@ def _nothing(components: dict[str, Any], state: ServerState) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Api:
-    """One API. `tighten`: adds to the OpenAPI schemas, by type name, what their types cannot say of the served model."""
+    """One API. `tighten` adds to the OpenAPI schemas, by type name, what types cannot say of the served model."""
 
     operations: tuple[Operation, ...]
     tighten: Callable[[dict[str, Any], ServerState], None] = _nothing

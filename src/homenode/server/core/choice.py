@@ -24,7 +24,8 @@ class ScoredToken(NamedTuple):
 
 
 class GenerationEvent(NamedTuple):
-    """What one output of the engine adds to a choice; the last event of a choice has a finish reason, `stop` or `length`.
+    """What one output of the engine adds to a choice; the last event of a choice has a finish reason, `stop` or
+    `length`.
 
     `choice`: the number of the choice, from 0 on.
     """
@@ -58,7 +59,9 @@ def join_events(events: list[GenerationEvent]) -> GenerationEvent:
 
 @dataclass(frozen=True)
 class PromptEcho:
-    """The prompt as the beginning of the choice. `offsets`: characters before each of its tokens; empty when no logprobs are wanted."""
+    """The prompt as the beginning of the choice. `offsets`: characters before each of its tokens; empty when no
+    logprobs are wanted.
+    """
 
     text: str
     ids: list[int]
@@ -82,7 +85,9 @@ def echo_prompt(tokenizer: TokenizerLike, ids: list[int], text: str | None, *, o
 
 
 class ChoiceText:
-    """Text, ids and log-probabilities of one sequence as they come. Work per token does not grow with the text's length."""
+    """Text, ids and log-probabilities of one sequence as they come. Work per token does not grow with the text's
+    length.
+    """
 
     def __init__(
         self,

@@ -22,7 +22,9 @@ _AT_ONCE = 64  # of many sequences, those that are begun or heard before others 
 
 @dataclass(slots=True)
 class GeneratedSequence:
-    """One engine request and the choice it becomes. `first_of_prompt`: of the n sequences of a prompt, the one whose prompt counts."""
+    """One engine request and the choice it becomes. `first_of_prompt`: of the n sequences of a prompt, the one whose
+    prompt counts.
+    """
 
     request: Request
     choice: ChoiceText

@@ -1,4 +1,6 @@
-"""Prefill and decode apart, as a request asks for it: what `kv_transfer_params` mean, for every API that has that field."""
+"""Prefill and decode apart, as a request asks for it: what `kv_transfer_params` mean, for every API that has that
+field.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ def kv_transfer_of(
     if params.do_remote_decode and params.do_remote_prefill:
         raise _refused("`do_remote_decode` and `do_remote_prefill` exclude each other: a server has one part")
     sends = bool(params.do_remote_decode)
-    _check_role(state, sends=sends)
+    _check_role(state, "sender" if sends else "receiver")
     if params.ticket is None:
         raise _refused("`ticket` is missing: the hand-over needs a name that both servers are told", "ticket")
     if prompts > 1:
@@ -87,9 +89,8 @@ def _to_send(params: KvTransferParams, ticket: str, tokens: int, *, single: bool
     return RequestKvTransfer(KvTicket(ticket, sends=True, peer=published.encode(params.peer)), result)
 
 
-def _check_role(state: ServerState, *, sends: bool) -> None:
-    role = "sender" if sends else "receiver"
-    field = "do_remote_decode" if sends else "do_remote_prefill"
+def _check_role(state: ServerState, role: Literal["sender", "receiver"]) -> None:
+    field = "do_remote_decode" if role == "sender" else "do_remote_prefill"
     document = state.kv_transfer
     if document is None:
         raise _refused(

@@ -212,7 +212,9 @@ def _render(
 
 
 def _render_open(state: ServerState, messages: list[dict[str, Any]], values: dict[str, Any], _: bool) -> str:
-    """The prompt up to the end of the last message's text: a mark at that end shows where the template would close the turn."""
+    """The prompt up to the end of the last message's text: a mark at that end shows where the template would close the
+    turn.
+    """
     mark = f"[{secrets.token_hex(16)}]"
     marked = [*messages[:-1], {**messages[-1], "content": with_text_behind(messages[-1]["content"], mark)}]
     text = _render(state, marked, values, False)

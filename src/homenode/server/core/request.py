@@ -1,4 +1,4 @@
-"""What every API asks of the engine, whatever its fields are called: `GenerationRequest`, and the sequences it becomes."""
+"""What every API asks of the engine, whatever its fields are called: a `GenerationRequest` becomes sequences."""
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ async def begin(state: ServerState, request: GenerationRequest) -> Generation:
 
 
 async def _kv_transfer(state: ServerState, request: GenerationRequest) -> RequestKvTransfer | None:
-    """As `kv_transfer_of`. A request that scores its prompt has to compute it: what another server computed is released."""
+    """As `kv_transfer_of`. A request that scores its prompt has to compute it: what another server computed is
+    released.
+    """
     single = not request.stream and request.sampling.n == 1
     kv = kv_transfer_of(
         state, request.kv_transfer, prompts=len(request.prompts), tokens=len(request.prompts[0].ids), single=single
@@ -112,7 +114,9 @@ def _sequences(
     *,
     first_index: int,
 ) -> list[GeneratedSequence]:
-    """The n sequences of one prompt. The i-th gets `seed` + i, or all would say the same. Of `kv` the first has the ticket."""
+    """The n sequences of one prompt. The i-th gets `seed` + i, or all would say the same. Of `kv` the first has the
+    ticket.
+    """
     params = _engine_params(state, request, len(prompt.ids), computes_only=kv is not None and kv.result is not None)
     stops = request.sampling.stop_strings
     skip_special = request.skip_special_tokens

@@ -28,7 +28,8 @@ _TEXTS_AT_ONCE = 8  # texts of the largest size, at a byte a character, that may
 
 @dataclass(frozen=True)
 class FrontIdentity:
-    """What an application has in common with those of other front processes. `front`: the number of this one, of `fronts` at a time.
+    """What an application has in common with those of other front processes. `front`: the number of this one, of
+    `fronts` at a time.
 
     `metrics`: the folder of what all of them count. `started`: when the service was, in Unix seconds; None: now.
     """

@@ -68,25 +68,27 @@ class Coordinator:
         text: TextConfig,
         count: int,
         *,
-        patience: RestartPolicy | None = None,
+        restart_policy: RestartPolicy | None = None,
         engine_program: str = ENGINE_PROGRAM,
         front_program: str = "homenode.server.fronts.main",
     ) -> None:
-        """`configs`: as `replica_configs` makes them. A single engine is not started again: whoever watches this process starts all anew."""
+        """`configs`: as `replica_configs` makes them. A single engine is not started again: whoever watches this
+        process starts all anew.
+        """
         self._configs, self._server, self._text, self._count = configs, server, text, count
-        self._patience = patience or RestartPolicy()
-        of_engines = self._patience if len(configs) > 1 else replace(self._patience, tries=0)
+        self._restart_policy = restart_policy or RestartPolicy()
+        of_engines = self._restart_policy if len(configs) > 1 else replace(self._restart_policy, tries=0)
         self._experts = ExpertMemoryFiles(configs)
-        self._keepers = [
+        self._supervisors = [
             EngineSupervisor(config, self, of_engines, self._maker(number, engine_program))
             for number, config in enumerate(configs)
         ]
         self._blocks = [0] * len(configs)  # of each engine's KV memory, while it is there
-        self._fronts = FrontSupervisor(count, front_program, self._patience, self)
-        self._held: dict[int, set[int]] = {}  # requests that wait for an engine, by front
+        self._fronts = FrontSupervisor(count, front_program, self._restart_policy, self)
+        self._waiting: dict[int, set[int]] = {}  # requests that wait for an engine, by front
         self._dispatch = dispatch_settings(configs[0])
         self._key, self._started = secrets.token_bytes(32), int(time.time())
-        self._books = RemoteLoad(Router(self._dispatch.block_size, self._dispatch.prefix_caching, self._key))
+        self._loads = RemoteLoad(Router(self._dispatch.block_size, self._dispatch.prefix_caching, self._key))
         self._ready: EngineReady | None = None
         self._listener: socket.socket | None = None
         self._metrics = MetricsFolder()
@@ -96,7 +98,7 @@ class Coordinator:
     def _maker(self, number: int, program: str) -> Callable[[EngineConfig], SharedEngine]:
         def made(config: EngineConfig) -> SharedEngine:
             return SharedEngine(
-                config, program, lambda: self._announce(self._keepers[number]), self._experts.descriptors
+                config, program, lambda: self._announce(self._supervisors[number]), self._experts.descriptors
             )
 
         return made
@@ -104,14 +106,17 @@ class Coordinator:
     # Life
 
     async def start(self, listener: socket.socket, progress: Callable[[int, int], None] | None = None) -> EngineReady:
-        """Start all at once and wait until every front takes connections. `listener` comes from `server.http.listener.bind`.
+        """Start all at once and wait until every front takes connections. `listener` comes from
+        `server.http.listener.bind`.
 
         Raises what an engine or a front could not start for; then nothing is left running.
         """
         self._listener = listener
-        told = Progress(len(self._keepers), progress)
+        told = Progress(len(self._supervisors), progress)
         prepare = Prepare(self._server, self._text, str(self._configs[0].model.path), str(self._metrics.path))
-        starting = [asyncio.ensure_future(keeper.start(told.of(keeper.number))) for keeper in self._keepers]
+        starting = [
+            asyncio.ensure_future(supervisor.start(told.of(supervisor.number))) for supervisor in self._supervisors
+        ]
         await asyncio.sleep(0)  # engines are started first: they have the longer way to go
         fronts = asyncio.ensure_future(self._fronts.start(listener, prepare))
         try:
@@ -128,7 +133,9 @@ class Coordinator:
         return self._ready
 
     async def serve(self, on_listening: Callable[[str], None] | None = None, stop: StopSignals | None = None) -> int:
-        """Watch until a signal, or until nothing is left to watch; the exit code for the process, as `server.run.serve` gives it."""
+        """Watch until a signal, or until nothing is left to watch; the exit code for the process, as `server.run.serve`
+        gives it.
+        """
         if self._listener is None:
             raise InternalError("the coordinator was not started")
         with signals(self.signalled, stop):
@@ -145,7 +152,7 @@ class Coordinator:
         """End everybody."""
         self._lost = self._lost or "the server is closed"
         await self._fronts.close()
-        await asyncio.gather(*(keeper.close() for keeper in self._keepers))
+        await asyncio.gather(*(supervisor.close() for supervisor in self._supervisors))
         self._experts.close()
         if self._listener is not None:
             self._listener.close()
@@ -176,7 +183,11 @@ class Coordinator:
     @property
     def engine_pids(self) -> tuple[int, ...]:
         """The processes of the engines that are there."""
-        return tuple(keeper.client.pid for keeper in self._keepers if keeper.up and keeper.client.pid is not None)
+        return tuple(
+            supervisor.client.pid
+            for supervisor in self._supervisors
+            if supervisor.up and supervisor.client.pid is not None
+        )
 
     # Fronts
 
@@ -184,94 +195,94 @@ class Coordinator:
         """It is told all that the others know, in the order in which it would have heard it."""
         if self._ready is None:
             raise InternalError("a front begins before the engines are ready")
-        count = len(self._keepers)
+        count = len(self._supervisors)
         favourite = favourite_of(front.slot, self._count, count)
-        engines = LinkedSettings(self._ready, count, self._dispatch, self._patience, self._key, favourite)
+        engines = LinkedSettings(self._ready, count, self._dispatch, self._restart_policy, self._key, favourite)
         front.send(Begin(front.number, self._count, self._started, engines))
-        for keeper in self._keepers:
-            if keeper.up:
-                self._connect(keeper, front)
-            front.send(self._seen(keeper))
-        for told in self._books.all(count):
+        for supervisor in self._supervisors:
+            if supervisor.up:
+                self._connect(supervisor, front)
+            front.send(self._seen(supervisor))
+        for told in self._loads.all(count):
             front.send(told)
 
     def front_says(self, front: FrontProcess, message: FromFront) -> None:
         """What concerns the others is told to them."""
         match message:
             case Booked() | Began() | RequestEnded():
-                self._books.take(message)
+                self._loads.take(message)
                 self._fronts.broadcast(message, except_for=front)
             case TicketGivenUp():
                 self._fronts.broadcast(message, except_for=front)
             case Held(request):
                 self._hold(front, request)
             case Unheld(request):
-                self._held.get(front.number, set()).discard(request)
+                self._waiting.get(front.number, set()).discard(request)
             case Moved(engine):
-                self._keepers[engine].moved += 1
-                self._announce(self._keepers[engine])
+                self._supervisors[engine].moved += 1
+                self._announce(self._supervisors[engine])
             case LinkLost(engine, process):
                 asyncio.get_running_loop().call_later(_AGAIN_S, self._connect_again, front, engine, process)
 
     def front_left(self, front: FrontProcess) -> None:
         """Engines see its streams end; the other fronts are told."""
-        self._held.pop(front.number, None)
+        self._waiting.pop(front.number, None)
         left = FrontLeft(front.number)
-        self._books.take(left)
+        self._loads.take(left)
         self._fronts.broadcast(left)
 
     def _hold(self, front: FrontProcess, request: int) -> None:
         """All fronts together have as many waiting as one has where it is alone."""
-        waiting = sum(map(len, self._held.values()))
+        waiting = sum(map(len, self._waiting.values()))
         if 0 < self._dispatch.max_num_queued_requests <= waiting:
             front.send(TooMany(request, waiting))
         else:
-            self._held.setdefault(front.number, set()).add(request)
+            self._waiting.setdefault(front.number, set()).add(request)
 
     # Engines
 
-    def _connect(self, keeper: EngineSupervisor[SharedEngine], front: FrontProcess) -> None:
+    def _connect(self, supervisor: EngineSupervisor[SharedEngine], front: FrontProcess) -> None:
         """A stream between them. When one of them takes none it is about to end, and its successor gets another."""
-        if (connected := keeper.client.connect(front.number)) is not None:
+        if (connected := supervisor.client.connect(front.number)) is not None:
             with connected:
-                front.send_stream(Way(keeper.number, keeper.restarts), connected)
+                front.send_stream(Way(supervisor.number, supervisor.restarts), connected)
 
     def _connect_again(self, front: FrontProcess, engine: int, process: int) -> None:
-        keeper = self._keepers[engine]
-        if keeper.up and keeper.restarts == process and self._fronts.has(front.number) and not self._draining:
-            self._connect(keeper, front)
+        supervisor = self._supervisors[engine]
+        if supervisor.up and supervisor.restarts == process and self._fronts.has(front.number) and not self._draining:
+            self._connect(supervisor, front)
 
-    def _announce(self, keeper: EngineSupervisor[Any]) -> None:
-        self._fronts.broadcast(self._seen(keeper))
+    def _announce(self, supervisor: EngineSupervisor[Any]) -> None:
+        self._fronts.broadcast(self._seen(supervisor))
 
-    def _seen(self, keeper: EngineSupervisor[Any]) -> EngineSeen:
-        return EngineSeen(keeper.figures, self._blocks[keeper.number], keeper.hindrance)
+    def _seen(self, supervisor: EngineSupervisor[Any]) -> EngineSeen:
+        return EngineSeen(supervisor.figures, self._blocks[supervisor.number], supervisor.hindrance)
 
-    def engine_up(self, keeper: EngineSupervisor[Any], ready: EngineReady | None) -> None:
+    def engine_up(self, supervisor: EngineSupervisor[Any], ready: EngineReady | None) -> None:
         """Every front gets a stream to it, if it is a new one."""
         if ready is not None:
-            self._blocks[keeper.number] = ready.num_blocks
-            self._books.add(keeper.number, ready.num_blocks)
+            self._blocks[supervisor.number] = ready.num_blocks
+            self._loads.add(supervisor.number, ready.num_blocks)
             for front in self._fronts.running:
-                self._connect(keeper, front)
-        self._announce(keeper)
+                self._connect(supervisor, front)
+        self._announce(supervisor)
 
-    def engine_silent(self, keeper: EngineSupervisor[Any]) -> None:
+    def engine_silent(self, supervisor: EngineSupervisor[Any]) -> None:
         """Fronts give it nothing."""
-        self._announce(keeper)
+        self._announce(supervisor)
 
-    def engine_down(self, keeper: EngineSupervisor[Any]) -> None:
+    def engine_down(self, supervisor: EngineSupervisor[Any]) -> None:
         """Fronts see their streams end; they are told why."""
-        self._blocks[keeper.number] = 0
-        self._books.drop(keeper.number)
-        self._announce(keeper)
+        self._blocks[supervisor.number] = 0
+        self._loads.drop(supervisor.number)
+        self._announce(supervisor)
 
-    def engine_gone(self, keeper: EngineSupervisor[Any], reason: str) -> None:
+    def engine_gone(self, supervisor: EngineSupervisor[Any], reason: str) -> None:
         """The service goes on while there is another one, or one may come back."""
-        self._announce(keeper)
-        if self._lost is not None or not all(other.state == "gone" for other in self._keepers):
+        self._announce(supervisor)
+        if self._lost is not None or not all(other.state == "gone" for other in self._supervisors):
             return
-        self._lost = reason if len(self._keepers) == 1 else f"no engine is left; the last was lost because {reason}"
+        self._lost = reason if len(self._supervisors) == 1 else f"no engine is left; the last was lost because {reason}"
         _log.error("the engine is gone: %s; the server ends", self._lost)
         self._end_fronts(EnginesGone(self._lost), _ENDING_S)
 

@@ -15,7 +15,9 @@ from homenode.units import format_count
 
 
 def too_few_cores(configs: Sequence[EngineConfig], fronts: int, host: Host | None = None) -> tuple[Finding, ...]:
-    """A warning where there are fewer physical cores than `fronts`, engines, workers and the coordinator: A + DP + N + (1 if DP > 1)."""
+    """A warning where there are fewer physical cores than `fronts`, engines, workers and the coordinator: A + DP + N +
+    (1 if DP > 1).
+    """
     parallel = configs[0].parallel
     sizes = Parallelism(
         data_parallel_size=len(configs),

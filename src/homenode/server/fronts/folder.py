@@ -39,7 +39,9 @@ class MetricsFolder:
 
 
 def _locked_folder() -> tuple[Path, int]:
-    """A new folder and its lock, which is held. OSError: there is no room for one, or others have removed all that were made."""
+    """A new folder and its lock, which is held. OSError: there is no room for one, or others have removed all that were
+    made.
+    """
     for _ in range(_MOST_ATTEMPTS):
         path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         lock = _locked(path)
@@ -49,7 +51,9 @@ def _locked_folder() -> tuple[Path, int]:
 
 
 def _locked(path: Path) -> int | None:
-    """The lock of a new folder. None: before it was held another coordinator took the folder for one that was left, and removes it."""
+    """The lock of a new folder. None: before it was held another coordinator took the folder for one that was left, and
+    removes it.
+    """
     lock = os.open(path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

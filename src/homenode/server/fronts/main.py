@@ -1,8 +1,8 @@
 """A front as a process of its own: `python -m homenode.server.fronts.main FD,DOOR,LISTENER PARENT NAME`.
 
-FD is one end of a socket pair on which it speaks with the coordinator, as in messages.py. Through DOOR come the streams to the engines. LISTENER
-is the socket that all fronts accept on. The process does not outlive the coordinator, and ignores SIGINT and SIGTERM: when to end is the
-coordinator's decision.
+FD is one end of a socket pair on which it speaks with the coordinator, as in messages.py. Through DOOR come the streams
+to the engines. LISTENER is the socket that all fronts accept on. The process does not outlive the coordinator, and
+ignores SIGINT and SIGTERM: when to end is the coordinator's decision.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def _load(prepare: Prepare) -> TokenizerLike:
 
 
 class SharedListener(socket.socket):
-    """A listening socket that other processes accept on as well: how many connections may wait is for who opened it to say."""
+    """A listening socket that other processes accept on as well: how many connections may wait is for who opened it to
+    say.
+    """
 
     def listen(self, backlog: int = 0, /) -> None:
         """Nothing: it does."""

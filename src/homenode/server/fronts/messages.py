@@ -1,4 +1,6 @@
-"""Frames between the coordinator and a front, beside those about requests and engines (`homenode.engine.fronts.messages`)."""
+"""Frames between the coordinator and a front, beside those about requests and engines
+(`homenode.engine.fronts.messages`).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from homenode.server.http.config import ServerConfig
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
-    """First frame to a front: read the vocabulary of the model at `model`. `metrics`: the folder of what all fronts count."""
+    """First frame to a front: read the vocabulary of the model at `model`. `metrics`: the folder of what all fronts
+    count.
+    """
 
     server: ServerConfig
     text: TextConfig
@@ -21,7 +25,9 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """The engines are ready. `front`: the number of this process, of `fronts` at a time. `started`: when the service was, in Unix seconds."""
+    """The engines are ready. `front`: the number of this process, of `fronts` at a time. `started`: when the service
+    was, in Unix seconds.
+    """
 
     front: int
     fronts: int

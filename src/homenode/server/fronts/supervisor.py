@@ -34,12 +34,12 @@ class FrontEvents(Protocol):
 class FrontSupervisor:
     """`count` of them. Those that have begun hear what is told to all."""
 
-    def __init__(self, count: int, program: str, patience: RestartPolicy, host: FrontEvents) -> None:
+    def __init__(self, count: int, program: str, restart_policy: RestartPolicy, host: FrontEvents) -> None:
         """`program`: the module that each runs."""
-        self._program, self._patience, self._host = program, patience, host
+        self._program, self._restart_policy, self._host = program, restart_policy, host
         self._numbers = itertools.count(1)
         self._slots: list[FrontProcess | None] = [None] * count  # None while it is started again
-        self._begun: dict[int, FrontProcess] = {}  # by number
+        self._serving: dict[int, FrontProcess] = {}  # by number
         self._keeping: list[asyncio.Task[None]] = []
         self._first: tuple[socket.socket, Prepare] | None = None
         self._ending = False
@@ -48,7 +48,9 @@ class FrontSupervisor:
     # Life
 
     async def start(self, listener: socket.socket, prepare: Prepare) -> None:
-        """Start all, and wait until each has read the vocabulary. `listener`: that they accept on. Raises what one could not do that for."""
+        """Start all, and wait until each has read the vocabulary. `listener`: that they accept on. Raises what one
+        could not do that for.
+        """
         self._first = (listener, prepare)
         starting = [asyncio.ensure_future(self._new(slot)) for slot in range(len(self._slots))]
         try:
@@ -68,14 +70,18 @@ class FrontSupervisor:
         self._keeping = [asyncio.ensure_future(self._keep(slot, front)) for slot, front in enumerate(fronts)]
 
     async def kept(self) -> int | None:
-        """Waits until none is left: the largest exit code of those that ended as they were told to, None when all were given up."""
+        """Waits until none is left: the largest exit code of those that ended as they were told to, None when all were
+        given up.
+        """
         for ended in await asyncio.gather(*self._keeping, return_exceptions=True):
             if isinstance(ended, Exception):
                 raise ended
         return max([0, *self._codes]) if self._ending else None
 
     def end(self, last: ToFront, patience_s: float) -> None:
-        """Tell all to end by themselves; who has not within `patience_s` seconds is killed, as is who is just being started."""
+        """Tell all to end by themselves; who has not within `patience_s` seconds is killed, as is who is just being
+        started.
+        """
         self._ending = True
         self.broadcast(last)
         for slot, front in enumerate(self._slots):
@@ -85,7 +91,7 @@ class FrontSupervisor:
 
     def kill(self) -> None:
         """End all at once."""
-        for front in self._begun.values():
+        for front in self._serving.values():
             front.kill()
 
     async def close(self) -> None:
@@ -101,16 +107,16 @@ class FrontSupervisor:
     @property
     def running(self) -> tuple[FrontProcess, ...]:
         """Those that have begun."""
-        return tuple(self._begun.values())
+        return tuple(self._serving.values())
 
     def has(self, number: int) -> bool:
         """Whether this process is there."""
-        return number in self._begun
+        return number in self._serving
 
     def broadcast(self, message: ToFront, except_for: FrontProcess | None = None) -> None:
         """Say this to all that have begun."""
         frame = encode_frame(message)
-        for front in self._begun.values():
+        for front in self._serving.values():
             if front is not except_for:
                 front.send_frame(frame)
 
@@ -133,7 +139,7 @@ class FrontSupervisor:
 
     def _begin(self, front: FrontProcess) -> None:
         self._host.front_begins(front)
-        self._begun[front.number] = front
+        self._serving[front.number] = front
         front.send(Serve())
 
     async def _keep(self, slot: int, front: FrontProcess) -> None:
@@ -145,13 +151,13 @@ class FrontSupervisor:
             code = await asyncio.shield(front.left)
             watching.cancel()
             self._slots[slot] = None
-            del self._begun[front.number]
+            del self._serving[front.number]
             self._host.front_left(front)
             await front.close()
             if self._ending:
                 self._codes.append(max(0, code))  # a killed one did what it was told
                 return
-            failures = 0 if time.monotonic() - since >= self._patience.steady_s else failures
+            failures = 0 if time.monotonic() - since >= self._restart_policy.steady_s else failures
             reason = f"exit code {code}" if code >= 0 else f"signal {-code}"
             replaced = await self._replace(slot, front.name, reason, failures)
             if replaced is None:
@@ -162,10 +168,13 @@ class FrontSupervisor:
         """The new front, and the failures in a row so far; None when there were too many."""
         while True:
             failures += 1
-            delay = self._patience.delay(failures)
+            delay = self._restart_policy.delay(failures)
             if delay is None:
                 _log.error(
-                    "%s has ended (%s); it is not started again after %d tries", name, reason, self._patience.tries
+                    "%s has ended (%s); it is not started again after %d tries",
+                    name,
+                    reason,
+                    self._restart_policy.tries,
                 )
                 return None
             _log.warning("%s has ended (%s); another one is started in %g s", name, reason, delay)
@@ -180,10 +189,10 @@ class FrontSupervisor:
 
     async def _watch(self, front: FrontProcess) -> None:
         """End a front whose loop does not answer; what it took is lost then, and the others are not."""
-        longest = self._patience.silent_after_s + self._patience.lost_after_s
+        longest = self._restart_policy.silent_after_s + self._restart_policy.lost_after_s
         asked_again = False
         while True:
-            await asyncio.sleep(self._patience.look_every_s)
+            await asyncio.sleep(self._restart_policy.look_every_s)
             asked = time.monotonic()
             try:
                 await front.heartbeat(longest)

@@ -24,16 +24,16 @@ class ConnectionLimits:
     """How many connections there may be. A number from `first_reserved` on means that as many descriptors are open,
     whatever for.
 
-    `most`: connections, where each of them needs further descriptors later on.
+    `max_connections`: how many, where each of them needs further descriptors later on.
     """
 
     first_reserved: int
-    most: int
+    max_connections: int
     limit: int
 
     @staticmethod
     def now(descriptors_each: int) -> ConnectionLimits:
-        """For a process as it is, before it has connections. `descriptors_each`: that one connection may come to need."""
+        """For a process that has no connections yet. `descriptors_each`: how many one connection may come to need."""
         limit = descriptor_limit()
         free = limit - reserve_of(limit)
         return ConnectionLimits(free, max(1, (free - descriptors_in_use()) // descriptors_each), limit)
@@ -56,7 +56,7 @@ class Acceptor:
         at_once: int,
         limits: ConnectionLimits,
     ) -> None:
-        """`count`: how many connections there are. `at_once`: how many are accepted before anything else has its turn."""
+        """`count`: how many connections there are. `at_once`: how many are accepted before others have a turn."""
         self._listener, self._make, self._idle, self._count = listener, make, idle, count
         self._at_once, self._limits = at_once, limits
         self._loop = asyncio.get_running_loop()
@@ -98,7 +98,9 @@ class Acceptor:
                 return
             connection.setblocking(False)
             under_way = self._count() + len(self._connecting)
-            self._short = connection.fileno() >= self._limits.first_reserved or under_way >= self._limits.most
+            self._short = (
+                connection.fileno() >= self._limits.first_reserved or under_way >= self._limits.max_connections
+            )
             task = self._loop.create_task(self._connect(connection, self._short))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)

@@ -1,4 +1,6 @@
-"""What msgspec says about a body, said to the client: which field, what is wrong with it, and whether it is only missing here."""
+"""What msgspec says about a body, said to the client: which field, what is wrong with it, and whether it is only
+missing here.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def decode_as(kind: type[T], hints: FieldHints) -> Callable[[bytes], T]:
 
 
 def _whole_numbers(value: Any) -> Any:
-    """JSON has one kind of number, so 3.0 is an integer where one is wanted; some clients know no other way to write it."""
+    """JSON has one kind of number, so 3.0 is an integer where one is wanted; some clients know no other way to write
+    it.
+    """
     if isinstance(value, float):
         return int(value) if value.is_integer() else value
     if isinstance(value, list):
@@ -64,7 +68,9 @@ def _whole_numbers(value: Any) -> Any:
 
 
 def _from_decoding(error: Exception, hints: FieldHints) -> ApiError:
-    """The answer for a body that is not JSON (DecodeError, UnicodeDecodeError, RecursionError) or not of the right shape (ValidationError)."""
+    """The answer for a body that is not JSON (DecodeError, UnicodeDecodeError, RecursionError) or not of the right
+    shape (ValidationError).
+    """
     if not isinstance(error, msgspec.ValidationError):
         reason = "too deeply nested" if isinstance(error, RecursionError) else str(error)
         return ApiError(400, f"the body is not valid JSON: {reason[:_LONGEST_ECHO]}", code="invalid_json")

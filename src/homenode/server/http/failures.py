@@ -65,7 +65,9 @@ class ApiError(Exception):
 
 
 def failure_of(error: Exception, request_id: str) -> ApiError:
-    """The answer for anything raised while a request was handled. What is the server's own fault is logged here and hidden there."""
+    """The answer for anything raised while a request was handled. What is the server's own fault is logged here and
+    hidden there.
+    """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, errors.HomenodeError) and not isinstance(error, errors.HostError | errors.InternalError):

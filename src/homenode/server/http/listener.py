@@ -44,7 +44,8 @@ class Draining(Protocol):
 
 
 def bind(config: HttpConfig) -> socket.socket:
-    """The listening address, taken before a model is loaded so that a wrong one is known at once. It does not listen yet.
+    """The listening address, taken before a model is loaded so that a wrong one is known at once. It does not listen
+    yet.
 
     Raises UserError naming host and port when the address cannot be had.
     """
@@ -75,7 +76,9 @@ def url_of(listener: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its signal handlers, which end the process by the signal, and without its ten looks a second at a flag."""
+    """uvicorn without its signal handlers, which end the process by the signal, and without its ten looks a second at a
+    flag.
+    """
 
     def __init__(
         self, config: uvicorn.Config, on_listening: Callable[[], object], *, descriptors_each: int = 1
@@ -172,7 +175,9 @@ class Ending:
         self._task = asyncio.ensure_future(self._drain())
 
     def engine_lost(self, reason: str) -> None:
-        """Pending requests are answered by the client; then the process ends with 1, for whoever watches it to start it again."""
+        """Pending requests are answered by the client; then the process ends with 1, for whoever watches it to start it
+        again.
+        """
         if self._state.lost is not None:
             return
         self._state.lost = reason
@@ -194,7 +199,7 @@ class Ending:
 
 
 def uvicorn_config(app: object, config: HttpConfig, backlog: int = _BACKLOG) -> uvicorn.Config:
-    """For an application behind `Door`. `backlog`: connections that may wait to be accepted, and are accepted at once."""
+    """For an `HttpApplication`. `backlog`: connections that may wait to be accepted, and are accepted at once."""
     made = uvicorn.Config(
         app,  # type: ignore[arg-type]
         backlog=backlog,

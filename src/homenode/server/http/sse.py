@@ -40,8 +40,8 @@ def half_closed_of(request: Request) -> asyncio.Event:
 async def break_silences(
     half_closed: asyncio.Event, every_s: float, last: Callable[[], float], comment: Callable[[], Awaitable[None]]
 ) -> None:
-    """Until cancelled: await `comment` whenever nothing was sent for `every_s` seconds (0: never), and after every second
-    of silence once `half_closed` is set. `last`: when something was sent last, by `time.monotonic`.
+    """Until cancelled: await `comment` whenever nothing was sent for `every_s` seconds (0: never), and after every
+    second of silence once `half_closed` is set. `last`: when something was sent last, by `time.monotonic`.
     """
     while True:
         limit = _SILENCE_S if half_closed.is_set() else every_s
@@ -65,8 +65,8 @@ class EventStream(Response):
     """Sends `events` as they come, and closes the generator when the client leaves. One that stops reading is made to
     leave by its connection.
 
-    The status line waits for the first event, or for a second: a request the engine refuses at once is answered with the right status. A
-    failure after that is sent as an event with an error body, and the stream ends without [DONE].
+    The status line waits for the first event, or for a second: a request the engine refuses at once is answered with
+    the right status. A failure after that is sent as an event with an error body, and the stream ends without [DONE].
     """
 
     def __init__(
@@ -111,7 +111,9 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _keep_alive(self, send: Send) -> None:
-        """Commits to a stream after the grace, then breaks long silences, which proxies and clients take for a dead server."""
+        """Commits to a stream after the grace, then breaks long silences, which proxies and clients take for a dead
+        server.
+        """
         await asyncio.sleep(STREAM_GRACE_S)
         await self._start(send)
         await break_silences(

@@ -1,4 +1,6 @@
-"""SIGTERM and SIGINT from a server's first moment to its last: a start is given up, requests are drained, an end is not disturbed."""
+"""SIGTERM and SIGINT from a server's first moment to its last: a start is given up, requests are drained, an end is not
+disturbed.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def ignore_signal() -> None:
 
 @contextmanager
 def signals(handler: Callable[[], None], stop: StopSignals | None = None) -> Iterator[None]:
-    """`handler` for SIGTERM and SIGINT: through `stop`, which goes on to ignore them afterwards, or for this time only."""
+    """`handler` for SIGTERM and SIGINT, only inside the context. `stop` is used if given, and ignores them afterwards."""
     if stop is None:
         with StopSignals(handler):
             yield
@@ -57,7 +59,9 @@ def signals(handler: Callable[[], None], stop: StopSignals | None = None) -> Ite
 
 
 async def run_until_stopped(serving: Callable[[StopSignals], Coroutine[Any, Any, int]]) -> int:
-    """What `serving` returns. A signal before it has a handler of its own cancels it: whatever it began it ends, and 0 is returned."""
+    """What `serving` returns. A signal before it has a handler of its own cancels it: whatever it began it ends, and 0
+    is returned.
+    """
     task = asyncio.current_task()
     assert task is not None
 

@@ -21,10 +21,12 @@ class RequestOutputs(Protocol):
 
 
 class EngineClient(Protocol):
-    """The front's end of the connection to an engine process, or to several of them (`homenode.engine.router.client.ReplicasClient`).
+    """The front's end of the connection to an engine process, or to several of them
+    (`homenode.engine.router.client.ReplicasClient`).
 
-    When the engine is lost every pending request gets an Output with a finish reason of `error` and the error kind `PeerError`, and
-    `on_engine_lost` is called once with the reason; of several engines, when the last of them is lost for good.
+    When the engine is lost every pending request gets an Output with a finish reason of `error` and the error kind
+    `PeerError`, and `on_engine_lost` is called once with the reason; of several engines, when the last of them is lost
+    for good.
     """
 
     on_engine_lost: Callable[[str], None] | None
@@ -43,7 +45,9 @@ class EngineClient(Protocol):
 
     @property
     def hindrance(self) -> str | None:
-        """Why nothing is computed now although requests are taken, such as a worker that is being replaced; None: nothing hinders."""
+        """Why nothing is computed now although requests are taken, such as a worker that is being replaced; None:
+        nothing hinders.
+        """
 
     def submit(self, request: Request) -> RequestOutputs:
         """Start `request`. Closing the stream early aborts it. Raises CapacityError when it is too large to be sent."""

@@ -38,7 +38,9 @@ class TokenizerLike(Protocol):
         """The ids of a rendered conversation, with the special tokens that its template leaves to the model's file."""
 
     def chat_prompt(self, ids: list[int], add_special_tokens: bool | None = None) -> list[int]:
-        """The prompt of a conversation encoded to `ids`, with the special tokens that its template leaves to the model's file."""
+        """The prompt of a conversation encoded to `ids`, with the special tokens that its template leaves to the
+        model's file.
+        """
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 

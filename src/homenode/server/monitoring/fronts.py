@@ -1,7 +1,7 @@
 """What all fronts counted together, whichever of them is asked.
 
-prometheus_client keeps the values of a process in files of a folder when it is told one before it is imported; values of fronts that have ended
-stay there, so that counters never go back.
+prometheus_client keeps the values of a process in files of a folder when it is told one before it is imported; values
+of fronts that have ended stay there, so that counters never go back.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What /metrics shows: the engine's counters as it last sent them, and what only the front can time.
 
-Names are the field's, under `homenode:`, labelled with the model's name, and the engine's number where there are several. One registry belongs
-to one application.
+Names are the field's, under `homenode:`, labelled with the model's name, and the engine's number where there are
+several. One registry belongs to one application.
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ _STATES = get_args(EngineState)
 
 
 class _EngineCollector(Collector):
-    """Reads the engine's latest statistics whenever somebody asks. Of several engines each has its own series, which add up to the whole."""
+    """Reads the engine's latest statistics whenever somebody asks. Of several engines each has its own series, which
+    add up to the whole.
+    """
 
     def __init__(self, model: str, client: EngineClient, refused: Callable[[], Mapping[str, int]]) -> None:
         """`refused`: requests that fronts turned away, by reason."""
@@ -134,7 +136,7 @@ class _EngineCollector(Collector):
             yield counter
         yield self._memory(names, parts)
         yield from _in_common(names, parts)
-        yield self._homes(names, parts)
+        yield self._node_memory(names, parts)
         yield self._rejections([now for _, now in parts])
         if self._client.ready.details.get("kv_transfer"):
             yield from transfer_metrics(names, parts)
@@ -153,8 +155,9 @@ class _EngineCollector(Collector):
         return ("model_name", *names), parts
 
     def _memory(self, names: tuple[str, ...], parts: list[tuple[tuple[str, ...], EngineStats]]) -> Metric:
-        """Bytes of weights (`shared`: its own experts that other engines read, too) and KV memory by kind of page, as the kernel told after they were
-        loaded, and of KV memory that grows now; none where it is not known."""
+        """Bytes of weights (`shared`: its own experts that other engines read, too) and KV memory by kind of page, as
+        the kernel told after they were loaded, and of KV memory that grows now; none where it is not known.
+        """
         pages = GaugeMetricFamily(
             "homenode:memory_bytes", "Weights and KV memory, by kind of page.", labels=(*names, "use", "pages")
         )
@@ -166,8 +169,10 @@ class _EngineCollector(Collector):
                     pages.add_metric((*values, use, "small"), seen["present"] - seen["huge"])
         return pages
 
-    def _homes(self, names: tuple[str, ...], parts: list[tuple[tuple[str, ...], EngineStats]]) -> Metric:
-        """How much of what is planned for each node is there; none where nothing is planned, or the kernel does not tell."""
+    def _node_memory(self, names: tuple[str, ...], parts: list[tuple[tuple[str, ...], EngineStats]]) -> Metric:
+        """How much of what is planned for each node is there; none where nothing is planned, or the kernel does not
+        tell.
+        """
         help = "Share of the pages planned for a node (all: for several in turn) that are on it."
         kept = [at for at, name in enumerate(names) if name != "node"]  # here a label of the pages, not of the engine
         ratios = GaugeMetricFamily(
@@ -215,7 +220,9 @@ class _EngineCollector(Collector):
 
 
 def _start_phases(model: str, of_engine: object) -> Iterator[Metric]:
-    """When the phases of the start of this front and of its engine ended; nothing where there are several fronts or engines, whose starts overlap."""
+    """When the phases of the start of this front and of its engine ended; nothing where there are several fronts or
+    engines, whose starts overlap.
+    """
     began, of_front = process_began(), marked_phases()
     if began is None or not of_front or not isinstance(of_engine, list):
         return
@@ -242,7 +249,9 @@ def _in_common(names: tuple[str, ...], parts: list[tuple[tuple[str, ...], Engine
 
 
 def _labels(engines: Sequence[ReplicaStats]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """What tells engines apart: the number, and the NUMA node where each has one to itself. Names, and values for each engine."""
+    """What tells engines apart: the number, and the NUMA node where each has one to itself. Names, and values for each
+    engine.
+    """
     nodes = [engine.node for engine in engines]
     if None in nodes or len(set(nodes)) < len(nodes):
         return ("engine",), [(str(engine.number),) for engine in engines]

@@ -1,4 +1,4 @@
-"""What /metrics shows of an engine's stages and workers; nothing where one worker in the engine's process does it all."""
+"""What /metrics shows of an engine's stages and workers; nothing where the engine's process is its only worker."""
 
 from __future__ import annotations
 

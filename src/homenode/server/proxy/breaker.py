@@ -9,7 +9,9 @@ LONGEST_PAUSE_S = 30.0
 
 @dataclass
 class CircuitBreaker:
-    """Opens after `failures` in a row, for `pause_s` at first. After the pause one request probes; twice as long a pause follows when it fails."""
+    """Opens after `failures` in a row, for `pause_s` at first. After the pause one request probes; twice as long a
+    pause follows when it fails.
+    """
 
     failures: int
     pause_s: float

@@ -1,6 +1,7 @@
 """What a client's request asks for, as far as routing depends on it; and the bodies that go to the servers. Pure.
 
-Nothing is checked here that the servers check: a body that cannot be read goes to a decode server as it is, which says what is wrong with it.
+Nothing is checked here that the servers check: a body that cannot be read goes to a decode server as it is, which says
+what is wrong with it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 @dataclass(frozen=True)
 class ClientRequest:
-    """`direct`: why it is not handed over, None: it is. `units`, `tokens`, `salt`: what `routing.LoadTable.prompt` takes."""
+    """`direct`: why it is not handed over, None: it is. `units`, `tokens`, `salt`: what `routing.LoadTable.prompt`
+    takes.
+    """
 
     body: bytes
     direct: str | None
@@ -43,7 +46,9 @@ class ClientRequest:
         return msgspec.json.encode({**kept, _PARAMS: params})
 
     def for_decode(self, ticket: str | None, engine: str | None = None) -> bytes:
-        """The body for a decode server: the client's, with the ticket if there is one. `engine`: of several there, the one that has the KV."""
+        """The body for a decode server: the client's, with the ticket if there is one. `engine`: of several there, the
+        one that has the KV.
+        """
         if ticket is None:
             return self.body
         kept = {name: value for name, value in (self.fields or {}).items() if name != _PARAMS}

@@ -1,4 +1,6 @@
-"""The response to a proxy's client: the decode server's, or a stream begun by the proxy while servers are still at work."""
+"""The response to a proxy's client: the decode server's, or a stream begun by the proxy while servers are still at
+work.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from homenode.server.http.sse import STREAM_GRACE_S, STREAM_HEADERS, break_silen
 
 
 class ClientResponse:
-    """`started`: the head was sent; `early`: by the proxy itself, as that of a stream; `complete`: the last byte was sent."""
+    """`started`: the head was sent; `early`: by the proxy itself, as that of a stream; `complete`: the last byte was
+    sent.
+    """
 
     def __init__(self, send: Send, half_closed: asyncio.Event) -> None:
         """`send` is the ASGI server's, which ends the connection of a client that does not read. `half_closed`: as
@@ -36,7 +40,8 @@ class ClientResponse:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def keep_alive(self, every_s: float, waits_for: Callable[[], str]) -> None:
-        """Until cancelled: begin a stream once a server's own status is not to be waited for any longer, then break its silence.
+        """Until cancelled: begin a stream once a server's own status is not to be waited for any longer, then break its
+        silence.
 
         A comment every `every_s` seconds (> 0) says what is waited for, and how long at most. Clients and proxies
         between take a stream that is silent for a minute for a dead one.
@@ -48,8 +53,8 @@ class ClientResponse:
         await break_silences(self._half_closed, every_s, lambda: self._last, lambda: self._comment(waits_for()))
 
     async def look_for_client(self, between_events: Callable[[], bool]) -> None:
-        """Until cancelled: while a server's stream is passed on, whose silences it breaks itself, comment on those after
-        which a client that has closed its sending side may have left. `between_events`: a comment may come now.
+        """Until cancelled: while a server's stream is passed on, whose silences it breaks itself, comment on those
+        after which a client that has closed its sending side may have left. `between_events`: a comment may come now.
         """
 
         async def comment() -> None:

@@ -12,7 +12,7 @@ from homenode.units import parse_seconds, parse_tokens
 
 
 def server_urls(text: str) -> tuple[str, ...]:
-    """The addresses in `text`, separated by commas or blanks, as `http://host:port`. Raises UserError for what is none."""
+    """The addresses `http://host:port` in `text`, separated by commas or blanks. Raises UserError for what is none."""
     return tuple(server_url(part) for part in str(text).replace(",", " ").split())
 
 

@@ -306,10 +306,13 @@ class Forwarder:
             await self._pump(self._error_answer)
         elif step.problem is not None and is_stream:
             await self._client.write(self._events.failure(_error(step.problem).body), more=False)
-        # any other answer that broke off stays without its end: the connection is closed, and the client sees that it is not whole
+        # any other answer that broke off stays without its end: the connection is closed, and the client sees that it
+        # is not whole
 
     async def _guarded(self, work: Coroutine[Any, Any, T], url: str, deadline_s: float | None, patience_s: float) -> T:
-        """The result of `work` at a server. Raises Silent when the server is given up meanwhile, TimeoutError, and what `work` raises."""
+        """The result of `work` at a server. Raises Silent when the server is given up meanwhile, TimeoutError, and what
+        `work` raises.
+        """
         task = asyncio.ensure_future(work)
         watch = asyncio.ensure_future(self._state.watch.until_lost(url, patience_s))
         try:

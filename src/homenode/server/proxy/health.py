@@ -24,7 +24,9 @@ class ServerHealth(Struct):
 
 
 class ProxyHealth(Struct):
-    """Answer of /health. `pairs`: of a prefill and a decode server that can hand over now. `obstacles`: why others cannot."""
+    """Answer of /health. `pairs`: of a prefill and a decode server that can hand over now. `obstacles`: why others
+    cannot.
+    """
 
     status: Literal["ok", "starting", "unusable"]
     prefill: list[ServerHealth]

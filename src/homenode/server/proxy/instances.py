@@ -24,8 +24,9 @@ _PUBLISHED_ROLE = {"prefill": "sender", "decode": "receiver"}
 
 @dataclass(frozen=True)
 class Sight:
-    """What one look found. `document`: what it publishes, of several engines the first one; `raw`: as it came, if it publishes anything.
-    `engines`: the document of each, where the server says that it has several."""
+    """What one look found. `document`: what it publishes, of several engines the first one; `raw`: as it came, if it
+    publishes anything. `engines`: the document of each, where the server says that it has several.
+    """
 
     state: State
     reason: str = ""
@@ -85,7 +86,9 @@ class Instance:
         return self.state == "ready" and now >= self.busy_until and not self.breaker.open(now)
 
     def lost_in(self, now: float, life: int, patience_s: float) -> float | None:
-        """Seconds until those who have waited there since life `life` should give up; None while nothing speaks for that."""
+        """Seconds until those who have waited there since life `life` should give up; None while nothing speaks for
+        that.
+        """
         if self.lives != life:
             return 0.0
         if self.state in ("silent", "down"):
@@ -93,7 +96,9 @@ class Instance:
         return None
 
     def _is_another(self, sight: Sight) -> bool:
-        """Of several engines one that is left keeps the server what it was: requests of those that were lost have gone to it."""
+        """Of several engines one that is left keeps the server what it was: requests of those that were lost have gone
+        to it.
+        """
         before, now = _incarnations(self.document, self.engines), _incarnations(sight.document, sight.engines)
         return bool(before and now) and before.isdisjoint(now)
 
@@ -108,7 +113,9 @@ def _incarnations(document: Published | None, engines: Sequence[Published]) -> f
 
 
 def _fitting(role: Role, sight: Sight) -> Sight:
-    """A server that is not what it was given as is unfit. A decoder that hands nothing over can still compute everything."""
+    """A server that is not what it was given as is unfit. A decoder that hands nothing over can still compute
+    everything.
+    """
     wanted = _PUBLISHED_ROLE[role]
     if sight.state != "ready" or (sight.document is not None and sight.document.role == wanted):
         return sight

@@ -12,7 +12,9 @@ _KEPT_WHOLE = (
 
 
 class Opened:
-    """`begin` reads a stream's first chunk, and any other answer whole as far as it is not too long for that. `url`: of the server."""
+    """`begin` reads a stream's first chunk, and any other answer whole as far as it is not too long for that. `url`: of
+    the server.
+    """
 
     def __init__(self, url: str, response: httpx.Response) -> None:
         self.url = url

@@ -4,8 +4,9 @@ and returns the next one.
     choosing -> prefilling -> handed -> decoding -> over
         ^-----------'-----------'                             a server failed before the first byte
 
-Each call returns the tickets to be released and then exactly one step. A ticket is drawn for every attempt at a hand-over, and released unless the
-decode server used it up. Every step has a deadline and their number is bounded, so every request ends.
+Each call returns the tickets to be released and then exactly one step. A ticket is drawn for every attempt at a
+hand-over, and released unless the decode server used it up. Every step has a deadline and their number is bounded, so
+every request ends.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class ReleaseTicket:
 
 @dataclass(frozen=True)
 class Choose:
-    """Choose servers; wait up to `wait_s` for a decode server. Those in `avoid` only where there is no other, or not at all if `strict`."""
+    """Choose servers; wait up to `wait_s` for a decode server. Those in `avoid` only where there is no other, or not at
+    all if `strict`.
+    """
 
     handover: bool
     failed_prefillers: frozenset[str]
@@ -147,7 +150,9 @@ class ProxiedRequest:
         return self._decode(self._open[0])
 
     def prefill_failed(self, fault: Fault) -> list[Action]:
-        """Another prefill server, or the decoder computes the prompt. `rejected`: the request is wrong, which the decoder is to say."""
+        """Another prefill server, or the decoder computes the prompt. `rejected`: the request is wrong, which the
+        decoder is to say.
+        """
         assert self._open is not None
         prefiller = self._open[1]
         self.faults.append((prefiller, fault))
@@ -158,7 +163,9 @@ class ProxiedRequest:
         return [*self._release(f"prefill {fault}"), self._choose()]
 
     def decode_failed(self, fault: Fault, *, has_answer: bool = False) -> list[Action]:
-        """Nothing of an answer was passed on. `has_answer`: there is an answer, an error that another decoder may not make."""
+        """Nothing of an answer was passed on. `has_answer`: there is an answer, an error that another decoder may not
+        make.
+        """
         self.faults.append((self._decoder, fault))
         self._decode_failures += 1
         self._failed_decoders |= {self._decoder}

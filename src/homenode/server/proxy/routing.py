@@ -1,11 +1,12 @@
 """Which prefill and which decode server a request goes to. Pure.
 
-Work is counted in tokens. A prefill server costs what waits there, something for every request it has, and the prompt less what its prefix cache
-probably holds; a decode server the same, but a token that is handed over counts a sixteenth of one that is computed. What a cache holds is
-guessed from the prompts that were sent there; a wrong guess costs time only.
+Work is counted in tokens. A prefill server costs what waits there, something for every request it has, and the prompt
+less what its prefix cache probably holds; a decode server the same, but a token that is handed over counts a sixteenth
+of one that is computed. What a cache holds is guessed from the prompts that were sent there; a wrong guess costs time
+only.
 
-Of a decode server of several engines each is a target of its own, as the KV of a prompt goes to one of them. Which engine of a prefill server computes a
-prompt is that server's business: what waits there is divided among its engines.
+Of a decode server of several engines each is a target of its own, as the KV of a prompt goes to one of them. Which
+engine of a prefill server computes a prompt is that server's business: what waits there is divided among its engines.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _HANDED_OVER = 1 / 16  # of the work of computing a token
 
 @dataclass(frozen=True)
 class RouteTarget:
-    """Where a prompt may go: a server, or one of several engines of it. `engine`: its incarnation, None: the server chooses, or has but one."""
+    """Where a prompt may go: a server, or one of several engines of it. `engine`: its incarnation, None: the server
+    chooses, or has but one.
+    """
 
     server: str
     engine: str | None = None
@@ -40,7 +43,9 @@ class Prompt:
 
 @dataclass(frozen=True)
 class ChosenRoute:
-    """A decode server, and a prefill server before it; None: the decoder computes the prompt. `short`: as it lacks little of it."""
+    """A decode server, and a prefill server before it; None: the decoder computes the prompt. `short`: as it lacks
+    little of it.
+    """
 
     decoder: RouteTarget
     prefiller: RouteTarget | None = None
@@ -49,7 +54,7 @@ class ChosenRoute:
 
 @dataclass(eq=False)
 class TargetLoad:
-    """The work that one target has, and the prompts that its prefix cache probably holds. `engines`: how many share it."""
+    """The work that one target has, and what its prefix cache probably holds. `engines`: how many share the work."""
 
     prefixes: Prefixes = field(default_factory=lambda: Prefixes(REMEMBERED_BLOCKS))
     requests: int = 0
@@ -60,8 +65,9 @@ class TargetLoad:
 
 @dataclass(eq=False)
 class RoutedLoad:
-    """A request that was sent to a target, and the part of the target's load that it is. `waiting`: its work as long as it
-    has no answer."""
+    """A request that was sent to a target, and the part of the target's load that it is. `waiting`: its work as long as
+    it has no answer.
+    """
 
     load: TargetLoad
     waiting: float
@@ -69,15 +75,17 @@ class RoutedLoad:
 
 @dataclass
 class LoadTable:
-    """The work and the probable cache contents of every target. `key`: the key of the hashes, drawn at random unless a test
-    gives one.
+    """The work and the probable cache contents of every target. `key`: the key of the hashes, drawn at random unless a
+    test gives one.
     """
 
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     _loads: dict[RouteTarget, TargetLoad] = field(default_factory=dict)
 
     def prompt(self, units: Sequence[int], tokens: int, salt: str) -> Prompt:
-        """`units`: token ids, or numbers that stand for pieces of text, from the beginning; `tokens`: of the whole prompt."""
+        """`units`: token ids, or numbers that stand for pieces of text, from the beginning; `tokens`: of the whole
+        prompt.
+        """
         return Prompt(tokens, prompt_digests(self.key, units, BLOCK_TOKENS, salt))
 
     def choose(
@@ -88,8 +96,9 @@ class LoadTable:
         fits: Callable[[RouteTarget, RouteTarget], bool],
         min_handover: int = 0,
     ) -> ChosenRoute | None:
-        """The cheapest pair that fits, else the cheapest target to decode alone; None without any target. At equal cost the
-        targets take turns, in the order given."""
+        """The cheapest pair that fits, else the cheapest target to decode alone; None without any target. At equal cost
+        the targets take turns, in the order given.
+        """
         if not decoders:
             return None
         near = [target for target in decoders if prompt.tokens - self._match(target, prompt) < min_handover]

@@ -19,7 +19,8 @@ _DESCRIPTORS_EACH = 3  # the client's connection, one to a prefill server and on
 async def serve(
     config: ProxyConfig, *, listener: socket.socket | None = None, on_listening: Callable[[str], None] | None = None
 ) -> int:
-    """Answers requests until a signal; the exit code for the process. Servers that are not up yet are waited for meanwhile.
+    """Answers requests until a signal; the exit code for the process. Servers that are not up yet are waited for
+    meanwhile.
 
     `listener` comes from `bind` and is closed here. `on_listening` is called with the URL once connections are taken.
     """

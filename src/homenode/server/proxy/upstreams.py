@@ -72,7 +72,9 @@ class Upstream:
     async def send(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None
     ) -> httpx.Response:
-        """An answer whose body has not been read, to be closed by the caller; the connection ends if that is too early. Raises Broken."""
+        """An answer whose body has not been read, to be closed by the caller; the connection ends if that is too early.
+        Raises Broken.
+        """
         try:
             request = self._client.build_request(method, path, headers=headers, content=body)
             return await self._client.send(request, stream=True)
@@ -119,7 +121,9 @@ def passed_on(response: httpx.Response) -> list[tuple[bytes, bytes]]:
 
 
 async def within(seconds: float, work: asyncio.Task[Any]) -> bool:
-    """Whether `work` ended in time. A loop that was held up itself is no proof: what has come meanwhile is looked at first."""
+    """Whether `work` ended in time. A loop that was held up itself is no proof: what has come meanwhile is looked at
+    first.
+    """
     done, _ = await asyncio.wait({work}, timeout=seconds)
     if not done:
         done, _ = await asyncio.wait({work}, timeout=min(0.25, seconds))

@@ -65,7 +65,9 @@ def template_messages(messages: Messages) -> list[dict[str, Any]]:
 
 
 def _template_message(message: Message) -> dict[str, Any]:
-    """A message as templates know it. A developer's is a system message under its newer name, which few templates have heard of."""
+    """A message as templates know it. A developer's is a system message under its newer name, which few templates have
+    heard of.
+    """
     role = str(message.__struct_config__.tag)
     said = {"role": "system" if role == "developer" else role, "content": _content(message.content)}
     return said | {"name": message.name} if message.name else said

@@ -1,5 +1,5 @@
-"""What the types of the OpenAI API cannot say of the served model in the OpenAPI document: limits, and fields that depend
-on each other.
+"""What the types of the OpenAI API cannot say of the served model in the OpenAPI document: limits, and fields that
+depend on each other.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Requests of the OpenAI API as this server takes them.
 
-A field is here for one of three reasons: it works; it changes nothing about the answer (`user`, `metadata`); or the official API has it,
-this server lacks what it stands for, and its type leaves only the value that asks for nothing (`tools: []`). Every other field, and every
-other value, is refused by name. `None` means the default everywhere, as clients send nulls for what they leave open.
+A field is here for one of three reasons: it works; it changes nothing about the answer (`user`, `metadata`); or the
+official API has it, this server lacks what it stands for, and its type leaves only the value that asks for nothing
+(`tools: []`). Every other field, and every other value, is refused by name. `None` means the default everywhere, as
+clients send nulls for what they leave open.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ _SMALLEST_TOP_P = 1e-9  # top_p 0 is valid in the API and means the most likely 
 
 
 def sampling_of(body: Sampling) -> SamplingParams:
-    """What both endpoints share; None where the model's defaults apply. The number of tokens and logprobs are left out."""
+    """What both endpoints share, without number of tokens and logprobs; None where the model's defaults apply."""
     return SamplingParams(
         min_tokens=body.min_tokens or 0,
         temperature=body.temperature,

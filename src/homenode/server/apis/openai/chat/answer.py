@@ -114,7 +114,7 @@ class ChatFormat:
         self._tokenizer, self._body, self._generation = state.tokenizer, body, generation
         self._id, self._created, self._model = f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), model
         self._fingerprint, self._options = state.fingerprint, body.stream_options or StreamOptions()
-        self._begun = False  # an event was written
+        self._opened = False  # an event was written
 
     def whole(self, choices: list[GenerationEvent]) -> bytes:
         """One completion with all choices."""
@@ -135,8 +135,8 @@ class ChatFormat:
         opening = b""
         if first:
             role = self._chunk([_opening(part.choice)])
-            role.prompt_token_ids = UNSET if self._begun else self._prompt_ids()
-            self._begun, opening = True, event(role)
+            role.prompt_token_ids = UNSET if self._opened else self._prompt_ids()
+            self._opened, opening = True, event(role)
         return opening + event(self._chunk([self._chunk_choice(part)]))
 
     def end(self) -> bytes:
