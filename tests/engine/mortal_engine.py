@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from homenode.engine.config import EngineConfig
-from homenode.engine.runtime.build import Engine, build_engine
+from homenode.engine.runtime.build import build_engine
+from homenode.engine.runtime.engine import Engine
 from homenode.engine.runtime.process import main
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from homenode.engine.config import EngineConfig
 from homenode.engine.executor.scripted import ScriptedExecutor
 from homenode.engine.messages import EngineReady
-from homenode.engine.runtime.build import Engine
+from homenode.engine.runtime.engine import Engine
 from homenode.engine.runtime.process import main
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.step import Step, WorkerLimits

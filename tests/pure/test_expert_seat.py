@@ -11,7 +11,7 @@ import pytest
 from homenode.compute.reference import ReferenceBackend
 from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.experts.group import ExpertGroupRank, expert_group_rank, expert_problem, not_in_common
-from homenode.engine.experts.sizing import SharedExperts, kept_of, missing_layout, own_layout
+from homenode.engine.experts.sizing import ExpertSharing, kept_of, missing_layout, own_layout
 from homenode.engine.plan.layer_capacity import weight_needs
 from homenode.host.placement.node_teams import NodeTeam
 from homenode.model.checkpoint.index import open_checkpoint
@@ -90,7 +90,7 @@ def test_every_expert_is_kept_once_and_the_rest_by_all(
     model: tuple[WeightLayout, ModelPart, Any], members: int
 ) -> None:
     layout, part, _ = model
-    seats = [SharedExperts(ExpertGroupRank(member, members)) for member in range(members)]
+    seats = [ExpertSharing(ExpertGroupRank(member, members)) for member in range(members)]
     own = [{m.name for m in own_layout(layout, part, seat).matrices} for seat in seats]
     experts = {m.name for m in layout.matrices if ".experts." in m.name}
     assert len(experts) == 3 * 4 * 3 and set.union(*own) == {m.name for m in layout.matrices}
@@ -113,7 +113,7 @@ def test_what_is_there_already_is_not_taken_again(
 ) -> None:
     layout, part, _ = model
     monkeypatch.setattr("homenode.engine.experts.sizing.share_ready", lambda fd, member: (fd, member) == (77, 1))
-    here, there = (SharedExperts(ExpertGroupRank(1, 2), {0: fd}) for fd in (76, 77))
+    here, there = (ExpertSharing(ExpertGroupRank(1, 2), {0: fd}) for fd in (76, 77))
     dense = {m.name for m in layout.matrices if ".experts." not in m.name}
     assert {m.name for m in missing_layout(layout, part, there).matrices} == dense
     assert missing_layout(layout, part, here) == own_layout(layout, part, here)
@@ -126,7 +126,7 @@ def test_what_is_there_already_is_not_taken_again(
 def test_nodes_of_engines_hold_their_shares(model: tuple[WeightLayout, ModelPart, Any]) -> None:
     layout, part, _ = model
     teams = [NodeTeam(node, node, (node,), 1 << 40) for node in range(3)]
-    seats = [SharedExperts(ExpertGroupRank(member, 3)) for member in range(3)]
+    seats = [ExpertSharing(ExpertGroupRank(member, 3)) for member in range(3)]
     homes = plan_weight_nodes(layout, teams, "replicate", owners=seats[0].owners(layout, part))
     for node, seat in enumerate(seats):
         alone = plan_weight_nodes(own_layout(layout, part, seat), teams[node : node + 1], "local")
@@ -139,6 +139,6 @@ def test_nodes_of_engines_hold_their_shares(model: tuple[WeightLayout, ModelPart
 def test_layers_have_more_room(model: tuple[WeightLayout, ModelPart, Any]) -> None:
     layout, part, spec = model
     whole = weight_needs(spec, layout, 2, 1)
-    less = weight_needs(spec, missing_layout(layout, part, SharedExperts(ExpertGroupRank(0, 2))), 2, 1)
+    less = weight_needs(spec, missing_layout(layout, part, ExpertSharing(ExpertGroupRank(0, 2))), 2, 1)
     experts = sum(m.target_bytes for m in layout.matrices if ".experts." in m.name)
     assert less.besides == whole.besides and whole.share - less.share == pytest.approx(experts / 2 / 3, abs=2)

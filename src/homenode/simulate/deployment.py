@@ -14,7 +14,7 @@ from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import is_accelerator, worker_devices
 from homenode.engine.experts.group import expert_group_rank, expert_problem
-from homenode.engine.experts.sizing import SharedExperts, kept_of, own_layout
+from homenode.engine.experts.sizing import ExpertSharing, kept_of, own_layout
 from homenode.engine.memory.node_capacity import check_homes, kv_capacity
 from homenode.engine.memory.sizing import Sizes, resolve, with_kv_memory_variable
 from homenode.engine.plan.inline import numa_choice
@@ -104,7 +104,7 @@ def engines_on(host: Host, config: EngineConfig, checkpoint: Checkpoint, speeds:
         if problem := expert_problem(own, checkpoint.spec):
             raise problem
         seat = expert_group_rank(own, everybody)
-        together = None if seat is None else _Together(SharedExperts(seat), places)
+        together = None if seat is None else _Together(ExpertSharing(seat), places)
         inline = list(devices) == ["cpu"]
         made.append(
             _one_worker(host, own, checkpoint, place, speeds, together)
@@ -118,7 +118,7 @@ def engines_on(host: Host, config: EngineConfig, checkpoint: Checkpoint, speeds:
 class _Together:
     """Engines in these places that keep experts in common, and the seat of one."""
 
-    common: SharedExperts
+    common: ExpertSharing
     places: Sequence[EngineBinding]
 
     def owners(self, layout: WeightLayout, part: ModelPart) -> Owners:

@@ -102,7 +102,7 @@ def _planned(flags: PlanFlags, asked: dict[str, Any]) -> Planned:
     from homenode.engine.config import EngineConfig
     from homenode.engine.devices import is_accelerator, worker_devices
     from homenode.engine.experts.group import expert_group_rank
-    from homenode.engine.experts.sizing import SharedExperts
+    from homenode.engine.experts.sizing import ExpertSharing
     from homenode.engine.plan.workers import plan_engine
     from homenode.host.topology.read import read_host
     from homenode.model.checkpoint.index import open_checkpoint
@@ -134,7 +134,7 @@ def _planned(flags: PlanFlags, asked: dict[str, Any]) -> Planned:
         raise UserError(f"--stage-devices: {missing[0].removeprefix('torch:')} is not there", param="stage_devices")
     tell_unused_settings(config, devices)
     seat = expert_group_rank(config, everybody)
-    return plan_engine(config, checkpoint, host, devices, common=None if seat is None else SharedExperts(seat))
+    return plan_engine(config, checkpoint, host, devices, common=None if seat is None else ExpertSharing(seat))
 
 
 def _as_one_of_several(config: EngineConfig, host: Host, flags: PlanFlags) -> EngineConfig:

@@ -12,7 +12,7 @@ from homenode.model.weights.layout import OtherParts, WeightLayout
 
 
 @dataclass(frozen=True)
-class SharedExperts:
+class ExpertSharing:
     """The seat of an engine. `memories`: the memfd of each of its workers, by their numbers; empty while settings are only looked at."""
 
     seat: ExpertGroupRank
@@ -41,7 +41,7 @@ class Kept:
     common: int = 0
 
 
-def kept_of(layout: WeightLayout, part: ModelPart, experts: SharedExperts | None, worker: int = 0) -> Kept:
+def kept_of(layout: WeightLayout, part: ModelPart, experts: ExpertSharing | None, worker: int = 0) -> Kept:
     """What a worker of this number keeps of the matrices that it computes with."""
     if experts is None:
         return Kept(layout.target_bytes)
@@ -50,7 +50,7 @@ def kept_of(layout: WeightLayout, part: ModelPart, experts: SharedExperts | None
     return Kept(own, held, layout.target_bytes - own)
 
 
-def own_layout(layout: WeightLayout, part: ModelPart, experts: SharedExperts | None) -> WeightLayout:
+def own_layout(layout: WeightLayout, part: ModelPart, experts: ExpertSharing | None) -> WeightLayout:
     """The matrices that a worker keeps itself."""
     if experts is None:
         return layout
@@ -59,7 +59,7 @@ def own_layout(layout: WeightLayout, part: ModelPart, experts: SharedExperts | N
 
 
 def missing_layout(
-    layout: WeightLayout, part: ModelPart, experts: SharedExperts | None, worker: int = 0
+    layout: WeightLayout, part: ModelPart, experts: ExpertSharing | None, worker: int = 0
 ) -> WeightLayout:
     """Of them, those that memory is still to be taken for."""
     if experts is None or not experts.is_there(worker):

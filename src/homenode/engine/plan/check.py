@@ -11,7 +11,7 @@ from homenode.engine.binding import EngineBinding
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import is_accelerator
 from homenode.engine.experts.group import expert_group_rank
-from homenode.engine.experts.sizing import SharedExperts
+from homenode.engine.experts.sizing import ExpertSharing
 from homenode.engine.memory.sizing import with_kv_memory_variable
 from homenode.engine.model_path.locate import locate_model
 from homenode.engine.plan.device_detection import devices_of_service, memory_of_devices
@@ -56,7 +56,7 @@ def check_config(config: EngineConfig) -> list[UserError]:
     except UserError as error:
         return [error]
     seat = expert_group_rank(config, everybody)
-    common = None if seat is None else SharedExperts(seat)
+    common = None if seat is None else ExpertSharing(seat)
     if not inline:
         return check_engine_of_workers(config, devices, common)
     host = read_host(LiveSource(), accelerators=False)
@@ -84,7 +84,7 @@ def unused_settings(config: EngineConfig) -> tuple[Finding, ...]:
 
 
 def check_engine_of_workers(
-    config: EngineConfig, devices: Sequence[str], common: SharedExperts | None = None
+    config: EngineConfig, devices: Sequence[str], common: ExpertSharing | None = None
 ) -> list[UserError]:
     """Everything wrong with these settings, as `build.check_config` finds it for one worker."""
     checkpoint = open_checkpoint(Path(str(config.model.path)))

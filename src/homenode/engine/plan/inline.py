@@ -11,7 +11,7 @@ from homenode.engine.backend import make_backend
 from homenode.engine.binding import EngineBinding
 from homenode.engine.config import EngineConfig
 from homenode.engine.experts.group import expert_problem
-from homenode.engine.experts.sizing import Kept, SharedExperts, kept_of, missing_layout
+from homenode.engine.experts.sizing import ExpertSharing, Kept, kept_of, missing_layout
 from homenode.engine.experts.usage_file import counts_problem
 from homenode.engine.kv_transfer.checks import transfer_problems
 from homenode.engine.memory.available import MemoryBudget, memory_budget
@@ -88,7 +88,7 @@ def plan_weights(
     checkpoint: Checkpoint,
     host: Host,
     place: EngineBinding,
-    common: SharedExperts | None = None,
+    common: ExpertSharing | None = None,
 ) -> tuple[WeightLayout, KvCapacity | None]:
     """How every matrix is kept, and what the nodes leave for KV memory. Raises what `plan_model` and `check_homes` raise."""
     backend = make_backend(config.compute, (UNPINNED,))
@@ -104,7 +104,7 @@ def model_problems(
     checkpoint: Checkpoint,
     host: Host,
     place: EngineBinding,
-    common: SharedExperts | None = None,
+    common: ExpertSharing | None = None,
 ) -> list[UserError]:
     room = memory_budget(config, place)
     try:

@@ -11,7 +11,7 @@ from homenode.engine.backend import make_backend
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import is_accelerator
 from homenode.engine.experts.group import expert_problem
-from homenode.engine.experts.sizing import Kept, SharedExperts, kept_of, missing_layout
+from homenode.engine.experts.sizing import ExpertSharing, Kept, kept_of, missing_layout
 from homenode.engine.experts.usage_file import counts_problem
 from homenode.engine.kv_transfer.checks import kept_as, targets_of, transfer_problems
 from homenode.engine.memory.available import available_memory
@@ -50,7 +50,7 @@ class Planned:
     geometries: tuple[KvGeometry, ...]
     kv_memory: int | None  # bytes of each CPU worker's KV memory, where set
     rooms: tuple[LayerCapacity, ...] = ()  # for layers, beside KV memory
-    common: SharedExperts | None = None
+    common: ExpertSharing | None = None
 
     def kept(self, worker: WorkerPlan) -> Kept:
         """What a worker has of its weights itself."""
@@ -122,7 +122,7 @@ def plan_engine(
     host: Host,
     devices: Sequence[str],
     devices_memory: Mapping[str, int] = MappingProxyType({}),
-    common: SharedExperts | None = None,
+    common: ExpertSharing | None = None,
 ) -> Planned:
     """Decide everything. `devices_memory`: bytes that workers may take of accelerators, as far as known. `common`: where several engines keep experts in
     common. UserError, naming the setting, for what the model cannot be cut into or the host cannot hold."""

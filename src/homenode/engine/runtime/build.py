@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,16 +17,15 @@ from homenode.compute.ops import Backend, KvGeometry, PlacedBackend
 from homenode.engine.backend import make_backend
 from homenode.engine.binding import EngineBinding
 from homenode.engine.config import EngineConfig
-from homenode.engine.executor.base import Executor
 from homenode.engine.executor.expert_usage import count_expert_usage
 from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.experts.group import expert_group_rank, not_in_common
-from homenode.engine.experts.sizing import Kept, SharedExperts, kept_of
+from homenode.engine.experts.sizing import ExpertSharing, Kept, kept_of
 from homenode.engine.experts.usage import EXPERT_USES, of_part
 from homenode.engine.kv_transfer.checks import kept_as, require_transfer, targets_of
 from homenode.engine.memory.available import memory_budget
 from homenode.engine.memory.growth import growing_backend, page_changer
-from homenode.engine.memory.headroom import Headroom, headroom_of, memory_parts
+from homenode.engine.memory.headroom import headroom_of, memory_parts
 from homenode.engine.memory.huge_pages import on_small_pages
 from homenode.engine.memory.numa import leave_plan, settle_pages, spread_of, team_memory
 from homenode.engine.memory.report import log_memory
@@ -49,6 +48,7 @@ from homenode.engine.plan.inline import (
 from homenode.engine.plan.layout import executor_kind
 from homenode.engine.plan.placement import UNPINNED, alone, team_groups, too_few_cores
 from homenode.engine.plan.settings_without_effect import settings_without_effect
+from homenode.engine.runtime.engine import Engine, Progress
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.worker.runner import Runner
 from homenode.host.binding.huge_pages import disabled_for_this_process
@@ -67,22 +67,7 @@ from homenode.start_phases import mark_phase
 from homenode.transfer.fingerprint import fingerprint_of
 
 if TYPE_CHECKING:
-    from homenode.engine.kv_transfer.setup import KvTransferLink, KvTransferSetup
-
-Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class Engine:
-    """The parts of an engine that is ready to run; `core.EngineCore` runs it."""
-
-    scheduler: Scheduler
-    executor: Executor
-    ready: EngineReady
-    kv_transfer: KvTransferLink | None = None
-    headroom: Callable[[], Headroom] | None = (
-        None  # what the machine can give to KV memory that grows; None: it does not
-    )
+    from homenode.engine.kv_transfer.setup import KvTransferSetup
 
 
 @named_refusals("laying out the engine")
@@ -108,7 +93,7 @@ def build_engine(
     everybody = devices_of_service(config)
     devices = everybody[config.replica.number if config.replica else 0]
     seat = expert_group_rank(config, everybody)
-    common = SharedExperts(seat, dict(enumerate(experts))) if seat is not None and experts else None
+    common = ExpertSharing(seat, dict(enumerate(experts))) if seat is not None and experts else None
     findings = (*not_in_common(config, everybody), *settings_without_effect(config, devices, os.environ))
     read_layer_split(config.parallel.layer_split)
     if executor_kind(config, devices) != "inline":

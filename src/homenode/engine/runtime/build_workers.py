@@ -19,7 +19,7 @@ from homenode.engine.executor.base import Executor
 from homenode.engine.executor.expert_usage import count_expert_usage
 from homenode.engine.executor.kv_file import KvFile, joined
 from homenode.engine.executor.launch import make_executor
-from homenode.engine.experts.sizing import SharedExperts
+from homenode.engine.experts.sizing import ExpertSharing
 from homenode.engine.memory.growth import taken_whole_because
 from homenode.engine.memory.headroom import Headroom, headroom_of, memory_parts
 from homenode.engine.memory.sizing import Sizes, chunk_of_parts, growth_text, resolve
@@ -30,8 +30,8 @@ from homenode.engine.plan.device_detection import memory_of_devices
 from homenode.engine.plan.layout import WorkerPlan
 from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.workers import Planned, plan_engine, with_available_memory
-from homenode.engine.runtime.build import Engine, Progress
 from homenode.engine.runtime.calibration import calibrated
+from homenode.engine.runtime.engine import Engine, Progress
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.read import read_host
@@ -50,7 +50,7 @@ def build_engine_of_workers(
     lookahead: int,
     own_process: bool,
     micro_batches: int = 0,
-    common: SharedExperts | None = None,
+    common: ExpertSharing | None = None,
     findings: Sequence[Finding] = (),
 ) -> Engine:
     """`build.build_engine` for an engine with these devices. `findings`: to be told with those of its layout. Raises what that raises, and what a worker

@@ -33,7 +33,7 @@ from homenode.start_phases import mark_phase, marked_phases
 from homenode.transfer.inbox import Inbox
 
 if TYPE_CHECKING:
-    from homenode.engine.runtime.build import Engine
+    from homenode.engine.runtime.engine import Engine
 
 
 _HANDING_OVER_ENDS_S = 3.0  # for other engines to hear that what was handed over is no more

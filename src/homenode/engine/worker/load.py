@@ -13,7 +13,7 @@ from homenode.engine.binding import EngineBinding
 from homenode.engine.channels.messages import Join
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import is_accelerator, is_torch
-from homenode.engine.experts.sizing import Kept, SharedExperts, kept_of
+from homenode.engine.experts.sizing import ExpertSharing, Kept, kept_of
 from homenode.engine.memory.available import memory_left
 from homenode.engine.memory.numa import away_from_home, leave_plan, spread_of, team_memory
 from homenode.engine.memory.report import log_memory
@@ -62,7 +62,7 @@ def load_part(join: Join, progress: Progress, experts: int | None = None) -> Loa
     backend = _backend(join, host, place)
     as_asked = config.model
     layout = plan_model(checkpoint, backend, quantize=as_asked.quantize, dtype=as_asked.dtype, part=part)
-    common = None if join.experts is None or experts is None else SharedExperts(join.experts, {join.number: experts})
+    common = None if join.experts is None or experts is None else ExpertSharing(join.experts, {join.number: experts})
     mine = kept_of(layout, part, common, join.number)
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype, part)
     config = replace(config, kv=replace(config.kv, kv_cache_memory=join.kv_cache_memory))
