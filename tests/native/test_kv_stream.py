@@ -14,9 +14,9 @@ from homenode.compute.native.kv_memory import NativeKvMemory
 from homenode.compute.native.kv_stream import NativePageStreams
 from homenode.compute.ops import KvGeometry
 from homenode.transfer.connection import MAX_FRAME
-from homenode.transfer.framing import FrameParser, frame
-from homenode.transfer.payload import PagesReader
-from homenode.transfer.writing import WriteQueue
+from homenode.transfer.wire.framing import FrameParser, frame
+from homenode.transfer.wire.payload import PagesReader
+from homenode.transfer.wire.writing import WriteQueue
 
 _BLOCKS = 6
 _TURNS = 100_000

@@ -32,10 +32,10 @@ from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import Step
 from homenode.transfer import published
-from homenode.transfer.message import Hello
 from homenode.transfer.receiver import ReceiverMachine
 from homenode.transfer.seam import KvTicket
 from homenode.transfer.sender import SenderMachine
+from homenode.transfer.wire.message import Hello
 from tests.pure.handover_bench import KeepingExecutor
 from tests.pure.schedule_bench import expected, limits_of
 from tests.pure.transfer.receiver_process import ReceiverProcess

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from homenode.server.core.state import ServerState
-from homenode.transfer.message import PROTOCOL
+from homenode.transfer.wire.message import PROTOCOL
 
 _FLAGS = ("do_remote_decode", "do_remote_prefill")
 # A tuple whose entries are alike, without `prefixItems`, which not every reader of these documents gets right.

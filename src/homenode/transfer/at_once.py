@@ -10,17 +10,17 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from homenode.compute.kv_memory import EpochWords, KvMemory
 from homenode.transfer.buffers import Buffers
 from homenode.transfer.carriers.mapped import MappedBuffer
 from homenode.transfer.connection import Connection
 from homenode.transfer.copying import AT_ONCE_BYTES, CopyThread
 from homenode.transfer.feeding import Recalled
-from homenode.transfer.lane import Announced, Expected, Lanes, LaneWriter, Lending, ready_of
 from homenode.transfer.links import Links
 from homenode.transfer.machine import Announcing, Expecting, FromEngine, FromPeer, Input, Send, Tell
-from homenode.transfer.memory import EpochWords, KvMemory
-from homenode.transfer.message import ready
 from homenode.transfer.seam import Arrived, Computed, ToScheduler
+from homenode.transfer.wire.lane import Announced, Expected, Lanes, LaneWriter, Lending, ready_of
+from homenode.transfer.wire.message import ready
 
 _MOST_PREPARED = 16  # hand-overs; it takes a few microseconds for each
 

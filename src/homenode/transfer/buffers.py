@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from homenode.compute.kv_memory import KvMemory
 from homenode.errors import HostError, PeerError
 from homenode.transfer.carriers.carrier import Carrier, KvBackend, LocalBuffer, PeerBuffer
 from homenode.transfer.carriers.mapped import MappedBuffer
-from homenode.transfer.memory import KvMemory
-from homenode.transfer.message import Buffer
-from homenode.transfer.pages import readable_in_place
+from homenode.transfer.kv.pages import readable_in_place
+from homenode.transfer.wire.message import Buffer
 
 _log = logging.getLogger(__name__)
 FDS_PER_BUFFER = 2

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 
 from homenode.errors import PeerError
 from homenode.transfer.carriers.carrier import Caller
-from homenode.transfer.framing import FrameError, FrameMac, FrameParser, frame
 from homenode.transfer.greeting import MAX_HELLO, Greeting, GreetingError
-from homenode.transfer.lane import Announced, LaneReader, LaneWriter
-from homenode.transfer.message import MAX_FRAME, Envelope, Hello, Refused, encode
-from homenode.transfer.page_stream import PageReceiver, PageSender
-from homenode.transfer.payload import PagesReader, PayloadReader, discarding, into
-from homenode.transfer.writing import WriteQueue
+from homenode.transfer.wire.framing import FrameError, FrameMac, FrameParser, frame
+from homenode.transfer.wire.lane import Announced, LaneReader, LaneWriter
+from homenode.transfer.wire.message import MAX_FRAME, Envelope, Hello, Refused, encode
+from homenode.transfer.wire.page_stream import PageReceiver, PageSender
+from homenode.transfer.wire.payload import PagesReader, PayloadReader, discarding, into
+from homenode.transfer.wire.writing import WriteQueue
 
 MOST_FDS = 32  # taken with a Hello
 _READ = 16 << 10

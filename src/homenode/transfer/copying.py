@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
+from homenode.compute.kv_memory import Copier
 from homenode.errors import PeerError
 from homenode.host.refusals import start_thread
 from homenode.transfer.carriers.carrier import Chunk, LocalBuffer, PeerBuffer, StillWritingError
 from homenode.transfer.carriers.mapped import digests_of, run
 from homenode.transfer.machine import Copied
-from homenode.transfer.memory import Copier
 
 _log = logging.getLogger(__name__)
 CHUNK_BYTES = 4 << 20

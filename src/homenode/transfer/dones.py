@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from homenode.transfer.deadlines import DeadlineHeap
 from homenode.transfer.limits import Limits
-from homenode.transfer.message import Done
+from homenode.transfer.wire.message import Done
 
 Key = tuple[bytes, int]  # incarnation of the sender, pull_id
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 from homenode.compute.ops import KvGeometry
 from homenode.model.spec import Checkpoint, ModelSpec
-from homenode.transfer.message import PROTOCOL
 from homenode.transfer.settings import TransferConfig
 from homenode.transfer.weights_identity import tokenizer_digest, weights_digest
+from homenode.transfer.wire.message import PROTOCOL
 
 HASH_SCHEME = "blake2b-128 chain 1"  # of engine.kv.prefix; another number whenever identities are made in another way
 KV_FORM = "tiles of 16 tokens 1"  # of csrc/kernels/kv_cache.h

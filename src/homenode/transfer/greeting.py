@@ -14,8 +14,8 @@ from typing import Literal
 import msgspec
 
 from homenode.errors import PeerError
-from homenode.transfer.framing import Direction, FrameMac, session_key
-from homenode.transfer.message import PROTOCOL, Buffer, Envelope, Gone, Greeted, Hello, Refused, decode, encode
+from homenode.transfer.wire.framing import Direction, FrameMac, session_key
+from homenode.transfer.wire.message import PROTOCOL, Buffer, Envelope, Gone, Greeted, Hello, Refused, decode, encode
 from homenode.units import format_count
 
 MAX_HELLO = 1 << 18  # bytes of a frame before the greeting is over

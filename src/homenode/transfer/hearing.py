@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from homenode.errors import PeerError
 from homenode.transfer.connection import Connection
-from homenode.transfer.framing import FrameError
-from homenode.transfer.lane import FDS_PER_LANE, Announced, LaneReader, Lanes
-from homenode.transfer.message import Hello
 from homenode.transfer.poller import Poller
+from homenode.transfer.wire.framing import FrameError
+from homenode.transfer.wire.lane import FDS_PER_LANE, Announced, LaneReader, Lanes
+from homenode.transfer.wire.message import Hello
 
 _MOST_BEFORE = 8192  # records of a lane before a frame: more than it holds
 _MOST_AFTER = 32  # before others have their turn

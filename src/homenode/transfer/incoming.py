@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from homenode.transfer.incoming_said import IncomingSaid
 from homenode.transfer.machine import Copy, Expecting, Foreseen, Send, Tell
-from homenode.transfer.message import Done, Places, Ready, places_of
 from homenode.transfer.seam import Arrived
+from homenode.transfer.wire.message import Done, Places, Ready, places_of
 
 _MOST_EXPECTED = 256  # pages in one announcement over a lane; more come as a frame, or are taken as if they did
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from homenode.transfer.incoming_pages import Ending, IncomingPages
-from homenode.transfer.message import Cancel, Stored
 from homenode.transfer.seam import Failed, Forgotten, Quarantined
+from homenode.transfer.wire.message import Cancel, Stored
 
 
 class IncomingEnds(IncomingPages):

@@ -6,11 +6,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
+from homenode.transfer.kv.pages import chunk_pages, first_target, page_count, span_bytes
 from homenode.transfer.ledger import PageState
-from homenode.transfer.message import Offer
-from homenode.transfer.pages import chunk_pages, first_target, page_count, span_bytes
 from homenode.transfer.processes import PeerProcess
 from homenode.transfer.receiving import Receiving
+from homenode.transfer.wire.message import Offer
 
 Stage = Literal[
     "queued", "asked", "open"

@@ -6,11 +6,11 @@ import math
 
 from homenode.transfer.incoming_ends import IncomingEnds
 from homenode.transfer.incoming_pages import PagesRequested
+from homenode.transfer.kv.pages import span_bytes
 from homenode.transfer.ledger import PageState
 from homenode.transfer.machine import Copy, Receive
-from homenode.transfer.message import Read, Stored
-from homenode.transfer.pages import span_bytes
 from homenode.transfer.seam import Arrived
+from homenode.transfer.wire.message import Read, Stored
 
 
 class IncomingReads(IncomingEnds):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from homenode.transfer.incoming_reads import IncomingReads
-from homenode.transfer.message import Data, Ready, places_of
+from homenode.transfer.wire.message import Data, Ready, places_of
 from homenode.units import format_count
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from homenode.transfer.ended import ReleasedTickets as ReleasedTickets
 from homenode.transfer.incoming import Incoming
+from homenode.transfer.kv.pages import first_target, page_count
 from homenode.transfer.limits import Limits
 from homenode.transfer.machine import (
     Close,
     Connect,
     Own,
 )
-from homenode.transfer.message import OfferReply, PageRef
-from homenode.transfer.pages import first_target, page_count
 from homenode.transfer.processes import PeerProcess
 from homenode.transfer.receiving import Receiving
 from homenode.transfer.seam import (
@@ -28,6 +27,7 @@ from homenode.transfer.seam import (
     Unused,
 )
 from homenode.transfer.settings import TransferConfig
+from homenode.transfer.wire.message import OfferReply, PageRef
 
 
 class Intake:

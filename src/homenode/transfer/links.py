@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from homenode.transfer.carriers.carrier import Carrier, Listening, LocalBuffer
 from homenode.transfer.connection import Connection
-from homenode.transfer.framing import FrameError
 from homenode.transfer.greeting import ConnectionLimits, Identity
-from homenode.transfer.lane import Lanes
 from homenode.transfer.listener import Listener
-from homenode.transfer.message import Envelope, Message, encode
-from homenode.transfer.page_stream import PageSender
 from homenode.transfer.streams import Streams
+from homenode.transfer.wire.framing import FrameError
+from homenode.transfer.wire.lane import Lanes
+from homenode.transfer.wire.message import Envelope, Message, encode
+from homenode.transfer.wire.page_stream import PageSender
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from homenode.transfer.connection import Connection
-from homenode.transfer.lane import Announced
-from homenode.transfer.message import Hello, Message
-from homenode.transfer.payload import PagesReader, PayloadReader
+from homenode.transfer.wire.lane import Announced
+from homenode.transfer.wire.message import Hello, Message
+from homenode.transfer.wire.payload import PagesReader, PayloadReader
 
 
 class Listener(Protocol):

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from homenode.transfer.message import Buffer, Hello, Message
 from homenode.transfer.seam import ToAgent, ToScheduler
+from homenode.transfer.wire.message import Buffer, Hello, Message
 
 # Inputs
 

@@ -7,12 +7,12 @@ import weakref
 from collections.abc import Callable
 from typing import cast
 
+from homenode.compute.kv_memory import Copier, EpochWords, KvLayout, KvMemory
 from homenode.compute.native.kv_lane import NativeLanes
 from homenode.compute.native.kv_memory import NativeEpochWords, NativeKvMemory, copy_kv
 from homenode.compute.native.kv_stream import NativePageStreams
-from homenode.transfer.lane import Lanes
-from homenode.transfer.memory import Copier, EpochWords, KvLayout, KvMemory
-from homenode.transfer.page_stream import PageStreams
+from homenode.transfer.wire.lane import Lanes
+from homenode.transfer.wire.page_stream import PageStreams
 
 
 class NativeKv:

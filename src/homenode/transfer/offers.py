@@ -9,22 +9,22 @@ import msgspec
 from homenode.transfer import published
 from homenode.transfer.breaker import PeerBreaker
 from homenode.transfer.ended import ReleasedTickets as ReleasedTickets
+from homenode.transfer.kv.pages import page_count
 from homenode.transfer.limits import Limits
 from homenode.transfer.machine import (
     Connect,
     Own,
 )
-from homenode.transfer.message import (
-    MOST_PAGES,
-    Abandon,
-    Offer,
-)
 from homenode.transfer.outgoing import Outgoing
-from homenode.transfer.pages import page_count
 from homenode.transfer.processes import PeerProcess
 from homenode.transfer.seam import SendAdmitted, SendRefused, SendWanted
 from homenode.transfer.sending import Sending
 from homenode.transfer.settings import TransferConfig
+from homenode.transfer.wire.message import (
+    MOST_PAGES,
+    Abandon,
+    Offer,
+)
 from homenode.units import format_count
 
 

@@ -6,16 +6,16 @@ import os
 from collections.abc import Callable
 from typing import Literal, cast
 
+from homenode.compute.kv_memory import KvMemory
 from homenode.errors import UserError
 from homenode.transfer.agent import TransferAgent
 from homenode.transfer.buffers import InPlace, register
+from homenode.transfer.carrier_registry import open_carrier
 from homenode.transfer.carriers.carrier import KvBackend
-from homenode.transfer.carriers.registry import open_carrier
 from homenode.transfer.feeding import Machine
 from homenode.transfer.greeting import Identity
 from homenode.transfer.limits import Limits
 from homenode.transfer.machine import Own
-from homenode.transfer.memory import KvMemory
 from homenode.transfer.receiver import ReceiverMachine
 from homenode.transfer.seam import ToScheduler
 from homenode.transfer.sender import SenderMachine

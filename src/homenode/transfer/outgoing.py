@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from homenode.transfer.kv.pages import first_target, page_count
 from homenode.transfer.ledger import PageState
 from homenode.transfer.machine import Announcing, Copy, Foreseen, Send, Tell
-from homenode.transfer.message import Data, OfferReply, Read, ready
 from homenode.transfer.outgoing_copies import MOST_AT_ONCE, OutgoingCopies
-from homenode.transfer.pages import first_target, page_count
 from homenode.transfer.seam import Computed
+from homenode.transfer.wire.message import Data, OfferReply, Read, ready
 
 
 class Outgoing(OutgoingCopies):

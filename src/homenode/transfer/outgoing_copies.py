@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from homenode.transfer.kv.pages import tokens_in
 from homenode.transfer.ledger import PageState
 from homenode.transfer.machine import Copy, SendPages
-from homenode.transfer.message import Data, Ready, ready
 from homenode.transfer.outgoing_pages import OutgoingPages, PagesInFlight
-from homenode.transfer.pages import tokens_in
+from homenode.transfer.wire.message import Data, Ready, ready
 
 MOST_AT_ONCE = 4096  # pages in one Ready
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from homenode.transfer.ended import End
-from homenode.transfer.message import Abandon, Drained, Message
-from homenode.transfer.pages import span_bytes
+from homenode.transfer.kv.pages import span_bytes
 from homenode.transfer.processes import PeerProcess
 from homenode.transfer.seam import Returned
 from homenode.transfer.sending import Sending
+from homenode.transfer.wire.message import Abandon, Drained, Message
 
 
 @dataclass

@@ -12,11 +12,12 @@ from homenode.errors import HomenodeError, InternalError, PeerError
 from homenode.transfer.buffers import Buffers
 from homenode.transfer.carriers.carrier import Chunk, LocalBuffer
 from homenode.transfer.copying import CopyJob, CopyThread
+from homenode.transfer.kv.pages import page_bytes
 from homenode.transfer.links import Links
 from homenode.transfer.machine import Copied, Copy, Input, Receive, SendPages, Sent
-from homenode.transfer.message import Data
-from homenode.transfer.payload import PagesReader, PayloadReader
-from homenode.transfer.staging import StagingMemory, block_views, page_nbytes
+from homenode.transfer.staging import StagingMemory, block_views
+from homenode.transfer.wire.message import Data
+from homenode.transfer.wire.payload import PagesReader, PayloadReader
 
 
 class PageIO:
@@ -79,9 +80,7 @@ class PageIO:
                     self._buffers.give_back(buffer_id, now)
             return None
         layout = source.memory.layout if isinstance(source, LocalBuffer) else source.layout
-        return CopyJob(
-            action.token, source, target, chunk_of(action), page_nbytes(layout, action.page_tokens), borrowed
-        )
+        return CopyJob(action.token, source, target, chunk_of(action), page_bytes(layout, action.page_tokens), borrowed)
 
     def _submit(self, job: CopyJob) -> None:
         done = self._copies.submit(job)
@@ -164,7 +163,7 @@ class PageIO:
             return
         memory = self._buffers.local[action.buffer].memory
         sizes = Counter(action.tokens)  # all alike but perhaps the last
-        nbytes = sum(page_nbytes(memory.layout, tokens) * pages for tokens, pages in sizes.items())
+        nbytes = sum(page_bytes(memory.layout, tokens) * pages for tokens, pages in sizes.items())
         header = msgspec.structs.replace(action.header, nbytes=nbytes)
         pages = self._staging.sender(memory, action.table, action.tokens) if connection.bare else None
         if pages is not None:
@@ -184,4 +183,4 @@ def page_span_nbytes(action: Receive, local: LocalBuffer) -> int:
     """Bytes of the pages to be received."""
     layout, past = local.memory.layout, action.first_page + action.pages
     last = min(action.page_tokens, action.tokens - (past - 1) * action.page_tokens)
-    return (action.pages - 1) * page_nbytes(layout, action.page_tokens) + page_nbytes(layout, last)
+    return (action.pages - 1) * page_bytes(layout, action.page_tokens) + page_bytes(layout, last)

@@ -11,7 +11,6 @@ from homenode.transfer.buffers import Buffers
 from homenode.transfer.connection import Connection
 from homenode.transfer.copying import CopyThread
 from homenode.transfer.feeding import Feeder, Machine
-from homenode.transfer.lane import Announced, Lanes, ready_of
 from homenode.transfer.links import Links
 from homenode.transfer.machine import (
     Action,
@@ -31,11 +30,12 @@ from homenode.transfer.machine import (
     Sent,
     Tell,
 )
-from homenode.transfer.message import Data, Hello, Message
 from homenode.transfer.page_io import PageIO
-from homenode.transfer.payload import PagesReader, PayloadReader
 from homenode.transfer.seam import Computed, ToScheduler
 from homenode.transfer.staging import StagingMemory
+from homenode.transfer.wire.lane import Announced, Lanes, ready_of
+from homenode.transfer.wire.message import Data, Hello, Message
+from homenode.transfer.wire.payload import PagesReader, PayloadReader
 
 
 class Performer:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from homenode.compute.kv_memory import KvLayout
 from homenode.transfer.limits import Limits
-from homenode.transfer.memory import KvLayout
-from homenode.transfer.message import Hello
 from homenode.transfer.rates import Rate
+from homenode.transfer.wire.message import Hello
 
 _NONE: Mapping[bytes, int] = {}
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from homenode.transfer.message import PROTOCOL
+from homenode.transfer.wire.message import PROTOCOL
 
 MAX_DOCUMENT = 1 << 16
 MAX_ENGINES = 1024

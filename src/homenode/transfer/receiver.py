@@ -24,9 +24,9 @@ from homenode.transfer.machine import (
     PeerLost,
     Sent,
 )
-from homenode.transfer.message import Ready, Renew
 from homenode.transfer.seam import Unused
 from homenode.transfer.senders import Senders
+from homenode.transfer.wire.message import Ready, Renew
 
 
 class ReceiverMachine(Senders):

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from homenode.transfer.breaker import PeerBreaker
+from homenode.transfer.kv.pages import difference
 from homenode.transfer.machine import (
     Close,
     Connected,
 )
-from homenode.transfer.message import (
+from homenode.transfer.offers import Offers, Receiver
+from homenode.transfer.outgoing import Outgoing
+from homenode.transfer.processes import PeerProcess
+from homenode.transfer.seam import SendAdmitted
+from homenode.transfer.wire.message import (
     Cancel,
     Data,
     Done,
@@ -20,11 +25,6 @@ from homenode.transfer.message import (
     Renewed,
     Stored,
 )
-from homenode.transfer.offers import Offers, Receiver
-from homenode.transfer.outgoing import Outgoing
-from homenode.transfer.pages import difference
-from homenode.transfer.processes import PeerProcess
-from homenode.transfer.seam import SendAdmitted
 from homenode.units import format_count
 
 

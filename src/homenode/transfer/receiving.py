@@ -10,11 +10,11 @@ from homenode.transfer.dones import Dones
 from homenode.transfer.ledger import Ledger
 from homenode.transfer.limits import Limits
 from homenode.transfer.machine import Action, Own, Send, Tell
-from homenode.transfer.message import Done, Message
 from homenode.transfer.processes import PeerProcess, Processes
 from homenode.transfer.seam import ToScheduler
 from homenode.transfer.settings import TransferConfig
 from homenode.transfer.tally import Tally
+from homenode.transfer.wire.message import Done, Message
 
 
 class Receiving:

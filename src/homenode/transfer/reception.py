@@ -14,8 +14,8 @@ from homenode.transfer.connection import Connection, LostError, connect_error
 from homenode.transfer.greeting import ConnectionLimits, Greeting, GreetingError, Identity
 from homenode.transfer.hearing import Hearing
 from homenode.transfer.listener import Listener
-from homenode.transfer.message import Refused
 from homenode.transfer.poller import Poller
+from homenode.transfer.wire.message import Refused
 
 _log = logging.getLogger(__name__)
 _ACCEPTS = 16  # before others have their turn

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from homenode.transfer.incoming import Incoming
 from homenode.transfer.intake import Intake
+from homenode.transfer.kv.pages import difference, page_count
 from homenode.transfer.machine import (
     Close,
     Connected,
 )
-from homenode.transfer.message import Abandon, Data, DoneAck, Drained, Message, Offer, OfferReply, Ready, Renewed
-from homenode.transfer.pages import difference, page_count
 from homenode.transfer.processes import PeerProcess
 from homenode.transfer.seam import Offered
+from homenode.transfer.wire.message import Abandon, Data, DoneAck, Drained, Message, Offer, OfferReply, Ready, Renewed
 from homenode.units import format_count
 
 

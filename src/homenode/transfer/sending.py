@@ -5,16 +5,16 @@ from __future__ import annotations
 from homenode.transfer.admission import PageQuota
 from homenode.transfer.deadlines import DeadlineHeap
 from homenode.transfer.ended import RecentEnds
+from homenode.transfer.kv.pages import chunk_pages
 from homenode.transfer.lease import Leases
 from homenode.transfer.ledger import Ledger
 from homenode.transfer.limits import Limits
 from homenode.transfer.machine import Action, Close, Epochs, Own, Send, Tell
-from homenode.transfer.message import Message
-from homenode.transfer.pages import chunk_pages
 from homenode.transfer.processes import PeerProcess, Processes
 from homenode.transfer.seam import ToScheduler
 from homenode.transfer.settings import TransferConfig
 from homenode.transfer.tally import Tally
+from homenode.transfer.wire.message import Message
 
 
 class Sending:

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
-from homenode.errors import HostError
+from homenode.compute.kv_memory import KvMemory
 from homenode.transfer.carriers.carrier import Chunk, KvBackend, LocalBuffer
+from homenode.transfer.carriers.mapped import private_memory
 from homenode.transfer.copying import CopyJob
+from homenode.transfer.kv.pages import contiguous, page_bytes, tiles_of
 from homenode.transfer.machine import Receive
-from homenode.transfer.memory import TILE_TOKENS, KvLayout, KvMemory, KvRegion
-from homenode.transfer.message import Buffer
-from homenode.transfer.page_stream import PageReceiver, PageSender
-from homenode.units import format_count
-
-
-def tiles_of(tokens: int) -> int:
-    """Tiles that hold so many tokens, the last perhaps in part."""
-    return -(-tokens // TILE_TOKENS)
-
-
-def page_nbytes(layout: KvLayout, tokens: int) -> int:
-    """Bytes of a page with so many tokens, over all layers and heads."""
-    return layout.layers * layout.kv_heads * 2 * tiles_of(tokens) * layout.tile_bytes
+from homenode.transfer.wire.message import Buffer
+from homenode.transfer.wire.page_stream import PageReceiver, PageSender
 
 
 def block_views(memory: KvMemory, blocks: Sequence[int], tokens: Sequence[int]) -> Iterator[memoryview]:
@@ -59,7 +45,7 @@ class StagingMemory:
         pages = range(action.first_page, action.first_page + action.pages)
         tokens = _tokens(action)
         where = (action.first_page, action.pages, action.tokens, action.page_tokens)
-        page = page_nbytes(local.memory.layout, action.page_tokens)
+        page = page_bytes(local.memory.layout, action.page_tokens)
         if _fits(action, local):
             views = block_views(local.memory, action.target_table[pages.start : pages.stop], tokens)
             return views, CopyJob(action.token, local, None, Chunk(action.target_table, [], *where, None), page)
@@ -89,27 +75,3 @@ def _tokens(action: Receive) -> list[int]:
     """Of each page."""
     last = min(action.page_tokens, action.tokens - (action.first_page + action.pages - 1) * action.page_tokens)
     return [action.page_tokens] * (action.pages - 1) + [last]
-
-
-def private_memory(backend: KvBackend, layout: KvLayout) -> KvMemory:
-    """KV memory of this process alone. HostError when there is none."""
-    try:
-        fd = os.memfd_create("homenode-staging", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(fd, layout.nbytes)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            return backend.map_memory(fd, layout, writable=True)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise HostError(f"no memory for {format_count(layout.blocks, 'page')} on their way: {error}") from error
-
-
-def contiguous(like: KvLayout, block_size: int, blocks: int) -> KvLayout:
-    """A layout of the same geometry with blocks of another size, one after another within each layer."""
-    head = 2 * tiles_of(block_size) * like.tile_bytes
-    block = like.kv_heads * head
-    region = KvRegion(0, like.kv_heads, 0, blocks * block, block, head)
-    return msgspec.structs.replace(
-        like, block_size=block_size, blocks=blocks, nbytes=like.layers * blocks * block, regions=(region,)
-    )

@@ -14,14 +14,14 @@ from homenode.errors import InternalError
 from homenode.transfer.carriers.carrier import Carrier, LocalBuffer
 from homenode.transfer.connection import Connection, LostError
 from homenode.transfer.departed import Departed
-from homenode.transfer.framing import FrameError
 from homenode.transfer.greeting import ConnectionLimits, GreetingError, Identity
 from homenode.transfer.hearing import Hearing
-from homenode.transfer.lane import Lanes
 from homenode.transfer.listener import Listener
-from homenode.transfer.message import Envelope, Gone, Greeted, Hello, Refused, decode, encode
 from homenode.transfer.poller import Poller
 from homenode.transfer.reception import Reception
+from homenode.transfer.wire.framing import FrameError
+from homenode.transfer.wire.lane import Lanes
+from homenode.transfer.wire.message import Envelope, Gone, Greeted, Hello, Refused, decode, encode
 
 _log = logging.getLogger(__name__)
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT

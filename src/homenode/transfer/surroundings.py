@@ -44,7 +44,7 @@ def read_surroundings(
     config: TransferConfig, dev: Path = Path("/dev"), has: Callable[[str], bool] | None = None
 ) -> Surroundings:
     """The facts these settings depend on. Ports are taken for a moment and given back."""
-    from homenode.transfer.carriers.registry import channels  # brings what carries pages, which a front does not need
+    from homenode.transfer.carrier_registry import channels  # brings what carries pages, which a front does not need
 
     has = has or (lambda module: importlib.util.find_spec(module) is not None)
     libraries = tuple(

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from homenode.transfer.framing import FrameParser, frame
 from homenode.transfer.greeting import Identity
-from homenode.transfer.message import (
+from homenode.transfer.wire.framing import FrameParser, frame
+from homenode.transfer.wire.message import (
     Abandon,
     Cancel,
     Data,

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from homenode.compute.kv_memory import KvMemory
 from homenode.transfer import published
 from homenode.transfer.limits import Limits
-from homenode.transfer.memory import KvMemory
 from homenode.transfer.opening import open_agent
 from homenode.transfer.seam import (
     Arrived,

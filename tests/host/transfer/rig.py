@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from homenode.compute.kv_memory import KvLayout
 from homenode.transfer.agent import TransferAgent
 from homenode.transfer.buffers import register
 from homenode.transfer.carriers.carrier import Carrier, LocalBuffer
@@ -21,10 +22,9 @@ from homenode.transfer.carriers.shm import ShmCarrier
 from homenode.transfer.carriers.tcp import TcpCarrier
 from homenode.transfer.figures import TransferFigures
 from homenode.transfer.greeting import ConnectionLimits, Identity
+from homenode.transfer.kv.pages import contiguous
 from homenode.transfer.links import LinkLimits
 from homenode.transfer.machine import Action, Foreseen, FromEngine, Input, Own
-from homenode.transfer.memory import KvLayout
-from homenode.transfer.staging import contiguous
 
 T = TypeVar("T")
 PATIENCE_S = 60.0

@@ -21,7 +21,7 @@ from homenode.transfer.machine import (
     SendPages,
     Sent,
 )
-from homenode.transfer.message import Data, Done, DoneAck, Offer, Read
+from homenode.transfer.wire.message import Data, Done, DoneAck, Offer, Read
 from tests.host.transfer.rig import FINGERPRINT, Side, eventually, layout, running
 
 CHANNELS = [("shm", None), ("tcp", None), ("tcp", "a secret")]

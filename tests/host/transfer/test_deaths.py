@@ -16,8 +16,8 @@ import pytest
 
 from homenode.transfer.limits import Limits
 from homenode.transfer.machine import Connect, Connected, Copied, Copy, FromPeer, PeerLost, Send
-from homenode.transfer.message import Read
 from homenode.transfer.seam import Failed, Forgotten, Offered, Quarantined, Returned, SendAdmitted, SendRefused, Stopped
+from homenode.transfer.wire.message import Read
 from tests.host.transfer.pair import Engine, compute, content, hand_over, running_engine, want
 from tests.host.transfer.rig import running
 

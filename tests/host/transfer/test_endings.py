@@ -12,11 +12,10 @@ import pytest
 
 from homenode.errors import PeerError, UnsupportedError, UserError
 from homenode.transfer.buffers import register
+from homenode.transfer.carrier_registry import open_carrier
 from homenode.transfer.carriers.address import TcpAddress
-from homenode.transfer.carriers.registry import open_carrier
 from homenode.transfer.carriers.tcp import TcpCarrier
 from homenode.transfer.machine import Connect, Connected, FromEngine, FromPeer, PeerLost, Send, Tell
-from homenode.transfer.message import Read
 from homenode.transfer.opening import open_agent
 from homenode.transfer.seam import (
     Computed,
@@ -32,6 +31,7 @@ from homenode.transfer.seam import (
     Stopped,
 )
 from homenode.transfer.settings import TransferConfig, parse_networks
+from homenode.transfer.wire.message import Read
 from tests.host.transfer.pair import engines, hand_over, want, within
 from tests.host.transfer.rig import FINGERPRINT, PATIENCE_S, PythonKv, eventually, layout, new_memory, running
 

@@ -16,13 +16,13 @@ import msgspec
 import pytest
 
 from homenode.transfer import opening
-from homenode.transfer.framing import frame
 from homenode.transfer.limits import Limits
 from homenode.transfer.machine import Action, Input, Send
-from homenode.transfer.message import Done
 from homenode.transfer.published import Published
 from homenode.transfer.receiver import ReceiverMachine
 from homenode.transfer.seam import Arrived, Failed, Returned, Stopped
+from homenode.transfer.wire.framing import frame
+from homenode.transfer.wire.message import Done
 from tests.host.transfer.hostile import RawPeer, say_last
 from tests.host.transfer.pair import MODES, Engine, compute, content, running_engine, want
 from tests.host.transfer.players import Outcome, Part, Player, children, playing, true_content

@@ -9,8 +9,8 @@ import pytest
 from homenode.errors import InternalError
 from homenode.transfer.feeding import Feeder
 from homenode.transfer.machine import Action, FromEngine, Input, Own, Tell
-from homenode.transfer.message import Buffer
 from homenode.transfer.seam import Returned, SendAdmitted, Unused
+from homenode.transfer.wire.message import Buffer
 from tests.host.transfer.rig import ScriptedMachine, layout
 
 

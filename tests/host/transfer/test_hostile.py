@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from homenode.transfer.connection import MOST_FDS
-from homenode.transfer.framing import frame
 from homenode.transfer.greeting import MAX_HELLO, ConnectionLimits
 from homenode.transfer.links import LinkLimits
 from homenode.transfer.machine import Close, Connected, FromPeer, PeerLost, Send
-from homenode.transfer.message import Buffer, Done, Envelope, Gone, Hello, Offer, Read, Refused, encode
+from homenode.transfer.wire.framing import frame
+from homenode.transfer.wire.message import Buffer, Done, Envelope, Gone, Hello, Offer, Read, Refused, encode
 from tests.host.transfer.hostile import RawPeer, connect, hostile_frames, say_last
 from tests.host.transfer.pair import Engine, engines, hand_over
 from tests.host.transfer.rig import Side, eventually, layout, running

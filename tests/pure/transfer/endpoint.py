@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from homenode.compute.kv_memory import KvLayout
 from homenode.transfer.machine import Connected, ConnectFailed, FromEngine, FromPeer, Own, PeerLost, Receive
-from homenode.transfer.memory import KvLayout
-from homenode.transfer.message import Buffer, Envelope, Hello, Ready, decode, encode, places_of
 from homenode.transfer.receiver import ReceiverMachine
 from homenode.transfer.sender import SenderMachine
+from homenode.transfer.wire.message import Buffer, Envelope, Hello, Ready, decode, encode, places_of
 from tests.pure.transfer.world import World
 from tests.pure.transfer.world_memory import Memory, layout_of
 

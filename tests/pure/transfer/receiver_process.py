@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from homenode.transfer import seam as s
-from homenode.transfer.message import Buffer, Hello
-from homenode.transfer.pages import first_target, page_count
+from homenode.transfer.kv.pages import first_target, page_count
 from homenode.transfer.receiver import ReceiverMachine
+from homenode.transfer.wire.message import Buffer, Hello
 from tests.pure.transfer.process import Process
 from tests.pure.transfer.world import LIMITS
 from tests.pure.transfer.world_memory import identities, value

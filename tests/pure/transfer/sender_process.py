@@ -8,9 +8,9 @@ from typing import Any
 
 from homenode.transfer import published
 from homenode.transfer import seam as s
-from homenode.transfer.message import Buffer, Hello
-from homenode.transfer.pages import page_count, tokens_in
+from homenode.transfer.kv.pages import page_count, tokens_in
 from homenode.transfer.sender import SenderMachine
+from homenode.transfer.wire.message import Buffer, Hello
 from tests.pure.transfer.process import Process
 from tests.pure.transfer.receiver_process import ReceiverProcess
 from tests.pure.transfer.world import LIMITS

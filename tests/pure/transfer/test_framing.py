@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.transfer.framing import Direction, FrameError, FrameMac, FrameParser, frame, session_key
-from homenode.transfer.payload import discarding, into
-from homenode.transfer.writing import MOST_QUEUED, WriteQueue
+from homenode.transfer.wire.framing import Direction, FrameError, FrameMac, FrameParser, frame, session_key
+from homenode.transfer.wire.payload import discarding, into
+from homenode.transfer.wire.writing import MOST_QUEUED, WriteQueue
 
 KEY = session_key("secret", b"one", b"two")
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homenode.transfer import message as m
 from homenode.transfer import seam as s
 from homenode.transfer.machine import Close, Copied, Copy, FromPeer, Receive, SendPages, Sent
-from homenode.transfer.message import PageRef
+from homenode.transfer.wire import message as m
+from homenode.transfer.wire.message import PageRef
 from tests.pure.transfer.bench import BLOCK, DIGEST, MINE, THEIRS, ReceiverBench, SenderBench, of, ready_of, sent, told
 
 OTHER = b"o" * 16

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from homenode.transfer import message as m
 from homenode.transfer import seam as s
 from homenode.transfer.limbo import Tickets
 from homenode.transfer.limits import Limits
 from homenode.transfer.machine import Close, Connected, Copied, Copy, PeerLost
+from homenode.transfer.wire import message as m
 from tests.pure.transfer.bench import BLOCK, DIGEST, THEIRS, ReceiverBench, SenderBench, of, sent, told
 
 BASE = 1000

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from homenode.transfer import message as m
 from homenode.transfer import seam as s
 from homenode.transfer.limits import Limits
 from homenode.transfer.machine import Close, Connect, ConnectFailed, Copied, Copy, Epochs, SendPages, Sent, Tell
-from homenode.transfer.message import PageRef
+from homenode.transfer.wire import message as m
+from homenode.transfer.wire.message import PageRef
 from tests.pure.transfer.bench import BLOCK, DIGEST, THEIRS, ReceiverBench, SenderBench, of, sent, told
 
 OTHER = b"o" * 16

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from homenode.transfer import message as m
 from homenode.transfer import seam as s
-from homenode.transfer.framing import FrameError, FrameParser, frame
 from homenode.transfer.machine import Connected, Copied, Copy, FromPeer, Send, Tell
+from homenode.transfer.wire import message as m
+from homenode.transfer.wire.framing import FrameError, FrameParser, frame
 from tests.host.transfer.hostile import hostile_messages
 from tests.pure.transfer.bench import DIGEST, THEIRS, ReceiverBench, SenderBench, of, sent, told
 

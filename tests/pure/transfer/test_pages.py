@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.transfer.memory import KvLayout, KvRegion
-from homenode.transfer.pages import (
+from homenode.compute.kv_memory import KvLayout, KvRegion
+from homenode.transfer.kv.pages import (
     HeadSpan,
     RegionSpan,
     chunk_pages,

@@ -18,8 +18,8 @@ from homenode.transfer.ended import RecentEnds, ReleasedTickets
 from homenode.transfer.lease import Leases
 from homenode.transfer.ledger import Ledger, PageState
 from homenode.transfer.limits import Limits
-from homenode.transfer.message import Done
 from homenode.transfer.rates import Rate
+from homenode.transfer.wire.message import Done
 
 
 def always(peer: str, owner: str) -> bool:

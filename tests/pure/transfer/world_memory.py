@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 
-from homenode.transfer.memory import KvLayout, KvRegion
-from homenode.transfer.pages import page_count
+from homenode.compute.kv_memory import KvLayout, KvRegion
+from homenode.transfer.kv.pages import page_count
 
 HEADS = 2
 

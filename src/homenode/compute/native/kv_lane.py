@@ -84,7 +84,7 @@ class NativeLaneWriter:
         most: int,
         tokens: int,
     ) -> _native.Lending:
-        """What can be announced as soon as it is computed; see `transfer.lane.LaneWriter`."""
+        """What can be announced as soon as it is computed; see `transfer.wire.lane.LaneWriter`."""
         own, epochs = cast(NativeKvMemory, memory), cast(NativeEpochWords, words)
         return _native.Lending.of(
             self._lane, own.level, own.handle, epochs.handle, buffer, pull_id, first, pages, most, tokens
@@ -117,7 +117,7 @@ class NativeLanes:
         blocks: Sequence[int],
         seen: Collection[int],
     ) -> _native.Expected:
-        """What can be taken as soon as it is announced; see `transfer.lane.Lanes`."""
+        """What can be taken as soon as it is announced; see `transfer.wire.lane.Lanes`."""
         ours = cast(NativeKvMemory, own)
         theirs = [
             (name, cast(NativeKvMemory, one).handle, cast(NativeEpochWords, words).handle)

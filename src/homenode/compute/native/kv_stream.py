@@ -10,7 +10,7 @@ from homenode.compute.native.kv_memory import NativeKvMemory
 
 
 class NativePageStreams:
-    """See `transfer.page_stream.PageStreams`."""
+    """See `transfer.wire.page_stream.PageStreams`."""
 
     def receiver(self, memory: KvMemory, blocks: Sequence[int], tiles: Sequence[int]) -> _native.PageReceiver:
         """For pages that come. ValueError for blocks or tiles that are not there."""

@@ -9,10 +9,10 @@ from typing import Protocol
 
 import msgspec
 
-from homenode.transfer.lane import Lanes
-from homenode.transfer.memory import Copier, EpochWords, KvLayout, KvMemory
-from homenode.transfer.message import Buffer
-from homenode.transfer.page_stream import PageStreams
+from homenode.compute.kv_memory import Copier, EpochWords, KvLayout, KvMemory
+from homenode.transfer.wire.lane import Lanes
+from homenode.transfer.wire.message import Buffer
+from homenode.transfer.wire.page_stream import PageStreams
 
 
 class KvBackend(Protocol):

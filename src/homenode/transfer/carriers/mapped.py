@@ -8,10 +8,10 @@ import stat
 from collections.abc import Sequence
 from itertools import pairwise
 
-from homenode.errors import PeerError, UserError
+from homenode.compute.kv_memory import TILE_TOKENS, Copier, EpochWords, KvLayout, KvMemory, KvRegion
+from homenode.errors import HostError, PeerError, UserError
 from homenode.transfer.carriers.carrier import Chunk, KvBackend, LocalBuffer
-from homenode.transfer.memory import TILE_TOKENS, Copier, EpochWords, KvLayout, KvMemory, KvRegion
-from homenode.transfer.pages import hole
+from homenode.transfer.kv.pages import hole
 from homenode.units import format_count
 
 _WORD = 8
@@ -153,3 +153,17 @@ def _check_descriptor(fd: int, nbytes: int) -> None:
         raise PeerError("a descriptor that is no memfd came for a buffer") from error
     if not seals & fcntl.F_SEAL_SHRINK:
         raise PeerError("a peer's memory is not sealed against shrinking (F_SEAL_SHRINK)")
+
+
+def private_memory(backend: KvBackend, layout: KvLayout) -> KvMemory:
+    """KV memory of this process alone. HostError when there is none."""
+    try:
+        fd = os.memfd_create("homenode-staging", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, layout.nbytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            return backend.map_memory(fd, layout, writable=True)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise HostError(f"no memory for {format_count(layout.blocks, 'page')} on their way: {error}") from error

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import msgspec
 
+from homenode.compute.kv_memory import Copier, KvLayout, KvMemory
 from homenode.errors import PeerError
 from homenode.transfer.carriers.carrier import (
     Caller,
@@ -25,14 +26,13 @@ from homenode.transfer.carriers.carrier import (
     PeerBuffer,
     StillWritingError,
 )
-from homenode.transfer.carriers.mapped import check_layout
+from homenode.transfer.carriers.mapped import check_layout, private_memory
 from homenode.transfer.carriers.nixl_engine import NixlEngine, Transfer
 from homenode.transfer.carriers.process import ProcessIdentity, find_process, this_process
 from homenode.transfer.carriers.spans import Addressed, Part, addressed, extent, in_one_piece, pairs, parts_of
 from homenode.transfer.carriers.tcp import TcpCarrier
-from homenode.transfer.memory import Copier, KvLayout, KvMemory
-from homenode.transfer.message import Buffer
-from homenode.transfer.staging import contiguous, private_memory
+from homenode.transfer.kv.pages import contiguous
+from homenode.transfer.wire.message import Buffer
 
 _MOST_CARD = 128 << 10  # bytes
 _MOST_METADATA = 96 << 10

@@ -8,12 +8,12 @@ import socket
 import struct
 from collections.abc import Sequence
 
+from homenode.compute.kv_memory import KvLayout
 from homenode.errors import HostError, PeerError
 from homenode.transfer.carriers.address import UnixAddress, parse_address
 from homenode.transfer.carriers.carrier import Caller, KvBackend, Listening, LocalBuffer, PeerBuffer
 from homenode.transfer.carriers.mapped import MappedBuffer
-from homenode.transfer.memory import KvLayout
-from homenode.transfer.message import Buffer
+from homenode.transfer.wire.message import Buffer
 
 _SO_PEERPIDFD = 77  # Linux 6.5; socket(7)
 _BACKLOG = 128

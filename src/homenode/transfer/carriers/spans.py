@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from homenode.transfer.memory import TILE_TOKENS, KvLayout, KvMemory, KvRegion
+from homenode.compute.kv_memory import TILE_TOKENS, KvLayout, KvMemory, KvRegion
 
 Addresses = NDArray[np.uint64]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from homenode.errors import HostError, PeerError, UserError
 from homenode.transfer.carriers.address import TcpAddress, parse_address
 from homenode.transfer.carriers.carrier import Caller, Listening, LocalBuffer, PeerBuffer
-from homenode.transfer.message import Buffer
+from homenode.transfer.wire.message import Buffer
 
 _BACKLOG = 128
 _SILENT_MS = 30_000  # for so long sent bytes may stay unacknowledged

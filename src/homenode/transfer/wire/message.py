@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from homenode.transfer.memory import KvLayout
+from homenode.compute.kv_memory import KvLayout
 
 PROTOCOL = (2, 2)  # oldest and newest version spoken
 MOST_PAGES = 1 << 16  # of a hand-over

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from homenode.transfer.memory import EpochWords, KvMemory
-from homenode.transfer.message import Ready
+from homenode.compute.kv_memory import EpochWords, KvMemory
+from homenode.transfer.wire.message import Ready
 
 FDS_PER_LANE = 2
 

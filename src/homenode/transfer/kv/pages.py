@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import msgspec
 
-from homenode.transfer.memory import TILE_TOKENS, KvLayout
+from homenode.compute.kv_memory import TILE_TOKENS, KvLayout, KvRegion
 from homenode.units import format_count
 
 Heads = tuple[int, int]  # first, one past the last
@@ -152,3 +152,18 @@ def hole(layout: KvLayout) -> str | None:
         if (head := row.find(0)) >= 0:
             return f"no head {head} of layer {layer}"
     return None
+
+
+def tiles_of(tokens: int) -> int:
+    """Tiles that hold so many tokens, the last perhaps in part."""
+    return -(-tokens // TILE_TOKENS)
+
+
+def contiguous(like: KvLayout, block_size: int, blocks: int) -> KvLayout:
+    """A layout of the same geometry with blocks of another size, one after another within each layer."""
+    head = 2 * tiles_of(block_size) * like.tile_bytes
+    block = like.kv_heads * head
+    region = KvRegion(0, like.kv_heads, 0, blocks * block, block, head)
+    return msgspec.structs.replace(
+        like, block_size=block_size, blocks=blocks, nbytes=like.layers * blocks * block, regions=(region,)
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from homenode.transfer.memory import KvMemory
+from homenode.compute.kv_memory import KvMemory
 
 
 class PageReceiver(Protocol):

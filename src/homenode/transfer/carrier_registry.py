@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from homenode.compute.kv_memory import KvLayout
 from homenode.errors import UnsupportedError, UserError
 from homenode.transfer.carriers.carrier import Carrier, KvBackend
 from homenode.transfer.carriers.shm import ShmCarrier
 from homenode.transfer.carriers.tcp import TcpCarrier
-from homenode.transfer.memory import KvLayout
 from homenode.transfer.settings import TransferConfig
 
 Maker = Callable[[TransferConfig, KvLayout, KvBackend], Carrier]

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from homenode.transfer.framing import FrameError
-from homenode.transfer.page_stream import PageSender
+from homenode.transfer.wire.framing import FrameError
+from homenode.transfer.wire.page_stream import PageSender
 
 MOST_QUEUED = 8 << 20  # bytes of frames; blocks are not counted, they are only pointed to
 MOST_PAYLOADS = 1024

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from homenode.errors import PeerError
-from homenode.transfer.message import MAX_FRAME
+from homenode.transfer.wire.message import MAX_FRAME
 
 HEADER_BYTES = 4
 MAC_BYTES = 16

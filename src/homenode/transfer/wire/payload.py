@@ -8,8 +8,8 @@ import socket
 from collections import deque
 from collections.abc import Iterable
 
-from homenode.transfer.framing import MAC_BYTES, FrameParser, verify
-from homenode.transfer.page_stream import PageReceiver
+from homenode.transfer.wire.framing import MAC_BYTES, FrameParser, verify
+from homenode.transfer.wire.page_stream import PageReceiver
 
 _MOST_VIEWS = 512  # in one call; IOV_MAX is 1024
 _MOST_BYTES = 1 << 20  # in one call

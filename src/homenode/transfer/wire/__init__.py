@@ -1,0 +1,1 @@
+"""What goes over a connection between two engines: messages, frames, payloads, and the lane through shared memory."""
