@@ -21,7 +21,7 @@ from benchmarks.contender import Unavailable
 from benchmarks.machine import moved_between
 from benchmarks.others import Others, disturbed
 from benchmarks.standing import CommandFailed, Standing
-from homenode.bench.machine.steady_state import MachineReading, take_reading
+from homenode.bench.machine.repetition import MachineReading, take_reading
 
 _LIMIT_S = 1800.0
 _PATIENCE_S = 120.0  # with a piece that does not count

@@ -17,7 +17,7 @@ from benchmarks.contender import Unavailable
 from benchmarks.others import Others
 from benchmarks.pair import reading_json
 from benchmarks.servers import Server, running
-from homenode.bench.machine.steady_state import MachineReading, take_reading
+from homenode.bench.machine.repetition import MachineReading, take_reading
 from homenode.bench.serving.clients import ClientLoad, run_load
 from homenode.bench.serving.served import Served, served
 from homenode.errors import HomenodeError

@@ -30,9 +30,9 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.messages import Output
 from homenode.engine.model_path.locate import locate_model
 from homenode.engine.request import Request, SamplingParams
+from homenode.host.discovery.read import read_host
 from homenode.host.topology.host import Host
 from homenode.host.topology.measured import Measured, MeasuredNode, parse_measured
-from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.simulate.achieved import AchievedSpeed, load_achieved

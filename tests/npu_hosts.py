@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from homenode.cpuset import format_cpu_list, parse_cpu_list
+from homenode.host.discovery.read import read_host
 from homenode.host.topology.host import Host
-from homenode.host.topology.read import read_host
 from homenode.host.topology.source import CommandResult, RecordedSource
 
 _RULE = "+===========================+===============+====================================================+\n"

@@ -6,9 +6,9 @@ import json
 from functools import cache
 from typing import Any
 
+from homenode.host.discovery.read import read_host
+from homenode.host.discovery.snapshot import load_recording
 from homenode.host.topology.host import Host
-from homenode.host.topology.read import read_host
-from homenode.host.topology.snapshot import load_recording
 from homenode.host.topology.source import RecordedSource
 from tests.paths import ROOT
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.cpuset import format_cpu_list, parse_cpu_list
-from homenode.host.topology.snapshot import record, write_recording
+from homenode.host.discovery.snapshot import record, write_recording
 from homenode.host.topology.source import CommandResult, LiveSource
 
 HWLOC, HWLOC_GIT, UTIL_LINUX = "hwloc 2.9.0", "hwloc, git 3b37b024 (August 2026)", "util-linux 2.38.1"

@@ -16,11 +16,11 @@ from homenode.engine.plan.numa_default import auto_is_meant
 from homenode.errors import InternalError, UserError
 from homenode.host.binding.mempolicy_fallback import MemoryPolicy
 from homenode.host.binding.syscalls import MPOL_BIND, MPOL_DEFAULT, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED
+from homenode.host.discovery.read import read_host
+from homenode.host.discovery.synthetic import synthetic
 from homenode.host.placement.node_teams import node_teams
 from homenode.host.placement.numa_demand import Decision
 from homenode.host.topology.host import Host
-from homenode.host.topology.read import read_host
-from homenode.host.topology.synthetic import synthetic
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.spec import Checkpoint
 from tests.engine.live import BUILTIN

@@ -14,9 +14,9 @@ from homenode.engine.memory.numa import away_from_home, settle_pages, spread_of,
 from homenode.errors import CapacityError, HostError
 from homenode.host.binding.residency import PlannedRange, node_residencies
 from homenode.host.binding.syscalls import Syscalls
+from homenode.host.discovery.read import read_host
+from homenode.host.discovery.synthetic import synthetic
 from homenode.host.topology.host import Host
-from homenode.host.topology.read import read_host
-from homenode.host.topology.synthetic import synthetic
 from homenode.model.weights.node_placement import WeightNodes
 
 GIB = 1 << 30

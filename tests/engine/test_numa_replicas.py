@@ -7,9 +7,9 @@ import pytest
 from homenode.engine.config import EngineConfig
 from homenode.engine.plan.replica_configs import node_places, replica_configs
 from homenode.errors import UserError
+from homenode.host.discovery.read import read_host
+from homenode.host.discovery.synthetic import synthetic
 from homenode.host.topology.host import Host
-from homenode.host.topology.read import read_host
-from homenode.host.topology.synthetic import synthetic
 
 
 def config(**settings: object) -> EngineConfig:

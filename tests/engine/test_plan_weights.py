@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 from homenode.cli.main import cli
 from homenode.compute.ops import KV_DTYPES
 from homenode.engine.config import ModelConfig
+from homenode.host.discovery.snapshot import save_recording
+from homenode.host.discovery.synthetic import synthetic
 from homenode.host.placement.numa_demand import Decision
-from homenode.host.topology.snapshot import save_recording
-from homenode.host.topology.synthetic import synthetic
 from homenode.model.weights import numa_choice
 from homenode.model.weights.layout import DTYPES, QUANTIZE
 from homenode.options import options_of

@@ -24,8 +24,8 @@ from homenode.engine.plan.layout import config_of
 from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.workers import Planned, plan_engine
 from homenode.errors import CapacityError, UserError
-from homenode.host.topology.read import read_host
-from homenode.host.topology.synthetic import synthetic
+from homenode.host.discovery.read import read_host
+from homenode.host.discovery.synthetic import synthetic
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.part import ModelPart, Range
 from homenode.model.weights.layout import MatrixLayout, WeightLayout

@@ -63,8 +63,8 @@ def test_the_owner_is_named(target: Child) -> None:
 
 
 def test_a_target_without_interrupts_changes_none() -> None:
-    from homenode.host.topology.read import read_host
-    from homenode.host.topology.synthetic import synthetic
+    from homenode.host.discovery.read import read_host
+    from homenode.host.discovery.synthetic import synthetic
 
     assert changes_of_interrupts(Target(CPUS), read_host(synthetic("1s/1n/4c"))) == ()
 

@@ -24,8 +24,8 @@ from homenode.host.binding.irqbalance import find_irqbalance
 from homenode.host.binding.state import State
 from homenode.host.binding.target import IrqRoute, Target
 from homenode.host.binding.undo import recall, recorded, undo
+from homenode.host.discovery.read import read_host
 from homenode.host.topology.host import Host
-from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
 from tests.host.children import CPUS, ONE, OTHER, Child, child, two_cpus
 from tests.host.fake_irqbalance import fake_irqbalance

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from homenode.host.binding.arrivals import settle_arrivals
-from homenode.host.binding.memory_map import MemoryMap, Placement, Range, RangePolicy, read_memory_map
+from homenode.host.binding.memory_map import AddressRange, MemoryMap, Placement, RangePolicy, read_memory_map
 from homenode.host.binding.pages import BATCH, Moves, bring_home, move_private_pages
 from homenode.host.binding.residency import PlannedRange
 from homenode.host.binding.syscalls import NOT_TRIED, Syscalls
@@ -57,15 +57,18 @@ class SimulatedNodes(Syscalls):
 
 def block(
     start: int, nodes: Sequence[int], *, kind: str = "private", policy: RangePolicy = DEFAULT, size: int = PAGE
-) -> tuple[Range, dict[int, int]]:
+) -> tuple[AddressRange, dict[int, int]]:
     """A range whose pages lie on `nodes`, one after the other (-1: never touched)."""
     pages = {start + index * size: node for index, node in enumerate(nodes) if node >= 0}
     counts = {node: list(nodes).count(node) for node in set(nodes) if node >= 0}
-    return Range(start, start + len(nodes) * size, kind, Placement(policy, counts, size)), pages
+    return AddressRange(start, start + len(nodes) * size, kind, Placement(policy, counts, size)), pages
 
 
 def move(
-    blocks: Sequence[tuple[Range, dict[int, int]]], nodes: Sequence[int], calls: SimulatedNodes, **options: int | float
+    blocks: Sequence[tuple[AddressRange, dict[int, int]]],
+    nodes: Sequence[int],
+    calls: SimulatedNodes,
+    **options: int | float,
 ) -> Moves:
     memory = MemoryMap(tuple(part for part, _ in blocks), DEFAULT)
     return move_private_pages(17, memory, nodes, calls, **options)  # type: ignore[arg-type]
@@ -106,7 +109,7 @@ def test_nothing_is_called_when_all_is_at_home() -> None:
 def test_the_scan_of_a_large_range_ends_with_its_last_page_elsewhere() -> None:
     part, pages = block(0x10000000, [0, 0, 0])
     calls = SimulatedNodes(pages)
-    vast = Range(part.start, part.start + (1 << 40), "private", part.placement)
+    vast = AddressRange(part.start, part.start + (1 << 40), "private", part.placement)
     assert move([(vast, pages)], [1], calls).moved == 3 * PAGE
     assert len(calls.asked) == 1
 

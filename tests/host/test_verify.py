@@ -13,7 +13,7 @@ from homenode.cpuset import parse_cpu_list
 from homenode.errors import UserError
 from homenode.host.binding import verify as verify_module
 from homenode.host.binding.apply import apply
-from homenode.host.binding.memory_map import MemoryMap, Placement, Range, RangePolicy
+from homenode.host.binding.memory_map import AddressRange, MemoryMap, Placement, RangePolicy
 from homenode.host.binding.report import ActionResult, Report
 from homenode.host.binding.target import Target
 from homenode.host.binding.verify import verify
@@ -112,8 +112,8 @@ def test_the_default_policy_is_accepted_unless_the_process_was_started_bound() -
 def memory(policy: RangePolicy, pages: dict[int, int]) -> MemoryMap:
     return MemoryMap(
         (
-            Range(0x1000, 0x2000, "private", Placement(policy, pages)),
-            Range(0x9000, 0xA000, "shared", Placement(policy, {7: 999})),
+            AddressRange(0x1000, 0x2000, "private", Placement(policy, pages)),
+            AddressRange(0x9000, 0xA000, "shared", Placement(policy, {7: 999})),
         ),
         policy,
     )

@@ -13,9 +13,9 @@ from homenode.bench.machine.nodes import bench_teams
 from homenode.cli.main import cli
 from homenode.compute.native.meeting import barrier_us, round_trip_ns
 from homenode.errors import HostError
+from homenode.host.discovery.read import read_host
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.measured import load_measured
-from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
 
 

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from homenode import _native
-from homenode.bench.machine.steady_state import take_reading
+from homenode.bench.machine.repetition import take_reading
 from homenode.compute.native import NativeBackend, available_levels
 
 _MEBIBYTE = 1 << 20

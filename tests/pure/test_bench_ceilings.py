@@ -12,7 +12,7 @@ from homenode.bench.compute.model_result import ModelBenchResult, TimedSteps, re
 from homenode.bench.compute.work import WorkCounter
 from homenode.bench.machine.ceilings import Ceilings, Operations, Work, path_of
 from homenode.bench.machine.fingerprint import Fingerprint, moved, strayed
-from homenode.bench.machine.steady_state import (
+from homenode.bench.machine.repetition import (
     MachineReading,
     Run,
     Runs,

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from homenode.host.binding.irq_match import match
 from homenode.host.binding.target import COMPLETE_IRQ, SUBMIT_IRQ, IrqRoute, target_of
+from homenode.host.discovery.read import read_host
 from homenode.host.placement.plan import WorkerBinding
 from homenode.host.topology.host import Accelerator, Host
-from homenode.host.topology.read import read_host
 from homenode.host.topology.source import RecordedSource
 
 NPU0, NPU1 = "0000:c1:00.0", "0000:c2:00.0"

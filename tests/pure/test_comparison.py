@@ -26,7 +26,7 @@ from benchmarks.turns import Turns
 from benchmarks.workload import Workload
 from homenode.bench.machine.ceilings import Ceilings
 from homenode.bench.machine.fingerprint import Fingerprint
-from homenode.bench.machine.steady_state import MachineReading
+from homenode.bench.machine.repetition import MachineReading
 
 # Recorded from llama.cpp 0c1e570 on a file of the shape of Qwen2.5-0.5B in Q8_0, shortened.
 LLAMA_BENCH = """[

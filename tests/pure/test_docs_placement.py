@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 
 from homenode.cli.main import cli
 from homenode.cpuset import format_cpu_list, parse_cpu_list
+from homenode.host.discovery.read import read_host
+from homenode.host.discovery.synthetic import synthetic
 from homenode.host.placement.select import STRATEGIES
-from homenode.host.topology.read import read_host
-from homenode.host.topology.synthetic import synthetic
 from tests.codes_in_source import codes_in, severities_in
 from tests.paths import ROOT
 

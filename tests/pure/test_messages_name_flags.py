@@ -28,7 +28,7 @@ OTHERS = {
 NO_MESSAGES = (
     "host/binding/rank_hints.py",
     "host/topology/accelerators/nvidia.py",
-    "host/topology/synthetic_tools.py",
+    "host/discovery/synthetic_tools.py",
     "compute/devices.py",
     "compute/torch/probe.py",
     "installation.py",

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from homenode.cli.main import cli
 from homenode.errors import PlacementError
+from homenode.host.discovery.read import read_host
+from homenode.host.discovery.snapshot import save_recording
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.plan import Plan
 from homenode.host.placement.policies import ascend
@@ -22,8 +24,6 @@ from homenode.host.placement.select import make_plan
 from homenode.host.placement.variables import RANK_VARIABLES
 from homenode.host.topology.accelerators.visible import visible_devices
 from homenode.host.topology.host import Host
-from homenode.host.topology.read import read_host
-from homenode.host.topology.snapshot import save_recording
 from homenode.host.topology.source import CommandResult, RecordedSource
 from tests.npu_hosts import kernel_files, map_text, npu_host, process_text, single_chips, topo_text
 from tests.recorded import recording

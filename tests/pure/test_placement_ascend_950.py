@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from homenode.cpuset import format_cpu_list, parse_cpu_list
 from homenode.errors import PlacementError
 from homenode.host.binding.target import target_of
+from homenode.host.discovery.read import read_host
+from homenode.host.discovery.synthetic import synthetic
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.plan import Plan
 from homenode.host.placement.policies import ascend
 from homenode.host.placement.select import make_plan
 from homenode.host.topology.host import Host
-from homenode.host.topology.read import read_host
-from homenode.host.topology.synthetic import synthetic
 from tests.npu_hosts import npu_host, single_chips
 from tests.pools import pools_of
 

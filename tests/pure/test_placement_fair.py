@@ -11,12 +11,12 @@ import pytest
 
 from homenode.cpuset import parse_cpu_list
 from homenode.errors import PlacementError
+from homenode.host.discovery.read import read_host
 from homenode.host.placement.check import check
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.plan import Plan
 from homenode.host.placement.policies import fair
 from homenode.host.topology.host import Accelerator, Accelerators, Host
-from homenode.host.topology.read import read_host
 from homenode.host.topology.source import CommandResult, RecordedSource
 from tests.host_values import Shape, host_of
 from tests.paths import SHARED

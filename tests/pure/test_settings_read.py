@@ -19,12 +19,12 @@ from homenode.cli.main import cli
 from homenode.cli.placement.plan_flags import PlanFlags
 from homenode.cli.placement.planning import demand_from_flags, plan_for
 from homenode.errors import UserError
+from homenode.host.discovery.read import read_host
+from homenode.host.discovery.snapshot import save_recording
+from homenode.host.discovery.synthetic import synthetic
 from homenode.host.placement.plan import Plan
 from homenode.host.placement.select import STRATEGIES
 from homenode.host.placement.settings_read import ALWAYS_READ, SETTINGS_READ
-from homenode.host.topology.read import read_host
-from homenode.host.topology.snapshot import save_recording
-from homenode.host.topology.synthetic import synthetic
 
 HOSTS = {"cpu": "2s/4n/32c/smt2", "gpu": "2s/2n/32c/gpu=4", "npu": "2s/2n/64c/arm/npu=4:A2"}
 # Values that say something else than what holds without them, wherever a strategy reads the setting.
@@ -90,7 +90,7 @@ def read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same few hosts are read some thousand times."""
     hosts = {text: read_host(synthetic(text)) for text in HOSTS.values()}
     monkeypatch.setattr("homenode.cli.placement.planning.open_source", hosts.__getitem__)
-    monkeypatch.setattr("homenode.host.topology.read.read_host", lambda host: host)
+    monkeypatch.setattr("homenode.host.discovery.read.read_host", lambda host: host)
     monkeypatch.setattr(type(hosts[HOSTS["cpu"]]), "env", property(lambda host: host.variables), raising=False)
 
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from homenode.cpuset import format_cpu_list, parse_cpu_list
 from homenode.errors import PlacementError, UserError
 from homenode.host.binding.doctor import doctor
+from homenode.host.discovery.read import read_host
+from homenode.host.discovery.synthetic import synthetic
 from homenode.host.placement.demand import Demand, Parallelism
 from homenode.host.placement.explain import explain
 from homenode.host.placement.node_teams import node_teams
@@ -19,9 +21,7 @@ from homenode.host.placement.numa_demand import NUMA_POLICIES, Decision, NumaDem
 from homenode.host.placement.numa_policy import numa_plan
 from homenode.host.placement.select import make_plan
 from homenode.host.topology.host import Host
-from homenode.host.topology.read import read_host
 from homenode.host.topology.source import RecordedSource
-from homenode.host.topology.synthetic import synthetic
 from tests.recorded import recorded_host
 
 CPU, NODE = "/sys/devices/system/cpu", "/sys/devices/system/node"

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.errors import PlacementError
+from homenode.host.discovery.read import read_host
+from homenode.host.discovery.snapshot import parse_recording, record
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.select import make_plan
 from homenode.host.topology.accelerators.cells import telling_line, tool_error
 from homenode.host.topology.host import Host
-from homenode.host.topology.read import read_host
-from homenode.host.topology.snapshot import parse_recording, record
 from homenode.host.topology.source import CommandResult, RecordedSource
 from tests.npu_hosts import kernel_files, npu_host, single_chips
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from homenode.host.discovery.read import read_host
 from homenode.host.topology.host import Host
-from homenode.host.topology.read import read_host
 from homenode.host.topology.source import RecordedSource
 
 NODE = "/sys/devices/system/node"

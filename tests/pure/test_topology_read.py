@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.cpuset import parse_cpu_list
+from homenode.host.discovery.read import read_host
 from homenode.host.topology.describe import fingerprint, host_to_dict
 from homenode.host.topology.host import Host
-from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource, RecordedSource, RecordingSource
 
 CPU = "/sys/devices/system/cpu"

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from homenode.cpuset import format_cpu_list
+from homenode.host.discovery.read import read_host
+from homenode.host.discovery.snapshot import parse_recording, record
 from homenode.host.topology.describe import fingerprint, host_to_dict
 from homenode.host.topology.host import Cpu, Host
-from homenode.host.topology.read import read_host
-from homenode.host.topology.snapshot import parse_recording, record
 from tests.recorded import HOSTS, NAMES, opinions, recorded_host, recording
 
 KNOWN = tuple(name for name in NAMES if name in opinions())

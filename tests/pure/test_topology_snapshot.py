@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.errors import UserError
-from homenode.host.topology.read import read_host
-from homenode.host.topology.redaction import Redaction
-from homenode.host.topology.snapshot import (
+from homenode.host.discovery.read import read_host
+from homenode.host.discovery.redaction import Redaction
+from homenode.host.discovery.snapshot import (
     FORMAT,
     load_recording,
     parse_recording,
@@ -23,8 +23,8 @@ from homenode.host.topology.snapshot import (
     save_recording,
     write_recording,
 )
+from homenode.host.discovery.synthetic import synthetic
 from homenode.host.topology.source import CommandResult, LiveSource, RecordedSource
-from homenode.host.topology.synthetic import synthetic
 
 UUIDS = ("6f2b6a3c-11d2-4c6a-9f57-0a1b2c3d4e5f", "0c0ffee0-5a5a-4b4b-8c8c-123456789abc")
 QUERY = "nvidia-smi --query-gpu=index,uuid,pci.bus_id,name --format=csv,noheader"

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.errors import PlacementError
+from homenode.host.discovery.read import read_host
+from homenode.host.discovery.synthetic import synthetic
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.select import make_plan
 from homenode.host.topology.accelerators.nvidia import parse_list
 from homenode.host.topology.accelerators.visible import see, visible_devices
 from homenode.host.topology.host import Accelerator, Accelerators
-from homenode.host.topology.read import read_host
 from homenode.host.topology.source import CommandResult
-from homenode.host.topology.synthetic import synthetic
 from tests.recorded import recording
 
 UUIDS = ("GPU-1aa0a5f2-11", "GPU-1aa0b000-22", "GPU-9c00ffee-33", "GPU-9d00ffee-44")

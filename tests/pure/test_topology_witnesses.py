@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.cpuset import format_cpu_list
+from homenode.host.discovery.read import read_host
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.host import Host
-from homenode.host.topology.read import read_host
 from homenode.host.topology.source import RecordedSource
 from tests.recorded import recorded_host
 

@@ -23,10 +23,10 @@ from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.stage_cost import stage_costs
 from homenode.engine.plan.worker_bindings import WorkerBindings, worker_places
 from homenode.errors import CapacityError, PlacementError, UserError
+from homenode.host.discovery.read import read_host
+from homenode.host.discovery.synthetic import synthetic
 from homenode.host.placement.numa_demand import Decision
 from homenode.host.topology.host import Accelerator, Accelerators, Host
-from homenode.host.topology.read import read_host
-from homenode.host.topology.synthetic import synthetic
 from homenode.model.part import ModelPart, Range
 from homenode.model.spec import ModelSpec, RopeSpec
 from homenode.model.weights.layout import MatrixLayout, WeightLayout

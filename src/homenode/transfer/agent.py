@@ -16,7 +16,7 @@ from homenode.transfer.connection import Connection
 from homenode.transfer.copying import AT_ONCE_BYTES
 from homenode.transfer.feeding import Machine
 from homenode.transfer.figures import AgentStatistics, TransferFigures
-from homenode.transfer.greeting import ConnectionLimits, Identity
+from homenode.transfer.greeting import HandshakeLimits, Identity
 from homenode.transfer.links import LinkLimits
 from homenode.transfer.machine import FromEngine, Own
 from homenode.transfer.promises import Promises
@@ -46,7 +46,7 @@ class TransferAgent:
         post: Callable[[ToScheduler], None],
         on_change: Callable[[], None] = lambda: None,
         limits: LinkLimits | None = None,
-        admission: ConnectionLimits | None = None,
+        admission: HandshakeLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
         in_place: InPlace | None = None,
     ) -> None:
@@ -70,7 +70,7 @@ class TransferAgent:
             post=post,
             on_change=on_change,
             limits=limits or LinkLimits(),
-            admission=admission or ConnectionLimits(),
+            admission=admission or HandshakeLimits(),
             clock=clock,
             in_place=in_place,
         )

@@ -149,7 +149,7 @@ class Greeting:
 
 
 @dataclass
-class ConnectionLimits:
+class HandshakeLimits:
     """Who may connect: bounds connections that have not greeted, for each address and in all, and all that have."""
 
     ungreeted_per_address: int = 16

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from homenode.transfer.carriers.carrier import Carrier, Listening, LocalBuffer
 from homenode.transfer.connection import Connection
-from homenode.transfer.greeting import ConnectionLimits, Identity
+from homenode.transfer.greeting import HandshakeLimits, Identity
 from homenode.transfer.listener import Listener
 from homenode.transfer.streams import Streams
 from homenode.transfer.wire.framing import FrameError
@@ -36,7 +36,7 @@ class Links(Streams):
         *,
         writable: bool,
         limits: LinkLimits,
-        admission: ConnectionLimits,
+        admission: HandshakeLimits,
         lanes: Lanes | None = None,
     ) -> None:
         """As `Streams`."""

@@ -11,7 +11,7 @@ from homenode.errors import HomenodeError, HostError, PeerError
 from homenode.transfer.buffers import exported_fds
 from homenode.transfer.carriers.carrier import Carrier, Listening, LocalBuffer
 from homenode.transfer.connection import Connection, LostError, connect_error
-from homenode.transfer.greeting import ConnectionLimits, Greeting, GreetingError, Identity
+from homenode.transfer.greeting import Greeting, GreetingError, HandshakeLimits, Identity
 from homenode.transfer.hearing import Hearing
 from homenode.transfer.listener import Listener
 from homenode.transfer.poller import Poller
@@ -35,7 +35,7 @@ class Reception:
         hearing: Hearing,
         *,
         writable: bool,
-        admission: ConnectionLimits,
+        admission: HandshakeLimits,
         begun: Callable[[Connection], None],
         refused: Callable[[str], None],
     ) -> None:

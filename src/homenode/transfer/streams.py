@@ -14,7 +14,7 @@ from homenode.errors import InternalError
 from homenode.transfer.carriers.carrier import Carrier, LocalBuffer
 from homenode.transfer.connection import Connection, LostError
 from homenode.transfer.departed import Departed
-from homenode.transfer.greeting import ConnectionLimits, GreetingError, Identity
+from homenode.transfer.greeting import GreetingError, HandshakeLimits, Identity
 from homenode.transfer.hearing import Hearing
 from homenode.transfer.listener import Listener
 from homenode.transfer.poller import Poller
@@ -39,7 +39,7 @@ class Streams:
         listener: Listener,
         *,
         writable: bool,
-        admission: ConnectionLimits,
+        admission: HandshakeLimits,
         lanes: Lanes | None = None,
     ) -> None:
         """`lanes`: where connections can have them; `identity` says whether those that come are given one."""

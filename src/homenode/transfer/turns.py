@@ -15,7 +15,7 @@ from homenode.transfer.carriers.carrier import Carrier, KvBackend, Listening, Lo
 from homenode.transfer.copying import CopyThread
 from homenode.transfer.feeding import Machine
 from homenode.transfer.grace import Grace
-from homenode.transfer.greeting import ConnectionLimits, Identity
+from homenode.transfer.greeting import HandshakeLimits, Identity
 from homenode.transfer.limbo import Tickets, answer_without_agent
 from homenode.transfer.links import LinkLimits, Links
 from homenode.transfer.machine import FromEngine, Own
@@ -57,7 +57,7 @@ class Turns:
         post: Callable[[ToScheduler], None],
         on_change: Callable[[], None],
         limits: LinkLimits,
-        admission: ConnectionLimits,
+        admission: HandshakeLimits,
         clock: Callable[[], float],
         in_place: InPlace | None,
     ) -> None:

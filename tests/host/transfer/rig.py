@@ -21,7 +21,7 @@ from homenode.transfer.carriers.carrier import Carrier, LocalBuffer
 from homenode.transfer.carriers.shm import ShmCarrier
 from homenode.transfer.carriers.tcp import TcpCarrier
 from homenode.transfer.figures import TransferFigures
-from homenode.transfer.greeting import ConnectionLimits, Identity
+from homenode.transfer.greeting import HandshakeLimits, Identity
 from homenode.transfer.kv.pages import contiguous
 from homenode.transfer.links import LinkLimits
 from homenode.transfer.machine import Action, Foreseen, FromEngine, Input, Own
@@ -280,7 +280,7 @@ def running(
     secret: str | None = None,
     answer: Callable[[Input], list[Action]] = lambda _given: [],
     limits: LinkLimits | None = None,
-    admission: ConnectionLimits | None = None,
+    admission: HandshakeLimits | None = None,
     fingerprint: dict[str, str] | None = None,
     copier: Any = None,
     **identity: Any,

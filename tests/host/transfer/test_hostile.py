@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from homenode.transfer.connection import MOST_FDS
-from homenode.transfer.greeting import MAX_HELLO, ConnectionLimits
+from homenode.transfer.greeting import MAX_HELLO, HandshakeLimits
 from homenode.transfer.links import LinkLimits
 from homenode.transfer.machine import Close, Connected, FromPeer, PeerLost, Send
 from homenode.transfer.wire.framing import frame
@@ -192,7 +192,7 @@ def test_a_backlog_that_grows_past_its_bound_ends_the_connection() -> None:
 
 @pytest.mark.parametrize("channel", ["shm", "tcp"])
 def test_a_flood_of_connections_leaves_room_for_others(channel: str) -> None:
-    admission = ConnectionLimits(ungreeted_per_address=4, ungreeted=6, connections=20)
+    admission = HandshakeLimits(ungreeted_per_address=4, ungreeted=6, connections=20)
     limits = LinkLimits(greeting_s=0.5, stall_s=5)
     with running("receiver", channel, admission=admission, limits=limits) as side:
         flood = [connect(side.address()) for _ in range(60)]
@@ -204,7 +204,7 @@ def test_a_flood_of_connections_leaves_room_for_others(channel: str) -> None:
 
 
 def test_connections_that_have_greeted_are_bounded() -> None:
-    with running("receiver", admission=ConnectionLimits(connections=3)) as side:
+    with running("receiver", admission=HandshakeLimits(connections=3)) as side:
         peers = [RawPeer(side.address(), "sender") for _ in range(3)]
         assert all(isinstance(peer.greet(), Hello) for peer in peers)
         with connect(side.address()) as sock:

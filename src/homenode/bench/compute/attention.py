@@ -16,7 +16,7 @@ import numpy as np
 
 from homenode.bench.compute.passes import Passes
 from homenode.bench.machine.ceilings import Operations, Work, path_of
-from homenode.bench.machine.steady_state import BenchListener, Meter, Runs, measure_repeatedly
+from homenode.bench.machine.repetition import BenchListener, Meter, Runs, measure_repeatedly
 from homenode.compute.ops import KV_DTYPES, KvGeometry, Ops, StepArrays, StepLimits, Tensor
 from homenode.errors import UserError
 from homenode.spelling import with_suggestion

@@ -18,7 +18,7 @@ from homenode.bench.compute.model_result import ModelBenchResult, PhaseShare, Ti
 from homenode.bench.compute.work import WorkCounter
 from homenode.bench.machine.ceilings import Work
 from homenode.bench.machine.fingerprint import Fingerprint, strayed
-from homenode.bench.machine.steady_state import BenchListener, Meter, Runs, measure_repeatedly, take_reading
+from homenode.bench.machine.repetition import BenchListener, Meter, Runs, measure_repeatedly, take_reading
 from homenode.compute.ops import Backend, Program, SamplingArrays, StepArrays, StepLimits
 from homenode.errors import UserError
 from homenode.model.weights.load import LoadedModel

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from homenode.bench.machine.ceilings import Ceilings, Work
-from homenode.bench.machine.steady_state import Runs
+from homenode.bench.machine.repetition import Runs
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
-from homenode.bench.machine.steady_state import Meter, take_reading
+from homenode.bench.machine.repetition import Meter, take_reading
 from homenode.host.placement.memory_nodes import memory_nodes
 from homenode.host.topology.host import Host
 from homenode.host.topology.measured import FORMAT

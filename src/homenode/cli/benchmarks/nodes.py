@@ -48,7 +48,7 @@ def nodes(isa: str | None, out: Path | None, as_json: bool) -> None:
 def _measure(isa: str | None) -> NodesResult:
     from homenode.bench.machine.node_probe import NativeProbe
     from homenode.bench.machine.nodes import bench_teams, measure_nodes, memories
-    from homenode.host.topology.read import read_host
+    from homenode.host.discovery.read import read_host
     from homenode.host.topology.source import LiveSource
 
     host = read_host(LiveSource())  # accelerators too: memory of theirs is not for weights

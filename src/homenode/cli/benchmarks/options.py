@@ -115,7 +115,7 @@ def native_backend(threads: int | None, isa: str | None) -> NativeBackend:
     from homenode.engine.backend import make_backend
     from homenode.engine.memory.sizing import choose_cpus
     from homenode.engine.plan.placement import team_groups
-    from homenode.host.topology.read import read_host
+    from homenode.host.discovery.read import read_host
     from homenode.host.topology.source import LiveSource
 
     host = read_host(LiveSource(), accelerators=False)
@@ -135,7 +135,7 @@ def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Native
     from homenode.engine.pinning import apply_binding
     from homenode.engine.plan.inline import place_of_engine
     from homenode.engine.plan.placement import team_groups
-    from homenode.host.topology.read import read_host
+    from homenode.host.discovery.read import read_host
     from homenode.host.topology.source import LiveSource
     from homenode.model.weights.load import plan_model
 

@@ -46,7 +46,7 @@ def _takes(taken: Candidate) -> str:
 
 def _speed(taken: Candidate, config: EngineConfig) -> str:
     from homenode.cli.models.judge import judge
-    from homenode.host.topology.read import read_host
+    from homenode.host.discovery.read import read_host
     from homenode.host.topology.source import LiveSource
     from homenode.simulate.shape import sized_checkpoint
 

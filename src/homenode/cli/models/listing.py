@@ -19,7 +19,7 @@ def list_models(as_json: bool) -> None:
     with json_errors(as_json):
         from homenode.cli.models.judge import Judgement, judge_path
         from homenode.engine.config import EngineConfig
-        from homenode.host.topology.read import read_host
+        from homenode.host.discovery.read import read_host
         from homenode.host.topology.source import LiveSource
         from homenode.model.hub.cache import cached_models
         from homenode.model.hub.repository import cache_folder

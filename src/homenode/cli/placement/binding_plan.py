@@ -119,10 +119,10 @@ def _direct(flags: PlanFlags, cpus: str | None) -> BindingPlan:
     that say otherwise."""
     from homenode.cpuset import parse_cpu_list
     from homenode.host.binding.target import Target
+    from homenode.host.discovery.read import read_host
     from homenode.host.placement.demand import Demand
     from homenode.host.placement.settings_read import LISTED
     from homenode.host.placement.variables import memory_nodes
-    from homenode.host.topology.read import read_host
     from homenode.host.topology.source import LiveSource
 
     if flags.strategy is not None or flags.numa_bind:

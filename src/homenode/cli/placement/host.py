@@ -49,7 +49,7 @@ def show(ctx: click.Context, source: str | None, as_json: bool) -> None:
 @click.pass_context
 def record(ctx: click.Context, file: Path) -> None:
     """Write what homenode reads of this machine to FILE, with nothing private in it; --from FILE reads it anywhere."""
-    from homenode.host.topology.snapshot import save_recording
+    from homenode.host.discovery.snapshot import save_recording
 
     if ctx.obj[1]:
         raise click.UsageError(
@@ -64,8 +64,8 @@ def record(ctx: click.Context, file: Path) -> None:
 
 
 def _show(text: str | None, as_json: bool) -> None:
+    from homenode.host.discovery.read import read_host
     from homenode.host.topology.describe import host_to_dict
-    from homenode.host.topology.read import read_host
 
     with json_errors(as_json):
         source: Source = open_source(text)

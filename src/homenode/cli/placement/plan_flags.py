@@ -109,13 +109,13 @@ def open_source(text: str | None) -> Source:
 
         return LiveSource()
     if not Path(text).exists():
-        from homenode.host.topology.synthetic import looks_synthetic, synthetic
+        from homenode.host.discovery.synthetic import looks_synthetic, synthetic
 
         if looks_synthetic(text):
             return synthetic(text)
         raise UserError(
             f"--from {text}: there is no such file, and it is no one-line host such as 2s/4n/64c/smt2", param="--from"
         )
-    from homenode.host.topology.snapshot import load_recording
+    from homenode.host.discovery.snapshot import load_recording
 
     return load_recording(Path(text))

@@ -104,7 +104,7 @@ def _planned(flags: PlanFlags, asked: dict[str, Any]) -> Planned:
     from homenode.engine.experts.group import expert_group_rank
     from homenode.engine.experts.sizing import ExpertSharing
     from homenode.engine.plan.workers import plan_engine
-    from homenode.host.topology.read import read_host
+    from homenode.host.discovery.read import read_host
     from homenode.model.checkpoint.index import open_checkpoint
     from homenode.model.locate import locate
 

@@ -98,8 +98,8 @@ def plan_weights(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
 def _host(flags: PlanFlags) -> tuple[Host, int | None]:
     """The host, and the cores that are to be kept."""
     from homenode.cli.placement.plan_flags import open_source
+    from homenode.host.discovery.read import read_host
     from homenode.host.placement.variables import reserve_cpus
-    from homenode.host.topology.read import read_host
 
     source = open_source(flags.source)
     host = read_host(source, accelerators=False)

@@ -27,8 +27,8 @@ def demand_from_flags(
     Raises PlacementError and UserError for any value that cannot be read or contradicts another, also where the
     strategy does not need it.
     """
+    from homenode.host.discovery.read import read_host
     from homenode.host.topology.accelerators.visible import see
-    from homenode.host.topology.read import read_host
 
     source = open_source(flags.source)
     host = read_host(source)

@@ -192,7 +192,7 @@ def _checkpoint(model: str) -> Checkpoint:
 
 def host_with_memory(source: str | None, memory: int | None) -> Host:
     """The host that --from names. `memory`: of nodes, or of a host without any, that do not tell."""
-    from homenode.host.topology.read import read_host
+    from homenode.host.discovery.read import read_host
 
     host = read_host(open_source(source))
     if memory is None:

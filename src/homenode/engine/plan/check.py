@@ -21,9 +21,9 @@ from homenode.engine.plan.replica_configs import replica_configs
 from homenode.engine.plan.settings_without_effect import settings_without_effect
 from homenode.engine.plan.workers import plan_engine, with_available_memory
 from homenode.errors import UserError
+from homenode.host.discovery.read import read_host
 from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
-from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.parts import read_layer_split

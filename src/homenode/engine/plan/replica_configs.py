@@ -12,11 +12,11 @@ from homenode.engine.memory.available import available_memory
 from homenode.engine.plan.placement import reserved_cores
 from homenode.engine.plan.replica_bindings import memory_shares, replica_places, team_places
 from homenode.errors import UserError
+from homenode.host.discovery.read import read_host
 from homenode.host.placement.numa_demand import Decision
 from homenode.host.placement.numa_policy import Chosen, NumaPlan, Teams, numa_plan
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.host import Host
-from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.transfer.check import wrong_count

@@ -52,9 +52,9 @@ from homenode.engine.runtime.engine import Engine, Progress
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.worker.runner import Runner
 from homenode.host.binding.huge_pages import disabled_for_this_process
+from homenode.host.discovery.read import read_host
 from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
-from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.part import ModelPart

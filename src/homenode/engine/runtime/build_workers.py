@@ -33,8 +33,8 @@ from homenode.engine.plan.workers import Planned, plan_engine, with_available_me
 from homenode.engine.runtime.calibration import calibrated
 from homenode.engine.runtime.engine import Engine, Progress
 from homenode.engine.scheduler.scheduler import Scheduler
+from homenode.host.discovery.read import read_host
 from homenode.host.topology.finding import Finding
-from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.transfer.fingerprint import fingerprint_of

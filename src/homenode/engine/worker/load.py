@@ -21,8 +21,8 @@ from homenode.engine.memory.sizing import Sizes, resolve
 from homenode.engine.pinning import apply_binding, pin_current_thread
 from homenode.engine.plan.cpu_contention import spin_us, too_many_threads
 from homenode.engine.plan.placement import UNPINNED, alone, team_groups
+from homenode.host.discovery.read import read_host
 from homenode.host.topology.host import Host
-from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.weights.load import LoadedModel, kv_geometry_of, load_model, plan_model

@@ -58,7 +58,7 @@ def planned_here(join: Join, index: int, count: int) -> Join:
 
     from homenode.engine.devices import is_accelerator
     from homenode.engine.plan.worker_bindings import worker_places
-    from homenode.host.topology.read import read_host
+    from homenode.host.discovery.read import read_host
     from homenode.host.topology.source import LiveSource
 
     host = read_host(LiveSource(), accelerators=is_accelerator(join.device))

@@ -44,7 +44,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class AddressRange:
     """Addresses from `start` up to `end`, both in bytes; `kind` is one of KINDS."""
 
     start: int
@@ -61,10 +61,10 @@ class Range:
 class MemoryMap:
     """All ranges of a process. `policy`: what holds where a range has none of its own."""
 
-    ranges: tuple[Range, ...]
+    ranges: tuple[AddressRange, ...]
     policy: RangePolicy
 
-    def private(self) -> Iterable[Range]:
+    def private(self) -> Iterable[AddressRange]:
         """Ranges of the process's own memory."""
         return (part for part in self.ranges if part.kind == "private")
 
@@ -99,7 +99,9 @@ def mems_allowed(pid: int) -> tuple[int, ...]:
 
 def join(maps: dict[int, tuple[int, str]], numa: dict[int, Placement]) -> MemoryMap:
     """The two files put together by start address; a range that came or went between the two readings is left out."""
-    ranges = tuple(Range(start, *maps[start], placement) for start, placement in sorted(numa.items()) if start in maps)
+    ranges = tuple(
+        AddressRange(start, *maps[start], placement) for start, placement in sorted(numa.items()) if start in maps
+    )
     return MemoryMap(ranges, _process_policy(numa.values()))
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from homenode.engine.config import EngineConfig
+from homenode.host.discovery.read import read_host
 from homenode.host.placement.demand import Demand, Parallelism
 from homenode.host.placement.requirements import requirements
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
-from homenode.host.topology.read import read_host
 from homenode.host.topology.source import LiveSource
 from homenode.units import format_count
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from homenode.cpuset import format_cpu_list
-from homenode.host.topology.synthetic_devices import devices_of, gpus_of
-from homenode.host.topology.synthetic_shape import Shape, SyntheticCore
+from homenode.host.discovery.synthetic_devices import devices_of, gpus_of
+from homenode.host.discovery.synthetic_shape import Shape, SyntheticCore
 
 _CPU = "/sys/devices/system/cpu"
 _NODE = "/sys/devices/system/node"

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from homenode.errors import UserError
-from homenode.host.topology.read import read_host
-from homenode.host.topology.redaction import Redaction
+from homenode.host.discovery.read import read_host
+from homenode.host.discovery.redaction import Redaction
 from homenode.host.topology.source import VARIABLES, CommandResult, RecordedSource, RecordingSource, Source
 from homenode.units import format_count
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from homenode.host.topology.allowance import read_allowance
 from homenode.host.topology.cpus import read_cpus
-from homenode.host.topology.describe import fingerprint
 from homenode.host.topology.facts import FactReader
 from homenode.host.topology.host import Accelerators, Host
 from homenode.host.topology.interrupts import read_interrupts
@@ -13,8 +12,6 @@ from homenode.host.topology.nodes import node_by_cpu, read_nodes
 from homenode.host.topology.online import CPU_FOLDER, read_offline, read_online
 from homenode.host.topology.pci import read_devices
 from homenode.host.topology.source import Source
-
-__all__ = ["fingerprint", "read_host"]
 
 
 def read_host(source: Source, *, accelerators: bool = True) -> Host:
@@ -30,6 +27,7 @@ def read_host(source: Source, *, accelerators: bool = True) -> Host:
     devices = read_devices(reader, online, nodes)
     found = Accelerators()
     if accelerators:
+        # Here, as importing it takes longer than all the rest.
         from homenode.host.topology.accelerators.read import read_accelerators
 
         found = read_accelerators(source, devices, nodes, online)

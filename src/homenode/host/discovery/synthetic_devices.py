@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from homenode.host.topology.synthetic_shape import Shape
+from homenode.host.discovery.synthetic_shape import Shape
 
 _NVIDIA, _AMD, _HUAWEI = 0x10DE, 0x1002, 0x19E5
 _GRAPHICS, _ACCELERATOR = (

@@ -27,10 +27,10 @@ from dataclasses import dataclass
 
 from homenode.cpuset import parse_cpu_list
 from homenode.errors import UserError
+from homenode.host.discovery.synthetic_files import kernel_files
+from homenode.host.discovery.synthetic_shape import GPU_MAKERS, NPU_FAMILIES, NUMBERINGS, Shape
+from homenode.host.discovery.synthetic_tools import tool_outputs
 from homenode.host.topology.source import RecordedSource
-from homenode.host.topology.synthetic_files import kernel_files
-from homenode.host.topology.synthetic_shape import GPU_MAKERS, NPU_FAMILIES, NUMBERINGS, Shape
-from homenode.host.topology.synthetic_tools import tool_outputs
 from homenode.units import parse_bytes
 
 _SEPARATOR = re.compile(r"[/\s]+|,(?=[a-z]|[0-9]+[snc](?:[/,\s]|$))")

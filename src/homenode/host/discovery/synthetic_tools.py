@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from homenode.cpuset import format_cpu_list
+from homenode.host.discovery.synthetic_devices import Device, gpus_of, npus_of
+from homenode.host.discovery.synthetic_shape import Shape
 from homenode.host.topology.source import CommandResult
-from homenode.host.topology.synthetic_devices import Device, gpus_of, npus_of
-from homenode.host.topology.synthetic_shape import Shape
 
 _MAP_COLUMN = 31
 _CELLS = (27, 15, 52)  # widths of the columns of `npu-smi info`
