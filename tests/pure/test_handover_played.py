@@ -182,9 +182,7 @@ class ReceivingEngine(ReceiverProcess):
 
     def told(self, event: Any) -> None:
         kind = type(event).__name__
-        self.world.count[
-            f"{kind} in place" if getattr(event, "blocks", None) and kind == "Arrived" else kind
-        ] += 1
+        self.world.count[f"{kind} in place" if getattr(event, "blocks", None) and kind == "Arrived" else kind] += 1
         self.real.apply(event)
 
     def bases(self, hello: Hello) -> dict[bytes, int]:
