@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -174,3 +177,60 @@ def test_the_tokenizer_takes_texts_of_any_length() -> None:
     text = "The quick brown fox, 123 times.\n" * 2500 + "\ud800"
     assert tokenizer.encode(text) == library.encode(text.replace("\ud800", "\ufffd")).ids
     assert tokenizer.encode(text, False) == tokenizer.encode(text)[1:-1]
+
+
+class Watched:
+    """A library that notes how often another thread ran during each of its calls about a long text or many tokens."""
+
+    def __init__(self, library: Library, ticks: Callable[[], int]) -> None:
+        self._library, self._ticks = library, ticks
+        self.ran: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._library, name)
+        if name not in ("encode", "encode_batch", "decode", "decode_batch"):
+            return found
+
+        def call(given: Any, **rest: Any) -> Any:
+            before = self._ticks()
+            try:
+                return found(given, **rest)
+            finally:
+                if len(given[0] if name.endswith("_batch") else given) > 10_000:
+                    self.ran.append(self._ticks() - before)
+
+        return call
+
+
+@contextmanager
+def ticking() -> Iterator[Callable[[], int]]:
+    """How often a thread has run that wants to, two thousand times a second."""
+    count, over = [0], threading.Event()
+
+    def run() -> None:
+        while not over.wait(0.0005):
+            count[0] += 1
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield lambda: count[0]
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("kind", ["cut of default", "one word", "sentencepiece", "words"])
+def test_other_threads_run_while_a_long_text_is_worked_on(kind: str) -> None:
+    """A call that kept the interpreter's lock would stop the event loop: none runs twice while such a call lasts."""
+    with ticking() as ticks:
+        library = Watched(made(kind), ticks)
+        tokenizer = Tokenizer(library, {}, {})  # type: ignore[arg-type]
+        assert library.ran == []
+        ids = tokenizer.encode("the quick brown fox\n" * 25_000, add_special_tokens=False)
+        encoding, library.ran = library.ran, []
+        tokenizer.decode(ids * 4)
+        decoding = library.ran
+    assert encoding and bool(decoding) == (kind == "words")  # other kinds are decoded by code of ours
+    for calls in filter(None, (encoding, decoding)):
+        assert sum(calls) > 2 * len(calls), calls
