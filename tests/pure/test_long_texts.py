@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,9 @@ MERGES = [
     ("ĠĠ", "ĠĠ"),
     ("1", "2"),
     ("12", "3"),
+    ("k", "k"),
+    ("kk", "kk"),
+    ("kkkk", "kkkk"),
 ]
 
 
@@ -56,7 +60,7 @@ def byte_level(pre: str) -> Library:
 
 def sentencepiece(*steps: normalizers.Normalizer, strips: bool = False) -> Library:
     merges = [(a.replace("Ġ", "▁"), b.replace("Ġ", "▁")) for a, b in MERGES]
-    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"athe123é猫각"]
+    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"athe123é猫각k"]
     library = Library(models.BPE(vocab=vocabulary(words, merges), merges=merges, byte_fallback=True, fuse_unk=True))
     library.normalizer = normalizers.Sequence([*steps, normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     library.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
@@ -112,7 +116,7 @@ KINDS: dict[str, Callable[[], Library]] = {
 SCRAPS = [
     "a", "A", "the", " the", " ", "\n", "\r\n", "\t", "1", "123", "'s", "...",
     "é", "e\u0301", "\u1112\u1161\u11ab", "각", "猫", "🦊", "👩‍👩‍👧", "ก็", "हिन्दी", "\u00a0",
-    "𝐀", "ﷺ", "İ", "<|end|>", "<sep>", "<|", "▁", "\u0344", "\u212b",
+    "𝐀", "𝐚", "\u212a", "\u1100\u1161\u11a8", "ﷺ", "İ", "<|end|>", "<sep>", "<|", "▁", "\u0344", "\u212b",
 ]
 # fmt: on
 TEXTS = st.lists(st.tuples(st.sampled_from(SCRAPS), st.sampled_from([1, 1, 1, 2, 3, 50])), max_size=40).map(
@@ -135,6 +139,31 @@ def test_pieces_are_the_whole(kind: str, text: str, around: bool) -> None:
     assert found == library.encode(text, add_special_tokens=around).ids
 
 
+def ladders() -> tuple[Library, str, str]:
+    """A vocabulary with two long tokens, and these: the first is put together from its beginning on, the second from
+    its end back, and side by side they are one token. Without that end of them both stay letters.
+    """
+    first, second = string.ascii_letters[:40], (string.ascii_letters[40:] + string.punctuation)[:40]
+    merges = [(first[:length], first[length]) for length in range(1, 40)]
+    merges += [(second[place], second[place + 1 :]) for place in reversed(range(39))]
+    merges += [(first, second)]
+    library = Library(models.BPE(vocab=vocabulary(LETTERS, merges), merges=merges))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return library, first, second
+
+
+def test_pieces_are_not_joined_where_each_of_them_lacks_what_would_merge_there() -> None:
+    """Both may end a token at the place, and the whole none: one piece lacks the beginning of what stands before it,
+    the other the end of what follows.
+    """
+    library, first, second = ladders()
+    encoder = PieceEncoder(library, piece_characters=128)
+    for before in range(40, 300):
+        text = "9" * before + first + second + "9" * 300
+        found = [token for piece in encoder.pieces(text) for token in piece]
+        assert found == library.encode(text).ids, before
+
+
 def test_texts_are_divided_where_they_can_be() -> None:
     for kind in KINDS.keys() - {"words"}:
         encoder = PieceEncoder(made(kind), piece_characters=128)
@@ -155,6 +184,9 @@ def test_a_text_that_cannot_be_divided_is_refused(monkeypatch: pytest.MonkeyPatc
 @example("▁" * 3)
 @example("▁" * 50)
 @example(" ▁" * 20)
+@example("𝐚" * 50)  # these become letters of a byte where a normaliser takes compatible forms or lower case,
+@example("\u212a" * 50)
+@example("\u1100\u1161\u11a8" * 50)  # and this one of three characters where it composes
 def test_no_text_has_fewer_tokens_than_foretold(kind: str, text: str) -> None:
     library = made(kind)
     bound = TokenBound(library, Tokenizer(library, {}, {}).token_bytes)
