@@ -19,7 +19,7 @@ FLAGS   ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve chat check test test-all lab sanitize levels docs wheels lock changes release format clean
+.PHONY: help setup serve chat check test test-all lab sanitize levels docs wheels lock stubs changes release format clean
 
 help:  ## print these lines
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -64,6 +64,7 @@ check: $(VENV)/tools  ## style, types and import contracts; of C++ the lines tha
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.stubs --check
 	$(BIN)/python tools/cpp_style.py
 
 # Side by side on up to four CPUs, and then what has to be alone. One thread for each library: every process has its CPU.
@@ -110,6 +111,10 @@ release: $(VENV)/tools  ## with VERSION=0.2.0: write the version and its section
 	@case "$(VERSION)" in [0-9]*.[0-9]*.[0-9]*) ;; *) echo "say which, for example: make release VERSION=0.2.0"; exit 2 ;; esac
 	sed -i 's/^__version__ = .*/__version__ = "$(VERSION)"/' src/homenode/__init__.py
 	$(BIN)/towncrier build --yes --version $(VERSION)
+
+# Written from the compiled core and from the table of sampling parameters; `make check` compares.
+stubs: $(VENV)/tools  ## write _native.pyi, and what the table of sampling parameters is written to
+	$(BIN)/python -m tools.stubs
 
 format: $(VENV)/tools  ## put the code into the project's style: all Python, of C++ the lines that differ from BASE=HEAD
 	$(BIN)/ruff check --fix .

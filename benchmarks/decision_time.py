@@ -15,11 +15,12 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from homenode.engine.request import Request, SamplingParams
+from homenode.engine.request import Request
 from homenode.engine.scheduler.events import RequestArrived, StepDone
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import Sampled, Step, StepResult, WorkerLimits
+from homenode.sampling import SamplingParams
 
 _BLOCK = 64
 _SHORTEST, _LONGEST = 64, 320  # tokens of a prompt

@@ -39,7 +39,8 @@ from homenode.engine.api.local import LocalEngine
 from homenode.engine.config import EngineConfig
 from homenode.engine.messages import Output
 from homenode.engine.model_path.locate import locate_model
-from homenode.engine.request import Request, SamplingParams
+from homenode.engine.request import Request
+from homenode.sampling import SamplingParams
 from homenode.units import parse_bytes
 
 _PATIENCE_S = 600.0

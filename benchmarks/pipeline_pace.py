@@ -13,11 +13,12 @@ import argparse
 import heapq
 from dataclasses import dataclass
 
-from homenode.engine.request import Request, SamplingParams
+from homenode.engine.request import Request
 from homenode.engine.scheduler.events import RequestArrived, StepDone
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import Sampled, Step, StepResult, WorkerLimits
+from homenode.sampling import SamplingParams
 
 _LIMITS = WorkerLimits(num_blocks=4096, block_size=32, max_model_len=2048, vocab_size=1000, max_sampled_rows=256)
 

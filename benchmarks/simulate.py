@@ -29,12 +29,13 @@ from homenode.engine.api.local import LocalEngine
 from homenode.engine.config import EngineConfig
 from homenode.engine.messages import Output
 from homenode.engine.model_path.locate import locate_model
-from homenode.engine.request import Request, SamplingParams
+from homenode.engine.request import Request
 from homenode.host.discovery.read import read_host
 from homenode.host.topology.host import Host
 from homenode.host.topology.measured import Measured, MeasuredNode, parse_measured
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint.index import open_checkpoint
+from homenode.sampling import SamplingParams
 from homenode.simulate.achieved import AchievedSpeed, load_achieved
 from homenode.simulate.compare import run_specs
 from homenode.simulate.deployment import engines_on

@@ -17,9 +17,10 @@ from typing import Any
 from homenode import __version__
 from homenode.engine.config import EngineConfig
 from homenode.engine.messages import Outputs, Submit
-from homenode.engine.request import Request, SamplingParams
+from homenode.engine.request import Request
 from homenode.engine.runtime.build import build_engine
 from homenode.engine.runtime.loop import EngineCore
+from homenode.sampling import SamplingParams
 
 _LIMIT_S = 300.0  # of one turn
 

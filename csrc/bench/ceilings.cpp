@@ -7,7 +7,7 @@
 #include <ctime>
 
 #include "bench/ceiling_table.h"
-#include "host/team.h"
+#include "host/thread_pool.h"
 
 namespace homenode {
 namespace {
@@ -77,22 +77,22 @@ void await(const std::atomic<int>& word, int value) {
 
 }  // namespace
 
-Result<std::unique_ptr<ReadBuffer>> ReadBuffer::create(std::shared_ptr<Team> team, size_t bytes_per_member) {
-  const auto members = size_t(team->size());
-  if (bytes_per_member < 1 || bytes_per_member > kMostBytes / members) {
-    return user_error("a buffer of " + std::to_string(bytes_per_member) + " bytes a thread; wanted 1 to 2^40 bytes in all");
+Result<std::unique_ptr<ReadBuffer>> ReadBuffer::create(std::shared_ptr<ThreadPool> pool, size_t bytes_per_thread) {
+  const auto threads = size_t(pool->size());
+  if (bytes_per_thread < 1 || bytes_per_thread > kMostBytes / threads) {
+    return user_error("a buffer of " + std::to_string(bytes_per_thread) + " bytes a thread; wanted 1 to 2^40 bytes in all");
   }
-  const size_t slice = (bytes_per_member + kHugePage - 1) / kHugePage * kHugePage;
-  auto pages = allocate_pages(slice * members);
+  const size_t slice = (bytes_per_thread + kHugePage - 1) / kHugePage * kHugePage;
+  auto pages = allocate_pages(slice * threads);
   if (!pages) return pages.error();
   std::unique_ptr<ReadBuffer> buffer(new ReadBuffer);
   buffer->pages_ = pages.value();
   buffer->slice_ = slice;
-  buffer->members_ = team->size();
+  buffer->threads_ = pool->size();
   std::byte* data = buffer->pages_.data;
   // Not zeros: the kernel may keep one page of zeros for all.
-  team->run([&](int member) { std::memset(data + size_t(member) * slice, member + 1, slice); });
-  buffer->team_ = std::move(team);
+  pool->run([&](int thread) { std::memset(data + size_t(thread) * slice, thread + 1, slice); });
+  buffer->pool_ = std::move(pool);
   return buffer;
 }
 
@@ -107,39 +107,39 @@ Result<double> ReadBuffer::read(Level level, bool eight_streams, int part, int p
   const ReadLoop loop = eight_streams ? table.eight_streams : table.one_stream;
   const auto* data = reinterpret_cast<const uint8_t*>(pages_.data);
   double begin = 0, end = 0;
-  team_->run([&](int member) {
-    team_->barrier(member);
-    if (member == 0) begin = now();
-    everything_read.fetch_xor(loop(data + size_t(member) * slice_ + begin_at, end_at - begin_at), std::memory_order_relaxed);
-    team_->barrier(member);
-    if (member == 0) end = now();
+  pool_->run([&](int thread) {
+    pool_->barrier(thread);
+    if (thread == 0) begin = now();
+    everything_read.fetch_xor(loop(data + size_t(thread) * slice_ + begin_at, end_at - begin_at), std::memory_order_relaxed);
+    pool_->barrier(thread);
+    if (thread == 0) end = now();
   });
   return end - begin;
 }
 
-Result<MultiplyBurst> multiply_burst(Team& team, Level level, Multiply kind, int64_t rounds) {
+Result<MultiplyBurst> multiply_burst(ThreadPool& pool, Level level, Multiply kind, int64_t rounds) {
   if (!level_available(level)) return user_error(unavailable(level));
   if (rounds < 1 || rounds > kMostRounds) return user_error(bad_rounds(rounds));
   const CeilingTable& table = table_of(level);
   const MultiplyLoop* const loops[] = {&table.int8, &table.bf16, &table.f32, &table.int6};  // in the order of Multiply
   const MultiplyLoop& loop = *loops[int(kind)];
-  MultiplyBurst burst{rounds * loop.operations, std::vector<double>(size_t(team.size()))};
-  team.run([&](int member) {
-    team.barrier(member);
+  MultiplyBurst burst{rounds * loop.operations, std::vector<double>(size_t(pool.size()))};
+  pool.run([&](int thread) {
+    pool.barrier(thread);
     const double begin = now();
     loop.run(rounds);
-    burst.seconds[size_t(member)] = now() - begin;
+    burst.seconds[size_t(thread)] = now() - begin;
   });
   return burst;
 }
 
-Result<double> round_trip_ns(Team& team, int other, int rounds) {
-  if (other < 1 || other >= team.size()) return user_error("member " + std::to_string(other) + " of a team of " + std::to_string(team.size()));
+Result<double> round_trip_ns(ThreadPool& pool, int other, int rounds) {
+  if (other < 1 || other >= pool.size()) return user_error("thread " + std::to_string(other) + " of a thread pool of " + std::to_string(pool.size()));
   if (rounds < 1 || rounds > kMostRounds) return user_error(bad_rounds(rounds));
   Exchange exchange;
   double seconds = 0;
-  team.run([&](int member) {
-    if (member == 0) {
+  pool.run([&](int thread) {
+    if (thread == 0) {
       double begin = 0;
       for (int i = 0; i <= rounds; ++i) {  // round 0 waits for the other to arrive and is not counted
         if (i == 1) begin = now();
@@ -147,7 +147,7 @@ Result<double> round_trip_ns(Team& team, int other, int rounds) {
         await(exchange.answered, i);
       }
       seconds = now() - begin;
-    } else if (member == other) {
+    } else if (thread == other) {
       for (int i = 0; i <= rounds; ++i) {
         await(exchange.asked, i);
         exchange.answered.store(i, std::memory_order_release);

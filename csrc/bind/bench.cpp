@@ -17,20 +17,20 @@ auto measured(F&& measure) {
   return take(std::move(result));
 }
 
-std::shared_ptr<ReadBuffer> make_buffer(std::shared_ptr<Team> team, size_t bytes_per_member) {
-  return measured([&] { return ReadBuffer::create(std::move(team), bytes_per_member); });
+std::shared_ptr<ReadBuffer> make_buffer(std::shared_ptr<ThreadPool> pool, size_t bytes_per_thread) {
+  return measured([&] { return ReadBuffer::create(std::move(pool), bytes_per_thread); });
 }
 
-std::pair<int64_t, std::vector<double>> burst(Team& team, Level level, Multiply kind, int64_t rounds) {
-  auto done = measured([&] { return multiply_burst(team, level, kind, rounds); });
+std::pair<int64_t, std::vector<double>> burst(ThreadPool& pool, Level level, Multiply kind, int64_t rounds) {
+  auto done = measured([&] { return multiply_burst(pool, level, kind, rounds); });
   return {done.operations, std::move(done.seconds)};
 }
 
 }  // namespace
 
 void bind_bench(nb::module_& m) {
-  nb::class_<ReadBuffer>(m, "ReadBuffer", "Memory to read, a slice for each thread of a team.")
-      .def(nb::new_(&make_buffer), nb::arg("team"), nb::arg("bytes_per_thread"))
+  nb::class_<ReadBuffer>(m, "ReadBuffer", "Memory to read, a slice for each thread of a thread pool.")
+      .def(nb::new_(&make_buffer), nb::arg("pool"), nb::arg("bytes_per_thread"))
       .def_prop_ro("nbytes", &ReadBuffer::bytes)
       .def_prop_ro("huge_pages", &ReadBuffer::huge_pages)
       .def("read", [](const ReadBuffer& b, Level level, bool eight, int part, int parts) { return measured([&] { return b.read(level, eight, part, parts); }); },
@@ -40,10 +40,10 @@ void bind_bench(nb::module_& m) {
       .value("bf16", Multiply::bf16)
       .value("f32", Multiply::f32)
       .value("int6", Multiply::int6);
-  m.def("multiply_burst", &burst, nb::arg("team"), nb::arg("level"), nb::arg("kind"), nb::arg("rounds"),
+  m.def("multiply_burst", &burst, nb::arg("pool"), nb::arg("level"), nb::arg("kind"), nb::arg("rounds"),
         "Operations each thread did in registers, and the seconds it took.");
-  m.def("round_trip_ns", [](Team& t, int other, int rounds) { return measured([&] { return round_trip_ns(t, other, rounds); }); }, nb::arg("team"),
-        nb::arg("other"), nb::arg("rounds"), "Nanoseconds until member 0 has an answer from another.");
+  m.def("round_trip_ns", [](ThreadPool& t, int other, int rounds) { return measured([&] { return round_trip_ns(t, other, rounds); }); }, nb::arg("pool"),
+        nb::arg("other"), nb::arg("rounds"), "Nanoseconds until thread 0 has an answer from another.");
 }
 
 }  // namespace homenode

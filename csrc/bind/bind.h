@@ -11,7 +11,7 @@
 #include <span>
 
 #include "base/status.h"
-#include "host/team.h"
+#include "host/thread_pool.h"
 #include "kernels/linear.h"
 #include "kernels/recorder.h"
 
@@ -20,9 +20,9 @@ namespace homenode {
 namespace nb = nanobind;
 
 template <class T>
-using Array1 = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Array1 = nb::ndarray<nb::numpy, const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T>
-using Array2 = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Array2 = nb::ndarray<nb::numpy, const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 template <class T>
 std::span<const T> span_of(const Array1<T>& array) {
@@ -38,10 +38,10 @@ T take(Result<T> result) {
   return std::move(result.value());
 }
 
-// A packed matrix with the team its pieces belong to.
+// A packed matrix with the pool its pieces belong to.
 struct WeightHandle {
   std::shared_ptr<Weight> weight;
-  std::shared_ptr<Team> team;
+  std::shared_ptr<ThreadPool> pool;
 };
 
 // A NumPy array that owns `values`.
@@ -52,7 +52,7 @@ auto array_of(std::vector<T> values, std::initializer_list<size_t> shape) {
   return nb::ndarray<nb::numpy, T>(kept->data(), shape, owner);
 }
 
-void bind_team(nb::module_&);
+void bind_thread_pool(nb::module_&);
 void bind_weights(nb::module_&);
 void bind_kv_memory(nb::module_&);
 void bind_kv_stream(nb::module_&);

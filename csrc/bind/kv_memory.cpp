@@ -12,34 +12,6 @@ namespace {
 
 constexpr int kMostThreads = 64;
 
-using ShapeNumbers = std::tuple<int, int, int, int, KvType>;  // layers, heads, head_dim, block_size, type
-using RegionNumbers = std::tuple<int, int, int64_t, int64_t, int64_t, int64_t, int, int>;  // as KvRegion
-using LayoutNumbers = std::tuple<ShapeNumbers, int64_t, int64_t, int64_t, std::vector<RegionNumbers>>;  // shape, tile_bytes, blocks, nbytes, regions
-
-KvShape shape_of(const ShapeNumbers& numbers) {
-  const auto& [layers, heads, head_dim, block_size, type] = numbers;
-  return {layers, heads, head_dim, block_size, type};
-}
-
-KvLayout layout_of(const LayoutNumbers& numbers) {
-  const auto& [shape, tile_bytes, blocks, nbytes, regions] = numbers;
-  KvLayout layout{shape_of(shape), tile_bytes, blocks, nbytes, {}};
-  for (const auto& [first, past, offset, layer, block, head, first_layer, past_layer] : regions) {
-    layout.regions.push_back({first, past, offset, layer, block, head, first_layer, past_layer});
-  }
-  return layout;
-}
-
-LayoutNumbers numbers_of(const KvMemory& memory) {
-  const KvLayout& layout = memory.layout();
-  const KvShape& shape = layout.shape;
-  std::vector<RegionNumbers> regions;
-  for (const KvRegion& r : layout.regions) {
-    regions.emplace_back(r.first_head, r.past_head, r.offset, r.layer_stride, r.block_stride, r.head_stride, r.first_layer, r.past_layer);
-  }
-  return {{shape.layers, shape.kv_heads, shape.head_dim, shape.block_size, shape.type}, layout.tile_bytes, layout.blocks, layout.nbytes, regions};
-}
-
 template <class Make>
 auto unlocked(Make&& make) {
   auto result = [&] {
@@ -86,22 +58,47 @@ int threads_of(int threads) {
   return threads;
 }
 
-std::vector<nb::bytes> digests(const KvMemory& memory, Level level, const std::vector<int32_t>& table, int64_t first, int64_t count, int64_t tokens,
-                               int64_t page_tokens) {
-  const KvPages pages{&memory, table, first, count, tokens, page_tokens, 0, memory.shape().kv_heads};
+// KvPages, KvTarget and KvEpochs with what they point to.
+struct BoundPages {
+  std::shared_ptr<KvMemory> memory;
+  std::vector<int32_t> table;
+  KvPages pages() const {
+    KvPages found = of;
+    found.memory = memory.get(), found.table = table;
+    return found;
+  }
+  KvPages of;
+};
+
+struct BoundTarget {
+  std::shared_ptr<KvMemory> memory;
+  std::vector<int32_t> table;
+  int first_head;
+};
+
+struct BoundEpochs {
+  std::shared_ptr<EpochWords> words;
+  std::vector<uint64_t> expected;
+};
+
+void make_pages(BoundPages* self, std::shared_ptr<KvMemory> memory, std::vector<int32_t> table, int64_t first, int64_t count, int64_t tokens, int64_t page_tokens,
+                std::optional<std::pair<int, int>> heads) {
+  const auto [first_head, past_head] = heads.value_or(std::pair<int, int>{0, memory->shape().kv_heads});
+  const KvPages of{.memory = nullptr, .table = {}, .first = first, .count = count, .tokens = tokens, .page_tokens = page_tokens, .first_head = first_head, .past_head = past_head};
+  new (self) BoundPages{std::move(memory), std::move(table), of};
+}
+
+std::vector<nb::bytes> digests(Level level, const BoundPages& bound) {
+  const KvPages pages = bound.pages();
   return bytes_of(*unlocked([&] { return copy_pages(pages, nullptr, nullptr, kernels(level), 1); }), pages);
 }
 
-std::optional<std::vector<nb::bytes>> copy(Level level, KvMemory& target, const std::vector<int32_t>& target_table, const KvMemory& source,
-                                           const std::vector<int32_t>& source_table, int64_t first, int64_t count, int64_t tokens,
-                                           int64_t page_tokens, std::optional<std::pair<int, int>> heads, int target_first_head, const EpochWords* words,
-                                           const std::vector<uint64_t>& expected, int threads) {
-  const auto [first_head, past_head] = heads.value_or(std::pair<int, int>{0, source.shape().kv_heads});
-  const KvPages pages{&source, source_table, first, count, tokens, page_tokens, first_head, past_head};
-  const KvTarget to{&target, target_table, target_first_head};
-  const KvEpochs epochs{words, expected};
+std::optional<std::vector<nb::bytes>> copy(Level level, const BoundPages& source, const BoundTarget& target, const BoundEpochs* epochs, int threads) {
+  const KvPages pages = source.pages();
+  const KvTarget to{.memory = target.memory.get(), .table = target.table, .first_head = target.first_head};
+  const KvEpochs words{.words = epochs ? epochs->words.get() : nullptr, .expected = epochs ? std::span<const uint64_t>(epochs->expected) : std::span<const uint64_t>()};
   const int workers = threads_of(threads);
-  const auto found = unlocked([&] { return copy_pages(pages, &to, words ? &epochs : nullptr, kernels(level), workers); });
+  const auto found = unlocked([&] { return copy_pages(pages, &to, epochs ? &words : nullptr, kernels(level), workers); });
   if (!found) return std::nullopt;
   return bytes_of(*found, pages);
 }
@@ -128,28 +125,66 @@ bool hold(const EpochWords& words, const std::vector<int64_t>& places, const std
   return true;
 }
 
+void bind_layout(nb::module_& m) {
+  nb::class_<KvRegion>(m, "KvRegion", "Some heads of some layers: head h of block b in layer l begins at offset + (l - first_layer) * layer_stride + b * block_stride + (h - first_head) * head_stride, in bytes.")
+      .def(nb::init<>())
+      .def_rw("first_head", &KvRegion::first_head)
+      .def_rw("past_head", &KvRegion::past_head)
+      .def_rw("offset", &KvRegion::offset)
+      .def_rw("layer_stride", &KvRegion::layer_stride)
+      .def_rw("block_stride", &KvRegion::block_stride)
+      .def_rw("head_stride", &KvRegion::head_stride)
+      .def_rw("first_layer", &KvRegion::first_layer)
+      .def_rw("past_layer", &KvRegion::past_layer);
+  nb::class_<KvLayout>(m, "KvLayout", "Where everything in a KV memory is.")
+      .def("__init__",
+           [](KvLayout* self, const KvShape& shape, int64_t tile_bytes, int64_t blocks, int64_t nbytes, std::vector<KvRegion> regions) {
+             new (self) KvLayout{.shape = shape, .tile_bytes = tile_bytes, .blocks = blocks, .nbytes = nbytes, .regions = std::move(regions)};
+           },
+           nb::kw_only(), nb::arg("shape"), nb::arg("tile_bytes"), nb::arg("blocks"), nb::arg("nbytes"), nb::arg("regions"))
+      .def_ro("shape", &KvLayout::shape)
+      .def_ro("tile_bytes", &KvLayout::tile_bytes)
+      .def_ro("blocks", &KvLayout::blocks)
+      .def_ro("nbytes", &KvLayout::nbytes)
+      .def_ro("regions", &KvLayout::regions);
+}
+
+void bind_copy(nb::module_& m) {
+  nb::class_<BoundPages>(m, "KvPages", "Pages first .. first + count - 1 of a sequence, in the blocks of `table`.")
+      .def("__init__", &make_pages, nb::kw_only(), nb::arg("memory"), nb::arg("table"), nb::arg("first"), nb::arg("count"), nb::arg("tokens"), nb::arg("page_tokens"),
+           nb::arg("heads") = nb::none(),
+           "table: the blocks of the whole sequence, of `tokens` positions; -1: one that is not there. heads: the first and one past the last; None: all.");
+  nb::class_<BoundTarget>(m, "KvTarget", "Where pages are copied to.")
+      .def("__init__",
+           [](BoundTarget* self, std::shared_ptr<KvMemory> memory, std::vector<int32_t> table, int first_head) { new (self) BoundTarget{std::move(memory), std::move(table), first_head}; },
+           nb::kw_only(), nb::arg("memory"), nb::arg("table"), nb::arg("first_head") = 0, "first_head: where the first head that is copied goes.");
+  nb::class_<BoundEpochs>(m, "KvEpochs", "What the epoch words of the source's blocks must be, for each page.")
+      .def("__init__", [](BoundEpochs* self, std::shared_ptr<EpochWords> words, std::vector<uint64_t> expected) { new (self) BoundEpochs{std::move(words), std::move(expected)}; },
+           nb::kw_only(), nb::arg("words"), nb::arg("expected"));
+  m.def("digest_kv", &digests, nb::arg("level"), nb::arg("pages"), "For each page 8 bytes for each head; none for a page that is not there.");
+  m.def("copy_kv", &copy, nb::arg("level"), nb::arg("source"), nb::arg("target"), nb::kw_only(), nb::arg("epochs").none() = nb::none(), nb::arg("threads") = 1,
+        "The digests of the pages; None when an epoch word was not what it must be.");
+}
+
 }  // namespace
 
 void bind_kv_memory(nb::module_& m) {
+  bind_layout(m);
   nb::class_<KvMemory>(m, "KvMemory", "KV memory that can be copied from and to.")
       .def_static("of", [](std::shared_ptr<KvCache> cache) { return take(KvMemory::of(std::move(cache))); }, nb::arg("cache"))
       .def_static("pool",
-                  [](const ShapeNumbers& shape, int64_t blocks, Sharing sharing, const std::vector<int>& nodes) {
-                    return unlocked([&] { return KvMemory::pool(shape_of(shape), blocks, sharing, nodes); });
+                  [](const KvShape& shape, int64_t blocks, Sharing sharing, const std::vector<int>& nodes) {
+                    return unlocked([&] { return KvMemory::pool(shape, blocks, sharing, nodes); });
                   },
                   nb::arg("shape"), nb::arg("blocks"), nb::arg("sharing"), nb::arg("nodes"))
-      .def_static("map", [](int fd, const LayoutNumbers& layout, bool writable) { return take(KvMemory::map(fd, layout_of(layout), writable)); },
-                  nb::arg("fd"), nb::arg("layout"), nb::arg("writable"), "Of another process; the descriptor is not kept.")
-      .def_prop_ro("layout", &numbers_of, "Shape, bytes of a tile, blocks, bytes, regions.")
+      .def_static("map", [](int fd, const KvLayout& layout, bool writable) { return take(KvMemory::map(fd, layout, writable)); }, nb::arg("fd"), nb::arg("layout"),
+                  nb::arg("writable"), "Of another process; the descriptor is not kept.")
+      .def_prop_ro("layout", [](const KvMemory& memory) { return memory.layout(); })
       .def_prop_ro("fd", &KvMemory::fd)
       .def_prop_ro("writable", &KvMemory::writable)
-      .def_prop_ro("views", [](const std::shared_ptr<KvMemory>& memory) { return views_of(memory); }, "The bytes of each region.")
-      .def("parts", &parts_of, nb::arg("block"), nb::arg("tiles"), "Region, offset and bytes of the pieces of a block.")
-      .def("digests", &digests, nb::arg("level"), nb::arg("table"), nb::arg("first_page"), nb::arg("pages"), nb::arg("tokens"),
-           nb::arg("page_tokens"));
-  m.def("copy_kv", &copy, nb::arg("level"), nb::arg("target"), nb::arg("target_table"), nb::arg("source"), nb::arg("source_table"), nb::arg("first_page"),
-        nb::arg("pages"), nb::arg("tokens"), nb::arg("page_tokens"), nb::arg("source_heads") = nb::none(), nb::arg("target_first_head") = 0, nb::arg("epoch_words") = nb::none(),
-        nb::arg("epochs") = std::vector<uint64_t>(), nb::arg("threads") = 1, "The digests of the pages; None when an epoch word was not what it must be.");
+      .def_prop_ro("views", [](const std::shared_ptr<KvMemory>& memory) { return views_of(memory); }, nb::sig("def views(self) -> list[NDArray[numpy.uint8]]"),
+                   "The bytes of each region.")
+      .def("parts", &parts_of, nb::arg("block"), nb::arg("tiles"), "Region, offset and bytes of the pieces of a block.");
   nb::class_<EpochWords>(m, "EpochWords", "Numbers for the parts of a memory, in a memfd that only its maker writes.")
       .def_static("create", [](int64_t count) { return take(EpochWords::create(count)); }, nb::arg("count"))
       .def_static("map", [](int fd, int64_t count) { return take(EpochWords::map(fd, count)); }, nb::arg("fd"), nb::arg("count"))
@@ -158,6 +193,7 @@ void bind_kv_memory(nb::module_& m) {
       .def("read", [](const EpochWords& words, int64_t i) { return words.load(checked(words, i)); }, nb::arg("word"))
       .def("hold", &hold, nb::arg("words"), nb::arg("epochs"), "Whether these words are still what they were.")
       .def("write", &write_words, nb::arg("words"), nb::arg("epochs"));
+  bind_copy(m);
 }
 
 }  // namespace homenode

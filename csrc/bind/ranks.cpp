@@ -48,8 +48,8 @@ auto gather(RankGroup& group, const Values& values, const std::vector<int64_t>& 
   return array_of(std::move(out), {values.shape(0), static_cast<size_t>(total)});
 }
 
-// Seconds of each of so many sums of all threads of a team, a barrier after each, and of copies of as many values by the same threads.
-std::pair<std::vector<double>, std::vector<double>> time_sums(RankGroup& group, Team& team, int64_t rows, int64_t columns, int rounds) {
+// Seconds of each of so many sums of all threads of a pool, a barrier after each, and of copies of as many values by the same threads.
+std::pair<std::vector<double>, std::vector<double>> time_sums(RankGroup& group, ThreadPool& pool, int64_t rows, int64_t columns, int rounds) {
   if (rows < 1 || columns < 1 || rounds < 1) raise({Fault::user, 0, "sums of nothing"});
   std::vector<float> x(static_cast<size_t>(rows * columns), 1.0f), out(x.size());
   std::vector<double> sums, copies;
@@ -57,19 +57,19 @@ std::pair<std::vector<double>, std::vector<double>> time_sums(RankGroup& group, 
     nb::gil_scoped_release unlocked;
     const auto turn = group.turn();
     const auto timed = [&](std::vector<double>& seconds, auto&& work) {
-      team.run([&](int member) {
+      pool.run([&](int thread) {
         for (int i = 0; i < rounds; ++i) {
           const int64_t begin = now_ns();
-          if (!work(Caller{member, team.size(), i})) group.leave();  // every later call ends at once
-          team.barrier(member);
-          if (member == 0) seconds.push_back(static_cast<double>(now_ns() - begin) * 1e-9);
+          if (!work(Caller{thread, pool.size(), i})) group.leave();  // every later call ends at once
+          pool.barrier(thread);
+          if (thread == 0) seconds.push_back(static_cast<double>(now_ns() - begin) * 1e-9);
         }
       });
     };
     const FloatRows from{x.data(), columns, rows, columns}, to{out.data(), columns, rows, columns};
     timed(sums, [&](Caller caller) { return group.sum(from, to, caller); });
     timed(copies, [&](Caller caller) {
-      const size_t n = x.size(), begin = n * size_t(caller.member) / size_t(caller.members), end = n * size_t(caller.member + 1) / size_t(caller.members);
+      const size_t n = x.size(), begin = n * size_t(caller.thread) / size_t(caller.threads), end = n * size_t(caller.thread + 1) / size_t(caller.threads);
       std::memcpy(out.data() + begin, x.data() + begin, (end - begin) * sizeof(float));
       return true;
     });
@@ -181,8 +181,8 @@ void bind_ranks(nb::module_& m) {
   nb::class_<Ending<RankReceiver>>(m, "RankReceiver", "Writes here what a rank of another host sends.").def("close", &Ending<RankReceiver>::close);
   m.def("send_rank", &send_rank, nb::arg("memory"), nb::arg("rank"), nb::arg("hosts"), nb::arg("timeout_s"), "Hosts: a connected descriptor, which is taken over, and the ranks there.");
   m.def("receive_rank", &receive_rank, nb::arg("memory"), nb::arg("rank"), nb::arg("fd"), nb::arg("timeout_s"));
-  m.def("time_sums", &time_sums, nb::arg("group"), nb::arg("team"), nb::arg("rows"), nb::arg("columns"), nb::arg("rounds"),
-        "Seconds of sums by all threads of a team, and of copies of as many values.");
+  m.def("time_sums", &time_sums, nb::arg("group"), nb::arg("pool"), nb::arg("rows"), nb::arg("columns"), nb::arg("rounds"),
+        "Seconds of sums by all threads of a thread pool, and of copies of as many values.");
   bind_ring(m);
 }
 

@@ -1,29 +1,51 @@
 #include "kernels/sampling.h"
 
+#include <nanobind/stl/tuple.h>
+
 #include "bind/bind.h"
 
 namespace homenode {
 namespace {
 
 // (tokens, logprobs, top_tokens, top_logprobs)
-nb::tuple as_arrays(Drawn drawn) {
+auto as_arrays(Drawn drawn) {
   const size_t rows = drawn.tokens.size(), top = static_cast<size_t>(drawn.top);
-  return nb::make_tuple(array_of(std::move(drawn.tokens), {rows}), array_of(std::move(drawn.logprobs), {rows}),
+  return std::make_tuple(array_of(std::move(drawn.tokens), {rows}), array_of(std::move(drawn.logprobs), {rows}),
                         array_of(std::move(drawn.top_tokens), {rows, top}), array_of(std::move(drawn.top_logprobs), {rows, top}));
 }
 
-nb::tuple sample(Sampler& sampler, const Output& logits, const Array1<float>& temperature, const Array1<int32_t>& top_k, const Array1<float>& top_p,
-                 const Array1<float>& min_p, const Array1<uint64_t>& seed, const Array1<uint64_t>& counter, const Array1<float>& repetition_penalty,
-                 const Array1<float>& frequency_penalty, const Array1<float>& presence_penalty, const Array1<int32_t>& bias_start,
-                 const Array1<int32_t>& bias_token, const Array1<float>& bias_value, const Array1<int32_t>& seen_start,
-                 const Array1<int32_t>& seen_token, const Array1<int32_t>& seen_count, int64_t num_logprobs) {
-  SamplingInput in;
-  in.temperature = span_of(temperature), in.top_k = span_of(top_k), in.top_p = span_of(top_p), in.min_p = span_of(min_p);
-  in.seed = span_of(seed), in.counter = span_of(counter);
-  in.repetition_penalty = span_of(repetition_penalty), in.frequency_penalty = span_of(frequency_penalty);
-  in.presence_penalty = span_of(presence_penalty);
-  in.bias_start = span_of(bias_start), in.bias_token = span_of(bias_token), in.bias_value = span_of(bias_value);
-  in.seen_start = span_of(seen_start), in.seen_token = span_of(seen_token), in.seen_count = span_of(seen_count);
+// SamplingInput as NumPy arrays.
+struct BoundSampling {
+#define HOMENODE_FIELD(type, name, least, most) Array1<type> name;
+  HOMENODE_SAMPLING_SETTINGS(HOMENODE_FIELD)
+#undef HOMENODE_FIELD
+  Array1<uint64_t> seed, counter;
+  Array1<int32_t> bias_start, bias_token;
+  Array1<float> bias_value;
+  Array1<int32_t> seen_start, seen_token, seen_count;
+};
+
+template <class T>
+std::span<const T> given(const Array1<T>& array, const char* name) {
+  if (!array.is_valid()) raise({Fault::user, 0, std::string("sampling arrays: no ") + name + " was given"});
+  return span_of(array);
+}
+
+SamplingInput input_of(const BoundSampling& arrays) {
+#define HOMENODE_GIVEN(name) .name = given(arrays.name, #name),
+#define HOMENODE_SETTING(type, name, least, most) HOMENODE_GIVEN(name)
+  return {
+      HOMENODE_SAMPLING_SETTINGS(HOMENODE_SETTING)
+      HOMENODE_GIVEN(seed) HOMENODE_GIVEN(counter)
+      HOMENODE_GIVEN(bias_start) HOMENODE_GIVEN(bias_token) HOMENODE_GIVEN(bias_value)
+      HOMENODE_GIVEN(seen_start) HOMENODE_GIVEN(seen_token) HOMENODE_GIVEN(seen_count)
+  };
+#undef HOMENODE_SETTING
+#undef HOMENODE_GIVEN
+}
+
+auto sample(Sampler& sampler, const Output& logits, const BoundSampling& arrays, int64_t num_logprobs) {
+  const SamplingInput in = input_of(arrays);
   auto drawn = [&] {
     nb::gil_scoped_release unlocked;
     return sampler.sample(logits, in, num_logprobs);
@@ -31,7 +53,7 @@ nb::tuple sample(Sampler& sampler, const Output& logits, const Array1<float>& te
   return as_arrays(take(std::move(drawn)));
 }
 
-nb::tuple score(Sampler& sampler, const Output& logits, const Array1<int32_t>& rows, const Array1<int32_t>& targets, int64_t num_logprobs) {
+auto score(Sampler& sampler, const Output& logits, const Array1<int32_t>& rows, const Array1<int32_t>& targets, int64_t num_logprobs) {
   auto drawn = [&] {
     nb::gil_scoped_release unlocked;
     return sampler.score(logits, span_of(rows), span_of(targets), num_logprobs);
@@ -42,10 +64,24 @@ nb::tuple score(Sampler& sampler, const Output& logits, const Array1<int32_t>& r
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
+  nb::class_<BoundSampling>(m, "SamplingArrays", "How to draw from each row: see homenode.compute.ops.SamplingArrays. All fields must be set.")
+      .def(nb::init<>())
+#define HOMENODE_SETTING(type, name, least, most) .def_rw(#name, &BoundSampling::name)
+      HOMENODE_SAMPLING_SETTINGS(HOMENODE_SETTING)
+#undef HOMENODE_SETTING
+      .def_rw("seed", &BoundSampling::seed)
+      .def_rw("counter", &BoundSampling::counter, "The index of the token that is drawn in its sequence.")
+      .def_rw("bias_start", &BoundSampling::bias_start, "Row i has the entries bias_start[i] .. bias_start[i + 1] - 1 of the next two.")
+      .def_rw("bias_token", &BoundSampling::bias_token)
+      .def_rw("bias_value", &BoundSampling::bias_value)
+      .def_rw("seen_start", &BoundSampling::seen_start, "Row i has the entries seen_start[i] .. seen_start[i + 1] - 1 of the next two.")
+      .def_rw("seen_token", &BoundSampling::seen_token)
+      .def_rw("seen_count", &BoundSampling::seen_count);
   nb::class_<Sampler>(m, "Sampler", "Draws tokens from logits; see homenode.compute.ops.SamplingArrays.")
-      .def(nb::init<std::shared_ptr<Team>, Level>(), nb::arg("team"), nb::arg("level"))
-      .def("sample", &sample)
-      .def("score", &score);
+      .def(nb::init<std::shared_ptr<ThreadPool>, Level>(), nb::arg("pool"), nb::arg("level"))
+      .def("sample", &sample, nb::arg("logits"), nb::arg("arrays"), nb::arg("num_logprobs"),
+           "Tokens, log-probabilities, most likely tokens and theirs. num_logprobs < 0: log-probabilities are not computed.")
+      .def("score", &score, nb::arg("logits"), nb::arg("rows"), nb::arg("targets"), nb::arg("num_logprobs"), "The same for given tokens: targets[i] in row rows[i].");
   m.def("uniform", &uniform, nb::arg("seed"), nb::arg("counter"), "The number in [0, 1) a draw uses.");
 }
 

@@ -27,64 +27,62 @@ std::pair<uint64_t, uint64_t> numbers(const MemoryRange& range) { return {reinte
 
 // Runs `make` without the interpreter lock.
 template <class F>
-WeightHandle packed(std::shared_ptr<Team> team, F&& make) {
+WeightHandle packed(std::shared_ptr<ThreadPool> pool, F&& make) {
   auto result = [&] {
     nb::gil_scoped_release unlocked;
-    return make(*team);
+    return make(*pool);
   }();
-  return {take(std::move(result)), std::move(team)};
+  return {take(std::move(result)), std::move(pool)};
 }
 
-WeightHandle from_file(std::shared_ptr<Team> team, int fd, uint64_t offset, int source, int64_t rows, int64_t columns, int target, int permuted_heads,
-                       Arena* arena, Spread spread, uint64_t stride, std::shared_ptr<WeightMemory> shared, uint64_t at) {
+// The constructors that Python calls with keywords.
+void make_file(WeightFile* self, int fd, uint64_t offset, int format, int permuted_heads, uint64_t stride) {
+  new (self) WeightFile{.fd = fd, .offset = offset, .format = static_cast<Format>(format), .permuted_heads = permuted_heads, .stride = stride};
+}
+
+void make_shape(WeightShape* self, int format, int64_t rows, int64_t columns, Spread spread, std::shared_ptr<WeightMemory> shared, uint64_t shared_offset) {
   check_shape(rows, columns);
-  if (permuted_heads < 0 || (permuted_heads && rows % (2 * int64_t(permuted_heads)))) {
-    raise({Fault::user, 0, std::to_string(rows) + " rows cannot be " + std::to_string(permuted_heads) + " heads of interleaved halves"});
-  }
-  return packed(std::move(team), [&](Team& t) {
-    return weight_from_file(t, fd, offset, static_cast<Format>(source), rows, columns, static_cast<Format>(target), permuted_heads, arena, spread,
-                            stride, {std::move(shared), at});
-  });
+  new (self) WeightShape{.format = static_cast<Format>(format), .rows = rows, .columns = columns, .spread = spread, .shared = {std::move(shared), shared_offset}};
 }
 
-WeightHandle from_rows(std::shared_ptr<Team> team, const Array2<float>& rows, int target, Arena* arena, Spread spread, std::shared_ptr<WeightMemory> shared,
-                       uint64_t at) {
+WeightHandle from_file(std::shared_ptr<ThreadPool> pool, const WeightFile& file, const WeightShape& shape, Arena* arena) {
+  return packed(std::move(pool), [&](ThreadPool& t) { return weight_from_file(t, file, shape, arena); });
+}
+
+WeightHandle from_rows(std::shared_ptr<ThreadPool> pool, const Array2<float>& rows, const WeightShape& shape, Arena* arena) {
   const auto n = static_cast<int64_t>(rows.shape(0)), columns = static_cast<int64_t>(rows.shape(1));
-  check_shape(n, columns);
+  if (n != shape.rows || columns != shape.columns) {
+    raise({Fault::user, 0, "an array of " + std::to_string(n) + " x " + std::to_string(columns) + " for a weight of " + std::to_string(shape.rows) + " x " +
+                               std::to_string(shape.columns)});
+  }
   const float* data = rows.data();
-  return packed(std::move(team), [&](Team& t) { return weight_from_rows(t, data, n, columns, static_cast<Format>(target), arena, spread, {std::move(shared), at}); });
+  return packed(std::move(pool), [&](ThreadPool& t) { return weight_from_rows(t, data, shape, arena); });
 }
 
 uint64_t write(const WeightHandle& handle, int fd, uint64_t offset) {
   auto result = [&] {
     nb::gil_scoped_release unlocked;
-    return write_packed(*handle.team, *handle.weight, fd, offset);
+    return write_packed(*handle.pool, *handle.weight, fd, offset);
   }();
   return take(std::move(result));
 }
 
-// Offset, format, rows, columns, spread, and where in shared memory it goes, if there.
-using PlaceNumbers = std::tuple<uint64_t, int, int64_t, int64_t, Spread, std::shared_ptr<WeightMemory>, uint64_t>;
-
-std::vector<std::pair<WeightHandle, uint64_t>> read(const std::shared_ptr<Team>& team, int fd, const std::vector<PlaceNumbers>& wanted, Arena* arena) {
-  std::vector<PackedPlace> places;
-  for (const auto& [offset, format, rows, columns, spread, shared, at] : wanted) {
-    check_shape(rows, columns);
-    places.push_back({offset, static_cast<Format>(format), rows, columns, spread, {shared, at}});
-  }
+std::vector<std::pair<WeightHandle, uint64_t>> read(const std::shared_ptr<ThreadPool>& pool, int fd, const std::vector<std::pair<uint64_t, WeightShape>>& weights,
+                                                   Arena* arena) {
+  std::vector<PackedWeight> stored;
+  for (const auto& [offset, shape] : weights) stored.push_back({offset, shape});
   auto result = [&] {
     nb::gil_scoped_release unlocked;
-    return read_packed(*team, fd, places, arena);
+    return read_packed(*pool, fd, stored, arena);
   }();
   std::vector<std::pair<WeightHandle, uint64_t>> found;
-  for (ReadWeight& read : take(std::move(result))) found.emplace_back(WeightHandle{std::move(read.weight), team}, read.checksum);
+  for (ReadWeight& read : take(std::move(result))) found.emplace_back(WeightHandle{std::move(read.weight), pool}, read.checksum);
   return found;
 }
 
-WeightHandle attach(std::shared_ptr<Team> team, std::shared_ptr<WeightMemory> memory, uint64_t at, int format, int64_t rows, int64_t columns) {
-  check_shape(rows, columns);
-  auto weight = take(attach_weight(team->size(), static_cast<Format>(format), rows, columns, {std::move(memory), at}));
-  return {std::move(weight), std::move(team)};
+WeightHandle attach(std::shared_ptr<ThreadPool> pool, const WeightShape& shape) {
+  auto weight = take(attach_weight(pool->size(), shape));
+  return {std::move(weight), std::move(pool)};
 }
 
 int64_t word_of(const SharedWords& words, int64_t i) {
@@ -118,24 +116,22 @@ void bind_shared_weights(nb::module_& m) {
            },
            nb::arg("begin"), nb::arg("end"), "Make some of it, whole pages that are open, zeros again.")
       .def("enter",
-           [](const WeightMemory& memory, const std::shared_ptr<Team>& team, uint64_t begin, uint64_t end) {
+           [](const WeightMemory& memory, const std::shared_ptr<ThreadPool>& pool, uint64_t begin, uint64_t end) {
              const auto error = [&] {
                nb::gil_scoped_release unlocked;
-               return memory.enter(*team, begin, end);
+               return memory.enter(*pool, begin, end);
              }();
              if (error) raise(*error);
            },
-           nb::arg("team"), nb::arg("begin"), nb::arg("end"), "Enter whole pages that others have filled into this process's tables.")
+           nb::arg("pool"), nb::arg("begin"), nb::arg("end"), "Enter whole pages that others have filled into this process's tables.")
       .def("take_huge",
-           [](const WeightMemory& memory, const std::shared_ptr<Team>& team) {
+           [](const WeightMemory& memory, const std::shared_ptr<ThreadPool>& pool) {
              const nb::gil_scoped_release unlocked;
-             memory.take_huge(*team);
+             memory.take_huge(*pool);
            },
-           nb::arg("team"), "Have what is open taken on huge pages, where the kernel gives them.")
+           nb::arg("pool"), "Have what is open taken on huge pages, where the kernel gives them.")
       .def("prefer", [](WeightMemory& memory, uint64_t begin, uint64_t end, const std::vector<int>& nodes) { return take(memory.prefer(begin, end, nodes)); },
            nb::arg("begin"), nb::arg("end"), nb::arg("nodes"), "Where pages nobody touched yet are to come from; the result is 0 or the kernel's errno.");
-  m.def("attach_weight", &attach, nb::arg("team"), nb::arg("memory"), nb::arg("at"), nb::arg("format"), nb::arg("rows"), nb::arg("columns"),
-        "A matrix that is in shared memory already.");
 }
 
 uint64_t checksum_of_head(int fd, uint64_t bytes) {
@@ -159,17 +155,17 @@ auto unpack(const WeightHandle& handle, int64_t row) {
   return array_of(std::move(out), {static_cast<size_t>(w.columns)});
 }
 
-void make_arena(Arena* self, const Team& team, const std::vector<int>& homes, const std::vector<int>& nodes) {
+void make_arena(Arena* self, const ThreadPool& pool, const std::vector<int>& homes, const std::vector<int>& nodes) {
   if (homes.empty() && nodes.empty()) {
-    new (self) Arena(team.size());
+    new (self) Arena(pool.size());
     return;
   }
   const std::set<int> different(homes.begin(), homes.end());
   const auto count = static_cast<int>(different.size());
   const bool dense = count > 0 && *different.begin() == 0 && *different.rbegin() == count - 1;
-  if (static_cast<int>(homes.size()) != team.size() || !dense || (!nodes.empty() && static_cast<int>(nodes.size()) != count)) {
-    raise({Fault::user, 0, "a team of " + std::to_string(team.size()) + ", homes of " + std::to_string(homes.size()) + " members and " +
-                               std::to_string(nodes.size()) + " nodes; wanted a home for each member, counted from 0, and a node for each home"});
+  if (static_cast<int>(homes.size()) != pool.size() || !dense || (!nodes.empty() && static_cast<int>(nodes.size()) != count)) {
+    raise({Fault::user, 0, "a thread pool of " + std::to_string(pool.size()) + ", homes of " + std::to_string(homes.size()) + " threads and " +
+                               std::to_string(nodes.size()) + " nodes; wanted a home for each thread, counted from 0, and a node for each home"});
   }
   new (self) Arena(Homes{homes, nodes});
 }
@@ -201,16 +197,14 @@ std::vector<std::tuple<int64_t, int64_t, uint64_t>> pieces_of(const WeightHandle
   return found;
 }
 
-std::shared_ptr<KvCache> make_cache(std::shared_ptr<Team> team, int layers, int kv_heads, int head_dim, int block_size, KvType type, int64_t blocks,
-                                    const Arena* arena, bool interleaved, std::optional<Sharing> sharing, std::optional<std::tuple<int, size_t, size_t>> share,
-                                    bool touched) {
+std::shared_ptr<KvCache> make_cache(std::shared_ptr<ThreadPool> pool, const KvShape& shape, int64_t blocks, const Arena* arena, bool interleaved,
+                                    std::optional<Sharing> sharing, std::optional<std::tuple<int, size_t, size_t>> share, bool touched) {
   auto result = [&] {
     nb::gil_scoped_release unlocked;
-    const KvShape shape{layers, kv_heads, head_dim, block_size, type};
     const Homes* homes = arena ? arena->homes().get() : nullptr;
-    if (!share) return KvCache::create(*team, shape, blocks, homes, interleaved, sharing, touched);
+    if (!share) return KvCache::create(*pool, shape, blocks, homes, interleaved, sharing, touched);
     const auto [fd, offset, bytes] = *share;
-    return KvCache::create_in({fd, offset, bytes}, *team, shape, blocks, homes, interleaved);
+    return KvCache::create_in({fd, offset, bytes}, *pool, shape, blocks, homes, interleaved);
   }();
   return take(std::move(result));
 }
@@ -221,14 +215,14 @@ void bind_weights(nb::module_& m) {
   bind_shared_weights(m);
   m.def("has_kernel", [](int format) { return has_kernel(static_cast<Format>(format)); }, nb::arg("format"), "Of a GGUF type number.");
   m.def("can_decode", [](int format) { return can_decode(static_cast<Format>(format)); }, nb::arg("format"), "Of a GGUF type number.");
-  nb::enum_<Spread>(m, "Spread", "Where a weight lies when its team has several homes.")
+  nb::enum_<Spread>(m, "Spread", "Where a weight lies when its thread pool has several homes.")
       .value("split", Spread::split)
       .value("copied", Spread::copied)
       .value("interleaved", Spread::interleaved);
-  nb::class_<Arena>(m, "Arena", "Memory that the weights of one team share.")
-      .def("__init__", &make_arena, nb::arg("team"), nb::arg("homes") = nb::list(), nb::arg("nodes") = nb::list(),
-           "homes: for each member the number of its home, from 0; nodes: of each home the NUMA node to take memory from, or none at all.")
-      .def("expect", &Arena::expect, nb::arg("nbytes"), "That about so many bytes will be taken for every member at each of its homes.")
+  nb::class_<Arena>(m, "Arena", "Memory that the weights of one thread pool share.")
+      .def("__init__", &make_arena, nb::arg("pool"), nb::arg("homes") = nb::list(), nb::arg("nodes") = nb::list(),
+           "homes: for each thread the number of its home, from 0; nodes: of each home the NUMA node to take memory from, or none at all.")
+      .def("expect", &Arena::expect, nb::arg("nbytes"), "That about so many bytes will be taken for every thread at each of its homes.")
       .def("trim", &Arena::trim, "Give back most of what huge pages hold behind the weights; for when the last weight was made.")
       .def_prop_ro("ranges", &ranges_of, "Address, bytes and home (-1: all of them in turn) of the chunks it has mapped.")
       .def_prop_ro("refused", &Arena::refused, "The errno with which the kernel last refused to take a chunk from its home, or 0.");
@@ -240,16 +234,22 @@ void bind_weights(nb::module_& m) {
       .def_prop_ro("pieces", &pieces_of, "For each thread the rows it multiplies, from and past the last, and where they lie as it reads them.")
       .def("write", &write, nb::arg("fd"), nb::arg("offset"), "Write it as packed_bytes at `offset` of a file; the result is its checksum.")
       .def("unpack_row", &unpack, nb::arg("row"), "One row as float32.");
-  m.def("weight_from_file", &from_file, nb::arg("team"), nb::arg("fd"), nb::arg("offset"), nb::arg("source"), nb::arg("rows"), nb::arg("columns"),
-        nb::arg("target"), nb::arg("permuted_heads"), nb::arg("arena") = nb::none(), nb::arg("spread") = Spread::split, nb::arg("stride") = 0,
-        nb::arg("shared") = nb::none(), nb::arg("at") = 0);
-  m.def("weight_from_rows", &from_rows, nb::arg("team"), nb::arg("rows"), nb::arg("target"), nb::arg("arena") = nb::none(),
-        nb::arg("spread") = Spread::split, nb::arg("shared") = nb::none(), nb::arg("at") = 0);
+  nb::class_<WeightFile>(m, "WeightFile", "A matrix as it is stored in an open file.")
+      .def("__init__", &make_file, nb::kw_only(), nb::arg("fd"), nb::arg("offset"), nb::arg("format"), nb::arg("permuted_heads") = 0, nb::arg("stride") = 0,
+           "format: a GGUF type number. permuted_heads: of this many heads the stored rows have interleaved halves; 0: none. stride: bytes from the beginning "
+           "of a row to that of the next; 0: rows follow each other.");
+  nb::class_<WeightShape>(m, "WeightShape", "What a matrix is to be in memory.")
+      .def("__init__", &make_shape, nb::kw_only(), nb::arg("format"), nb::arg("rows"), nb::arg("columns"), nb::arg("spread") = Spread::split,
+           nb::arg("shared").none() = nb::none(), nb::arg("shared_offset") = 0,
+           "format: a GGUF type number. shared, shared_offset: it lies there instead of in an arena. ValueError for a matrix without elements, or of more than 2^40.");
+  m.def("weight_from_file", &from_file, nb::arg("pool"), nb::arg("file"), nb::arg("shape"), nb::arg("arena").none() = nb::none(), "Read and pack.");
+  m.def("weight_from_rows", &from_rows, nb::arg("pool"), nb::arg("rows"), nb::arg("shape"), nb::arg("arena").none() = nb::none(), "Pack float32 [rows, columns].");
+  m.def("attach_weight", &attach, nb::arg("pool"), nb::arg("shape"), "A matrix that is in its shared memory already.");
   m.def("packed_bytes", &bytes_of, nb::arg("format"), nb::arg("rows"), nb::arg("columns"));
   m.def("head_checksum", &checksum_of_head, nb::arg("fd"), nb::arg("bytes"), "Of the first bytes of a file, or of all where it ends before.");
   m.def("packing_fingerprint", &packing_fingerprint, "Changes when rows are encoded or packed in another way.");
-  m.def("weights_from_packed", &read, nb::arg("team"), nb::arg("fd"), nb::arg("places"), nb::arg("arena") = nb::none(),
-        "What `Weight.write` wrote at each (offset, format, rows, columns, spread, shared memory or None, offset there), and the checksums of what was read.");
+  m.def("weights_from_packed", &read, nb::arg("pool"), nb::arg("fd"), nb::arg("weights"), nb::arg("arena").none() = nb::none(),
+        "What `Weight.write` wrote at each offset, and the checksums of what was read.");
   nb::enum_<Sharing>(m, "Sharing", "What other processes may do with a memfd of ours.")
       .value("readable", Sharing::readable)
       .value("writable", Sharing::writable);
@@ -257,6 +257,15 @@ void bind_weights(nb::module_& m) {
       .value("f32", KvType::f32)
       .value("bf16", KvType::bf16)
       .value("int8", KvType::int8);
+  nb::class_<KvShape>(m, "KvShape", "What a block of keys and values holds.")
+      .def("__init__",
+           [](KvShape* self, int layers, int kv_heads, int head_dim, int block_size, KvType type) { new (self) KvShape{layers, kv_heads, head_dim, block_size, type}; },
+           nb::kw_only(), nb::arg("layers"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("block_size"), nb::arg("type"))
+      .def_ro("layers", &KvShape::layers)
+      .def_ro("kv_heads", &KvShape::kv_heads)
+      .def_ro("head_dim", &KvShape::head_dim)
+      .def_ro("block_size", &KvShape::block_size, "Tokens.")
+      .def_ro("type", &KvShape::type);
   nb::class_<KvCache>(m, "KvCache", "Paged keys and values.")
       .def_prop_ro("blocks", &KvCache::blocks)
       .def_prop_ro("nbytes", &KvCache::bytes)
@@ -269,9 +278,8 @@ void bind_weights(nb::module_& m) {
            },
            nb::arg("first"))
       .def_prop_ro("refused", &KvCache::refused, "The errno with which the kernel last refused to take a region from its home, or 0.");
-  m.def("kv_cache", &make_cache, nb::arg("team"), nb::arg("layers"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("block_size"), nb::arg("type"),
-        nb::arg("blocks"), nb::arg("arena") = nb::none(), nb::arg("interleaved") = false, nb::arg("sharing") = nb::none(),
-        nb::arg("share") = nb::none(), nb::arg("touched") = true,
+  m.def("kv_cache", &make_cache, nb::arg("pool"), nb::arg("shape"), nb::arg("blocks"), nb::kw_only(), nb::arg("arena") = nb::none(), nb::arg("interleaved") = false,
+        nb::arg("sharing") = nb::none(), nb::arg("share") = nb::none(), nb::arg("touched") = true,
         "At the homes of `arena`, if given. share: descriptor, offset and bytes of somebody else's memfd to lie in; the descriptor is not kept. touched: "
         "whether every page of private memory is there at once.");
 }

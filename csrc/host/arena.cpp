@@ -6,7 +6,7 @@
 namespace homenode {
 namespace {
 
-// A chunk is as large as all that was taken for its member before, or what is still expected: much memory needs few chunks, little memory no large one.
+// A chunk is as large as all that was taken for its thread before, or what is still expected: much memory needs few chunks, little memory no large one.
 constexpr size_t kLargestChunk = size_t(64) << 20;
 constexpr size_t kWastedPart = 100;  // one of so many bytes
 
@@ -14,12 +14,12 @@ size_t rounded(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * u
 
 }  // namespace
 
-int Homes::count() const { return of_member.empty() ? 1 : *std::max_element(of_member.begin(), of_member.end()) + 1; }
+int Homes::count() const { return of_thread.empty() ? 1 : *std::max_element(of_thread.begin(), of_thread.end()) + 1; }
 
-Homes::Turn Homes::turn(int member) const {
-  const auto first = of_member.begin();
-  const int home = of_member[static_cast<size_t>(member)];
-  return {std::count(first, first + member, home), std::count(first, of_member.end(), home)};
+Homes::Turn Homes::turn(int thread) const {
+  const auto first = of_thread.begin();
+  const int home = of_thread[static_cast<size_t>(thread)];
+  return {std::count(first, first + thread, home), std::count(first, of_thread.end(), home)};
 }
 
 void Arena::expect(size_t bytes) {
@@ -27,10 +27,10 @@ void Arena::expect(size_t bytes) {
   expected_ = bytes;
 }
 
-Result<Arena::Piece> Arena::take(int member, int home, size_t bytes) {
+Result<Arena::Piece> Arena::take(int thread, int home, size_t bytes) {
   if (bytes > SIZE_MAX / 4) return Error{Fault::user, 0, "a piece of " + std::to_string(bytes) + " bytes is more than an address space"};
   const std::lock_guard<std::mutex> turn(lock_);
-  Stream& stream = streams_[{home, member}];
+  Stream& stream = streams_[{home, thread}];
   const size_t at = stream.chunk ? rounded(stream.chunk->used, kAlignment) : 0;
   if (!stream.chunk || at > stream.chunk->pages.bytes || bytes > stream.chunk->pages.bytes - at || kExactPages) {
     const size_t coming = std::max(stream.taken, expected_ - std::min(expected_, stream.taken));

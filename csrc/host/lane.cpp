@@ -11,13 +11,13 @@
 #include <string>
 
 #include "host/file.h"
-#include "host/gate.h"
+#include "host/event_count.h"
 
 namespace homenode {
 namespace {
 
 constexpr int kLooks = 64;    // at the lanes, before others may run
-constexpr int kBelieved = 16;  // promises in a row that were not kept
+constexpr int kMostVainHints = 16;  // promises in a row that were not kept
 
 std::shared_ptr<const int> handle_of(int fd) {
   return {new int(fd), [](const int* held) {
@@ -51,7 +51,7 @@ bool any_news(std::span<const LaneReader* const> lanes) {
 
 struct LaneEnd::Words {
   alignas(kLine) std::atomic<uint64_t> written;
-  std::atomic<uint32_t> promises;
+  std::atomic<uint32_t> hints;
   alignas(kLine) std::atomic<uint64_t> taken;
   alignas(kLine) std::atomic<uint32_t> watched;
 };
@@ -68,11 +68,11 @@ Result<std::shared_ptr<LaneReader>> LaneReader::create() {
   return std::shared_ptr<LaneReader>(new LaneReader(std::move(file.value()), handle_of(ends[0]), handle_of(ends[1])));
 }
 
-void LaneReader::ring() const { (void)!write(*rope_, "", 1); }
+void LaneReader::wake() const { (void)!write(*waker_, "", 1); }
 
-void LaneReader::hear_bell() const {
-  std::byte rung[256];
-  (void)!read(*bell_, rung, sizeof rung);
+void LaneReader::clear_wake() const {
+  std::byte written[256];
+  (void)!read(*wake_, written, sizeof written);
 }
 
 bool LaneReader::has_news() const { return words().written.load(std::memory_order_acquire) != place_; }
@@ -82,11 +82,11 @@ void LaneReader::set_watched(bool watched) const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
-bool LaneReader::promised() const { return unkept_ < kBelieved && words().promises.load(std::memory_order_acquire) != heeded_; }
+bool LaneReader::wake_hinted() const { return vain_hints_ < kMostVainHints && words().hints.load(std::memory_order_acquire) != hints_seen_; }
 
-void LaneReader::give_up() {
-  heeded_ = words().promises.load(std::memory_order_relaxed);
-  unkept_ = std::min(unkept_ + 1, kBelieved);
+void LaneReader::clear_hint() {
+  hints_seen_ = words().hints.load(std::memory_order_relaxed);
+  vain_hints_ = std::min(vain_hints_ + 1, kMostVainHints);
 }
 
 Came LaneReader::take(std::vector<std::byte>& record) {
@@ -99,32 +99,32 @@ Came LaneReader::take(std::vector<std::byte>& record) {
   record.resize(bytes);
   copy_out(record.data(), data(), place_ + sizeof bytes, bytes);
   place_ += sizeof bytes + padded(bytes);
-  unkept_ = 0;
-  heeded_ = words().promises.load(std::memory_order_relaxed);
+  vain_hints_ = 0;
+  hints_seen_ = words().hints.load(std::memory_order_relaxed);
   words().taken.store(place_, std::memory_order_release);
   return Came::record;
 }
 
-Result<std::shared_ptr<LaneWriter>> LaneWriter::attach(int fd, int rope) {
+Result<std::shared_ptr<LaneWriter>> LaneWriter::attach(int fd, int waker_fd) {
   struct stat found;
-  if (fstat(rope, &found) || !S_ISFIFO(found.st_mode)) return Error{Fault::user, 0, "a lane's bell that is no pipe"};
-  const int own = open(("/proc/self/fd/" + std::to_string(rope)).c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
-  if (own < 0) return system_error("opening a lane's bell");
+  if (fstat(waker_fd, &found) || !S_ISFIFO(found.st_mode)) return Error{Fault::user, 0, "a lane's wake pipe that is no pipe"};
+  const int own = open(("/proc/self/fd/" + std::to_string(waker_fd)).c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+  if (own < 0) return system_error("opening a lane's wake pipe");
   Handle held = handle_of(own);
   auto pages = map_shared(fd, kSmallPage + kLaneBytes, true);
   if (!pages) return pages.error();
   return std::shared_ptr<LaneWriter>(new LaneWriter(SharedFile{nullptr, std::move(pages.value())}, std::move(held)));
 }
 
-void LaneWriter::promise() const {
-  words().promises.fetch_add(1, std::memory_order_seq_cst);
-  ring();
+void LaneWriter::hint_wake() const {
+  words().hints.fetch_add(1, std::memory_order_seq_cst);
+  wake();
 }
 
-void LaneWriter::ring() const {
+void LaneWriter::wake() const {
   std::atomic_thread_fence(std::memory_order_seq_cst);  // either this side sees that the reader looks no more, or the reader sees what was written
   if (words().watched.load(std::memory_order_seq_cst)) return;
-  (void)!write(*bell_, "", 1);
+  (void)!write(*waker_, "", 1);
 }
 
 bool LaneWriter::put(std::span<const std::byte> record) {
@@ -135,7 +135,7 @@ bool LaneWriter::put(std::span<const std::byte> record) {
   copy_in(data(), place_ + sizeof bytes, record.data(), record.size());
   place_ += wanted;
   words().written.store(place_, std::memory_order_seq_cst);
-  ring();
+  wake();
   sched_yield();  // some kernels bring those who are woken to the CPU of who wakes them
   return true;
 }

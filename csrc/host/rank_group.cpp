@@ -107,11 +107,11 @@ std::optional<Error> RankGroup::error() const {
   return Error{Fault::host, ECONNABORTED, memory_->missing(static_cast<double>(timeout_ns_) * 1e-9)};
 }
 
-// All members of all ranks: what they wrote before is read by all after.
-bool RankGroup::meet(uint64_t call, const Written& written, Caller& caller) {
-  const uint32_t number = number_.load(std::memory_order_relaxed) + 1;  // stays until this member is there, too
-  if (members_there_.fetch_add(1, std::memory_order_acq_rel) + 1 == caller.members) {
-    members_there_.store(0, std::memory_order_relaxed);
+// All threads of all ranks: what they wrote before is read by all after.
+bool RankGroup::wait_for_ranks(uint64_t call, const Written& written, Caller& caller) {
+  const uint32_t number = number_.load(std::memory_order_relaxed) + 1;  // stays until this thread is there, too
+  if (arrived_threads_.fetch_add(1, std::memory_order_acq_rel) + 1 == caller.threads) {
+    arrived_threads_.store(0, std::memory_order_relaxed);
     number_.store(number, std::memory_order_relaxed);
     if (written.part != Written::Part::for_shares) tiles_.fetch_add(1, std::memory_order_relaxed);  // nothing of the tile at hand is to come
     memory_->call(rank_, number).store(call, std::memory_order_relaxed);
@@ -159,9 +159,9 @@ void RankGroup::add_lines(const FloatRows& out, const Tile& tile, int half, int6
 
 bool RankGroup::sum_at_once(const FloatRows& x, const FloatRows& out, const Tile& tile, Caller& caller) {
   const int now = half();
-  const int64_t begin = share(tile.lines(), caller.member, caller.members), end = share(tile.lines(), caller.member + 1, caller.members);
+  const int64_t begin = share(tile.lines(), caller.thread, caller.threads), end = share(tile.lines(), caller.thread + 1, caller.threads);
   tile.pieces(begin, end, [&](int64_t row, int64_t column, int64_t count) { copy(place(rank_, now, tile, row, column), tile.in(x, row, column), count); });
-  if (!meet(call_of(Kind::sum, x.rows, x.columns), written(Written::Part::all, now, tile.lines()), caller)) return false;
+  if (!wait_for_ranks(call_of(Kind::sum, x.rows, x.columns), written(Written::Part::all, now, tile.lines()), caller)) return false;
   add_lines(out, tile, now, begin, end);
   return true;
 }
@@ -170,16 +170,16 @@ bool RankGroup::sum_by_shares(const FloatRows& x, const FloatRows& out, const Ti
   const int now = half();
   const uint64_t call = call_of(Kind::sum, x.rows, x.columns);
   const auto mine = [&](int64_t begin, int64_t end, auto&& work) {
-    tile.pieces(begin + share(end - begin, caller.member, caller.members), begin + share(end - begin, caller.member + 1, caller.members), work);
+    tile.pieces(begin + share(end - begin, caller.thread, caller.threads), begin + share(end - begin, caller.thread + 1, caller.threads), work);
   };
   mine(0, tile.lines(), [&](int64_t row, int64_t column, int64_t count) { copy(place(rank_, now, tile, row, column), tile.in(x, row, column), count); });
-  if (!meet(call, written(Written::Part::for_shares, now, tile.lines()), caller)) return false;
+  if (!wait_for_ranks(call, written(Written::Part::for_shares, now, tile.lines()), caller)) return false;
   const auto share_of = [&](int rank) { return share(tile.lines(), rank, size()); };
   // Nobody else reads this rank's own values of its share: the sums may lie there.
   const FloatRows here{place(rank_, now, tile, 0, 0) - tile.row * tile.stride() - tile.column, tile.stride(), 0, 0};
   const int64_t lines = share_of(rank_ + 1) - share_of(rank_);
-  add_lines(here, tile, now, share_of(rank_) + share(lines, caller.member, caller.members), share_of(rank_) + share(lines, caller.member + 1, caller.members));
-  if (!meet(call, written(Written::Part::own_share, now, tile.lines()), caller)) return false;
+  add_lines(here, tile, now, share_of(rank_) + share(lines, caller.thread, caller.threads), share_of(rank_) + share(lines, caller.thread + 1, caller.threads));
+  if (!wait_for_ranks(call, written(Written::Part::own_share, now, tile.lines()), caller)) return false;
   for (int i = 0; i < size(); ++i) {
     const int r = (rank_ + i) % size();
     mine(share_of(r), share_of(r + 1), [&](int64_t row, int64_t column, int64_t count) { copy(tile.in(out, row, column), place(r, now, tile, row, column), count); });
@@ -202,11 +202,11 @@ bool RankGroup::gather_piece(const FloatRows& x, const FloatRows& out, std::span
   const auto each_line = [&](int rank, auto&& work) {
     const Tile part = part_of(rank);
     if (!part.columns) return;
-    part.pieces(share(part.lines(), caller.member, caller.members), share(part.lines(), caller.member + 1, caller.members),
+    part.pieces(share(part.lines(), caller.thread, caller.threads), share(part.lines(), caller.thread + 1, caller.threads),
                 [&](int64_t row, int64_t column, int64_t count) { work(place(rank, now, part, row, column), part, row, column, count); });
   };
   each_line(rank_, [&](float* to, const Tile& part, int64_t row, int64_t column, int64_t count) { copy(to, part.in(x, row, column), count); });
-  if (!meet(call_of(Kind::gather, out.rows, out.columns), written(Written::Part::all, now, part_of(rank_).lines()), caller)) return false;
+  if (!wait_for_ranks(call_of(Kind::gather, out.rows, out.columns), written(Written::Part::all, now, part_of(rank_).lines()), caller)) return false;
   FloatRows left = out;
   for (int r = 0; r < size(); ++r) {
     each_line(r, [&](const float* from, const Tile& part, int64_t row, int64_t column, int64_t count) { copy(part.in(left, row, column), from, count); });

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "host/gate.h"
+#include "host/event_count.h"
 
 namespace homenode {
 

@@ -53,7 +53,7 @@ ChunkTiles find_tiles(const AttentionCall& call, const Step& step, const Attenti
 class Wanted {
  public:
   void add(const void* from, int64_t bytes) {
-    MemoryAhead* last = count_ ? &ranges_[count_ - 1] : nullptr;
+    PrefetchRange* last = count_ ? &ranges_[count_ - 1] : nullptr;
     if (last && static_cast<const char*>(last->from) + last->bytes == from) last->bytes += bytes;
     else ranges_[count_++] = {from, bytes};
   }
@@ -67,11 +67,11 @@ class Wanted {
       add(tiles.values[i], tiles.run[i] * tile_bytes);
     }
   }
-  const MemoryAhead* ranges() const { return ranges_; }
+  const PrefetchRange* ranges() const { return ranges_; }
   int count() const { return count_; }
 
  private:
-  MemoryAhead ranges_[5 * kChunkTiles + 2 * kQueryRows];
+  PrefetchRange ranges_[5 * kChunkTiles + 2 * kQueryRows];
   int count_ = 0;
 };
 
@@ -99,7 +99,7 @@ class TileWork {
     std::swap(here_, next_);
     Wanted wanted;
     if (!found && !stays_near(*tile_)) wanted.add_values(here_, call_.cache->tile_bytes());
-    look_ahead(chunk, wanted);
+    prefetch_chunk(chunk, wanted);
     int begin[kQueryRows], end[kQueryRows];
     for (int r = 0; r < tile_->rows; ++r) {
       const int p = positions_[r];
@@ -141,25 +141,25 @@ class TileWork {
 
   // The chunk after this one, or the next item's first and its queries and outputs. While a last chunk of few keys is computed there would be no time
   // to ask for as much, so that is done a chunk before.
-  void look_ahead(int chunk, Wanted& wanted) {
+  void prefetch_chunk(int chunk, Wanted& wanted) {
     here_tile_ = nullptr;
     if (chunk + 1 < item_->chunk_end) {
       here_tile_ = tile_, here_chunk_ = chunk + 1;
       next_ = find_tiles(call_, step_, *here_tile_, here_chunk_);
       if (!stays_near(*tile_)) wanted.add_chunk(next_, call_.cache->tile_bytes());
       if (chunk + 2 == item_->chunk_end && next_item_ && next_.count <= kFewTiles) {
-        ask_for_next(find_tiles(call_, step_, plan_.tiles()[static_cast<size_t>(next_item_->tile)], next_item_->chunk_begin), wanted);
+        prefetch_next(find_tiles(call_, step_, plan_.tiles()[static_cast<size_t>(next_item_->tile)], next_item_->chunk_begin), wanted);
       }
     } else if (next_item_) {
       here_tile_ = &plan_.tiles()[static_cast<size_t>(next_item_->tile)], here_chunk_ = next_item_->chunk_begin;
       next_ = find_tiles(call_, step_, *here_tile_, here_chunk_);
-      if (asked_ != next_item_) ask_for_next(next_, wanted);
+      if (prefetched_ != next_item_) prefetch_next(next_, wanted);
     }
   }
 
   // The first chunk of the next item, and the queries and outputs of another tile.
-  void ask_for_next(const ChunkTiles& chunk, Wanted& wanted) {
-    asked_ = next_item_;
+  void prefetch_next(const ChunkTiles& chunk, Wanted& wanted) {
+    prefetched_ = next_item_;
     const AttentionTile& tile = plan_.tiles()[static_cast<size_t>(next_item_->tile)];
     if (&tile != tile_) {
       RowPlace places[kQueryRows];
@@ -220,7 +220,7 @@ class TileWork {
   ChunkTiles here_, next_;
   const AttentionTile* here_tile_ = nullptr;  // whose chunk `next_` is
   int here_chunk_ = 0;
-  const AttentionItem* asked_ = nullptr;  // whose first chunk has been asked for
+  const AttentionItem* prefetched_ = nullptr;  // whose first chunk has been asked for
   Rows merged_, chunk_;
 };
 

@@ -30,7 +30,7 @@ void AttentionPlan::keep_read(const Step& step, int sequence, int& begin, int& e
 
 void AttentionPlan::add_sequence(const Step& step, int sequence) {
   const int rows = (step.query_start[sequence + 1] - step.query_start[sequence]) * shape_.group, first = first_position(step, sequence);
-  // Later rows see more keys: the longest work first, so that the team ends together.
+  // Later rows see more keys: the longest work first, so that the pool ends together.
   for (int tile = (rows - 1) / kQueryRows * kQueryRows; tile >= 0; tile -= kQueryRows) {
     int begin = tile, end = std::min(tile + kQueryRows, rows);
     keep_read(step, sequence, begin, end);
@@ -43,7 +43,7 @@ void AttentionPlan::add_sequence(const Step& step, int sequence) {
   }
 }
 
-// A tile is one item, unless there are so few tiles that the team needs them divided.
+// A tile is one item, unless there are so few tiles that the pool needs them divided.
 void AttentionPlan::divide_tiles() {
   const int tiles = static_cast<int>(tiles_.size()), wanted = 4 * threads_;
   int64_t chunks = 0;

@@ -202,16 +202,17 @@ void select_best(const float* values, int64_t count, int64_t k, SamplingScratch&
 }
 
 int32_t draw(const float* logits, int64_t vocabulary, const RowSampling& how, const Largest* known, SamplingScratch& s, const Kernels& kernels) {
-  const bool edits = !how.bias_token.empty() || (!how.seen_token.empty() && penalised(how));
+  const bool edits = !how.bias_token.empty() || (!how.seen_token.empty() && penalised(how)), narrows = how.top_n_sigma > 0;
   const float* row = logits;
-  if (edits) {
+  if (edits || narrows) {
     std::copy(logits, logits + vocabulary, s.edited.begin());
-    edit(s.edited, how);
+    if (edits) edit(s.edited, how);
     row = s.edited.data();
   }
   const Largest largest = edits || !known ? kernels.find_largest(row, vocabulary) : *known;
   if (largest.nan || !(largest.value > -kInfinity && largest.value < kInfinity)) return -1;
   if (how.temperature < kGreedyBelow) return static_cast<int32_t>(largest.index);
+  if (narrows) keep_top_n_sigma(std::span(s.edited).first(static_cast<size_t>(vocabulary)), largest.value, how.top_n_sigma);
 
   const Distribution d{row, vocabulary, largest.value, 1.0f / how.temperature};
   const double u = uniform(how.seed, how.counter);

@@ -24,7 +24,7 @@ constexpr int query_limit(int64_t head_dim) {
 // Row lengths of attention accumulators: whole lanes.
 constexpr int64_t padded_head(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
 
-struct MemoryAhead {
+struct PrefetchRange {
   const void* from;
   int64_t bytes;
 };
@@ -43,8 +43,8 @@ struct AttendArgs {
   float* largest;               // [rows] out: largest score
   float* sum;                   // [rows] out: sum of 2^(score - largest); 0 where nothing is visible
   float* out;                   // [rows, padded_head(head_dim)] out: sum of 2^(score - largest) * value
-  const MemoryAhead* ahead = nullptr;  // [ahead_ranges] what will be wanted next, in that order: worth fetching meanwhile
-  int ahead_ranges = 0;
+  const PrefetchRange* prefetch = nullptr;  // [prefetch_ranges] what will be wanted next, in that order: worth fetching meanwhile
+  int prefetch_ranges = 0;
 };
 
 // A chunk's results (largest2, sum2, out2) into those of the chunks before it. Rows of `largest` are kQueryRows, whatever `rows` says.

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "host/arena.h"
-#include "host/team.h"
+#include "host/thread_pool.h"
 
 namespace homenode {
 namespace {
@@ -16,14 +16,14 @@ std::vector<int> past_heads(const Homes& homes, int kv_heads) {
   std::vector<int> ends;
   int64_t threads = 0;
   for (int home = 0; home < homes.count(); ++home) {
-    threads += std::count(homes.of_member.begin(), homes.of_member.end(), home);
-    ends.push_back(static_cast<int>(kv_heads * threads / static_cast<int64_t>(homes.of_member.size())));
+    threads += std::count(homes.of_thread.begin(), homes.of_thread.end(), home);
+    ends.push_back(static_cast<int>(kv_heads * threads / static_cast<int64_t>(homes.of_thread.size())));
   }
   return ends;
 }
 
 std::vector<HeadGroup> groups_of(const Homes& homes, const std::vector<int>& past_heads) {
-  const std::vector<int>& of = homes.of_member;
+  const std::vector<int>& of = homes.of_thread;
   if (past_heads.size() < 2 || !std::is_sorted(of.begin(), of.end())) return {};
   std::vector<HeadGroup> groups;
   for (size_t home = 0; home < past_heads.size(); ++home) {
@@ -35,15 +35,15 @@ std::vector<HeadGroup> groups_of(const Homes& homes, const std::vector<int>& pas
 
 }  // namespace
 
-Result<std::shared_ptr<KvCache>> KvCache::create(Team& team, const KvShape& shape, int64_t blocks, const Homes* homes, bool interleaved,
+Result<std::shared_ptr<KvCache>> KvCache::create(ThreadPool& pool, const KvShape& shape, int64_t blocks, const Homes* homes, bool interleaved,
                                                  std::optional<Sharing> sharing, bool touched) {
-  if (!sharing) return make(team, shape, blocks, homes, interleaved, nullptr, touched);
-  return make(team, shape, blocks, homes, interleaved, [&](size_t bytes) { return create_shared(bytes, "homenode KV cache", *sharing); }, true);
+  if (!sharing) return make(pool, shape, blocks, homes, interleaved, nullptr, touched);
+  return make(pool, shape, blocks, homes, interleaved, [&](size_t bytes) { return create_shared(bytes, "homenode KV cache", *sharing); }, true);
 }
 
-Result<std::shared_ptr<KvCache>> KvCache::create_in(const FileShare& share, Team& team, const KvShape& shape, int64_t blocks, const Homes* homes,
+Result<std::shared_ptr<KvCache>> KvCache::create_in(const FileShare& share, ThreadPool& pool, const KvShape& shape, int64_t blocks, const Homes* homes,
                                                     bool interleaved) {
-  return make(team, shape, blocks, homes, interleaved, [&](size_t bytes) -> Result<SharedFile> {
+  return make(pool, shape, blocks, homes, interleaved, [&](size_t bytes) -> Result<SharedFile> {
     if (bytes > share.bytes) return Error{Fault::user, 0, "a share of " + std::to_string(share.bytes) + " bytes for KV memory of " + std::to_string(bytes)};
     auto pages = map_shared(share.fd, share.bytes, true, share.offset);
     if (!pages) return pages.error();
@@ -51,7 +51,7 @@ Result<std::shared_ptr<KvCache>> KvCache::create_in(const FileShare& share, Team
   }, true);
 }
 
-Result<std::shared_ptr<KvCache>> KvCache::make(Team& team, const KvShape& shape, int64_t blocks, const Homes* homes, bool interleaved,
+Result<std::shared_ptr<KvCache>> KvCache::make(ThreadPool& pool, const KvShape& shape, int64_t blocks, const Homes* homes, bool interleaved,
                                                const TakeFile& take_file, bool touched) {
   if (auto error = check(shape)) return std::move(*error);
   int64_t total;
@@ -79,7 +79,7 @@ Result<std::shared_ptr<KvCache>> KvCache::make(Team& team, const KvShape& shape,
     if (auto error = cache->add_region(whole ? -1 : home, first, ends[static_cast<size_t>(home)], nodes)) return std::move(*error);
   }
   if (!whole) cache->head_groups_ = groups_of(*homes, ends);
-  if (touched) cache->clear(team, whole ? nullptr : homes);
+  if (touched) cache->clear(pool, whole ? nullptr : homes);
   if (!cache->in_file()) {
     for (Region& region : cache->regions_) shrink(region.pages, cache->region_bytes(region.past_head - region.first_head));
   }
@@ -132,13 +132,13 @@ void touch(std::byte* data, size_t bytes) {
   for (size_t at = 0; at < bytes; at += kSmallPage) __atomic_fetch_or(reinterpret_cast<uint8_t*>(data + at), uint8_t{0}, __ATOMIC_RELAXED);
 }
 
-// Every region is shared by the members at its home. A file is all zero from the kernel, or holds what is to stay.
-void KvCache::clear(Team& team, const Homes* homes) {
+// Every region is shared by the threads at its home. A file is all zero from the kernel, or holds what is to stay.
+void KvCache::clear(ThreadPool& pool, const Homes* homes) {
   const int64_t count = int64_t(shape_.layers) * blocks_;
-  team.run([&](int member) {
+  pool.run([&](int thread) {
     for (const Region& region : regions_) {
-      if (homes && homes->of_member[static_cast<size_t>(member)] != region.home) continue;
-      const Homes::Turn turn = homes ? homes->turn(member) : Homes::Turn{member, team.size()};
+      if (homes && homes->of_thread[static_cast<size_t>(thread)] != region.home) continue;
+      const Homes::Turn turn = homes ? homes->turn(thread) : Homes::Turn{thread, pool.size()};
       const int64_t begin = count * turn.index / turn.of, end = count * (turn.index + 1) / turn.of, block_bytes = head_bytes_ * (region.past_head - region.first_head);
       std::byte* const data = region.pages.data + begin * block_bytes;
       const auto bytes = static_cast<size_t>((end - begin) * block_bytes);

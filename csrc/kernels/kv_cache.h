@@ -1,6 +1,6 @@
 // Paged memory of keys and values.
 //
-// KV heads are shared among the team's homes (see host/arena.h), as many for a home as it has threads; the heads of a home lie in a region of its
+// KV heads are shared among the pool's homes (see host/arena.h), as many for a home as it has threads; the heads of a home lie in a region of its
 // memory. There blocks in order, so that the memory of a block can be taken and given back by itself; in a block, layers in order; in a layer, heads
 // in order; for each head first the keys, then the values:
 //   f32   keys   [tile of 16 tokens][head element][16]           values [token][head element]
@@ -24,7 +24,7 @@
 namespace homenode {
 
 class KvMemory;
-class Team;
+class ThreadPool;
 struct Homes;
 
 // The KV heads of a home and its threads, counted from where the group before ends.
@@ -42,13 +42,13 @@ struct FileShare {
 class KvCache {
  public:
   // Zeroed; all is one region without homes, or when pages are to come from all homes in turn. With `touched` every page is there at once, taken by a
-  // thread of the team at its home; without, a page comes when it is first written, or when whoever made the cache has the kernel take it.
+  // thread of the pool at its home; without, a page comes when it is first written, or when whoever made the cache has the kernel take it.
   // With `sharing` the regions lie in one sealed memfd, which others may map, and are touched. Error when the shape is impossible or the memory is not
   // to be had.
-  static Result<std::shared_ptr<KvCache>> create(Team&, const KvShape&, int64_t blocks, const Homes* homes = nullptr, bool interleaved = false,
+  static Result<std::shared_ptr<KvCache>> create(ThreadPool&, const KvShape&, int64_t blocks, const Homes* homes = nullptr, bool interleaved = false,
                                                  std::optional<Sharing> sharing = std::nullopt, bool touched = true);
   // In memory that belongs to somebody else and outlives this; what it holds is left as it is. Error when it is too small.
-  static Result<std::shared_ptr<KvCache>> create_in(const FileShare&, Team&, const KvShape&, int64_t blocks, const Homes* homes = nullptr,
+  static Result<std::shared_ptr<KvCache>> create_in(const FileShare&, ThreadPool&, const KvShape&, int64_t blocks, const Homes* homes = nullptr,
                                                     bool interleaved = false);
 
   const KvShape& shape() const { return shape_; }
@@ -125,13 +125,13 @@ class KvCache {
   const std::byte* attached_head(int layer, int64_t block, int kv_head) const;
 
   using TakeFile = std::function<Result<SharedFile>(size_t bytes)>;
-  static Result<std::shared_ptr<KvCache>> make(Team&, const KvShape&, int64_t blocks, const Homes*, bool interleaved, const TakeFile&, bool touched);
+  static Result<std::shared_ptr<KvCache>> make(ThreadPool&, const KvShape&, int64_t blocks, const Homes*, bool interleaved, const TakeFile&, bool touched);
   bool in_file() const { return file_.pages.data != nullptr; }
   size_t region_bytes(int heads) const;
   size_t region_room(int heads) const;
   Result<Pages> take_pages(int heads);
   std::optional<Error> add_region(int home, int first_head, int past_head, const std::vector<int>& nodes);
-  void clear(Team&, const Homes*);
+  void clear(ThreadPool&, const Homes*);
 
   KvShape shape_;
   int64_t blocks_ = 0;

@@ -47,7 +47,7 @@ std::optional<Error> check_region(const KvLayout& layout, const KvRegion& region
   return std::nullopt;
 }
 
-bool meet(const KvRegion& a, const KvRegion& b) {
+bool overlap(const KvRegion& a, const KvRegion& b) {
   return a.first_head < b.past_head && b.first_head < a.past_head && a.first_layer < b.past_layer && b.first_layer < a.past_layer;
 }
 
@@ -64,7 +64,7 @@ std::optional<Error> check_cover(const KvLayout& layout) {
     for (size_t j = 0; j < i; ++j) {
       const KvRegion& other = layout.regions[j];
       const bool apart = *end_of(layout, region) <= other.offset || *end_of(layout, other) <= region.offset;
-      if (meet(region, other) && !apart) return wrong(name_of(region) + " and " + name_of(other) + " have heads in the same place");
+      if (overlap(region, other) && !apart) return wrong(name_of(region) + " and " + name_of(other) + " have heads in the same place");
     }
   }
   const auto hole = std::find(there.begin(), there.end(), false);

@@ -1,6 +1,6 @@
 // Packed weight matrices and their products with rows of activations.
 //
-// A Weight is cut by rows into one contiguous piece per thread of the team that packed it: each thread multiplies the rows it packed, so the
+// A Weight is cut by rows into one contiguous piece per thread of the pool that packed it: each thread multiplies the rows it packed, so the
 // pages it reads are the pages it first touched, at its home (see host/arena.h). Inside a piece, rows stand in groups with the columns interleaved (see quant/pack.h), one
 // strictly sequential stream.
 //
@@ -22,21 +22,21 @@ namespace homenode {
 class Arena;
 class RunClaims;
 struct Homes;
-class Team;
+class ThreadPool;
 
 // Does packed storage in this format have a kernel of its own (at every level)?
 bool has_kernel(Format);
 // Can rows stored in this format be decoded to float32?
 bool can_decode(Format);
 
-// Where a weight lies when the team has several homes: each piece at its thread's, all pieces at all of them, or pages at all of them in turn.
+// Where a weight lies when the pool has several homes: each piece at its thread's, all pieces at all of them, or pages at all of them in turn.
 enum class Spread { split, copied, interleaved };
 
 struct Weight {
   Format format;
   int64_t rows = 0, columns = 0;
   struct Piece { int64_t row_begin, row_end; uint8_t* data; size_t bytes; };
-  std::vector<Piece> pieces;        // one per thread of the team, in order of rows
+  std::vector<Piece> pieces;        // one per thread of the pool, in order of rows
   std::vector<std::vector<const uint8_t*>> copies;  // of each home, the pieces as they lie there; empty unless copied over several homes
   std::shared_ptr<const Homes> homes;               // of the threads; null where all of them are as near
   std::vector<std::shared_ptr<void>> memory;        // owns the pieces
@@ -50,20 +50,37 @@ struct Weight {
   size_t memory_bytes() const { return bytes() * (copies.empty() ? 1 : copies.size()); }
 };
 
-// The memory comes from `arena`, or is the weight's own where that is null; where there is a `shared` place, open for writing and all zeros, the
-// pieces are there one behind the other, and all threads are as near.
-//
-// Read and pack. Rows are read with pread by the thread that will own them. `permuted_heads` > 0: file rows of each of that many heads have the
-// two halves interleaved (row 2*j + h of a head holds canonical row h * head/2 + j). When source != target, rows are decoded to float32 and encoded again.
-// `stride`: bytes from the beginning of a row to that of the next, for some columns of a wider matrix; 0: rows follow each other.
-Result<std::shared_ptr<Weight>> weight_from_file(Team&, int fd, uint64_t offset, Format source, int64_t rows, int64_t columns, Format target,
-                                                 int permuted_heads, Arena* arena = nullptr, Spread = Spread::split, uint64_t stride = 0, SharedPlace shared = {});
-Result<std::shared_ptr<Weight>> weight_from_rows(Team&, const float* source, int64_t rows, int64_t columns, Format target, Arena* arena = nullptr,
-                                                 Spread = Spread::split, SharedPlace shared = {});
-// A weight that is in shared memory already, for a team of `members` threads. Nothing of it is read here.
-Result<std::shared_ptr<Weight>> attach_weight(int members, Format, int64_t rows, int64_t columns, const SharedPlace&);
+// What a matrix is to be in memory. Where there is a `shared` place, open for writing and all zeros, the pieces are there
+// one behind the other, and all threads are as near.
+struct WeightShape {
+  Format format;
+  int64_t rows, columns;
+  Spread spread = Spread::split;
+  SharedPlace shared = {};
+};
 
-// Decode one row of a packed weight to float32 (what embedding does), on a thread of the team.
+// A matrix as it is stored in an open file. `permuted_heads` > 0: stored rows of each of that many heads have the two
+// halves interleaved (row 2*j + h of a head holds canonical row h * head/2 + j). `stride`: bytes from the beginning of a
+// row to that of the next, for some columns of a wider matrix; 0: rows follow each other.
+struct WeightFile {
+  int fd;
+  uint64_t offset;
+  Format format;
+  int permuted_heads = 0;
+  uint64_t stride = 0;
+};
+
+// The memory comes from `arena`, or is the weight's own where that is null.
+//
+// Read and pack. Rows are read with pread by the thread that will own them; where the formats differ they are decoded to
+// float32 and encoded again.
+Result<std::shared_ptr<Weight>> weight_from_file(ThreadPool&, const WeightFile&, const WeightShape&, Arena* arena = nullptr);
+// Packs float32 [rows, columns].
+Result<std::shared_ptr<Weight>> weight_from_rows(ThreadPool&, const float* source, const WeightShape&, Arena* arena = nullptr);
+// A weight that is in shared memory already, for a pool of `threads` threads. Nothing of it is read here.
+Result<std::shared_ptr<Weight>> attach_weight(int threads, const WeightShape&);
+
+// Decode one row of a packed weight to float32 (what embedding does), on a thread of the pool.
 void unpack_row(const Weight&, int64_t row, float* out, int thread = 0);
 
 struct LinearArgs {

@@ -76,32 +76,32 @@ constexpr int kSumLines = 8 / halves_of(C);
 template <Coding C>
 constexpr int kRunLines = smaller(run_lines(kLargestWeight<C>), kSumLines<C>);
 
-// Asks for weights that will be wanted later (see SpreadAhead), on the way through line `Step` of a part.
+// Prefetches weights that will be wanted later (see SpreadPrefetch), on the way through line `Step` of a part.
 template <Coding C, int Step>
-HOMENODE_INLINE void expect_step(const SpreadAhead& ahead) {
+HOMENODE_INLINE void prefetch_step(const SpreadPrefetch& prefetch) {
   constexpr int kLines = (Packed<C>::bytes / C.parts + kCacheLine - 1) / kCacheLine;
-  if (Step >= ahead.steps) return;
+  if (Step >= prefetch.steps) return;
   constexpr int kFirst = kLines * Step / 8, kPast = kLines * (Step + 1) / 8;
-  if (ahead.second) {
+  if (prefetch.into_l2) {
 #pragma GCC unroll 8
-    for (int i = kFirst; i < kPast; ++i) __builtin_prefetch(ahead.from + kCacheLine * i, 0, 2);
+    for (int i = kFirst; i < kPast; ++i) __builtin_prefetch(prefetch.from + kCacheLine * i, 0, 2);
   } else {
 #pragma GCC unroll 8
-    for (int i = kFirst; i < kPast; ++i) __builtin_prefetch(ahead.from + kCacheLine * i, 0, 3);
+    for (int i = kFirst; i < kPast; ++i) __builtin_prefetch(prefetch.from + kCacheLine * i, 0, 3);
   }
 }
 
-// Lines to ask for in each of `times` equal shares of a part's work, where its lines are gone through more than once.
+// Lines to prefetch in each of `times` equal shares of a part's work, where its lines are gone through more than once.
 template <Coding C>
-HOMENODE_INLINE int lines_of_share(const SpreadAhead& ahead, int times) {
+HOMENODE_INLINE int lines_of_share(const SpreadPrefetch& prefetch, int times) {
   constexpr int kLines = (Packed<C>::bytes / C.parts + kCacheLine - 1) / kCacheLine;
-  return (kLines * ahead.steps / 8 + times - 1) / times;
+  return (kLines * prefetch.steps / 8 + times - 1) / times;
 }
 
 // Adds the products of the lines of a sum. Lines that share bytes follow each other.
 template <Coding C, int M, int H, int Step = 0>
-HOMENODE_INLINE void add_lines(const uint8_t* lines, const uint8_t* x, size_t stride, Sums<M>& run, Sums<M>& sums, const SpreadAhead& ahead) {
-  expect_step<C, Step + H * kSumLines<C>>(ahead);
+HOMENODE_INLINE void add_lines(const uint8_t* lines, const uint8_t* x, size_t stride, Sums<M>& run, Sums<M>& sums, const SpreadPrefetch& prefetch) {
+  prefetch_step<C, Step + H * kSumLines<C>>(prefetch);
   constexpr int line = halves_of(C) == 2 ? 4 * H + Step : C.low_bits == 4 ? Step / 2 + 4 * (Step % 2) : Step;
   Ints w[kVectors];
 #pragma GCC unroll 8
@@ -119,7 +119,7 @@ HOMENODE_INLINE void add_lines(const uint8_t* lines, const uint8_t* x, size_t st
       if constexpr ((Step + 1) % kRunLines<C> == 0) sums[m][v] = end_run(sums[m][v], run[m][v]);
     }
   }
-  if constexpr (Step + 1 < kSumLines<C>) add_lines<C, M, H, Step + 1>(lines, x, stride, run, sums, ahead);
+  if constexpr (Step + 1 < kSumLines<C>) add_lines<C, M, H, Step + 1>(lines, x, stride, run, sums, prefetch);
 }
 
 // 16-bit scales of the rows of one vector.
@@ -160,10 +160,10 @@ HOMENODE_INLINE Floats part_minimum(const BlockScale& block, const uint8_t* at, 
 
 // One sum of a part: f += (integer sum * d_row) * scale.
 template <Coding C, int M, int H>
-HOMENODE_INLINE void add_sum(const BlockScale (&block)[kVectors], const uint8_t* at, const uint8_t* x, size_t stride, Block<M>& f, const SpreadAhead& ahead) {
+HOMENODE_INLINE void add_sum(const BlockScale (&block)[kVectors], const uint8_t* at, const uint8_t* x, size_t stride, Block<M>& f, const SpreadPrefetch& prefetch) {
   Sums<M> sums, run;
   start_sums<C, M, H>(x, stride, sums);
-  add_lines<C, M, H>(at + Packed<C>::scale + Packed<C>::minimum, x, stride, run, sums, ahead);
+  add_lines<C, M, H>(at + Packed<C>::scale + Packed<C>::minimum, x, stride, run, sums, prefetch);
   Floats scale[kVectors];
 #pragma GCC unroll 8
   for (int v = 0; v < kVectors; ++v) scale[v] = part_scale<C>(block[v], at, H, v);
@@ -189,7 +189,7 @@ HOMENODE_INLINE void add_minimum(const BlockScale (&block)[kVectors], const uint
 }
 
 template <Coding C, int M>
-void tile_coded(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* total, SpreadAhead ahead) {
+void tile_coded(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* total, SpreadPrefetch prefetch) {
   using At = Packed<C>;
   constexpr bool kMinimum = C.minimum != Minimum::none, kTwo = halves_of(C) == 2;
   Block<M> f;
@@ -199,11 +199,11 @@ void tile_coded(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) block[v] = block_scale<C>(packed, v);
     for (const uint8_t* at = packed + At::head; at < packed + At::bytes; at += At::part, x += sizeof(EncodedPart)) {
-      add_sum<C, M, 0>(block, at, x, stride, f, ahead);
-      if constexpr (kTwo) add_sum<C, M, 1>(block, at, x, stride, f, ahead);
+      add_sum<C, M, 0>(block, at, x, stride, f, prefetch);
+      if constexpr (kTwo) add_sum<C, M, 1>(block, at, x, stride, f, prefetch);
       if constexpr (kMinimum) add_minimum<C, M, 0>(block, at, x, stride, f);
       if constexpr (kMinimum && kTwo) add_minimum<C, M, 1>(block, at, x, stride, f);
-      ahead.from += ahead.advance;
+      prefetch.from += prefetch.advance;
     }
   }
   store_sums<M>(f, total);

@@ -43,11 +43,11 @@ struct Bf16Columns {
 };
 
 template <class Columns, int M>
-void tile_floats(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* sums, Ahead ahead) {
+void tile_floats(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* sums, Prefetch prefetch) {
   Block<M> f;
   load_sums<M>(sums, f);
   for (; columns > 1; columns -= 2, packed += Columns::kBytes, x += 8) {
-    expect(ahead);
+    prefetch_lines(prefetch);
     add_column<M>([packed](int v) { return Columns::template weights<0>(packed, v); }, x, stride, f);
     add_column<M>([packed](int v) { return Columns::template weights<1>(packed, v); }, x + 4, stride, f);
   }

@@ -11,7 +11,7 @@ namespace {
 // None of these sizes changes a result: the sums of a tile go on where they stopped.
 
 constexpr int kPartSteps = 8;      // lines of a part
-constexpr int kAskingColumns = 2;  // with which a tile of a float format asks for weights
+constexpr int kPrefetchColumns = 2;  // with which a tile of a float format prefetches
 
 // Columns multiplied with all the tokens at hand before the next: about equal slices of whole steps and whole parts.
 int64_t slice_columns(PackedStep step, int64_t columns, int64_t slice_bytes) {
@@ -31,26 +31,27 @@ void each_tile(int64_t n, int64_t most, F&& tile) {
   }
 }
 
-// Asks for some weights evenly over the steps of several tiles, and for nothing once that is done.
-class Asking {
+// Prefetches `bytes` of weights evenly over the steps of several tiles, and nothing once that is done.
+class PrefetchPlan {
  public:
-  Asking(const uint8_t* from, int64_t bytes, int64_t steps, bool second = false)
-      : from_(from), lines_(ceiling_of(bytes, kCacheLine)), steps_(steps), second_(second) {}
-  // What a tile of `steps` is to ask for with each.
-  Ahead next(int64_t steps) {
-    const Ahead ahead{from_, int(ceiling_of(lines_, steps_)), second_};
-    const int64_t asked = std::min(lines_, ahead.lines * steps);
-    from_ += asked * kCacheLine, lines_ -= asked, steps_ -= steps;
-    return ahead;
+  PrefetchPlan(const uint8_t* from, int64_t bytes, int64_t steps, bool into_l2 = false)
+      : from_(from), lines_(ceiling_of(bytes, kCacheLine)), steps_(steps), into_l2_(into_l2) {}
+  // What a tile of `steps` is to prefetch with each.
+  Prefetch next(int64_t steps) {
+    const Prefetch prefetch{from_, int(ceiling_of(lines_, steps_)), into_l2_};
+    const int64_t fetched = std::min(lines_, prefetch.lines * steps);
+    from_ += fetched * kCacheLine, lines_ -= fetched, steps_ -= steps;
+    return prefetch;
   }
 
  private:
   const uint8_t* from_;
   int64_t lines_, steps_;  // left
-  bool second_;
+  bool into_l2_;
 };
 
-// Which steps of the parts of a tile ask, so that `tiles` tiles ask for all the lines of a part's `bytes`, each for its share of whole lines.
+// Which steps of the parts of a tile prefetch, so that `tiles` tiles fetch all the lines of a part's `bytes`, each its
+// share of whole lines.
 struct PartShare {
   int64_t steps = kPartSteps, bytes;
   PartShare(int64_t part_bytes, int64_t tiles) : bytes(part_bytes) {
@@ -90,8 +91,8 @@ int64_t block_tokens(const LinearTable& table, int64_t tokens, int64_t row_bytes
 }
 
 GroupProduct::GroupProduct(const Weight& w, const ActivationRows& rows, const LinearTable& table)
-    : step_(packed_step(w.format)), rows_(rows), group_bytes_(packed_group_bytes(w.format, w.columns)), bytes_ahead_{table.bytes_ahead, table.bytes_ahead_of_four},
-      asks_second_(table.asks_second), slice_bytes_(is_coded(w) ? table.slice_bytes : table.float_slice_bytes) {
+    : step_(packed_step(w.format)), rows_(rows), group_bytes_(packed_group_bytes(w.format, w.columns)), prefetch_bytes_{table.prefetch_bytes, table.prefetch_bytes_of_four},
+      prefetch_into_l2_(table.prefetch_into_l2), slice_bytes_(is_coded(w) ? table.slice_bytes : table.float_slice_bytes) {
   if (const Coding* coding = coding_of(w.format)) {
     const auto& panels = table.panels[coding - kCodings];
     coded_ = &table.coded[coding - kCodings];
@@ -119,23 +120,23 @@ void GroupProduct::multiply_floats(const uint8_t* packed, int64_t first, int64_t
   const int64_t tiles = ceiling_of(n, floats_->max_tokens), at_once = tiles == 1 ? rows_.columns : slice_columns(step_, rows_.columns, slice_bytes_);
   for (int64_t column = 0; column < rows_.columns; column += at_once) {
     const Slice s = slice(packed, first, column, at_once);
-    const int64_t steps = ceiling_of(s.columns, kAskingColumns), asked = n < floats_->asking_from ? 0 : s.bytes;
-    Asking asking(s.weights + (tiles == 1 ? bytes_ahead(n) : s.bytes), asked, tiles * steps, asks_second_);
+    const int64_t steps = ceiling_of(s.columns, kPrefetchColumns), fetched = n < floats_->prefetch_from_tokens ? 0 : s.bytes;
+    PrefetchPlan plan(s.weights + (tiles == 1 ? prefetch_bytes(n) : s.bytes), fetched, tiles * steps, prefetch_into_l2_);
     const bool last = column + at_once >= rows_.columns;
     each_tile(n, floats_->max_tokens, [&](int64_t token, int64_t count) {
       if (column == 0) set_zero(sums + token * kGroupRows, count);
       if (last) expect_written(to, token, count);
-      floats_->tile[count - 1](s.weights, s.columns, s.row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows, asking.next(steps));
+      floats_->tile[count - 1](s.weights, s.columns, s.row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows, plan.next(steps));
     });
   }
 }
 
 void GroupProduct::multiply_coded(const uint8_t* packed, int64_t first, int64_t n, float* sums) const {
   if (n <= coded_->max_tokens) {
-    const bool asks = n >= coded_->asking_from;
-    const SpreadAhead ahead{packed + bytes_ahead(n), asks ? kPartSteps : 0, group_bytes_ / (rows_.columns / kPartColumns), asks_second_};
-    const int64_t tokens = asks ? std::max(n, std::min<int64_t>(coded_->least_asking, rows_.readable - first)) : n;
-    coded_->tile[tokens - 1](packed, rows_.columns, rows_.data + size_t(first) * rows_.stride, rows_.stride, sums, ahead);
+    const bool prefetches = n >= coded_->prefetch_from_tokens;
+    const SpreadPrefetch prefetch{packed + prefetch_bytes(n), prefetches ? kPartSteps : 0, group_bytes_ / (rows_.columns / kPartColumns), prefetch_into_l2_};
+    const int64_t tokens = prefetches ? std::max(n, std::min<int64_t>(coded_->min_prefetch_tile, rows_.readable - first)) : n;
+    coded_->tile[tokens - 1](packed, rows_.columns, rows_.data + size_t(first) * rows_.stride, rows_.stride, sums, prefetch);
     return;
   }
   const int64_t tiles = ceiling_of(n, coded_->tokens_of_many), at_once = slice_columns(step_, rows_.columns, slice_bytes_);
@@ -145,8 +146,8 @@ void GroupProduct::multiply_coded(const uint8_t* packed, int64_t first, int64_t 
     const int64_t parts = s.columns / kPartColumns;
     const PartShare share(s.bytes / parts, tiles);
     each_tile(n, coded_->tokens_of_many, [&](int64_t token, int64_t count) {
-      const SpreadAhead ahead{from, int(share.steps), share.bytes, asks_second_};
-      coded_->tile[count - 1](s.weights, s.columns, s.row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows, ahead);
+      const SpreadPrefetch prefetch{from, int(share.steps), share.bytes, prefetch_into_l2_};
+      coded_->tile[count - 1](s.weights, s.columns, s.row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows, prefetch);
       from += parts * share.bytes;
     });
   }
@@ -160,11 +161,11 @@ void GroupProduct::multiply_panels(const uint8_t* packed, int64_t first, int64_t
     const Slice s = slice(packed, first, column, at_once);
     const int64_t parts = s.columns / kPartColumns;
     const Panel panel = panels_->unpack(s.weights, parts, space);
-    Asking asking(s.weights + s.bytes, s.bytes, tiles * parts);
+    PrefetchPlan plan(s.weights + s.bytes, s.bytes, tiles * parts);
     const bool last = column + at_once >= rows_.columns;
     each_tile(n, panels_->max_tokens, [&](int64_t token, int64_t count) {
       if (last) expect_written(to, token, count);
-      panels_->tile[count - 1](panel, parts, s.row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows, column == 0, asking.next(parts));
+      panels_->tile[count - 1](panel, parts, s.row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows, column == 0, plan.next(parts));
     });
   }
 }

@@ -41,7 +41,7 @@ class GroupProduct {
     int64_t columns, bytes;  // bytes: of the weights
   };
   Slice slice(const uint8_t* packed, int64_t first, int64_t column, int64_t columns) const;
-  int64_t bytes_ahead(int64_t tokens) const { return bytes_ahead_[tokens >= 4]; }
+  int64_t prefetch_bytes(int64_t tokens) const { return prefetch_bytes_[tokens >= 4]; }
   void multiply_floats(const uint8_t* packed, int64_t first, int64_t n, float* sums, const Destination& to) const;
   void multiply_coded(const uint8_t* packed, int64_t first, int64_t n, float* sums) const;
   void multiply_panels(const uint8_t* packed, int64_t first, int64_t n, float* sums, const Destination& to) const;
@@ -51,8 +51,8 @@ class GroupProduct {
   const PanelTiles* panels_ = nullptr;  // null where there are none
   PackedStep step_;
   ActivationRows rows_;
-  int64_t group_bytes_, bytes_ahead_[2];  // with fewer than four tokens, and with four and more
-  bool asks_second_;
+  int64_t group_bytes_, prefetch_bytes_[2];  // with fewer than four tokens, and with four and more
+  bool prefetch_into_l2_;
   int64_t slice_bytes_;
 };
 

@@ -128,13 +128,13 @@ HOMENODE_INLINE void add_panel_minimum(const uint8_t* factors, const uint8_t* x,
 }
 
 template <PanelKind K, int M>
-void tile_panel(const Panel& panel, int64_t parts, const uint8_t* x, size_t stride, float* total, bool first, Ahead ahead) {
+void tile_panel(const Panel& panel, int64_t parts, const uint8_t* x, size_t stride, float* total, bool first, Prefetch prefetch) {
   const uint8_t *codes = panel.codes, *factors = panel.factors;
   Block<M> f;
   if (first) set_zero<M>(f);
   else load_sums<M>(total, f);
   for (; parts > 0; --parts, codes += panel.codes_stride, factors += K.factors(), x += sizeof(EncodedPart)) {
-    expect(ahead);
+    prefetch_lines(prefetch);
     add_panel_sum<K, M, 0>(codes, factors, x, stride, f);
     if constexpr (K.halves == 2) add_panel_sum<K, M, 1>(codes, factors, x, stride, f);
     if constexpr (K.minimum) add_panel_minimum<K, M, 0>(factors, x, stride, f);

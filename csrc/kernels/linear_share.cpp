@@ -10,10 +10,10 @@ namespace homenode {
 RunClaims::RunClaims(const std::vector<GroupPath>& paths) : places_(new Place[paths.size()]), circles_(paths.size()) {
   std::map<GroupPath, std::vector<int>> groups;
   for (size_t thread = 0; thread < paths.size(); ++thread) groups[paths[thread]].push_back(static_cast<int>(thread));
-  for (const auto& [path, members] : groups) {
-    for (size_t place = 0; place < members.size(); ++place) {
-      Circle& circle = circles_[static_cast<size_t>(members[place])];
-      for (size_t i = 0; i < kCircle; ++i) circle[i] = (place ^ i) < members.size() ? members[place ^ i] : kNobody;
+  for (const auto& [path, threads] : groups) {
+    for (size_t place = 0; place < threads.size(); ++place) {
+      Circle& circle = circles_[static_cast<size_t>(threads[place])];
+      for (size_t i = 0; i < kCircle; ++i) circle[i] = (place ^ i) < threads.size() ? threads[place ^ i] : kNobody;
     }
   }
 }

@@ -10,8 +10,8 @@
 #include <memory>
 #include <vector>
 
-#include "host/gate.h"
-#include "host/tree.h"
+#include "host/event_count.h"
+#include "host/tree_barrier.h"
 #include "kernels/linear.h"
 
 namespace homenode {

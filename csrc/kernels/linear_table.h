@@ -23,30 +23,30 @@ struct alignas(64) EncodedPart {
 static_assert(sizeof(EncodedPart) == 64);
 constexpr int kEighths = 8;  // values of q
 
-// Weights that will be wanted later: a tile asks for so many cache lines of them with each part (or two columns) it multiplies, to have them come
-// meanwhile. The addresses may lie behind the weights: asking for those does nothing.
-struct Ahead {
+// What a tile prefetches of the weights that will be wanted later: `lines` cache lines with each part (or two columns) that
+// it multiplies. The addresses may lie past the end of the weights: prefetching those does nothing.
+struct Prefetch {
   const uint8_t* from;
   int lines;
-  bool second = false;  // into the second-level cache, not the nearest
+  bool into_l2 = false;  // into the second-level cache, not the nearest
 };
 constexpr int kCacheLine = 64;
 
 // Adds to sums[token][32] the products of `tokens` activation rows with `columns` columns of one packed group.
 // `rows` is the first of these columns in the first row, `stride` the bytes from row to row: EncodedPart for block formats, bfloat16 for BF16
 // where the level has `round`, else float. Every level may take up to kMaxTileTokens.
-using TileFunction = void (*)(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, Ahead ahead);
+using TileFunction = void (*)(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, Prefetch prefetch);
 
-// The same, spread evenly over the products of a part: many at once would keep the reads that are due waiting.
-struct SpreadAhead {
+// Prefetch spread evenly over the products of a part: many prefetches at once would delay the reads that are due.
+struct SpreadPrefetch {
   const uint8_t* from;
-  int steps;        // with so many of the 8 lines of a part an eighth of a part's weights is asked for
-  int64_t advance;  // bytes, a part
-  bool second = false;
+  int steps;        // with each of so many of the 8 lines of a part an eighth of a part's weights is prefetched
+  int64_t advance;  // bytes a part
+  bool into_l2 = false;
 };
 
 // A TileFunction of a block format.
-using CodedFunction = void (*)(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, SpreadAhead ahead);
+using CodedFunction = void (*)(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, SpreadPrefetch prefetch);
 
 // Where the sums of a tile go: `rows` outputs (at most 32) of each token, plus what is added to them.
 struct Outputs {
@@ -64,17 +64,17 @@ constexpr int kFloatFormats = 3;  // rows of `floats` below: F32, F16, BF16
 
 struct Tiles {
   int max_tokens = 0;
-  int asking_from = 1;  // tokens of a single tile that asks for weights ahead: of fewer, the processor sees by itself what comes
+  int prefetch_from_tokens = 1;  // a single tile of tokens >= this prefetches; of fewer, the hardware prefetcher suffices
   TileFunction tile[kMaxTileTokens] = {};  // [tokens - 1]
 };
 
 struct CodedTiles {
   int max_tokens = 0;
   int tokens_of_many = 0;  // of a tile, where there are several: where a token costs least
-  int asking_from = 1;     // as in Tiles
-  // Tokens of the smallest tile that asks, at most asking_from + kSpareRows: a smaller one would be faster than what it asks for comes, and wait
-  // longer than the products of spare rows take. Nobody looks at what those give.
-  int least_asking = 1;
+  int prefetch_from_tokens = 1;     // as in Tiles
+  // Tokens of the smallest tile that prefetches, <= prefetch_from_tokens + kSpareRows: a smaller one would be done before
+  // its lines arrive, and wait longer than the products of the spare rows take, whose results are dropped.
+  int min_prefetch_tile = 1;
   CodedFunction tile[kMaxTileTokens] = {};
 };
 
@@ -98,7 +98,7 @@ struct alignas(64) PanelSpace {
 };
 
 // Like a TileFunction, the weights being `parts` parts of a panel. `first`: of these sums, which are not read then but begin with 0.
-using PanelFunction = void (*)(const Panel&, int64_t parts, const uint8_t* rows, size_t stride, float* sums, bool first, Ahead ahead);
+using PanelFunction = void (*)(const Panel&, int64_t parts, const uint8_t* rows, size_t stride, float* sums, bool first, Prefetch prefetch);
 
 struct PanelTiles {
   // Unpacks `parts` parts (whole blocks) of a group.
@@ -116,10 +116,10 @@ struct LinearTable {
   // the activations the last.
   int64_t slice_bytes = 16 << 10;
   int64_t float_slice_bytes = 16 << 10;
-  // How far ahead a single tile asks for its weights: of fewer tokens than four, and of more, with which as many bytes take longer.
-  int64_t bytes_ahead = 8 << 10;
-  int64_t bytes_ahead_of_four = 8 << 10;
-  bool asks_second = false;  // for all weights but those of panels
+  // Prefetch distance of a single tile: of fewer than four tokens, and of four or more, which take longer per byte.
+  int64_t prefetch_bytes = 8 << 10;
+  int64_t prefetch_bytes_of_four = 8 << 10;
+  bool prefetch_into_l2 = false;  // of all weights but those of panels
   Tiles floats[kFloatFormats];
   CodedTiles coded[kCodingCount];  // in the order of kCodings
   PanelTiles panels[kCodingCount];  // the same values, faster for many tokens; `unpack` is null where a level has none

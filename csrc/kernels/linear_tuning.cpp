@@ -13,14 +13,14 @@ namespace {
 // While nothing but reading takes time, asking disturbs what the processor does by itself; later, what is asked for into the nearest cache takes
 // the place of a miss that is due there, where the second-level cache has room for more of them.
 LinearTable for_zen4(LinearTable table) {
-  table.asks_second = true;
+  table.prefetch_into_l2 = true;
   table.float_slice_bytes = 64 << 10;  // tiles of twelve tokens wait for nothing from the second-level cache, and sums pass through memory less often: 1 to 2 %
   for (int i = 0; i < kCodingCount; ++i) {
     CodedTiles& tiles = table.coded[i];
-    tiles.asking_from = 3;
-    if (kCodings[i].low_bits == 8) tiles.least_asking = std::min(5, tiles.max_tokens);  // four tokens alone: 24
+    tiles.prefetch_from_tokens = 3;
+    if (kCodings[i].low_bits == 8) tiles.min_prefetch_tile = std::min(5, tiles.max_tokens);  // four tokens alone: 24
   }
-  for (int i = 0; i < kFloatFormats; ++i) table.floats[i].asking_from = table.floats[i].max_tokens > 6 ? 7 : 3;
+  for (int i = 0; i < kFloatFormats; ++i) table.floats[i].prefetch_from_tokens = table.floats[i].max_tokens > 6 ? 7 : 3;
   return table;
 }
 

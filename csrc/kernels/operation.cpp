@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "host/team.h"
+#include "host/thread_pool.h"
 #include "kernels/memory_plan.h"
 #include "kernels/program.h"
 
@@ -14,8 +14,8 @@ constexpr size_t kLineBytes = 128;  // lines are fetched in pairs
 }  // namespace
 
 Level Lowering::level() const { return program_.level_; }
-int Lowering::threads() const { return program_.team_->size(); }
-Team* Lowering::team() const { return program_.team_.get(); }
+int Lowering::threads() const { return program_.pool_->size(); }
+ThreadPool* Lowering::pool() const { return program_.pool_.get(); }
 const StepLimits& Lowering::limits() const { return program_.bounds_.limits; }
 
 int Lowering::most_rows(RowKind kind) const { return homenode::most_rows(kind, limits()); }
@@ -69,7 +69,7 @@ AttentionPlan* Lowering::plan(const AttentionShape& shape, int block_size) {
 }
 
 RunClaims* Lowering::claims() {
-  if (!program_.claims_ && threads() > 1) program_.claims_ = std::make_unique<RunClaims>(team()->groups());
+  if (!program_.claims_ && threads() > 1) program_.claims_ = std::make_unique<RunClaims>(pool()->groups());
   return program_.claims_.get();
 }
 

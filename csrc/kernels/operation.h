@@ -19,7 +19,7 @@ class AttentionPlan;
 struct AttentionShape;
 class Program;
 class RunClaims;
-class Team;
+class ThreadPool;
 
 // What one thread does in a phase.
 using Work = std::function<void(const Step&, int thread, int threads)>;
@@ -54,7 +54,7 @@ class Lowering {
 
   Level level() const;
   int threads() const;
-  Team* team() const;
+  ThreadPool* pool() const;
   const StepLimits& limits() const;
   int most_rows(RowKind) const;
 
@@ -84,10 +84,10 @@ class Lowering {
 class Operation {
  public:
   virtual ~Operation() = default;
-  virtual void take_over() {}
+  virtual void fuse_producers() {}
   virtual void lower(Lowering&) = 0;
 
-  bool taken_over = false;  // another operation computes this one on its way
+  bool fused = false;  // another operation computes this one on its way
 };
 
 inline Memory* memory_of(const Tensor& x) { return &x.value->memory; }

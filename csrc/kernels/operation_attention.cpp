@@ -4,14 +4,14 @@
 
 namespace homenode {
 
-void HeadRows::take_over(int head_dim) {
+void HeadRows::fuse_producers(int head_dim) {
   if (auto* rope = maker_of<RopeOperation>(x); rope && rope->head_dim == head_dim) {
-    rope->taken_over = true;
+    rope->fused = true;
     angles = rope->angles;
     x = rope->x;
   }
   if (auto* rms_norm = maker_of<RmsNormOperation>(x); rms_norm && rms_norm->weight.columns == head_dim) {
-    rms_norm->taken_over = true;
+    rms_norm->fused = true;
     norm = rms_norm->weight, eps = rms_norm->eps;
     x = rms_norm->x;
   }
@@ -29,9 +29,9 @@ void HeadRows::add_to(std::vector<Memory*>& touched) const {
   if (angles.value) touched.push_back(memory_of(angles));
 }
 
-void AttentionOperation::take_over() {
-  q.take_over(cache->shape().head_dim);
-  k.take_over(cache->shape().head_dim);
+void AttentionOperation::fuse_producers() {
+  q.fuse_producers(cache->shape().head_dim);
+  k.fuse_producers(cache->shape().head_dim);
   for (const Tensor* x : {&q.x, &k.x, &v}) {
     if (auto* product = dynamic_cast<LinearOperation*>(x->value->made_by)) product->name = "qkv";
   }
@@ -39,13 +39,13 @@ void AttentionOperation::take_over() {
 
 KvWrite AttentionOperation::write() const {
   const View keys(k.x), values(v);
-  return {keys.row(0), keys.stride(), values.row(0), values.stride(), cache.get(), layer, k.transform()};
+  return {keys.row(0), keys.stride(), values.row(0), values.stride(), cache.get(), params.layer, k.transform()};
 }
 
 void AttentionOperation::lower(Lowering& to) {
   const KvShape& shape = cache->shape();
   const int head_dim = shape.head_dim, kv_heads = shape.kv_heads;
-  const AttentionShape key{kv_heads, static_cast<int>(q.x.columns / (int64_t(kv_heads) * head_dim)), head_dim, window, cache->head_groups(),
+  const AttentionShape key{kv_heads, static_cast<int>(q.x.columns / (int64_t(kv_heads) * head_dim)), head_dim, params.window, cache->head_groups(),
                            sampled_only};
   AttentionPlan* plan = to.plan(key, shape.block_size);
   RunClaims* claims = to.claims();
@@ -64,7 +64,7 @@ void AttentionOperation::lower(Lowering& to) {
   to.phase({"attention", [=, this, y = View(out)](const Step& step, int thread, int) {
               const KvWrite fresh = write();
               const View queries(q.x);
-              const AttentionCall call{queries.row(0), queries.stride(), y.row(0), y.stride(), cache.get(), layer, scale, softcap, q.transform(),
+              const AttentionCall call{queries.row(0), queries.stride(), y.row(0), y.stride(), cache.get(), params.layer, params.scale, params.softcap, q.transform(),
                                        plan->writes_alone(step) ? &fresh : nullptr};
               attend(call, step, *plan, AttentionScratch(own->data, own->own_bytes, partials->data, head_dim), *table, claims, thread);
             }},

@@ -10,8 +10,8 @@ namespace homenode {
 // Queries or keys, and the norm and rotation of each head that are left to whoever loads it.
 struct HeadRows {
   explicit HeadRows(const Tensor& made) : x(made) {}
-  // Takes over the operations that made x.
-  void take_over(int head_dim);
+  // Computes the operations that made x where a head is loaded, instead of as phases of their own.
+  void fuse_producers(int head_dim);
   NormRope transform() const;
   // What a phase reads that loads heads.
   void add_to(std::vector<Memory*>& touched) const;
@@ -20,24 +20,28 @@ struct HeadRows {
   float eps = 0;
 };
 
+// How a query's scores are made: see homenode.compute.ops.Ops.attention.
+struct AttentionParams {
+  int layer;         // of the KV memory
+  float scale;
+  int window = 0;    // keys that a query sees, its own among them; 0: all
+  float softcap = 0; // 0: none
+};
+
 class AttentionOperation : public Operation {
  public:
-  AttentionOperation(const Tensor& query, const Tensor& key, Tensor value, std::shared_ptr<KvCache> memory, int of_layer, float softmax_scale, int sees,
-                     float cap, Tensor to)
-      : q(query), k(key), v(std::move(value)), cache(std::move(memory)), layer(of_layer), scale(softmax_scale), window(sees), softcap(cap), out(std::move(to)) {}
+  AttentionOperation(const Tensor& query, const Tensor& key, Tensor value, std::shared_ptr<KvCache> memory, const AttentionParams& how, Tensor to)
+      : q(query), k(key), v(std::move(value)), cache(std::move(memory)), params(how), out(std::move(to)) {}
 
   // Norms and rotations of heads are done where heads are loaded.
-  void take_over() override;
+  void fuse_producers() override;
   // Keys and values are written by the work items where each is read by one alone, else in a phase before.
   void lower(Lowering&) override;
 
   HeadRows q, k;
   Tensor v;
   std::shared_ptr<KvCache> cache;
-  int layer;
-  float scale;
-  int window;
-  float softcap;
+  AttentionParams params;
   Tensor out;
   bool sampled_only = false;  // the reader of the result selects the rows of sampled tokens
 

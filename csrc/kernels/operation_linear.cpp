@@ -20,9 +20,9 @@ LinearOperation::LinearOperation(Tensor from, std::vector<std::shared_ptr<const 
   for (size_t i = 0; i < weights_.size(); ++i) biases_.push_back(plus.empty() || !plus[i].value ? nullptr : View(plus[i]).row(0));
 }
 
-void LinearOperation::take_over() {
+void LinearOperation::fuse_producers() {
   if (auto* norm = maker_of<RmsNormOperation>(x); norm && norm->weight.columns == x.columns) {
-    norm->taken_over = true;
+    norm->fused = true;
     norm_ = norm;
     source_ = norm->x;
   }

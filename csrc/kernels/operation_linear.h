@@ -16,7 +16,7 @@ class LinearOperation : public Operation {
 
   // A norm or a selection of rows is done by each thread on the way, or, for many rows, by one phase that leaves prepared rows; a gate writes them.
   // A selection of the residual's rows is done where they are added.
-  void take_over() override;
+  void fuse_producers() override;
   void lower(Lowering&) override;
 
   // The weight, if it is one to which nothing is added; and are x's own rows multiplied with it at this level, without preparing them?

@@ -1,7 +1,7 @@
 #include "kernels/operation_ranks.h"
 
 #include "host/rank_group.h"
-#include "host/team.h"
+#include "host/thread_pool.h"
 
 namespace homenode {
 namespace {
@@ -11,10 +11,10 @@ FloatRows rows_at(const View& x, int64_t rows) { return {x.row(0), x.stride(), r
 // A phase that every thread of every rank takes part in. Whether it failed is asked after the barrier that follows it.
 template <class Exchange>
 void add_exchange(Lowering& to, const char* name, RowKind kind, const std::vector<Memory*>& touched, Exchange exchange) {
-  Phase phase{name, [=, team = to.team(), number = to.next_phase()](const Step& step, int thread, int threads) {
+  Phase phase{name, [=, pool = to.pool(), number = to.next_phase()](const Step& step, int thread, int threads) {
                 Caller caller{thread, threads, number};
                 exchange(rows_in(kind, step), caller);
-                team->slept(thread, caller.slept_ns);
+                pool->slept(thread, caller.slept_ns);
               }};
   phase.needed = [=](const Step& step) { return rows_in(kind, step) > 0; };
   phase.exchanges = true;

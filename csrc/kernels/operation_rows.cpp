@@ -10,7 +10,7 @@
 namespace homenode {
 namespace {
 
-// A thread's share of some rows of `columns`, divided by pieces of rows, not by rows: one token's is work for the whole team.
+// A thread's share of some rows of `columns`, divided by pieces of rows, not by rows: one token's is work for the whole pool.
 template <class Work>
 void for_pieces(int rows, int64_t columns, int thread, int threads, Work&& work) {
   constexpr int64_t kPiece = 256;
@@ -76,10 +76,10 @@ void RopeOperation::lower(Lowering& to) {
            {memory_of(x), memory_of(angles), memory_of(out)});
 }
 
-void GateOperation::take_over() {
+void GateOperation::fuse_producers() {
   auto* product = maker_of<LinearOperation>(gate_up);
   if (!product || !product->can_gate()) return;
-  product->taken_over = true;
+  product->fused = true;
   product_ = product;
 }
 
@@ -99,9 +99,9 @@ void GateOperation::lower(Lowering& to) {
            {memory_of(gate_up), memory_of(out)});
 }
 
-void AddOperation::take_over() {
+void AddOperation::fuse_producers() {
   if (auto* norm = maker_of<RmsNormOperation>(y)) {
-    norm->taken_over = true;
+    norm->fused = true;
     norm_ = norm;
   }
   selected_ = take_selection(x);

@@ -42,7 +42,7 @@ class SelectOperation : public Operation {
 inline bool take_selection(Tensor& x) {
   auto* select = maker_of<SelectOperation>(x);
   if (!select) return false;
-  select->taken_over = true;
+  select->fused = true;
   x = select->x;
   return true;
 }
@@ -71,7 +71,7 @@ class RopeOperation : public Operation {
 class GateOperation : public Operation {
  public:
   GateOperation(Tensor from, Activation how, Tensor to) : gate_up(std::move(from)), gate(how), out(std::move(to)) {}
-  void take_over() override;
+  void fuse_producers() override;
   void lower(Lowering&) override;
 
   // Asked by the one product that takes the result, before anything is lowered: true if this writes the product's prepared rows instead.
@@ -90,7 +90,7 @@ class GateOperation : public Operation {
 class AddOperation : public Operation {
  public:
   AddOperation(Tensor to, Tensor from, Tensor sum) : x(std::move(to)), y(std::move(from)), out(std::move(sum)) {}
-  void take_over() override;
+  void fuse_producers() override;
   void lower(Lowering&) override;
 
   Tensor x, y, out;

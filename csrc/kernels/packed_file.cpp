@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "host/file.h"
-#include "host/team.h"
+#include "host/thread_pool.h"
 #include "kernels/weight_pieces.h"
 #include "quant/checksum.h"
 #include "quant/coding.h"
@@ -88,16 +88,16 @@ Result<uint64_t> head_checksum(int fd, uint64_t bytes) {
   return sum;
 }
 
-Result<uint64_t> write_packed(Team& team, const Weight& weight, int fd, uint64_t offset) {
-  if (weight.pieces.size() != size_t(team.size())) {
-    return Error{Fault::internal, 0, "a weight of " + std::to_string(weight.pieces.size()) + " pieces and a team of " + std::to_string(team.size())};
+Result<uint64_t> write_packed(ThreadPool& pool, const Weight& weight, int fd, uint64_t offset) {
+  if (weight.pieces.size() != size_t(pool.size())) {
+    return Error{Fault::internal, 0, "a weight of " + std::to_string(weight.pieces.size()) + " pieces and a thread pool of " + std::to_string(pool.size())};
   }
   const auto group_bytes = size_t(packed_group_bytes(weight.format, weight.columns));
   std::vector<uint64_t> sums(weight.pieces.size());
   std::vector<std::optional<Error>> errors(weight.pieces.size());
-  team.run([&](int member) {
-    errors[size_t(member)] = for_groups(weight, weight.pieces[size_t(member)], [&](uint64_t first, size_t groups, const uint8_t* data) {
-      sums[size_t(member)] += checksum_of(data, first, groups, group_bytes);
+  pool.run([&](int thread) {
+    errors[size_t(thread)] = for_groups(weight, weight.pieces[size_t(thread)], [&](uint64_t first, size_t groups, const uint8_t* data) {
+      sums[size_t(thread)] += checksum_of(data, first, groups, group_bytes);
       return write_bytes(fd, offset + first * group_bytes, groups * group_bytes, data);
     });
   });
@@ -107,30 +107,30 @@ Result<uint64_t> write_packed(Team& team, const Weight& weight, int fd, uint64_t
   return std::accumulate(sums.begin(), sums.end(), uint64_t(0));
 }
 
-Result<std::vector<ReadWeight>> read_packed(Team& team, int fd, const std::vector<PackedPlace>& places, Arena* arena) {
+Result<std::vector<ReadWeight>> read_packed(ThreadPool& pool, int fd, const std::vector<PackedWeight>& weights, Arena* arena) {
   std::vector<WeightShape> shapes;
-  for (const PackedPlace& place : places) {
-    auto bytes = packed_bytes(place.format, place.rows, place.columns);
+  for (const auto& [offset, shape] : weights) {
+    auto bytes = packed_bytes(shape.format, shape.rows, shape.columns);
     if (!bytes) return bytes.error();
-    const std::string what = "a packed " + shape_text(place.format, place.rows, place.columns);
-    if (auto error = check_extent(fd, place.offset, bytes.value(), what)) return *error;
-    shapes.push_back({place.format, place.rows, place.columns, place.spread, place.shared});
+    const std::string what = "a packed " + shape_text(shape.format, shape.rows, shape.columns);
+    if (auto error = check_extent(fd, offset, bytes.value(), what)) return *error;
+    shapes.push_back(shape);
   }
-  const auto members = size_t(team.size());
-  std::vector<uint64_t> sums(places.size() * members);
-  auto made = make_weights(team, arena, shapes, [&](int member, size_t index, const Weight& weight, const Weight::Piece& piece) {
+  const auto threads = size_t(pool.size());
+  std::vector<uint64_t> sums(weights.size() * threads);
+  auto made = make_weights(pool, arena, shapes, [&](int thread, size_t index, const Weight& weight, const Weight::Piece& piece) {
     const auto group_bytes = size_t(packed_group_bytes(weight.format, weight.columns));
     return for_groups(weight, piece, [&](uint64_t first, size_t groups, uint8_t* data) -> std::optional<Error> {
-      if (auto error = read_bytes(fd, places[index].offset + first * group_bytes, groups * group_bytes, data)) return error;
-      sums[index * members + size_t(member)] += checksum_of(data, first, groups, group_bytes);
+      if (auto error = read_bytes(fd, weights[index].offset + first * group_bytes, groups * group_bytes, data)) return error;
+      sums[index * threads + size_t(thread)] += checksum_of(data, first, groups, group_bytes);
       return std::nullopt;
     });
   });
   if (!made) return made.error();
   std::vector<ReadWeight> read;
-  for (size_t i = 0; i < places.size(); ++i) {
-    const auto begin = sums.begin() + std::ptrdiff_t(i * members);
-    read.push_back({made.value()[i], std::accumulate(begin, begin + std::ptrdiff_t(members), uint64_t(0))});
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const auto begin = sums.begin() + std::ptrdiff_t(i * threads);
+    read.push_back({made.value()[i], std::accumulate(begin, begin + std::ptrdiff_t(threads), uint64_t(0))});
   }
   return read;
 }

@@ -1,4 +1,4 @@
-// Packed weights in files, as they are in memory: groups in order, so that a team of any size finds its rows.
+// Packed weights in files, as they are in memory: groups in order, so that a pool of any size finds its rows.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -18,20 +18,18 @@ uint64_t packing_fingerprint();
 Result<uint64_t> head_checksum(int fd, uint64_t bytes);
 
 // Writes the pieces of a weight, each by the thread that owns it. The result is the checksum of the matrix.
-Result<uint64_t> write_packed(Team&, const Weight&, int fd, uint64_t offset);
+Result<uint64_t> write_packed(ThreadPool&, const Weight&, int fd, uint64_t offset);
 
 struct ReadWeight {
   std::shared_ptr<Weight> weight;
   uint64_t checksum;  // of what was read
 };
-struct PackedPlace {
+// A matrix that write_packed wrote at `offset` of a file.
+struct PackedWeight {
   uint64_t offset;
-  Format format;
-  int64_t rows, columns;
-  Spread spread = Spread::split;
-  SharedPlace shared = {};  // where it goes, if not into the arena
+  WeightShape shape;
 };
 // Reads what write_packed wrote, straight into place: every thread its own rows of all of them, without waiting for the others in between.
-Result<std::vector<ReadWeight>> read_packed(Team&, int fd, const std::vector<PackedPlace>&, Arena* arena = nullptr);
+Result<std::vector<ReadWeight>> read_packed(ThreadPool&, int fd, const std::vector<PackedWeight>&, Arena* arena = nullptr);
 
 }  // namespace homenode

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "host/gate.h"
+#include "host/event_count.h"
 
 namespace homenode {
 

@@ -4,9 +4,9 @@
 #include <cstring>
 
 #include "host/rank_group.h"
-#include "host/team.h"
+#include "host/thread_pool.h"
 #include "kernels/linear.h"
-#include "kernels/operation_mixture.h"
+#include "kernels/operation_moe.h"
 
 namespace homenode {
 
@@ -21,7 +21,7 @@ void Program::run_phases(int thread, int threads) {
     if (phase.needed && !phase.needed(step_)) continue;
     if (work_done && barrier) {
       if (clock) clock->end_work();
-      team_->barrier(thread);
+      pool_->barrier(thread);
       if (exchanged >= 0 && group_->failed(exchanged)) break;  // all threads see the same here
       exchanged = -1;
     }
@@ -41,7 +41,7 @@ std::optional<Error> Program::compute() {
     if (auto error = group_->error()) return error;
   }
   if (clock_) clock_->begin_step();
-  team_->compute([this](int thread) { run_phases(thread, team_->size()); });
+  pool_->compute([this](int thread) { run_phases(thread, pool_->size()); });
   if (clock_) clock_->begin(-1);
   return group_ && group_->failed() ? group_->error() : std::nullopt;
 }
@@ -49,8 +49,8 @@ std::optional<Error> Program::compute() {
 std::vector<Arena::Range> Program::own_ranges() const {
   std::vector<Arena::Range> found;
   for (const OwnParts& parts : own_) {
-    for (int thread = 0; thread < team_->size(); ++thread) {
-      found.push_back({{parts.data + parts.bytes * static_cast<size_t>(thread), parts.bytes}, homes_->of_member[static_cast<size_t>(thread)]});
+    for (int thread = 0; thread < pool_->size(); ++thread) {
+      found.push_back({{parts.data + parts.bytes * static_cast<size_t>(thread), parts.bytes}, homes_->of_thread[static_cast<size_t>(thread)]});
     }
   }
   return found;
@@ -64,7 +64,7 @@ void Program::settle_own() {
     prefer_nodes(part, {homes_->nodes[static_cast<size_t>(range.home)]});  // where that is refused the first touch decides
   }
   if (own_.empty()) return;
-  team_->run([this](int thread) {
+  pool_->run([this](int thread) {
     for (const OwnParts& parts : own_) std::memset(parts.data + parts.bytes * static_cast<size_t>(thread), 0, parts.bytes);
   });
 }
@@ -96,10 +96,10 @@ int Program::barriers(int tokens, int sequences) const {
   return count;
 }
 
-std::vector<std::vector<uint64_t>> Program::expert_uses() const {
+std::vector<std::vector<uint64_t>> Program::expert_usage() const {
   std::vector<std::vector<uint64_t>> uses;
   for (const auto& operation : operations_) {
-    if (const auto* mixture = dynamic_cast<const MixtureOperation*>(operation.get())) uses.push_back(mixture->uses());
+    if (const auto* moe = dynamic_cast<const MoeOperation*>(operation.get())) uses.push_back(moe->uses());
   }
   return uses;
 }

@@ -1,4 +1,4 @@
-// A forward function recorded once and replayed each step in a single run of the team.
+// A forward function recorded once and replayed each step in a single run of the pool.
 //
 // A program is a list of phases; a phase is divided among the threads. A barrier stands between two phases, except where both work row by row with
 // the same division of rows. A phase that a step does not need is left out, and with it the barrier before it.
@@ -23,7 +23,7 @@
 namespace homenode {
 
 class RankGroup;
-class Team;
+class ThreadPool;
 
 // The result of a program: [rows, columns], valid until its next run.
 struct Output {
@@ -43,8 +43,8 @@ class Program {
   // Times the threads wait for each other in a step of so many tokens and sequences (one sampled row each), the end not counted.
   int barriers(int tokens, int sequences) const;
 
-  // For each mixture, in the order they were recorded, how many tokens each of its experts was computed for so far; waits for no run.
-  std::vector<std::vector<uint64_t>> expert_uses() const;
+  // For each MoE layer, in the order they were recorded, how many tokens each of its experts was computed for so far; waits for no run.
+  std::vector<std::vector<uint64_t>> expert_usage() const;
 
   // From the next run on, adds up the time each phase takes; `on` false forgets the times.
   void measure_phases(bool on);
@@ -58,7 +58,7 @@ class Program {
   std::optional<Error> compute();
   void settle_own();
 
-  std::shared_ptr<Team> team_;
+  std::shared_ptr<ThreadPool> pool_;
   std::shared_ptr<RankGroup> group_;  // or null
   Level level_ = Level::scalar;
   StepBounds bounds_;

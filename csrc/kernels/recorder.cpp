@@ -2,17 +2,17 @@
 
 #include <string>
 
-#include "host/team.h"
+#include "host/thread_pool.h"
 #include "kernels/operation_linear.h"
 
 namespace homenode {
 
 using std::to_string;
 
-Recorder::Recorder(std::shared_ptr<Team> team, Level level, const StepLimits& limits, bool fuse, std::shared_ptr<RankGroup> group,
+Recorder::Recorder(std::shared_ptr<ThreadPool> pool, Level level, const StepLimits& limits, bool fuse, std::shared_ptr<RankGroup> group,
                    std::shared_ptr<const Homes> homes)
     : program_(std::make_shared<Program>()), home_(std::make_shared<char>()), fuse_(fuse) {
-  program_->team_ = std::move(team);
+  program_->pool_ = std::move(pool);
   program_->group_ = std::move(group);
   program_->level_ = level;
   if (homes && homes->count() > 1) program_->homes_ = std::move(homes);
@@ -140,12 +140,12 @@ Result<std::shared_ptr<Program>> Recorder::finish(const Tensor& output) {
   if (output.value->memory.given) return misuse("the result of the forward function is what it received");
   ++output.value->uses;
   if (fuse_) {
-    for (auto& operation : program_->operations_) operation->take_over();
+    for (auto& operation : program_->operations_) operation->fuse_producers();
   }
   name_head();
   Lowering lowering(*program_);
   for (auto& operation : program_->operations_) {
-    if (!operation->taken_over) operation->lower(lowering);
+    if (!operation->fused) operation->lower(lowering);
   }
   if (auto error = lowering.place_memory(output)) return *error;
   program_->output_ = output;

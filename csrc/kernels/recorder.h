@@ -5,7 +5,8 @@
 #include <vector>
 
 #include "kernels/linear.h"
-#include "kernels/operation_mixture.h"
+#include "kernels/operation_attention.h"
+#include "kernels/operation_moe.h"
 #include "kernels/program.h"
 
 namespace homenode {
@@ -13,8 +14,8 @@ namespace homenode {
 class Recorder {
  public:
   // fuse: let operations take over others (see operation.h). The values are the same without.
-  // group: the ranks that sums and gathers are over; null: this one alone. homes: of the team's members; null: they have the same.
-  Recorder(std::shared_ptr<Team>, Level, const StepLimits&, bool fuse = true, std::shared_ptr<RankGroup> group = nullptr,
+  // group: the ranks that sums and gathers are over; null: this one alone. homes: of the pool's threads; null: they have the same.
+  Recorder(std::shared_ptr<ThreadPool>, Level, const StepLimits&, bool fuse = true, std::shared_ptr<RankGroup> group = nullptr,
            std::shared_ptr<const Homes> homes = nullptr);
 
   // The table holds rows `first` on, of `vocabulary` in all (0: it holds all); ids elsewhere give zeros.
@@ -28,16 +29,14 @@ class Recorder {
   Result<std::vector<Tensor>> split(const Tensor& x, std::span<const int64_t> widths);
   Result<Tensor> rope_angles(std::vector<float> inverse_frequencies, float scale);
   Result<Tensor> rope(const Tensor& x, const Tensor& angles, int head_dim);
-  Result<Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache, int layer, float scale, int window,
-                           float softcap);
+  Result<Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache, const AttentionParams&);
   Result<Tensor> silu_mul(const Tensor& gate_up) { return gated(gate_up, Activation::silu); }
   Result<Tensor> gelu_mul(const Tensor& gate_up) { return gated(gate_up, Activation::gelu); }
   Result<Tensor> add(const Tensor& x, const Tensor& y);
   Result<Tensor> scale(const Tensor& x, float factor);
   Result<Tensor> soft_cap(const Tensor& x, float cap);
-  // residual: may be null. ids: which of the experts that have logits these are, ascending; empty: all.
-  Result<Tensor> mixture(const Tensor& x, const Tensor& logits, ExpertWeights, int chosen, bool normalise, const Tensor* residual,
-                         const std::vector<int32_t>& ids = {});
+  // residual: may be null.
+  Result<Tensor> moe(const Tensor& x, const Tensor& logits, ExpertWeights, int chosen, bool normalise, const Tensor* residual);
   Result<Tensor> add_gated(const Tensor& x, const Tensor& y, const Tensor& gate);
   Result<Tensor> select(const Tensor& x);
 

@@ -53,12 +53,12 @@ std::optional<Error> Recorder::check_attention(const Tensor& q, const Tensor& k,
   return {};
 }
 
-Result<Tensor> Recorder::attention(const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache, int layer, float scale,
-                                   int window, float softcap) {
-  if (!(softcap >= 0) || std::isinf(softcap)) return misuse("attention: scores capped at " + to_string(softcap) + "; wanted 0 for no cap, or more");
-  if (auto error = check_attention(q, k, v, *cache, layer, window)) return *error;
+Result<Tensor> Recorder::attention(const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache, const AttentionParams& params) {
+  const float cap = params.softcap;
+  if (!(cap >= 0) || std::isinf(cap)) return misuse("attention: scores capped at " + to_string(cap) + "; wanted 0 for no cap, or more");
+  if (auto error = check_attention(q, k, v, *cache, params.layer, params.window)) return *error;
   const Tensor out = make(q.columns, RowKind::tokens);
-  return append(std::make_unique<AttentionOperation>(q, k, v, std::move(cache), layer, scale, window, softcap, out), out, {{q, k, v}});
+  return append(std::make_unique<AttentionOperation>(q, k, v, std::move(cache), params, out), out, {{q, k, v}});
 }
 
 }  // namespace homenode

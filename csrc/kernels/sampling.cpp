@@ -5,7 +5,7 @@
 #include <limits>
 #include <string>
 
-#include "host/team.h"
+#include "host/thread_pool.h"
 
 namespace homenode {
 namespace {
@@ -31,18 +31,23 @@ std::optional<Error> check_lists(std::span<const int32_t> start, std::span<const
   return {};
 }
 
-std::optional<Error> check(const SamplingInput& in, size_t rows, int64_t vocabulary) {
-  const size_t sizes[] = {in.temperature.size(),       in.top_p.size(),             in.min_p.size(), in.repetition_penalty.size(),
-                          in.frequency_penalty.size(), in.presence_penalty.size(),  in.top_k.size(), in.seed.size(),
-                          in.counter.size()};
-  for (const size_t size : sizes) {
-    if (size != rows) return wrong("an array of " + to_string(size) + " for " + to_string(rows) + " rows of logits");
-  }
+template <class T>
+std::optional<Error> check_setting(std::span<const T> values, T least, T most, size_t rows, const char* name) {
+  if (values.size() != rows) return wrong(std::string(name) + " has " + to_string(values.size()) + " values for " + to_string(rows) + " rows of logits");
   for (size_t i = 0; i < rows; ++i) {
-    const bool ranges = in.temperature[i] >= 0 && std::isfinite(in.temperature[i]) && in.top_p[i] >= 0 && in.min_p[i] >= 0 && in.min_p[i] <= 1 &&
-                        in.top_k[i] >= 0 && in.repetition_penalty[i] > 0 && std::isfinite(in.repetition_penalty[i]) &&
-                        std::isfinite(in.frequency_penalty[i]) && std::isfinite(in.presence_penalty[i]);
-    if (!ranges) return wrong("row " + to_string(i) + " has a setting out of range (temperature, top_k, top_p >= 0, 0 <= min_p <= 1, repetition_penalty > 0)");
+    if (values[i] >= least && values[i] <= most) continue;  // NaN is in no range
+    return wrong("row " + to_string(i) + " has " + name + " " + to_string(values[i]) + "; it must be from " + to_string(least) + " to " + to_string(most));
+  }
+  return {};
+}
+
+std::optional<Error> check(const SamplingInput& in, size_t rows, int64_t vocabulary) {
+#define HOMENODE_CHECK(type, name, least, most) \
+  if (auto error = check_setting<type>(in.name, least, most, rows, #name)) return error;
+  HOMENODE_SAMPLING_SETTINGS(HOMENODE_CHECK)
+#undef HOMENODE_CHECK
+  if (in.seed.size() != rows || in.counter.size() != rows) {
+    return wrong(to_string(in.seed.size()) + " seeds and " + to_string(in.counter.size()) + " counters for " + to_string(rows) + " rows of logits");
   }
   if (auto error = check_lists(in.bias_start, in.bias_token, in.bias_value.size(), rows, vocabulary, "bias")) return error;
   return check_lists(in.seen_start, in.seen_token, in.seen_count.size(), rows, vocabulary, "seen");
@@ -54,12 +59,20 @@ std::span<const T> list_of(std::span<const T> values, std::span<const int32_t> s
 }
 
 RowSampling row_settings(const SamplingInput& in, size_t i) {
-  return {in.temperature[i], in.top_p[i], in.min_p[i], in.top_k[i], in.seed[i], in.counter[i], in.repetition_penalty[i], in.frequency_penalty[i],
-          in.presence_penalty[i], list_of(in.bias_token, in.bias_start, i), list_of(in.bias_value, in.bias_start, i),
-          list_of(in.seen_token, in.seen_start, i), list_of(in.seen_count, in.seen_start, i)};
+  return {
+#define HOMENODE_OF_ROW(type, name, least, most) .name = in.name[i],
+      HOMENODE_SAMPLING_SETTINGS(HOMENODE_OF_ROW)
+#undef HOMENODE_OF_ROW
+      .seed = in.seed[i],
+      .counter = in.counter[i],
+      .bias_token = list_of(in.bias_token, in.bias_start, i),
+      .bias_value = list_of(in.bias_value, in.bias_start, i),
+      .seen_token = list_of(in.seen_token, in.seen_start, i),
+      .seen_count = list_of(in.seen_count, in.seen_start, i),
+  };
 }
 
-// The largest of each row, in pieces spread over the team: one row is work for all.
+// The largest of each row, in pieces spread over the pool: one row is work for all.
 class LargestScan {
  public:
   LargestScan(const Output& logits, const Kernels& kernels)
@@ -109,7 +122,7 @@ bool finite(const Largest& x) { return !x.nan && std::isfinite(x.value); }
 }  // namespace
 
 void Sampler::prepare(int64_t vocabulary) {
-  scratch_.resize(static_cast<size_t>(team_->size()));
+  scratch_.resize(static_cast<size_t>(pool_->size()));
   for (SamplingScratch& s : scratch_) s.reserve(vocabulary);
 }
 
@@ -134,9 +147,9 @@ Result<Drawn> Sampler::sample(const Output& logits, const SamplingInput& in, int
   const Kernels& table = kernels(level_);
   LargestScan scan(logits, table);
   std::atomic<size_t> next{0};
-  team_->run([&](int thread) {
-    scan.scan(thread, team_->size());
-    team_->barrier(thread);
+  pool_->run([&](int thread) {
+    scan.scan(thread, pool_->size());
+    pool_->barrier(thread);
     SamplingScratch& s = scratch_[static_cast<size_t>(thread)];
     for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < rows;) {
       const float* row = logits.data + static_cast<int64_t>(i) * logits.stride;
@@ -160,7 +173,7 @@ Result<Drawn> Sampler::score(const Output& logits, std::span<const int32_t> rows
   prepare(logits.columns);
   Drawn out = make_result(rows.size(), logits.columns, std::max<int64_t>(logprobs, 0));
   std::atomic<size_t> next{0};
-  team_->run([&](int thread) {
+  pool_->run([&](int thread) {
     SamplingScratch& s = scratch_[static_cast<size_t>(thread)];
     for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < rows.size();) {
       const float* row = logits.data + rows[i] * logits.stride;

@@ -10,17 +10,19 @@
 #include "base/status.h"
 #include "kernels/kernels.h"
 #include "kernels/program.h"
+#include "kernels/sampling_settings.h"
 
 namespace homenode {
 
-class Team;
+class ThreadPool;
 
-// The settings of one row: see SamplingArrays in src/homenode/compute/ops.py.
+// The settings of one row, from a table (sampling_settings.h), and what else a draw from it needs: see SamplingArrays in
+// src/homenode/compute/ops.py.
 struct RowSampling {
-  float temperature, top_p, min_p;
-  int32_t top_k;
+#define HOMENODE_FIELD(type, name, least, most) type name;
+  HOMENODE_SAMPLING_SETTINGS(HOMENODE_FIELD)
+#undef HOMENODE_FIELD
   uint64_t seed, counter;
-  float repetition_penalty, frequency_penalty, presence_penalty;
   std::span<const int32_t> bias_token;
   std::span<const float> bias_value;
   std::span<const int32_t> seen_token, seen_count;
@@ -46,6 +48,9 @@ double uniform(uint64_t seed, uint64_t counter);
 // The k best of a row, best first, lower tokens first among equals, into the candidates of `s`. No value may be NaN.
 void select_best(const float* values, int64_t count, int64_t k, SamplingScratch& s);
 
+// Makes -infinity of all logits below `largest` - n * their standard deviation, those of -infinity not counted; n > 0.
+void keep_top_n_sigma(std::span<float> row, float largest, float n);
+
 // Temperatures below this are greedy: the quotient would overflow.
 constexpr float kGreedyBelow = 1e-5f;
 
@@ -54,8 +59,9 @@ int32_t draw(const float* logits, int64_t vocabulary, const RowSampling&, const 
 
 // Settings of all rows; lists in CSR form.
 struct SamplingInput {
-  std::span<const float> temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty;
-  std::span<const int32_t> top_k;
+#define HOMENODE_FIELD(type, name, least, most) std::span<const type> name;
+  HOMENODE_SAMPLING_SETTINGS(HOMENODE_FIELD)
+#undef HOMENODE_FIELD
   std::span<const uint64_t> seed, counter;
   std::span<const int32_t> bias_start, bias_token;
   std::span<const float> bias_value;
@@ -74,7 +80,7 @@ struct Drawn {
 
 class Sampler {
  public:
-  Sampler(std::shared_ptr<Team> team, Level level) : team_(std::move(team)), level_(level) {}
+  Sampler(std::shared_ptr<ThreadPool> pool, Level level) : pool_(std::move(pool)), level_(level) {}
   // logprobs -1: none; n: of the drawn token and of the n most likely, under the logits as they are.
   Result<Drawn> sample(const Output& logits, const SamplingInput&, int64_t logprobs);
   // The same for given tokens: targets[i] in row rows[i].
@@ -84,7 +90,7 @@ class Sampler {
   void prepare(int64_t vocabulary);
   void log_probabilities(const float* row, int64_t vocabulary, const Largest&, size_t i, Drawn&, SamplingScratch&) const;
 
-  std::shared_ptr<Team> team_;
+  std::shared_ptr<ThreadPool> pool_;
   Level level_;
   std::mutex one_call_;
   std::vector<SamplingScratch> scratch_;  // one for each thread

@@ -1,10 +1,10 @@
-// Reading and packing of weights: every thread of the team brings in the rows it will multiply.
+// Reading and packing of weights: every thread of the pool brings in the rows it will multiply.
 #include <algorithm>
 #include <memory>
 #include <optional>
 
 #include "host/file.h"
-#include "host/team.h"
+#include "host/thread_pool.h"
 #include "kernels/linear.h"
 #include "kernels/weight_pieces.h"
 #include "quant/coding.h"
@@ -117,9 +117,10 @@ std::optional<Error> fill_from_file(const Weight& weight, const Weight::Piece& p
 
 }  // namespace
 
-Result<std::shared_ptr<Weight>> weight_from_file(Team& team, int fd, uint64_t offset, Format source, int64_t rows, int64_t columns, Format target,
-                                                 int permuted_heads, Arena* arena, Spread spread, uint64_t stride, SharedPlace shared) {
-  if (auto error = check_request(source, rows, columns, target)) return *error;
+Result<std::shared_ptr<Weight>> weight_from_file(ThreadPool& pool, const WeightFile& stored, const WeightShape& shape, Arena* arena) {
+  const auto [fd, offset, source, permuted_heads, stride] = stored;
+  const int64_t rows = shape.rows, columns = shape.columns;
+  if (auto error = check_request(source, rows, columns, shape.format)) return *error;
   if (permuted_heads < 0 || (permuted_heads > 0 && rows % (2 * int64_t(permuted_heads)))) {
     return user_error(std::to_string(rows) + " rows are not " + std::to_string(permuted_heads) + " heads of an even size");
   }
@@ -131,16 +132,15 @@ Result<std::shared_ptr<Weight>> weight_from_file(Team& team, int fd, uint64_t of
   uint64_t bytes;
   if (__builtin_mul_overflow(uint64_t(rows - 1), file.stride, &bytes) || __builtin_add_overflow(bytes, uint64_t(row_bytes), &bytes)) bytes = UINT64_MAX;
   if (auto error = check_extent(fd, offset, bytes, "a " + shape_text(source, rows, columns))) return *error;
-  return make_weight(team, arena, {target, rows, columns, spread, std::move(shared)},
-                     [&](int, size_t, const Weight& weight, const Weight::Piece& piece) { return fill_from_file(weight, piece, file, source); });
+  const auto fill = [&, from = source](int, size_t, const Weight& weight, const Weight::Piece& piece) { return fill_from_file(weight, piece, file, from); };
+  return make_weight(pool, arena, shape, fill);
 }
 
-Result<std::shared_ptr<Weight>> weight_from_rows(Team& team, const float* source, int64_t rows, int64_t columns, Format target, Arena* arena,
-                                                 Spread spread, SharedPlace shared) {
-  if (auto error = check_request(Format::f32, rows, columns, target)) return *error;
-  return make_weight(team, arena, {target, rows, columns, spread, std::move(shared)}, [&](int, size_t, const Weight& weight, const Weight::Piece& piece) -> std::optional<Error> {
-    Packer packer(Format::f32, target, columns);
-    const size_t group_bytes = size_t(packed_group_bytes(target, columns));
+Result<std::shared_ptr<Weight>> weight_from_rows(ThreadPool& pool, const float* source, const WeightShape& shape, Arena* arena) {
+  if (auto error = check_request(Format::f32, shape.rows, shape.columns, shape.format)) return *error;
+  return make_weight(pool, arena, shape, [&](int, size_t, const Weight& weight, const Weight::Piece& piece) -> std::optional<Error> {
+    Packer packer(Format::f32, shape.format, shape.columns);
+    const size_t group_bytes = size_t(packed_group_bytes(shape.format, shape.columns));
     uint8_t* group = piece.data;
     for (int64_t row = piece.row_begin; row < piece.row_end; row += kGroupRows, group += group_bytes) {
       const auto count = int(std::min<int64_t>(kGroupRows, piece.row_end - row));

@@ -8,7 +8,7 @@
 
 #include "host/file.h"
 #include "host/shared_memory.h"
-#include "host/team.h"
+#include "host/thread_pool.h"
 
 namespace homenode {
 namespace {
@@ -56,12 +56,12 @@ std::optional<Error> WeightMemory::clear(uint64_t begin, uint64_t end) {
   return std::nullopt;
 }
 
-void WeightMemory::take_huge(Team& team) const {
+void WeightMemory::take_huge(ThreadPool& pool) const {
   const uint64_t first = (open_begin_ + kHugePage - 1) / kHugePage, past = open_end_ / kHugePage;
   if (kExactPages || past < first + 2) return;  // one for very little would be wasted
-  team.run([&](int member) {
-    const uint64_t mine = first + (past - first) * uint64_t(member) / uint64_t(team.size());
-    const uint64_t next = first + (past - first) * uint64_t(member + 1) / uint64_t(team.size());
+  pool.run([&](int thread) {
+    const uint64_t mine = first + (past - first) * uint64_t(thread) / uint64_t(pool.size());
+    const uint64_t next = first + (past - first) * uint64_t(thread + 1) / uint64_t(pool.size());
     for (uint64_t page = mine; page < next; ++page) {
       std::byte* at = pages_.data + page * kHugePage;
       *reinterpret_cast<volatile std::byte*>(at) = std::byte{};  // the node of what is there already is where the kernel takes the huge page from
@@ -75,11 +75,11 @@ Result<int> WeightMemory::prefer(uint64_t begin, uint64_t end, const std::vector
   return prefer_nodes({nullptr, pages_.data + begin, static_cast<size_t>(end - begin)}, nodes);
 }
 
-std::optional<Error> WeightMemory::enter(Team& team, uint64_t begin, uint64_t end) const {
+std::optional<Error> WeightMemory::enter(ThreadPool& pool, uint64_t begin, uint64_t end) const {
   if (auto error = check_pages(begin, end)) return error;
-  const uint64_t parts = (end - begin + kHugePage - 1) / kHugePage, members = uint64_t(team.size());
-  team.run([&](int member) {
-    const uint64_t first = begin + parts * uint64_t(member) / members * kHugePage, past = std::min(end, begin + parts * uint64_t(member + 1) / members * kHugePage);
+  const uint64_t parts = (end - begin + kHugePage - 1) / kHugePage, threads = uint64_t(pool.size());
+  pool.run([&](int thread) {
+    const uint64_t first = begin + parts * uint64_t(thread) / threads * kHugePage, past = std::min(end, begin + parts * uint64_t(thread + 1) / threads * kHugePage);
     // Not being able to is no harm: pages are entered as they are read.
     if (first < past) madvise(pages_.data + first, static_cast<size_t>(past - first), kPopulateRead);
   });

@@ -5,7 +5,7 @@
 #include <new>
 #include <numeric>
 
-#include "host/team.h"
+#include "host/thread_pool.h"
 #include "quant/coding.h"
 #include "quant/pack.h"
 
@@ -24,32 +24,32 @@ class LayOut {
     const int homes = homes_.count();
     if (spread_ != Spread::interleaved && homes > 1) weight_.homes = arena_.homes();
     if (spread_ == Spread::copied && homes > 1) weight_.copies.resize(size_t(homes));
-    const int64_t groups = (weight_.rows + kGroupRows - 1) / kGroupRows, members = arena_.members();
-    for (int64_t t = 0; t < members; ++t) {
-      if (auto error = piece(int(t), groups * t / members, groups * (t + 1) / members)) return error;
+    const int64_t groups = (weight_.rows + kGroupRows - 1) / kGroupRows, threads = arena_.threads();
+    for (int64_t t = 0; t < threads; ++t) {
+      if (auto error = piece(int(t), groups * t / threads, groups * (t + 1) / threads)) return error;
     }
     return std::nullopt;
   }
 
  private:
-  std::optional<Error> piece(int member, int64_t begin, int64_t end) {
+  std::optional<Error> piece(int thread, int64_t begin, int64_t end) {
     const size_t bytes = size_t(end - begin) * size_t(packed_group_bytes(weight_.format, weight_.columns));
-    const int home = homes_.of_member[size_t(member)];
+    const int home = homes_.of_thread[size_t(thread)];
     uint8_t* data = nullptr;
-    if (auto error = take(member, spread_ == Spread::interleaved ? Arena::kEverywhere : home, bytes, data)) return error;
+    if (auto error = take(thread, spread_ == Spread::interleaved ? Arena::kEverywhere : home, bytes, data)) return error;
     weight_.pieces.push_back({begin * kGroupRows, std::min(weight_.rows, end * kGroupRows), data, bytes});
     for (size_t other = 0; other < weight_.copies.size(); ++other) {
       uint8_t* copy = data;
       if (int(other) != home) {
-        if (auto error = take(member, int(other), bytes, copy)) return error;
+        if (auto error = take(thread, int(other), bytes, copy)) return error;
       }
       weight_.copies[other].push_back(copy);
     }
     return std::nullopt;
   }
 
-  std::optional<Error> take(int member, int home, size_t bytes, uint8_t*& data) {
-    auto taken = arena_.take(member, home, bytes);
+  std::optional<Error> take(int thread, int home, size_t bytes, uint8_t*& data) {
+    auto taken = arena_.take(thread, home, bytes);
     if (!taken) return taken.error();
     data = reinterpret_cast<uint8_t*>(taken.value().data);
     weight_.memory.push_back(std::move(taken.value().owner));
@@ -71,14 +71,14 @@ std::shared_ptr<Weight> without_pieces(const WeightShape& shape) {
 }
 
 // The weight with its pieces in shared memory, one behind the other.
-Result<std::shared_ptr<Weight>> lay_out_shared(int64_t members, const WeightShape& shape, bool to_write) {
+Result<std::shared_ptr<Weight>> lay_out_shared(int64_t threads, const WeightShape& shape, bool to_write) {
   auto weight = without_pieces(shape);
   const int64_t groups = (shape.rows + kGroupRows - 1) / kGroupRows;
   const auto group_bytes = size_t(packed_group_bytes(shape.format, shape.columns));
   auto first = shape.shared.memory->at(shape.shared.offset, uint64_t(groups) * group_bytes, to_write);
   if (!first) return first.error();
-  for (int64_t t = 0; t < members; ++t) {
-    const int64_t begin = groups * t / members, end = groups * (t + 1) / members;
+  for (int64_t t = 0; t < threads; ++t) {
+    const int64_t begin = groups * t / threads, end = groups * (t + 1) / threads;
     weight->pieces.push_back({begin * kGroupRows, std::min(shape.rows, end * kGroupRows), first.value() + size_t(begin) * group_bytes,
                               size_t(end - begin) * group_bytes});
   }
@@ -86,32 +86,32 @@ Result<std::shared_ptr<Weight>> lay_out_shared(int64_t members, const WeightShap
   return weight;
 }
 
-// The weight with its pieces laid out, one for each member, and none of its memory touched.
+// The weight with its pieces laid out, one for each thread, and none of its memory touched.
 Result<std::shared_ptr<Weight>> lay_out(Arena& arena, const WeightShape& shape) {
-  if (shape.shared.memory) return lay_out_shared(arena.members(), shape, true);
+  if (shape.shared.memory) return lay_out_shared(arena.threads(), shape, true);
   auto weight = without_pieces(shape);
   if (auto error = LayOut(arena, *weight, shape.spread).all()) return std::move(*error);
   return weight;
 }
 
-// Copies the pieces that are not at home where this member is; the members of a home share them.
-void fill_copies(Weight& weight, int member) {
+// Copies the pieces that are not at home where this thread is; the threads of a home share them.
+void fill_copies(Weight& weight, int thread) {
   if (weight.copies.empty()) return;
-  const std::vector<int>& homes = weight.homes->of_member;
-  const int home = homes[size_t(member)];
-  const Homes::Turn turn = weight.homes->turn(member);
+  const std::vector<int>& homes = weight.homes->of_thread;
+  const int home = homes[size_t(thread)];
+  const Homes::Turn turn = weight.homes->turn(thread);
   for (size_t p = size_t(turn.index); p < weight.pieces.size(); p += size_t(turn.of)) {
     const Weight::Piece& piece = weight.pieces[p];
     if (homes[p] != home) std::memcpy(const_cast<uint8_t*>(weight.copies[size_t(home)][p]), piece.data, piece.bytes);
   }
 }
 
-// One member's pieces of all weights, in order.
-std::optional<Error> fill_pieces(int member, const Weights& weights, const Fill& fill) {
+// One thread's pieces of all weights, in order.
+std::optional<Error> fill_pieces(int thread, const Weights& weights, const Fill& fill) {
   for (size_t i = 0; i < weights.size(); ++i) {
     const Weight& weight = *weights[i];
     try {
-      if (auto error = fill(member, i, weight, weight.pieces[size_t(member)])) return error;
+      if (auto error = fill(thread, i, weight, weight.pieces[size_t(thread)])) return error;
     } catch (const std::bad_alloc&) {
       return Error{Fault::host, ENOMEM, "no memory for the buffers to read a " + shape_text(weight.format, weight.rows, weight.columns)};
     }
@@ -134,24 +134,24 @@ std::optional<Error> check_packed(Format format, int64_t rows, int64_t columns) 
   return std::nullopt;
 }
 
-Result<Weights> make_weights(Team& team, Arena* arena, const std::vector<WeightShape>& shapes, const Fill& fill) {
-  if (arena && arena->members() != team.size()) {
-    return Error{Fault::user, 0, "an arena of " + std::to_string(arena->members()) + " members for a team of " + std::to_string(team.size())};
+Result<Weights> make_weights(ThreadPool& pool, Arena* arena, const std::vector<WeightShape>& shapes, const Fill& fill) {
+  if (arena && arena->threads() != pool.size()) {
+    return Error{Fault::user, 0, "an arena of " + std::to_string(arena->threads()) + " threads for a thread pool of " + std::to_string(pool.size())};
   }
-  Arena own(team.size());
+  Arena own(pool.size());
   Weights weights;
   for (const WeightShape& shape : shapes) {
     auto made = lay_out(arena ? *arena : own, shape);
     if (!made) return made.error();
     weights.push_back(std::move(made.value()));
   }
-  std::vector<std::optional<Error>> errors(size_t(team.size()));
+  std::vector<std::optional<Error>> errors(size_t(pool.size()));
   const bool copied = std::any_of(weights.begin(), weights.end(), [](const auto& weight) { return !weight->copies.empty(); });
-  team.run([&](int member) {
-    errors[size_t(member)] = fill_pieces(member, weights, fill);
+  pool.run([&](int thread) {
+    errors[size_t(thread)] = fill_pieces(thread, weights, fill);
     if (!copied) return;
-    team.barrier(member);
-    for (const auto& weight : weights) fill_copies(*weight, member);
+    pool.barrier(thread);
+    for (const auto& weight : weights) fill_copies(*weight, thread);
   });
   for (auto& error : errors) {
     if (error) return std::move(*error);
@@ -159,24 +159,24 @@ Result<Weights> make_weights(Team& team, Arena* arena, const std::vector<WeightS
   return weights;
 }
 
-Result<std::shared_ptr<Weight>> make_weight(Team& team, Arena* arena, const WeightShape& shape, const Fill& fill) {
-  auto made = make_weights(team, arena, {shape}, fill);
+Result<std::shared_ptr<Weight>> make_weight(ThreadPool& pool, Arena* arena, const WeightShape& shape, const Fill& fill) {
+  auto made = make_weights(pool, arena, {shape}, fill);
   if (!made) return made.error();
   return made.value().front();
 }
 
-Result<std::shared_ptr<Weight>> attach_weight(int members, Format format, int64_t rows, int64_t columns, const SharedPlace& place) {
-  if (auto error = check_packed(format, rows, columns)) return std::move(*error);
-  if (members < 1 || !place.memory) return Error{Fault::internal, 0, "a weight to attach without threads or without memory"};
-  return lay_out_shared(members, {format, rows, columns, Spread::split, place}, false);
+Result<std::shared_ptr<Weight>> attach_weight(int threads, const WeightShape& shape) {
+  if (auto error = check_packed(shape.format, shape.rows, shape.columns)) return std::move(*error);
+  if (threads < 1 || !shape.shared.memory) return Error{Fault::internal, 0, "a weight to attach without threads or without memory"};
+  return lay_out_shared(threads, shape, false);
 }
 
 const uint8_t* Weight::data(size_t piece, int thread) const {
-  return copies.empty() ? pieces[piece].data : copies[size_t(homes->of_member[size_t(thread)])][piece];
+  return copies.empty() ? pieces[piece].data : copies[size_t(homes->of_thread[size_t(thread)])][piece];
 }
 
 bool Weight::near(int thread, int owner) const {
-  return !homes || !copies.empty() || homes->of_member[size_t(thread)] == homes->of_member[size_t(owner)];
+  return !homes || !copies.empty() || homes->of_thread[size_t(thread)] == homes->of_thread[size_t(owner)];
 }
 
 size_t Weight::bytes() const {

@@ -15,7 +15,7 @@ struct Layer {
   AttentionShape shape;
   int block_size, context, tokens, half;
   KvType kv;
-  std::shared_ptr<Team> team = team_of(1);
+  std::shared_ptr<ThreadPool> pool = pool_of(1);
   Step step;
   std::vector<int32_t> positions, table;
 
@@ -39,22 +39,22 @@ struct Layer {
   }
 };
 
-// What a team computes for the step, twice, as two layers would; queries are [tokens, query_width] of exactly that size.
-Exact<float> attended(const Layer& layer, KvCache& cache, const Exact<float>& queries, const NormRope& transform, const Kernels& table, Team& team) {
+// What a pool computes for the step, twice, as two layers would; queries are [tokens, query_width] of exactly that size.
+Exact<float> attended(const Layer& layer, KvCache& cache, const Exact<float>& queries, const NormRope& transform, const Kernels& table, ThreadPool& pool) {
   Exact<float> out(queries.size());
-  const int threads = team.size();
+  const int threads = pool.size();
   AttentionPlan plan(layer.shape, {kBlocks * layer.block_size, 1, 1, kBlocks}, layer.block_size, threads);
   plan.divide(layer.step);
   require(plan.share_begin(0) == 0 && plan.share_begin(threads) == static_cast<int>(plan.items().size()), "shares are all items");
   const size_t own_bytes = AttentionScratch::thread_bytes(layer.shape.head_dim);
   Exact<std::byte> own(own_bytes * static_cast<size_t>(threads));
   Exact<std::byte> partials(static_cast<size_t>(plan.partial_bytes()));
-  RunClaims claims(team.groups());
+  RunClaims claims(pool.groups());
   const int64_t width = layer.query_width();
   const AttentionCall call{queries.get(), width, out.get(), width, &cache, 0, 0.2f, 0, transform};
   const AttentionScratch scratch(own.get(), own_bytes, partials.get(), layer.shape.head_dim);
   for (int times = 0; times < 2; ++times) {
-    team.run([&](int thread) { attend(call, layer.step, plan, scratch, table, threads > 1 ? &claims : nullptr, thread); });
+    pool.run([&](int thread) { attend(call, layer.step, plan, scratch, table, threads > 1 ? &claims : nullptr, thread); });
   }
   return out;
 }
@@ -75,15 +75,15 @@ void require_same(const Exact<float>& a, const Exact<float>& b, const char* what
 
 // Keys of all tokens, written in two parts cut anywhere; then attention of the step's.
 Exact<float> run(Layer& layer, Random random, const Exact<float>& q, const Exact<float>& k, const Exact<float>& v, const NormRope& query,
-                 const NormRope& key, const Kernels& table, Team& team) {
-  const auto cache = taken(KvCache::create(*layer.team, {1, layer.shape.kv_heads, layer.shape.head_dim, layer.block_size, layer.kv}, kBlocks));
+                 const NormRope& key, const Kernels& table, ThreadPool& pool) {
+  const auto cache = taken(KvCache::create(*layer.pool, {1, layer.shape.kv_heads, layer.shape.head_dim, layer.block_size, layer.kv}, kBlocks));
   layer.take(0, layer.context);
   const KvWrite write{k.get(), layer.key_width(), v.get(), layer.key_width(), cache.get(), 0, key};
   const int cut = random.between(0, layer.context), heads = layer.shape.kv_heads;
   write_keys_values(write, layer.step, table, cut, layer.context, 0, heads);
   write_keys_values(write, layer.step, table, 0, cut, 0, heads);
   layer.take(layer.context - layer.tokens, layer.context);
-  return attended(layer, *cache, q, query, table, team);
+  return attended(layer, *cache, q, query, table, pool);
 }
 
 // One token of one sequence, of any length: no thread has much more to do than its part, however few KV heads there are.
@@ -119,14 +119,14 @@ void check_attention(Random& random) {
                      v = reals(random, k.size()), norm = reals(random, head), angles = reals(random, context * 2 * half);
   const int64_t stride = 2 * layer.half;
   const NormRope query{norm.get(), 1e-6f, angles.get(), stride, layer.half}, key{norm.get(), 1e-5f, angles.get(), stride, layer.half};
-  const auto several = team_of(random.between(2, 4));
+  const auto several = pool_of(random.between(2, 4));
   for (const Level level : levels()) {
     const Kernels& table = kernels(level);
-    const Exact<float> found = run(layer, random, q, k, v, query, key, table, *layer.team);
+    const Exact<float> found = run(layer, random, q, k, v, query, key, table, *layer.pool);
     require_same(found, run(layer, random, q, k, v, query, key, table, *several), "several threads compute what one does", level);
     const Exact<float> rotated_q = transformed(q, layer.query_width(), layer.shape.head_dim, query, table);
     const Exact<float> rotated_k = transformed(k, layer.key_width(), layer.shape.head_dim, key, table);
-    require_same(found, run(layer, random, rotated_q, rotated_k, v, {}, {}, table, *layer.team), "norm and rotation on loading are those of whole rows", level);
+    require_same(found, run(layer, random, rotated_q, rotated_k, v, {}, {}, table, *layer.pool), "norm and rotation on loading are those of whole rows", level);
   }
 }
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/isa.h"
-#include "host/team.h"
+#include "host/thread_pool.h"
 
 namespace homenode::checks {
 
@@ -74,10 +74,10 @@ inline std::vector<Level> levels() {
   return found;
 }
 
-inline std::shared_ptr<Team> team_of(int members) {
-  auto team = Team::create(std::vector<int>(static_cast<size_t>(members), -1), 5, false);
-  if (!team) std::abort();
-  return std::move(team.value());
+inline std::shared_ptr<ThreadPool> pool_of(int threads) {
+  auto pool = ThreadPool::create(std::vector<int>(static_cast<size_t>(threads), -1), 5, false);
+  if (!pool) std::abort();
+  return std::move(pool.value());
 }
 
 inline void require(bool holds, const std::string& what) {
@@ -103,7 +103,7 @@ void check_sampling(Random&);
 void check_shared_weights(Random&);
 void check_stream(Random&);  // weights in memory that others map, too
 void check_stream(Random&);  // pages of KV memory through a socket, read and written in shares of any size
-void check_team(Random&);
+void check_thread_pool(Random&);
 void check_lane(Random&);
 void check_levels(Random&);    // every kernel at every level against the scalar level
 void print_levels();           // what check_levels has seen: "kernel <tab> level <tab> native or emulated <tab> largest difference" lines

@@ -45,10 +45,10 @@ std::shared_ptr<KvMemory> any_memory(Random& random, const KvShape& shape, int64
   if (random.one_in(2)) {
     memory = taken(KvMemory::pool(shape, blocks, sharing, {}));
   } else {
-    const auto team = team_of(3);
+    const auto pool = pool_of(3);
     const Homes homes{{0, 1, 1}, {}};
     const bool shared = random.one_in(2);
-    memory = taken(KvMemory::of(taken(KvCache::create(*team, shape, blocks, random.one_in(2) ? &homes : nullptr, false, shared ? std::optional(sharing) : std::nullopt))));
+    memory = taken(KvMemory::of(taken(KvCache::create(*pool, shape, blocks, random.one_in(2) ? &homes : nullptr, false, shared ? std::optional(sharing) : std::nullopt))));
   }
   for (const KvMemory::Extent& extent : memory->extents()) fill(random, extent.data, static_cast<size_t>(extent.bytes));
   return memory;
@@ -142,8 +142,8 @@ void check_epochs(Random& random) {
 // Memory is attached and detached while a reader finds what was there before, at the same place.
 void check_attached(Random& random) {
   const KvShape shape{2, 2, 16, 32, KvType::bf16};
-  const auto team = team_of(1);
-  const auto cache = taken(KvCache::create(*team, shape, random.between(1, 5)));
+  const auto pool = pool_of(1);
+  const auto cache = taken(KvCache::create(*pool, shape, random.between(1, 5)));
   const auto pool = taken(KvMemory::pool(shape, 3, Sharing::readable, {}));
   const auto mapped = taken(KvMemory::map(pool->fd(), pool->layout(), false));
   const int32_t first = taken(cache->attach(mapped));

@@ -11,7 +11,7 @@
 
 #include "kernels/kv_announcement.h"
 #include "kernels/kv_copy.h"
-#include "host/gate.h"
+#include "host/event_count.h"
 #include "tests/cases.h"
 
 namespace homenode::checks {
@@ -37,13 +37,13 @@ std::vector<std::byte> record_number(uint64_t number) {
 void check_way(Random& random) {
   auto made = LaneReader::create();
   const auto reader = taken_from(made);
-  auto joined = LaneWriter::attach(reader->fd(), reader->bell_rope());
+  auto joined = LaneWriter::attach(reader->fd(), reader->waker_fd());
   const auto writer = taken_from(joined);
   const uint64_t count = static_cast<uint64_t>(random.between(1, 300));
   std::thread other([&] {
     const int64_t until = now_ns() + kWaitNs;
     for (uint64_t number = 0; number < count && now_ns() < until;) {
-      if (number % 3 == 0) writer->promise();
+      if (number % 3 == 0) writer->hint_wake();
       if (writer->put(record_number(number))) ++number;
       else std::this_thread::yield();
     }
@@ -56,12 +56,12 @@ void check_way(Random& random) {
     require(came != Came::garbage, "a writer that keeps to the rules writes no garbage");
     if (came == Came::record) require(record == record_number(number++), "records come as they were written, in order");
     else if (random.one_in(2)) watch_lanes(std::array{static_cast<const LaneReader*>(lane)}, -1, now_ns() + 1000);
-    else if (reader->promised()) reader->give_up();
+    else if (reader->wake_hinted()) reader->clear_hint();
   }
   other.join();
   require(number == count, "all records come");
   require(reader->take(record) == Came::nothing, "and nothing else");
-  reader->hear_bell();
+  reader->clear_wake();
 }
 
 // A writer that maps the lane itself: whatever he writes, what is taken lies within bounds, and it ends.
@@ -86,42 +86,42 @@ void check_hostile(Random& random) {
       if (auto said = announcement_of(record)) require(said->pages.size() == said->epochs.size() && !said->pages.empty(), "an announcement fits itself");
     }
   }
-  auto writer = LaneWriter::attach(reader->fd(), reader->bell_rope());
+  auto writer = LaneWriter::attach(reader->fd(), reader->waker_fd());
   const uint64_t taken = random.bits();  // a reader that lies about what he took
   std::memcpy(memory + kLine, &taken, sizeof taken);
   std::memcpy(memory + 2 * kLine, &taken, sizeof taken);
   for (int i = 0; i < 20; ++i) taken_from(writer)->put(record_number(uint64_t(i)));
 }
 
-// Who promises and does not keep it is looked for a few times, and then no more until he does.
-void check_promises() {
+// A writer that hints and puts nothing is looked for a few times, and then no more until it puts a record.
+void check_hints() {
   auto made = LaneReader::create();
   const auto reader = taken_from(made);
-  auto joined = LaneWriter::attach(reader->fd(), reader->bell_rope());
+  auto joined = LaneWriter::attach(reader->fd(), reader->waker_fd());
   const auto writer = taken_from(joined);
   std::vector<std::byte> record;
   int looked = 0;
   for (int i = 0; i < 100; ++i) {
-    writer->promise();
-    looked += reader->promised();
-    reader->give_up();
-    require(!reader->promised(), "a promise is looked for once");
+    writer->hint_wake();
+    looked += reader->wake_hinted();
+    reader->clear_hint();
+    require(!reader->wake_hinted(), "a hint is looked for once");
   }
-  require(looked > 0 && looked < 50, "promises that are not kept are not believed for ever");
+  require(looked > 0 && looked < 50, "vain hints do not count for ever");
   writer->put(record_number(1));
   require(reader->take(record) == Came::record, "what is put there comes all the same");
-  writer->promise();
-  require(reader->promised(), "who has kept one is believed again");
+  writer->hint_wake();
+  require(reader->wake_hinted(), "hints count again after a record");
   writer->put(record_number(2));
-  require(reader->take(record) == Came::record && !reader->promised(), "a promise that was kept is none any more");
+  require(reader->take(record) == Came::record && !reader->wake_hinted(), "a hint ends with its record");
 }
 
 void check_descriptors() {
   auto made = LaneReader::create();
   const auto reader = taken_from(made);
-  require(!LaneWriter::attach(reader->fd(), reader->fd()), "a bell is a pipe");
+  require(!LaneWriter::attach(reader->fd(), reader->fd()), "a wake pipe is a pipe");
   const int plain = open("/dev/zero", O_RDWR);
-  require(!LaneWriter::attach(plain, reader->bell_rope()), "a lane is a sealed memfd");
+  require(!LaneWriter::attach(plain, reader->waker_fd()), "a lane is a sealed memfd");
   close(plain);
 }
 
@@ -194,7 +194,7 @@ void check_pages(Random& random) {
 void check_lane(Random& random) {
   check_way(random);
   check_hostile(random);
-  check_promises();
+  check_hints();
   check_descriptors();
   check_pages(random);
 }

@@ -57,13 +57,13 @@ double rounded_difference(const Matrix& m, const float* x, int64_t tokens, const
 }
 
 void compare_products(Random& random, Format format) {
-  const auto team = team_of(1);
+  const auto pool = pool_of(1);
   const int64_t columns = random_columns(random, format), rows = random.between(1, 70), tokens = random_tokens(random);
-  const Matrix matrix = random_matrix(random, *team, format, rows, columns);
+  const Matrix matrix = random_matrix(random, *pool, format, rows, columns);
   const std::vector<const Weight*> weights = {matrix.weight.get()};
   const std::vector<const float*> biases = {nullptr};
   const Exact<float> x = reals(random, size_t(tokens * columns));
-  const auto product = [&](Level level) { return Product{weights, biases, columns, rows, level}.of(*team, x.get(), columns, tokens, nullptr); };
+  const auto product = [&](Level level) { return Product{weights, biases, columns, rows, level}.of(*pool, x.get(), columns, tokens, nullptr); };
   const Exact<float> wanted = product(Level::scalar);
   for (const Level level : levels()) {
     const Exact<float> found = product(level);
@@ -85,9 +85,9 @@ struct Chunk {
   std::vector<int> begin, end;
   std::vector<float> queries;
 
-  Chunk(Random& random, Team& team, KvType kind)
+  Chunk(Random& random, ThreadPool& pool, KvType kind)
       : head_dim(2 * random.between(1, 70)), rows(random.between(1, kQueryRows)), keys(random.between(1, kChunkKeys)), type(kind),
-        cache(taken(KvCache::create(team, {1, 1, head_dim, kChunkKeys, type}, 1))) {
+        cache(taken(KvCache::create(pool, {1, 1, head_dim, kChunkKeys, type}, 1))) {
     const KvKernels& scalar = kernels(Level::scalar).kv[int(type)];
     for (int k = 0; k < keys; ++k) {
       scalar.put_key(reals(random, size_t(head_dim), 3).get(), head_dim, k % kTileKeys, cache->key_tile(0, 0, 0, k));
@@ -123,8 +123,8 @@ struct Chunk {
 };
 
 void compare_attention(Random& random, KvType type, const char* name) {
-  const auto team = team_of(1);
-  const Chunk chunk(random, *team, type);
+  const auto pool = pool_of(1);
+  const Chunk chunk(random, *pool, type);
   const float softcap = random.one_in(2) ? 0 : 0.3f + 2 * std::fabs(random.real());
   const Kernels& scalar = kernels(Level::scalar);
   const std::vector<float> wanted = chunk.attended(scalar, softcap);

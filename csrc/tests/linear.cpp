@@ -9,13 +9,13 @@
 namespace homenode::checks {
 namespace {
 
-void check_embedding(Random& random, Team& team, const Matrix& table) {
+void check_embedding(Random& random, ThreadPool& pool, const Matrix& table) {
   const int64_t tokens = random.between(1, 9), columns = table.weight->columns, stride = columns + random.between(0, 5);
   Exact<int32_t> ids(static_cast<size_t>(tokens));
   const auto rows = static_cast<int>(table.weight->rows), elsewhere = random.of<int>({0, 3});  // rows before and after those of the table
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = random.between(0, rows + 2 * elsewhere - 1);
   Exact<float> out(static_cast<size_t>((tokens - 1) * stride + columns));
-  team.run([&](int member) { embedding_rows(*table.weight, elsewhere, ids.get(), tokens, out.get(), stride, member, team.size()); });
+  pool.run([&](int thread) { embedding_rows(*table.weight, elsewhere, ids.get(), tokens, out.get(), stride, thread, pool.size()); });
   for (int64_t t = 0; t < tokens; ++t) {
     const int row = ids[static_cast<size_t>(t)] - elsewhere;
     const std::vector<float> zeros(static_cast<size_t>(columns));
@@ -26,7 +26,7 @@ void check_embedding(Random& random, Team& team, const Matrix& table) {
 }
 
 void check_format(Random& random, Format format) {
-  const auto team = team_of(random.between(1, 3));
+  const auto pool = pool_of(random.between(1, 3));
   const int64_t columns = random_columns(random, format), tokens = random_tokens(random), stride = columns + random.between(0, 40);
   std::vector<Matrix> matrices;
   std::vector<Exact<float>> kept;
@@ -34,20 +34,20 @@ void check_format(Random& random, Format format) {
   std::vector<const float*> biases;
   int64_t outputs = 0;
   for (int i = random.between(1, 3); i > 0; --i) {
-    matrices.push_back(random_matrix(random, *team, format, random.between(1, 100), columns));
+    matrices.push_back(random_matrix(random, *pool, format, random.between(1, 100), columns));
     weights.push_back(matrices.back().weight.get());
     kept.push_back(reals(random, static_cast<size_t>(weights.back()->rows)));
     biases.push_back(random.one_in(2) ? kept.back().get() : nullptr);
     outputs += weights.back()->rows;
   }
-  check_embedding(random, *team, matrices.front());
+  check_embedding(random, *pool, matrices.front());
   const Exact<float> x = reals(random, static_cast<size_t>((tokens - 1) * stride + columns)), residual = reals(random, static_cast<size_t>(tokens * outputs));
   const bool adds = random.one_in(2);
   for (const Level level : levels()) {
     const Product product{weights, biases, columns, outputs, level};
-    const Exact<float> all = product.of(*team, x.get(), stride, tokens, adds ? residual.get() : nullptr);
+    const Exact<float> all = product.of(*pool, x.get(), stride, tokens, adds ? residual.get() : nullptr);
     const int64_t one = random.between(0, static_cast<int>(tokens) - 1);
-    const Exact<float> alone = product.of(*team_of(2 + random.between(0, 1)), x.get() + one * stride, stride, 1, adds ? residual.get() + one * outputs : nullptr);
+    const Exact<float> alone = product.of(*pool_of(2 + random.between(0, 1)), x.get() + one * stride, stride, 1, adds ? residual.get() + one * outputs : nullptr);
     require(!std::memcmp(all.get() + one * outputs, alone.get(), static_cast<size_t>(outputs) * sizeof(float)),
             std::string("a row alone is the row of a batch, ") + format_name(format) + " at " + level_name(level));
     require(std::all_of(all.get(), all.get() + all.size(), [](float v) { return std::isfinite(v); }), "every result was written");
@@ -56,19 +56,19 @@ void check_format(Random& random, Format format) {
 
 // As no processor wants it otherwise.
 LinearTable untuned(LinearTable table) {
-  table.asks_second = false;
+  table.prefetch_into_l2 = false;
   table.float_slice_bytes = table.slice_bytes;
-  for (Tiles& tiles : table.floats) tiles.asking_from = 1;
-  for (CodedTiles& tiles : table.coded) tiles.asking_from = tiles.least_asking = 1;
+  for (Tiles& tiles : table.floats) tiles.prefetch_from_tokens = 1;
+  for (CodedTiles& tiles : table.coded) tiles.prefetch_from_tokens = tiles.min_prefetch_tile = 1;
   return table;
 }
 
 // How weights are asked for changes no value, and spare rows touch nobody's memory.
 void check_tuning(Random& random, Format format) {
-  const auto team = team_of(1);
+  const auto pool = pool_of(1);
   const int64_t columns = random_columns(random, format), tokens = random.between(1, 40), first = random.between(0, static_cast<int>(tokens) - 1);
   const int64_t n = random.one_in(2) ? std::min<int64_t>(random.between(1, 5), tokens - first) : tokens - first;
-  const Matrix matrix = random_matrix(random, *team, format, kGroupRows, columns);
+  const Matrix matrix = random_matrix(random, *pool, format, kGroupRows, columns);
   const Weight& w = *matrix.weight;
   const Weight* weights[] = {&w};
   const Exact<float> x = reals(random, static_cast<size_t>(tokens * columns));

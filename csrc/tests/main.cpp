@@ -19,7 +19,7 @@ int main(int count, char** words) {
       {"sampling", check_sampling},
       {"shared_weights", check_shared_weights},
       {"stream", check_stream},
-      {"team", check_team},
+      {"thread_pool", check_thread_pool},
   };
   const auto check = count == 4 ? all.find(words[1]) : all.end();
   if (check == all.end()) {

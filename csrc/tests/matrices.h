@@ -19,14 +19,14 @@ struct Matrix {
 };
 
 // Rows of any bytes, read from a file. Without bit 6 of every byte no float in any format is large, infinite or a NaN.
-inline Matrix random_matrix(Random& random, Team& team, Format format, int64_t rows, int64_t columns) {
+inline Matrix random_matrix(Random& random, ThreadPool& pool, Format format, int64_t rows, int64_t columns) {
   const auto row_bytes = static_cast<size_t>(file_row_bytes(format, columns));
   Exact<uint8_t> bytes(static_cast<size_t>(rows) * row_bytes);
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(random.bits() >> 32) & 0xbf;
   const int file = memfd_create("matrix", 0);
   const uint64_t offset = static_cast<uint64_t>(random.between(0, 99));
   require(pwrite(file, bytes.get(), bytes.size(), static_cast<off_t>(offset)) == static_cast<ssize_t>(bytes.size()), "pwrite");
-  Matrix made{taken(weight_from_file(team, file, offset, format, rows, columns, format, 0)), std::vector<float>(static_cast<size_t>(rows * columns))};
+  Matrix made{taken(weight_from_file(pool, {.fd = file, .offset = offset, .format = format}, {format, rows, columns})), std::vector<float>(static_cast<size_t>(rows * columns))};
   close(file);
   for (int64_t r = 0; r < rows; ++r) decode_row(format, bytes.get() + static_cast<size_t>(r) * row_bytes, made.values.data() + r * columns, columns);
   return made;
@@ -46,17 +46,17 @@ struct Product {
   Level level;
 
   // Of `tokens` rows; the last row of x and of the result ends where it ends, whatever the stride.
-  Exact<float> of(Team& team, const float* x, int64_t stride, int64_t tokens, const float* residual) const {
+  Exact<float> of(ThreadPool& pool, const float* x, int64_t stride, int64_t tokens, const float* residual) const {
     const int64_t out_stride = outputs + stride % 7;
     Exact<float> out(static_cast<size_t>((tokens - 1) * out_stride + outputs));
     Exact<uint8_t> scratch(linear_scratch_bytes(tokens, columns, weights.data(), static_cast<int>(weights.size())));
     const LinearArgs call{x, stride, tokens, weights.data(), static_cast<int>(weights.size()), biases.data(), residual, outputs, out.get(), out_stride,
                           scratch.get()};
-    team.run([&](int member) {
+    pool.run([&](int thread) {
       const LevelScope scope(level);
-      linear_prepare(call, member, team.size());
-      team.barrier(member);
-      linear_multiply(call, member, team.size());
+      linear_prepare(call, thread, pool.size());
+      pool.barrier(thread);
+      linear_multiply(call, thread, pool.size());
     });
     Exact<float> dense(static_cast<size_t>(tokens * outputs));
     for (int64_t t = 0; t < tokens; ++t) std::copy_n(out.get() + t * out_stride, outputs, dense.get() + t * outputs);

@@ -17,26 +17,26 @@ struct File {
 };
 
 // Rows of any bytes in a file, somewhere, and the weight that was read from there.
-std::shared_ptr<Weight> random_weight(Random& random, Team& team, Arena* arena, Spread spread, Format format, int64_t rows, int64_t columns, int heads) {
+std::shared_ptr<Weight> random_weight(Random& random, ThreadPool& pool, Arena* arena, Spread spread, Format format, int64_t rows, int64_t columns, int heads) {
   Exact<uint8_t> bytes(static_cast<size_t>(rows) * static_cast<size_t>(file_row_bytes(format, columns)));
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(random.bits() >> 32);
   const File file;
   const uint64_t offset = static_cast<uint64_t>(random.between(0, 99));
   require(pwrite(file.fd, bytes.get(), bytes.size(), static_cast<off_t>(offset)) == static_cast<ssize_t>(bytes.size()), "pwrite");
-  return taken(weight_from_file(team, file.fd, offset, format, rows, columns, format, heads, arena, spread));
+  return taken(weight_from_file(pool, {.fd = file.fd, .offset = offset, .format = format, .permuted_heads = heads}, {format, rows, columns, spread}, arena));
 }
 
 Spread random_spread(Random& random) { return static_cast<Spread>(random.between(0, 2)); }
 
 // Members at one to three homes, of nodes the kernel chooses.
-Homes random_homes(Random& random, int members) {
+Homes random_homes(Random& random, int threads) {
   Homes homes;
-  const int count = random.between(1, std::min(members, 3));
-  for (int member = 0; member < members; ++member) homes.of_member.push_back(member < count ? member : random.between(0, count - 1));
+  const int count = random.between(1, std::min(threads, 3));
+  for (int thread = 0; thread < threads; ++thread) homes.of_thread.push_back(thread < count ? thread : random.between(0, count - 1));
   return homes;
 }
 
-// As any thread of either team reads them.
+// As any thread of either pool reads them.
 bool same_rows(const Weight& a, const Weight& b) {
   Exact<float> one(static_cast<size_t>(a.columns)), other(static_cast<size_t>(a.columns));
   for (int64_t row = 0; row < a.rows; ++row) {
@@ -51,14 +51,14 @@ void check_format(Random& random, Format format) {
   const int heads = random.one_in(3) ? random.between(1, 4) : 0, block = file_block(format).columns;
   const int64_t rows = heads ? heads * 2 * random.between(1, 20) : random.between(1, 140);
   const int64_t columns = block == 1 ? random.between(1, 200) : int64_t(block) * random.between(1, 3);
-  const auto team = team_of(random.between(1, 3)), others = team_of(random.between(1, 4));
-  Arena arena(random_homes(random, team->size())), other_arena(random_homes(random, others->size()));
-  const auto weight = random_weight(random, *team, random.one_in(2) ? &arena : nullptr, random_spread(random), format, rows, columns, heads);
+  const auto pool = pool_of(random.between(1, 3)), others = pool_of(random.between(1, 4));
+  Arena arena(random_homes(random, pool->size())), other_arena(random_homes(random, others->size()));
+  const auto weight = random_weight(random, *pool, random.one_in(2) ? &arena : nullptr, random_spread(random), format, rows, columns, heads);
   const File file;
   const uint64_t offset = static_cast<uint64_t>(random.between(0, 5000)), bytes = taken(packed_bytes(format, rows, columns));
-  const uint64_t written = taken(write_packed(*team, *weight, file.fd, offset));
-  const PackedPlace place{offset, format, rows, columns, random_spread(random)}, other{offset, format, rows, columns, random_spread(random)};
-  // Twice at once: the members go from one matrix to the next by themselves.
+  const uint64_t written = taken(write_packed(*pool, *weight, file.fd, offset));
+  const PackedWeight place{offset, {format, rows, columns, random_spread(random)}}, other{offset, {format, rows, columns, random_spread(random)}};
+  // Twice at once: the threads go from one matrix to the next by themselves.
   for (const ReadWeight& read : taken(read_packed(*others, file.fd, {place, other}, random.one_in(2) ? &other_arena : nullptr))) {
     require(read.checksum == written, std::string("what was written has its checksum, ") + format_name(format));
     require(same_rows(*weight, *read.weight), std::string("what was written is read, ") + format_name(format));
@@ -85,9 +85,9 @@ void check_columns(Random& random, Format format) {
   const File file;
   const uint64_t offset = static_cast<uint64_t>(random.between(0, 99)), first = offset + static_cast<uint64_t>(file_row_bytes(format, before));
   require(pwrite(file.fd, bytes.get(), bytes.size(), static_cast<off_t>(offset)) == static_cast<ssize_t>(bytes.size()), "pwrite");
-  const auto team = team_of(random.between(1, 3));
-  const auto read = [&](int64_t n) { return weight_from_file(*team, file.fd, first, format, n, columns, format, heads, nullptr, Spread::split, stride); };
-  const auto whole = taken(weight_from_file(*team, file.fd, offset, format, rows, before + columns + behind, format, heads));
+  const auto pool = pool_of(random.between(1, 3));
+  const auto read = [&](int64_t n) { return weight_from_file(*pool, {file.fd, first, format, heads, stride}, {format, n, columns}); };
+  const auto whole = taken(weight_from_file(*pool, {.fd = file.fd, .offset = offset, .format = format, .permuted_heads = heads}, {format, rows, before + columns + behind}));
   const auto some = taken(read(rows));
   Exact<float> all(static_cast<size_t>(whole->columns)), part(static_cast<size_t>(columns));
   for (int64_t row = 0; row < rows; ++row) {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kVocabulary = 70, kMaxTokens = 160, kBlocks = 24, kMaxSequences = 4;
 
-// A small model of random shape: what is recorded from it, and the KV memory, differ from team to team, the numbers do not.
+// A small model of random shape: what is recorded from it, and the KV memory, differ from pool to pool, the numbers do not.
 struct Shape {
   int hidden, heads, kv_heads, head_dim, inner, window, block_size;
   float softcap;
@@ -36,13 +36,13 @@ Shape random_shape(Random& random) {
           random.one_in(2), random.bits()};
 }
 
-// Records the model for one team, one of several ranks if there is a group, and keeps what it needs.
+// Records the model for one pool, one of several ranks if there is a group, and keeps what it needs.
 class Model {
  public:
-  Model(const Shape& shape, std::shared_ptr<Team> team, Level level, bool fuse, std::shared_ptr<RankGroup> group)
-      : shape_(shape), team_(std::move(team)), random_(shape.seed) {
-    cache_ = taken(KvCache::create(*team_, {1, shape.kv_heads, shape.head_dim, shape.block_size, shape.kv}, kBlocks));
-    Recorder r(team_, level, {kMaxTokens, kMaxSequences, kMaxTokens, kBlocks}, fuse, group);
+  Model(const Shape& shape, std::shared_ptr<ThreadPool> pool, Level level, bool fuse, std::shared_ptr<RankGroup> group)
+      : shape_(shape), pool_(std::move(pool)), random_(shape.seed) {
+    cache_ = taken(KvCache::create(*pool_, {1, shape.kv_heads, shape.head_dim, shape.block_size, shape.kv}, kBlocks));
+    Recorder r(pool_, level, {kMaxTokens, kMaxSequences, kMaxTokens, kBlocks}, fuse, group);
     // All but the first and the last few rows: ids elsewhere give zeros.
     Tensor x = taken(r.embedding(weight(kVocabulary - 9, shape.hidden), 4, kVocabulary));
     x = taken(r.sum(attention(r, x)));
@@ -63,7 +63,7 @@ class Model {
  private:
   std::shared_ptr<const Weight> weight(int rows, int columns) {
     const Exact<float> values = reals(random_, static_cast<size_t>(rows) * static_cast<size_t>(columns), 0.3f);
-    return taken(weight_from_rows(*team_, values.get(), rows, columns, shape_.format));
+    return taken(weight_from_rows(*pool_, values.get(), {shape_.format, rows, columns}));
   }
   Tensor parameter(int columns) {
     const Exact<float> values = reals(random_, static_cast<size_t>(columns));
@@ -80,7 +80,8 @@ class Model {
     if (shape_.qk_norm) parts[0] = taken(r.rms_norm(parts[0], parameter(shape_.head_dim), 1e-6f));
     const Tensor angles = taken(r.rope_angles(std::vector<float>(static_cast<size_t>(shape_.head_dim / 2), 0.1f), 1));
     const Tensor q = taken(r.rope(parts[0], angles, shape_.head_dim)), k = taken(r.rope(parts[1], angles, shape_.head_dim));
-    const Tensor attended = taken(r.attention(q, k, parts[2], cache_, 0, 1 / std::sqrt(static_cast<float>(shape_.head_dim)), shape_.window, shape_.softcap));
+    const Tensor attended = taken(r.attention(q, k, parts[2], cache_,
+                                                {.layer = 0, .scale = 1 / std::sqrt(static_cast<float>(shape_.head_dim)), .window = shape_.window, .softcap = shape_.softcap}));
     const Tensor residual = selected(r, x, shape_.early);
     return taken(r.linear(selected(r, attended, shape_.early), {weight(shape_.hidden, queries)}, {}, &residual));
   }
@@ -89,7 +90,7 @@ class Model {
 
   Tensor feed_forward(Recorder& r, const Tensor& x) {
     const Tensor normed = taken(r.rms_norm(x, parameter(shape_.hidden), 1e-6f));
-    if (shape_.experts) return mixture(r, normed, x);
+    if (shape_.experts) return moe(r, normed, x);
     const Tensor both = taken(r.linear(normed, {weight(shape_.inner, shape_.hidden), weight(shape_.inner, shape_.hidden)}, {}, nullptr));
     const std::shared_ptr<const Weight> down = weight(shape_.hidden, shape_.inner);
     if (!shape_.qk_norm) return taken(r.linear(taken(r.silu_mul(both)), {down}, {}, &x));
@@ -97,8 +98,8 @@ class Model {
     return taken(r.scale(taken(r.add(x, taken(r.rms_norm(out, parameter(shape_.hidden), 1e-6f)))), 0.9f));
   }
 
-  Tensor mixture(Recorder& r, const Tensor& normed, const Tensor& x) {
-    ExpertWeights experts;
+  Tensor moe(Recorder& r, const Tensor& normed, const Tensor& x) {
+    ExpertWeights experts{{}, {}, {}, shape_.here};
     for (int e = 0; e < (shape_.here.empty() ? shape_.experts : static_cast<int>(shape_.here.size())); ++e) {
       experts.gate.push_back(weight(shape_.inner, shape_.hidden));
       experts.up.push_back(weight(shape_.inner, shape_.hidden));
@@ -107,12 +108,12 @@ class Model {
     const Tensor logits = taken(r.linear(normed, {weight(shape_.experts, shape_.hidden)}, {}, nullptr));
     const Tensor gate = taken(r.linear(normed, {weight(1, shape_.hidden)}, {}, nullptr));
     const Tensor shared = taken(r.add_gated(x, normed, gate));
-    const Tensor added = taken(r.mixture(normed, logits, experts, (shape_.experts + 1) / 2, shape_.qk_norm, shape_.qk_norm ? nullptr : &shared, shape_.here));
+    const Tensor added = taken(r.moe(normed, logits, experts, (shape_.experts + 1) / 2, shape_.qk_norm, shape_.qk_norm ? nullptr : &shared));
     return shape_.qk_norm ? taken(r.add_gated(shared, added, gate)) : added;
   }
 
   Shape shape_;
-  std::shared_ptr<Team> team_;
+  std::shared_ptr<ThreadPool> pool_;
   Random random_;
   std::shared_ptr<KvCache> cache_;
   std::shared_ptr<Program> program_;
@@ -162,7 +163,7 @@ void check_program(Random& random) {
       const auto memory = taken(RankMemory::create(2, 8192));
       for (int rank = 0; rank < 2; ++rank) ranks[rank] = taken(RankGroup::join(memory, rank, 60, rank * 20));
     }
-    Model several(shape, team_of(random.between(2, 4)), level, true, ranks[0]), alone(shape, team_of(1), level, false, ranks[1]);
+    Model several(shape, pool_of(random.between(2, 4)), level, true, ranks[0]), alone(shape, pool_of(1), level, false, ranks[1]);
     Histories histories(random, shape.block_size);
     for (int step = random.between(2, 4); step > 0; --step) {  // few enough for the blocks of any sequence
       const StepInput input = histories.next();

@@ -66,8 +66,8 @@ void require_result(const Call& call, const FloatRows& out, int ranks, size_t nu
   }
 }
 
-// Every rank is a team; a barrier stands before and after each call, as in a program.
-void exchange(RankGroup& group, Team& team, const std::vector<Call>& calls) {
+// Every rank is a pool; a barrier stands before and after each call, as in a program.
+void exchange(RankGroup& group, ThreadPool& pool, const std::vector<Call>& calls) {
   const auto ranks = group.size();
   std::vector<Exact<float>> xs, outs;
   for (size_t i = 0; i < calls.size(); ++i) {
@@ -77,17 +77,17 @@ void exchange(RankGroup& group, Team& team, const std::vector<Call>& calls) {
     outs.emplace_back(static_cast<size_t>(calls[i].rows * (calls[i].gathers ? total : calls[i].columns)));
   }
   const auto turn = group.turn();
-  team.compute([&](int member) {
+  pool.compute([&](int thread) {
     for (size_t i = 0; i < calls.size(); ++i) {
       const Call& call = calls[i];
       const int64_t width = width_of(call, group.rank()), columns = static_cast<int64_t>(outs[i].size()) / call.rows;
       const FloatRows x{xs[i].get(), width + call.gap, call.rows, width}, out{outs[i].get(), columns, call.rows, columns};
-      Caller caller{member, team.size()};
+      Caller caller{thread, pool.size()};
       const bool done = call.gathers ? group.gather(x, out, call.widths, caller) : group.sum(x, out, caller);
       require(done, "a call of all ranks succeeds");
-      team.slept(member, caller.slept_ns);
-      team.barrier(member);
-      if (member == team.size() - 1) require_result(call, out, ranks, i);
+      pool.slept(thread, caller.slept_ns);
+      pool.barrier(thread);
+      if (thread == pool.size() - 1) require_result(call, out, ranks, i);
     }
   });
 }
@@ -96,11 +96,11 @@ void check_exchanges(Random& random) {
   const int ranks = random.between(1, 4), spin_us = random.of<int>({0, 20});
   const auto memory = taken(RankMemory::create(ranks, random.of<int64_t>({1024, 4096, 1 << 20})));
   const std::vector<Call> calls = random_calls(random, ranks);
-  std::vector<int> members;
-  for (int r = 0; r < ranks; ++r) members.push_back(random.between(1, 3));
+  std::vector<int> threads;
+  for (int r = 0; r < ranks; ++r) threads.push_back(random.between(1, 3));
   in_threads(ranks, [&](int rank) {
     const auto group = taken(RankGroup::join(memory, rank, kWaitS, spin_us));
-    exchange(*group, *team_of(members[static_cast<size_t>(rank)]), calls);
+    exchange(*group, *pool_of(threads[static_cast<size_t>(rank)]), calls);
     const FloatRows nothing{nullptr, 0, 0, 1};
     Caller caller;
     require(group->sum(nothing, nothing, caller), "a sum of no rows");
@@ -109,24 +109,24 @@ void check_exchanges(Random& random) {
   });
 }
 
-// One rank leaves in the middle, or somebody ends the group: nobody waits for long, every member of every team comes out, and finds it failed.
+// One rank leaves in the middle, or somebody ends the group: nobody waits for long, every thread of every pool comes out, and finds it failed.
 void check_leaving(Random& random) {
   const int ranks = random.between(2, 4), leaves = random.between(0, ranks - 1), after = random.between(0, 3);
   const bool outside = random.one_in(2);
   const auto memory = taken(RankMemory::create(ranks, 4096));
   in_threads(ranks, [&](int rank) {
     const auto group = taken(RankGroup::join(memory, rank, kWaitS, rank % 2 ? 30 : 0));
-    const auto team = team_of(1 + rank % 3);
+    const auto pool = pool_of(1 + rank % 3);
     std::vector<float> x(100), out(100);
-    team->run([&](int member) {
+    pool->run([&](int thread) {
       for (int i = 0; i < 50; ++i) {
         if (rank == leaves && i == after) {
-          if (member == 0) outside ? memory->end({leaves}, RankMemory::Fate::left) : group->leave();
+          if (thread == 0) outside ? memory->end({leaves}, RankMemory::Fate::left) : group->leave();
           break;
         }
-        Caller caller{member, team->size(), i};
+        Caller caller{thread, pool->size(), i};
         group->sum({x.data(), 100, 1, 100}, {out.data(), 100, 1, 100}, caller);
-        team->barrier(member);
+        pool->barrier(thread);
         if (group->failed(i)) break;
       }
     });
@@ -173,12 +173,12 @@ void check_hosts(Random& random) {
   const int ranks = random.between(2, 5), spin_us = random.of<int>({0, 20});
   const Hosts hosts(random, ranks, random.of<int64_t>({1024, 4096, 1 << 20}));
   const std::vector<Call> calls = random_calls(random, ranks);
-  std::vector<int> members;
-  for (int r = 0; r < ranks; ++r) members.push_back(random.between(1, 2));
+  std::vector<int> threads;
+  for (int r = 0; r < ranks; ++r) threads.push_back(random.between(1, 2));
   std::latch done(ranks);
   in_threads(ranks, [&](int rank) {
     const auto group = taken(RankGroup::join(hosts.memory_of(rank), rank, kWaitS, spin_us));
-    exchange(*group, *team_of(members[static_cast<size_t>(rank)]), calls);
+    exchange(*group, *pool_of(threads[static_cast<size_t>(rank)]), calls);
     done.arrive_and_wait();  // a host may be behind another, and a farewell overtake what it waits for
   });
 }

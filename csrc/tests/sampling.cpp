@@ -9,19 +9,23 @@ namespace {
 
 // Settings of some rows, of every kind.
 struct Settings {
-  std::vector<float> temperature, top_p, min_p, repetition, frequency, presence, bias_value;
-  std::vector<int32_t> top_k, bias_start{0}, bias_token, seen_start{0}, seen_token, seen_count;
+#define HOMENODE_FIELD(type, name, least, most) std::vector<type> name;
+  HOMENODE_SAMPLING_SETTINGS(HOMENODE_FIELD)
+#undef HOMENODE_FIELD
+  std::vector<float> bias_value;
+  std::vector<int32_t> bias_start{0}, bias_token, seen_start{0}, seen_token, seen_count;
   std::vector<uint64_t> seed, counter;
 
   Settings(Random& random, int rows, int vocabulary) {
     for (int r = 0; r < rows; ++r) {
       temperature.push_back(random.one_in(3) ? 0 : 1 + random.real());
+      top_n_sigma.push_back(random.one_in(2) ? 0 : 1 + random.real());
       top_p.push_back(random.one_in(2) ? 1 : 0.5f + random.real() / 2);
       min_p.push_back(random.one_in(2) ? 0 : 0.5f + random.real() / 2);
       top_k.push_back(random.one_in(2) ? 0 : random.between(1, 2 * vocabulary));
-      repetition.push_back(random.one_in(2) ? 1 : 1.5f + random.real());
-      frequency.push_back(random.one_in(2) ? 0 : random.real());
-      presence.push_back(random.one_in(2) ? 0 : random.real());
+      repetition_penalty.push_back(random.one_in(2) ? 1 : 1.5f + random.real());
+      frequency_penalty.push_back(random.one_in(2) ? 0 : random.real());
+      presence_penalty.push_back(random.one_in(2) ? 0 : random.real());
       seed.push_back(random.bits()), counter.push_back(random.bits());
       for (int i = random.between(0, 4); i > 0; --i) {
         bias_token.push_back(random.between(0, vocabulary - 1)), bias_value.push_back(random.real() * 50);
@@ -32,8 +36,13 @@ struct Settings {
   }
 
   SamplingInput input() const {
-    return {temperature, top_p,      min_p,      repetition, frequency,  presence,   top_k,     seed,
-            counter,     bias_start, bias_token, bias_value, seen_start, seen_token, seen_count};
+    return {
+#define HOMENODE_ARRAY(type, name, least, most) .name = name,
+        HOMENODE_SAMPLING_SETTINGS(HOMENODE_ARRAY)
+#undef HOMENODE_ARRAY
+        .seed = seed, .counter = counter, .bias_start = bias_start, .bias_token = bias_token, .bias_value = bias_value,
+        .seen_start = seen_start, .seen_token = seen_token, .seen_count = seen_count,
+    };
   }
 };
 
@@ -50,7 +59,7 @@ void check_sampling(Random& random) {
   std::vector<int32_t> all(static_cast<size_t>(rows)), targets(static_cast<size_t>(rows));
   for (int r = 0; r < rows; ++r) all[static_cast<size_t>(r)] = r, targets[static_cast<size_t>(r)] = random.between(0, vocabulary - 1);
   for (const Level level : levels()) {
-    Sampler alone(team_of(1), level), several(team_of(random.between(2, 4)), level);
+    Sampler alone(pool_of(1), level), several(pool_of(random.between(2, 4)), level);
     const Drawn wanted = taken(alone.sample(output, settings.input(), logprobs)), found = taken(several.sample(output, settings.input(), logprobs));
     require(wanted.tokens == found.tokens && wanted.top_tokens == found.top_tokens,
             std::string("several threads draw what one does, at ") + level_name(level));

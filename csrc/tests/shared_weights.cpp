@@ -35,7 +35,7 @@ bool same_rows(const Weight& a, const Weight& b) {
   return true;
 }
 
-bool same_products(Random& random, const Weight& a, Team& of_a, const Weight& b, Team& of_b) {
+bool same_products(Random& random, const Weight& a, ThreadPool& of_a, const Weight& b, ThreadPool& of_b) {
   const int64_t tokens = random.between(1, 9);
   const Exact<float> x = reals(random, static_cast<size_t>(tokens * a.columns));
   const std::vector<const float*> no_bias{nullptr};
@@ -47,9 +47,9 @@ bool same_products(Random& random, const Weight& a, Team& of_a, const Weight& b,
   return true;
 }
 
-// One matrix among pages that are others', filled by one team from rows or from a packed file, read by another of another size.
+// One matrix among pages that are others', filled by one pool from rows or from a packed file, read by another of another size.
 void check_format(Random& random, Format format) {
-  const auto writers = team_of(random.between(1, 3)), readers = team_of(random.between(1, 4));
+  const auto writers = pool_of(random.between(1, 3)), readers = pool_of(random.between(1, 4));
   const Matrix plain = random_matrix(random, *writers, format, random.between(1, 140), random_columns(random, format));
   const Weight& weight = *plain.weight;
   const uint64_t bytes = taken(packed_bytes(format, weight.rows, weight.columns)), room = pages(bytes) + kSmallPage * static_cast<uint64_t>(random.between(0, 2));
@@ -60,7 +60,7 @@ void check_format(Random& random, Format format) {
   file.seal();
   const uint64_t written = taken(write_packed(*writers, weight, packed.fd, 0));
   const auto memory = taken(WeightMemory::map(file.fd, total)), others = taken(WeightMemory::map(file.fd, total));
-  const PackedPlace place{0, format, weight.rows, weight.columns, Spread::split, {memory, offset}};
+  const PackedWeight place{0, {format, weight.rows, weight.columns, Spread::split, {memory, offset}}};
   require(!read_packed(*writers, packed.fd, {place}), "nothing is written before it is opened");
   require(!memory->open(begin, end), "some pages are opened");
 
@@ -69,13 +69,13 @@ void check_format(Random& random, Format format) {
     std::memset(taken(memory->at(offset, bytes, true)), 0x5a, bytes);
     require(!memory->clear(begin, end), "pages are zeros again");
   }
-  if (encoded) taken(weight_from_rows(*writers, plain.values.data(), weight.rows, weight.columns, format, nullptr, Spread::split, {memory, offset}));
+  if (encoded) taken(weight_from_rows(*writers, plain.values.data(), place.shape));
   else require(taken(read_packed(*writers, packed.fd, {place})).front().checksum == written, "a packed file has what was written");
   require(!memory->close(), "and closed");
   require(!read_packed(*writers, packed.fd, {place}), "nothing is written after that");
 
   require(!others->enter(*readers, begin, end) && others->enter(*readers, begin, total + kSmallPage), "pages that are there are entered");
-  const auto attached = taken(attach_weight(readers->size(), format, weight.rows, weight.columns, {others, offset}));
+  const auto attached = taken(attach_weight(readers->size(), {format, weight.rows, weight.columns, Spread::split, {others, offset}}));
   require(attached->pieces.size() == static_cast<size_t>(readers->size()) && attached->bytes() == bytes, "a piece for every thread");
   require(same_rows(weight, *attached), std::string("what was put there is read, ") + format_name(format));
   require(same_products(random, weight, *writers, *attached, *readers), std::string("a shared matrix multiplies as a private one, ") + format_name(format));
@@ -97,7 +97,7 @@ void check_refusals(Random& random) {
     require(!memory->at(offset, 256, true), "a place outside of what is open, or on no boundary");
   }
   require(!memory->at(total - 128, 129, false) && !memory->at(128, UINT64_MAX, false), "a place that ends outside");
-  require(!attach_weight(2, Format::f32, 33, 1 << 20, {memory, 0}) && !attach_weight(0, Format::f32, 1, 1, {memory, 0}), "a matrix that is too large, or nobody's");
+  require(!attach_weight(2, {Format::f32, 33, 1 << 20, Spread::split, {memory, 0}}) && !attach_weight(0, {Format::f32, 1, 1, Spread::split, {memory, 0}}), "a matrix that is too large, or nobody's");
   const auto words = taken(SharedWords::map(file.fd, 16));
   const int64_t i = random.between(0, 15);
   require(words->exchange(i, 0, 7) == 0 && words->exchange(i, 0, 8) == 7 && words->load(i) == 7, "a word is written once");

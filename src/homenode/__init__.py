@@ -6,7 +6,7 @@ from homenode import errors
 
 if TYPE_CHECKING:
     from homenode.engine.api.llm import LLM
-    from homenode.engine.request import SamplingParams
+    from homenode.sampling import SamplingParams
 
 __version__ = "0.2.0.dev0"
 
@@ -20,7 +20,7 @@ def __getattr__(name: str) -> object:
 
         return LLM
     if name == "SamplingParams":
-        from homenode.engine.request import SamplingParams
+        from homenode.sampling import SamplingParams
 
         return SamplingParams
     raise AttributeError(f"module 'homenode' has no attribute {name!r}")

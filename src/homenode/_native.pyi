@@ -1,82 +1,154 @@
-"""The compiled core (csrc/bind). Raises ValueError for wrong arguments, OSError when the machine refuses."""
+"""The compiled core (csrc/bind). ValueError for wrong arguments, OSError when the machine refuses.
+
+Written by `make stubs`; not to be edited.
+"""
 
 import enum
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-
-_Floats = npt.NDArray[np.float32]
-_Ints = npt.NDArray[np.int32]
-_Longs = npt.NDArray[np.uint64]
-
-Drawn = tuple[_Ints, _Floats, _Ints, _Floats]
+from numpy.typing import NDArray
 
 class Level(enum.Enum):
+    """Instruction set levels, the weakest first."""
+
     scalar = 0
+
     avx2 = 1
+
     avx2vnni = 2
+
     avx512 = 3
+
     avx512bf16 = 4
+
     amx = 5
+
     neon = 6
+
     dotprod = 7
+
     i8mm = 8
 
-def best_level() -> Level: ...
-def level_built(level: Level) -> bool: ...
-def level_lack(level: Level) -> str | None: ...
+def best_level() -> Level:
+    """The best level this machine and this build have."""
 
-class Team:
-    def __new__(
-        cls, cpus: Sequence[int], spin_us: int, pin_caller: bool, groups: Sequence[Sequence[int]] | None = None
-    ) -> Team: ...
+def level_built(level: Level) -> bool: ...
+def level_lack(level: Level) -> str | None:
+    """What keeps a level from being used here; None when nothing does."""
+
+class ThreadPool:
+    """Threads pinned to the CPUs given (-1: not pinned)."""
+
+    def __init__(
+        self, cpus: Sequence[int], spin_us: int, pin_caller: bool, groups: Sequence[Sequence[int]] | None = None
+    ) -> None: ...
     @property
     def cpus(self) -> list[int]: ...
     @property
-    def spin_us(self) -> int: ...
-    @property
-    def lost_shares(self) -> list[float]: ...
-    def exercise(self, runs: int, rounds: int) -> int: ...
+    def spin_us(self) -> int:
+        """
+        Microseconds threads watch for others: less than asked for where they share CPUs.
+        """
 
-def has_kernel(format: int) -> bool: ...
-def can_decode(format: int) -> bool: ...
-
-class Spread(enum.Enum):
-    split = ...
-    copied = ...
-    interleaved = ...
-
-class Arena:
-    def __init__(self, team: Team, homes: Sequence[int] = [], nodes: Sequence[int] = []) -> None: ...
-    def expect(self, nbytes: int) -> None: ...
-    def trim(self) -> None: ...
     @property
-    def ranges(self) -> list[tuple[int, int, int]]: ...
-    @property
-    def refused(self) -> int: ...
+    def lost_shares(self) -> list[float]:
+        """
+        For each thread the share of the CPU time it recently wanted that it did not get.
+        """
+
+    def exercise(self, runs: int, rounds: int) -> int:
+        """
+        Self-test: runs with many barriers; returns how often one let go too early.
+        """
 
 class SharedWords:
+    """Words at the beginning of a memfd that several processes write."""
+
     @staticmethod
     def map(fd: int, count: int) -> SharedWords: ...
     def load(self, word: int) -> int: ...
     def store(self, word: int, value: int) -> None: ...
-    def exchange(self, word: int, expected: int, value: int) -> int: ...
+    def exchange(self, word: int, expected: int, value: int) -> int:
+        """Write `value` where the word is `expected`; the result is what it was."""
 
 class WeightMemory:
+    """Packed weights that several processes keep in one memfd."""
+
     @staticmethod
     def map(fd: int, nbytes: int) -> WeightMemory: ...
     @property
-    def range(self) -> tuple[int, int]: ...
-    def open(self, begin: int, end: int) -> None: ...
-    def close(self) -> None: ...
-    def clear(self, begin: int, end: int) -> None: ...
-    def enter(self, team: Team, begin: int, end: int) -> None: ...
-    def take_huge(self, team: Team) -> None: ...
-    def prefer(self, begin: int, end: int, nodes: Sequence[int]) -> int: ...
+    def range(self) -> tuple[int, int]:
+        """Address and bytes."""
+
+    def open(self, begin: int, end: int) -> None:
+        """Let some of it, whole pages, be written, and nothing else."""
+
+    def close(self) -> None:
+        """Nothing of it can be written any more."""
+
+    def clear(self, begin: int, end: int) -> None:
+        """Make some of it, whole pages that are open, zeros again."""
+
+    def enter(self, pool: ThreadPool, begin: int, end: int) -> None:
+        """Enter whole pages that others have filled into this process's tables."""
+
+    def take_huge(self, pool: ThreadPool) -> None:
+        """Have what is open taken on huge pages, where the kernel gives them."""
+
+    def prefer(self, begin: int, end: int, nodes: Sequence[int]) -> int:
+        """
+        Where pages nobody touched yet are to come from; the result is 0 or the kernel's errno.
+        """
+
+def has_kernel(format: int) -> bool:
+    """Of a GGUF type number."""
+
+def can_decode(format: int) -> bool:
+    """Of a GGUF type number."""
+
+class Spread(enum.Enum):
+    """Where a weight lies when its thread pool has several homes."""
+
+    split = 0
+
+    copied = 1
+
+    interleaved = 2
+
+class Arena:
+    """Memory that the weights of one thread pool share."""
+
+    def __init__(self, pool: ThreadPool, homes: Sequence[int] = [], nodes: Sequence[int] = []) -> None:
+        """
+        homes: for each thread the number of its home, from 0; nodes: of each home the NUMA node to take memory from, or none at all.
+        """
+
+    def expect(self, nbytes: int) -> None:
+        """
+        That about so many bytes will be taken for every thread at each of its homes.
+        """
+
+    def trim(self) -> None:
+        """
+        Give back most of what huge pages hold behind the weights; for when the last weight was made.
+        """
+
+    @property
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """
+        Address, bytes and home (-1: all of them in turn) of the chunks it has mapped.
+        """
+
+    @property
+    def refused(self) -> int:
+        """
+        The errno with which the kernel last refused to take a chunk from its home, or 0.
+        """
 
 class Weight:
+    """A packed matrix."""
+
     @property
     def rows(self) -> int: ...
     @property
@@ -84,141 +156,395 @@ class Weight:
     @property
     def format(self) -> int: ...
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """With all copies."""
+
     @property
-    def pieces(self) -> list[tuple[int, int, int]]: ...
-    def write(self, fd: int, offset: int) -> int: ...
-    def unpack_row(self, row: int) -> _Floats: ...
+    def pieces(self) -> list[tuple[int, int, int]]:
+        """
+        For each thread the rows it multiplies, from and past the last, and where they lie as it reads them.
+        """
 
-def weight_from_file(
-    team: Team,
-    fd: int,
-    offset: int,
-    source: int,
-    rows: int,
-    columns: int,
-    target: int,
-    permuted_heads: int,
-    arena: Arena | None = None,
-    spread: Spread = Spread.split,
-    stride: int = 0,
-    shared: WeightMemory | None = None,
-    at: int = 0,
-) -> Weight: ...
+    def write(self, fd: int, offset: int) -> int:
+        """
+        Write it as packed_bytes at `offset` of a file; the result is its checksum.
+        """
+
+    def unpack_row(self, row: int) -> NDArray[np.float32]:
+        """One row as float32."""
+
+class WeightFile:
+    """A matrix as it is stored in an open file."""
+
+    def __init__(self, *, fd: int, offset: int, format: int, permuted_heads: int = 0, stride: int = 0) -> None:
+        """
+        format: a GGUF type number. permuted_heads: of this many heads the stored rows have interleaved halves; 0: none. stride: bytes from the beginning of a row to that of the next; 0: rows follow each other.
+        """
+
+class WeightShape:
+    """What a matrix is to be in memory."""
+
+    def __init__(
+        self,
+        *,
+        format: int,
+        rows: int,
+        columns: int,
+        spread: Spread = Spread.split,
+        shared: WeightMemory | None = None,
+        shared_offset: int = 0,
+    ) -> None:
+        """
+        format: a GGUF type number. shared, shared_offset: it lies there instead of in an arena. ValueError for a matrix without elements, or of more than 2^40.
+        """
+
+def weight_from_file(pool: ThreadPool, file: WeightFile, shape: WeightShape, arena: Arena | None = None) -> Weight:
+    """Read and pack."""
+
 def weight_from_rows(
-    team: Team,
-    rows: _Floats,
-    target: int,
-    arena: Arena | None = None,
-    spread: Spread = Spread.split,
-    shared: WeightMemory | None = None,
-    at: int = 0,
-) -> Weight: ...
-def attach_weight(team: Team, memory: WeightMemory, at: int, format: int, rows: int, columns: int) -> Weight: ...
-def packed_bytes(format: int, rows: int, columns: int) -> int: ...
-def head_checksum(fd: int, bytes: int) -> int: ...
-def packing_fingerprint() -> int: ...
-def weights_from_packed(
-    team: Team,
-    fd: int,
-    places: Sequence[tuple[int, int, int, int, Spread, WeightMemory | None, int]],
-    arena: Arena | None = None,
-) -> list[tuple[Weight, int]]: ...
+    pool: ThreadPool, rows: NDArray[np.float32], shape: WeightShape, arena: Arena | None = None
+) -> Weight:
+    """Pack float32 [rows, columns]."""
 
-class KvType(enum.Enum):
-    f32 = 0
-    bf16 = 1
-    int8 = 2
+def attach_weight(pool: ThreadPool, shape: WeightShape) -> Weight:
+    """A matrix that is in its shared memory already."""
+
+def packed_bytes(format: int, rows: int, columns: int) -> int: ...
+def head_checksum(fd: int, bytes: int) -> int:
+    """Of the first bytes of a file, or of all where it ends before."""
+
+def packing_fingerprint() -> int:
+    """Changes when rows are encoded or packed in another way."""
+
+def weights_from_packed(
+    pool: ThreadPool, fd: int, weights: Sequence[tuple[int, WeightShape]], arena: Arena | None = None
+) -> list[tuple[Weight, int]]:
+    """
+    What `Weight.write` wrote at each offset, and the checksums of what was read.
+    """
 
 class Sharing(enum.Enum):
-    readable = ...
-    writable = ...
+    """What other processes may do with a memfd of ours."""
+
+    readable = 0
+
+    writable = 1
+
+class KvType(enum.Enum):
+    """How keys and values are stored."""
+
+    f32 = 0
+
+    bf16 = 1
+
+    int8 = 2
+
+class KvShape:
+    """What a block of keys and values holds."""
+
+    def __init__(self, *, layers: int, kv_heads: int, head_dim: int, block_size: int, type: KvType) -> None: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def block_size(self) -> int:
+        """Tokens."""
+
+    @property
+    def type(self) -> KvType: ...
 
 class KvCache:
+    """Paged keys and values."""
+
     @property
     def blocks(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
     @property
-    def ranges(self) -> list[tuple[int, int, int]]: ...
-    @property
-    def refused(self) -> int: ...
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """Address, bytes and home (-1: all of them in turn) of its regions."""
+
     def attach(self, memory: KvMemory, first: int | None = None) -> int: ...
     def detach(self, first: int) -> None: ...
+    @property
+    def refused(self) -> int:
+        """
+        The errno with which the kernel last refused to take a region from its home, or 0.
+        """
 
 def kv_cache(
-    team: Team,
-    layers: int,
-    kv_heads: int,
-    head_dim: int,
-    block_size: int,
-    type: KvType,
+    pool: ThreadPool,
+    shape: KvShape,
     blocks: int,
+    *,
     arena: Arena | None = None,
     interleaved: bool = False,
     sharing: Sharing | None = None,
     share: tuple[int, int, int] | None = None,
     touched: bool = True,
-) -> KvCache: ...
+) -> KvCache:
+    """
+    At the homes of `arena`, if given. share: descriptor, offset and bytes of somebody else's memfd to lie in; the descriptor is not kept. touched: whether every page of private memory is there at once.
+    """
 
-_Shape = tuple[int, int, int, int, KvType]  # layers, heads, head_dim, block_size, type
-_Region = tuple[int, int, int, int, int, int, int, int]
-_Layout = tuple[_Shape, int, int, int, list[_Region]]  # tile_bytes, blocks, nbytes
+class KvRegion:
+    """
+    Some heads of some layers: head h of block b in layer l begins at offset + (l - first_layer) * layer_stride + b * block_stride + (h - first_head) * head_stride, in bytes.
+    """
+
+    def __init__(self) -> None: ...
+    @property
+    def first_head(self) -> int: ...
+    @first_head.setter
+    def first_head(self, arg: int, /) -> None: ...
+    @property
+    def past_head(self) -> int: ...
+    @past_head.setter
+    def past_head(self, arg: int, /) -> None: ...
+    @property
+    def offset(self) -> int: ...
+    @offset.setter
+    def offset(self, arg: int, /) -> None: ...
+    @property
+    def layer_stride(self) -> int: ...
+    @layer_stride.setter
+    def layer_stride(self, arg: int, /) -> None: ...
+    @property
+    def block_stride(self) -> int: ...
+    @block_stride.setter
+    def block_stride(self, arg: int, /) -> None: ...
+    @property
+    def head_stride(self) -> int: ...
+    @head_stride.setter
+    def head_stride(self, arg: int, /) -> None: ...
+    @property
+    def first_layer(self) -> int: ...
+    @first_layer.setter
+    def first_layer(self, arg: int, /) -> None: ...
+    @property
+    def past_layer(self) -> int: ...
+    @past_layer.setter
+    def past_layer(self, arg: int, /) -> None: ...
+
+class KvLayout:
+    """Where everything in a KV memory is."""
+
+    def __init__(
+        self, *, shape: KvShape, tile_bytes: int, blocks: int, nbytes: int, regions: Sequence[KvRegion]
+    ) -> None: ...
+    @property
+    def shape(self) -> KvShape: ...
+    @property
+    def tile_bytes(self) -> int: ...
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def regions(self) -> list[KvRegion]: ...
 
 class KvMemory:
+    """KV memory that can be copied from and to."""
+
     @staticmethod
     def of(cache: KvCache) -> KvMemory: ...
     @staticmethod
-    def pool(shape: _Shape, blocks: int, sharing: Sharing, nodes: Sequence[int]) -> KvMemory: ...
+    def pool(shape: KvShape, blocks: int, sharing: Sharing, nodes: Sequence[int]) -> KvMemory: ...
     @staticmethod
-    def map(fd: int, layout: _Layout, writable: bool) -> KvMemory: ...
+    def map(fd: int, layout: KvLayout, writable: bool) -> KvMemory:
+        """Of another process; the descriptor is not kept."""
+
     @property
-    def layout(self) -> _Layout: ...
+    def layout(self) -> KvLayout: ...
     @property
     def fd(self) -> int: ...
     @property
     def writable(self) -> bool: ...
     @property
-    def views(self) -> list[npt.NDArray[np.uint8]]: ...
-    def parts(self, block: int, tiles: int) -> list[tuple[int, int, int]]: ...
-    def digests(
-        self, level: Level, table: Sequence[int], first_page: int, pages: int, tokens: int, page_tokens: int
-    ) -> list[bytes]: ...
+    def views(self) -> list[NDArray[np.uint8]]:
+        """The bytes of each region."""
+
+    def parts(self, block: int, tiles: int) -> list[tuple[int, int, int]]:
+        """Region, offset and bytes of the pieces of a block."""
+
+class EpochWords:
+    """
+    Numbers for the parts of a memory, in a memfd that only its maker writes.
+    """
+
+    @staticmethod
+    def create(count: int) -> EpochWords: ...
+    @staticmethod
+    def map(fd: int, count: int) -> EpochWords: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def fd(self) -> int: ...
+    def read(self, word: int) -> int: ...
+    def hold(self, words: Sequence[int], epochs: Sequence[int]) -> bool:
+        """Whether these words are still what they were."""
+
+    def write(self, words: Sequence[int], epochs: Sequence[int]) -> None: ...
+
+class KvPages:
+    """
+    Pages first .. first + count - 1 of a sequence, in the blocks of `table`.
+    """
+
+    def __init__(
+        self,
+        *,
+        memory: KvMemory,
+        table: Sequence[int],
+        first: int,
+        count: int,
+        tokens: int,
+        page_tokens: int,
+        heads: tuple[int, int] | None = None,
+    ) -> None:
+        """
+        table: the blocks of the whole sequence, of `tokens` positions; -1: one that is not there. heads: the first and one past the last; None: all.
+        """
+
+class KvTarget:
+    """Where pages are copied to."""
+
+    def __init__(self, *, memory: KvMemory, table: Sequence[int], first_head: int = 0) -> None:
+        """first_head: where the first head that is copied goes."""
+
+class KvEpochs:
+    """What the epoch words of the source's blocks must be, for each page."""
+
+    def __init__(self, *, words: EpochWords, expected: Sequence[int]) -> None: ...
+
+def digest_kv(level: Level, pages: KvPages) -> list[bytes]:
+    """
+    For each page 8 bytes for each head; none for a page that is not there.
+    """
+
+def copy_kv(
+    level: Level, source: KvPages, target: KvTarget, *, epochs: KvEpochs | None = None, threads: int = 1
+) -> list[bytes] | None:
+    """
+    The digests of the pages; None when an epoch word was not what it must be.
+    """
 
 class PageReceiver:
+    """
+    Bytes of KV pages from a socket into their blocks; digested on the way.
+    """
+
     @staticmethod
     def create(memory: KvMemory, level: Level, blocks: Sequence[int], tiles: Sequence[int]) -> PageReceiver: ...
-    def receive(self, socket: int, most: int, wait_us: int) -> int: ...
-    def take(self, data: bytes) -> int: ...
+    def receive(self, socket: int, most: int, wait_us: int) -> int:
+        """Bytes read; 0: there was nothing; -1: the stream has ended."""
+
+    def take(self, data: bytes) -> int:
+        """What was read already; how many bytes of it belong here."""
+
     @property
     def complete(self) -> bool: ...
-    def digests(self) -> list[bytes]: ...
+    def digests(self) -> list[bytes]:
+        """Of each page that is complete."""
 
 class PageSender:
+    """Bytes of KV pages from their blocks into a socket."""
+
     @staticmethod
     def create(memory: KvMemory, blocks: Sequence[int], tiles: Sequence[int]) -> PageSender: ...
-    def send(self, socket: int, most: int) -> int: ...
+    def send(self, socket: int, most: int) -> int:
+        """Bytes the kernel took; 0: none now."""
+
     @property
     def done(self) -> bool: ...
 
-def copy_kv(
-    level: Level,
-    target: KvMemory,
-    target_table: Sequence[int],
-    source: KvMemory,
-    source_table: Sequence[int],
-    first_page: int,
-    pages: int,
-    tokens: int,
-    page_tokens: int,
-    source_heads: tuple[int, int] | None = None,
-    target_first_head: int = 0,
-    epoch_words: EpochWords | None = None,
-    epochs: Sequence[int] = (),
-    threads: int = 1,
-) -> list[bytes] | None: ...
+class LaneReader:
+    """Of records that another process of this host writes. For one thread."""
+
+    @staticmethod
+    def create() -> LaneReader: ...
+    @property
+    def fd(self) -> int: ...
+    @property
+    def wake_fd(self) -> int:
+        """Can be read from when there is something, if nobody looked."""
+
+    @property
+    def waker_fd(self) -> int:
+        """What it is rung by: for the writer."""
+
+    def wake(self) -> None: ...
+    def clear_wake(self) -> None:
+        """Makes it quiet."""
+
+    @property
+    def has_news(self) -> bool: ...
+    @property
+    def wake_hinted(self) -> bool:
+        """
+        Whether the writer has hinted that a record will come, and none was taken since.
+        """
+
+    def clear_hint(self) -> None:
+        """No record came after the last hint."""
+
+    def take(self) -> Announcement | None:
+        """
+        What was announced; None: nothing more. ValueError for garbage, after which nothing more is to be taken.
+        """
+
+class LaneWriter:
+    """For one thread."""
+
+    @staticmethod
+    def attach(fd: int, waker_fd: int) -> LaneWriter: ...
+    def hint_wake(self) -> None:
+        """
+        Something will be announced soon: a sleeping reader is woken. From any thread.
+        """
+
+class PageRange:
+    """Pages `first` and so on of a hand-over."""
+
+    def __init__(self, *, first: int, pages: int, tokens: int) -> None:
+        """
+        pages: of the whole hand-over. tokens: positions from the first of these pages on.
+        """
+
+class PageExport:
+    """
+    Pages that can be announced as soon as they are computed. For one thread.
+    """
+
+    @staticmethod
+    def of(
+        *,
+        lane: LaneWriter,
+        level: Level,
+        memory: KvMemory,
+        epoch_words: EpochWords,
+        buffer: bytes,
+        pull_id: int,
+        range: PageRange,
+        limit: int,
+    ) -> PageExport:
+        """limit: the most pages of one announcement."""
+
+    def announce(self, after: int, first: int, pages: Sequence[int], last: bool) -> float | None:
+        """
+        Read pages and announce them; the seconds it took. None, and nothing was announced, when they are not there, or not what was foreseen, or do not fit.
+        """
+
+    @property
+    def digests(self) -> list[bytes]:
+        """Of the pages that were announced."""
 
 class Announcement:
+    """Pages that another process exports."""
+
     @property
     def pull_id(self) -> int: ...
     @property
@@ -232,87 +558,53 @@ class Announcement:
     @property
     def buffer(self) -> bytes: ...
     @property
+    def packed(self) -> tuple[bytes, bytes, bytes]:
+        """Digests, pages and epochs, each in one piece, little-endian."""
+
+    @property
     def digests(self) -> list[bytes]: ...
     @property
-    def packed(self) -> tuple[bytes, bytes, bytes]: ...
-    @property
     def count(self) -> int: ...
-    def blocks(self, base: int, first: int, count: int) -> list[int]: ...
+    def blocks(self, base: int, first: int, count: int) -> list[int]:
+        """Some of the pages, counted from a block on."""
 
 class Expected:
+    """Pages that can be taken as soon as they are announced."""
+
     @staticmethod
     def of(
+        *,
         level: Level,
         own: KvMemory,
         sources: Sequence[tuple[bytes, KvMemory, EpochWords]],
-        first: int,
-        pages: int,
-        tokens: int,
+        range: PageRange,
         digest_bytes: int,
         blocks: Sequence[int],
         seen: Sequence[int],
-    ) -> Expected: ...
-    def fits(self, said: Announcement) -> bool: ...
-    def rehearsal(self, pull_id: int) -> Announcement: ...
-    def take(self, said: Announcement) -> float | None: ...
+    ) -> Expected:
+        """
+        sources: name of a buffer, its memory and epoch words. blocks: own ones, -1: read in place. seen: pages that must not come again.
+        """
 
-class LaneReader:
-    @staticmethod
-    def create() -> LaneReader: ...
-    @property
-    def fd(self) -> int: ...
-    @property
-    def bell(self) -> int: ...
-    @property
-    def rope(self) -> int: ...
-    def hear_bell(self) -> None: ...
-    @property
-    def has_news(self) -> bool: ...
-    @property
-    def promised(self) -> bool: ...
-    def give_up(self) -> None: ...
-    def ring(self) -> None: ...
-    def take(self) -> Announcement | None: ...
+    def fits(self, announcement: Announcement) -> bool:
+        """
+        Whether it is what is expected, as far as that can be told without reading pages.
+        """
 
-class LaneWriter:
-    @staticmethod
-    def attach(fd: int, rope: int) -> LaneWriter: ...
-    def promise(self) -> None: ...
+    def rehearsal(self, pull_id: int) -> Announcement:
+        """What looks like that, and does not fit."""
 
-class Lending:
-    @staticmethod
-    def of(
-        lane: LaneWriter,
-        level: Level,
-        memory: KvMemory,
-        epoch_words: EpochWords,
-        buffer: bytes,
-        pull_id: int,
-        first: int,
-        pages: int,
-        most: int,
-        tokens: int,
-    ) -> Lending: ...
-    def announce(self, after: int, first: int, pages: Sequence[int], last: bool) -> float | None: ...
-    @property
-    def digests(self) -> list[bytes]: ...
+    def take(self, announcement: Announcement) -> float | None:
+        """
+        Reads the pages, copies those with a block of the own memory (not -1); the seconds it took. None: they are not what was announced, or expected.
+        """
 
-def watch_lanes(lanes: Sequence[LaneReader], epoll: int, seconds: float) -> bool: ...
-
-class EpochWords:
-    @staticmethod
-    def create(count: int) -> EpochWords: ...
-    @staticmethod
-    def map(fd: int, count: int) -> EpochWords: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def fd(self) -> int: ...
-    def read(self, word: int) -> int: ...
-    def hold(self, words: Sequence[int], epochs: Sequence[int]) -> bool: ...
-    def write(self, words: Sequence[int], epochs: Sequence[int]) -> None: ...
+def watch_lanes(lanes: Sequence[LaneReader], epoll: int, seconds: float) -> bool:
+    """Whether a lane has news or the descriptor events, within so long."""
 
 class RankMemory:
+    """The memory of a group of ranks, in a memfd."""
+
     @staticmethod
     def create(ranks: int, bytes_per_rank: int) -> RankMemory: ...
     @staticmethod
@@ -323,31 +615,51 @@ class RankMemory:
     def ranks(self) -> int: ...
     @property
     def half_floats(self) -> int: ...
-    def end(self, gone: list[int]) -> None: ...
+    def end(self, gone: Sequence[int]) -> None: ...
 
 class RankGroup:
+    """One rank of a group."""
+
     @property
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
-    def sum(self, values: _Floats) -> None: ...
-    def gather(self, values: _Floats, widths: list[int]) -> _Floats: ...
+    def sum(self, values: NDArray[np.float32]) -> None:
+        """In place."""
+
+    def gather(self, values: NDArray[np.float32], widths: Sequence[int]) -> NDArray[np.float32]: ...
     def leave(self) -> None: ...
 
+def join_ranks(memory: RankMemory, rank: int, timeout_s: float, spin_us: int) -> RankGroup: ...
+
 class RankSender:
+    """Sends what a rank of this host writes to other hosts."""
+
     def close(self) -> None: ...
 
 class RankReceiver:
+    """Writes here what a rank of another host sends."""
+
     def close(self) -> None: ...
 
-def send_rank(memory: RankMemory, rank: int, hosts: list[tuple[int, list[int]]], timeout_s: float) -> RankSender: ...
+def send_rank(
+    memory: RankMemory, rank: int, hosts: Sequence[tuple[int, Sequence[int]]], timeout_s: float
+) -> RankSender:
+    """
+    Hosts: a connected descriptor, which is taken over, and the ranks there.
+    """
+
 def receive_rank(memory: RankMemory, rank: int, fd: int, timeout_s: float) -> RankReceiver: ...
 def time_sums(
-    group: RankGroup, team: Team, rows: int, columns: int, rounds: int
-) -> tuple[list[float], list[float]]: ...
-def join_ranks(memory: RankMemory, rank: int, timeout_s: float, spin_us: int) -> RankGroup: ...
+    group: RankGroup, pool: ThreadPool, rows: int, columns: int, rounds: int
+) -> tuple[list[float], list[float]]:
+    """
+    Seconds of sums by all threads of a thread pool, and of copies of as many values.
+    """
 
 class RingMemory:
+    """Rows between stages, in a memfd."""
+
     @staticmethod
     def create(slots: int, readers: int, rows: int, columns: int) -> RingMemory: ...
     @staticmethod
@@ -363,16 +675,18 @@ class RingMemory:
     @property
     def columns(self) -> int: ...
     @property
-    def bytes(self) -> npt.NDArray[np.uint8]: ...
+    def bytes(self) -> NDArray[np.uint8]:
+        """All of its memory."""
+
     def end(self) -> None: ...
 
 class RingWriter:
-    def write(self, number: int, rows: _Floats, timeout_s: float) -> None: ...
+    def write(self, number: int, rows: NDArray[np.float32], timeout_s: float) -> None: ...
     def write_output(self, number: int, output: Output, timeout_s: float) -> None: ...
     def leave(self) -> None: ...
 
 class RingReader:
-    def read(self, number: int, columns: int, timeout_s: float) -> _Floats: ...
+    def read(self, number: int, columns: int, timeout_s: float) -> NDArray[np.float32]: ...
     def release(self) -> None: ...
     def leave(self) -> None: ...
 
@@ -380,106 +694,253 @@ def ring_writer(memory: RingMemory, spin_us: int) -> RingWriter: ...
 def ring_reader(memory: RingMemory, reader: int, spin_us: int) -> RingReader: ...
 
 class Tensor:
+    """A handle on float32 rows."""
+
     @property
     def columns(self) -> int: ...
     @property
     def is_parameter(self) -> bool: ...
 
-def constant(values: _Floats) -> Tensor: ...
+def constant(values: NDArray[np.float32]) -> Tensor:
+    """
+    A parameter or constant input with a copy of a float32 [rows, columns] array.
+    """
+
+class StepLimits:
+    """Upper bounds of the steps of a program."""
+
+    def __init__(
+        self, *, max_tokens: int, max_sequences: int, max_sampled_rows: int, max_blocks_per_sequence: int
+    ) -> None: ...
+
+class AttentionParams:
+    """How scores are made; see homenode.compute.ops.Ops.attention."""
+
+    def __init__(self, *, layer: int, scale: float, window: int = 0, softcap: float = 0.0) -> None: ...
+
+class ExpertWeights:
+    """The matrices of an MoE layer's experts."""
+
+    def __init__(
+        self, *, gate: Sequence[Weight], up: Sequence[Weight], down: Sequence[Weight], ids: Sequence[int]
+    ) -> None:
+        """
+        ids: which of the experts that have logits these are, ascending; empty: all.
+        """
 
 class Recorder:
+    """
+    Records the operations of a forward function; see homenode.compute.ops.Ops.
+    """
+
     def __init__(
         self,
-        team: Team,
+        pool: ThreadPool,
         level: Level,
-        max_tokens: int,
-        max_sequences: int,
-        max_sampled_rows: int,
-        max_blocks_per_sequence: int,
+        limits: StepLimits,
+        *,
         fuse: bool = True,
         group: RankGroup | None = None,
         arena: Arena | None = None,
     ) -> None: ...
     def embedding(self, table: Weight, first: int = 0, vocabulary: int = 0) -> Tensor: ...
-    def received(self, columns: int, /) -> Tensor: ...
-    def sum(self, x: Tensor, /) -> Tensor: ...
-    def gather(self, x: Tensor, widths: list[int], /) -> Tensor: ...
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, /) -> Tensor: ...
+    def received(self, columns: int) -> Tensor: ...
+    def sum(self, x: Tensor) -> Tensor: ...
+    def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor: ...
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
     def linear(
-        self, x: Tensor, weights: list[Weight], biases: list[Tensor | None], residual: Tensor | None
+        self, x: Tensor, weights: Sequence[Weight], biases: Sequence[Tensor | None], residual: Tensor | None
     ) -> Tensor: ...
-    def split(self, x: Tensor, widths: list[int], /) -> list[Tensor]: ...
-    def rope_angles(self, inverse_frequencies: _Floats, scale: float, /) -> Tensor: ...
-    def rope(self, x: Tensor, angles: Tensor, head_dim: int, /) -> Tensor: ...
-    def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, cache: KvCache, layer: int, scale: float, window: int, softcap: float, /
+    def split(self, x: Tensor, widths: Sequence[int]) -> list[Tensor]: ...
+    def rope_angles(self, inverse_frequencies: NDArray[np.float32], scale: float) -> Tensor: ...
+    def rope(self, x: Tensor, angles: Tensor, head_dim: int) -> Tensor: ...
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, cache: KvCache, params: AttentionParams) -> Tensor: ...
+    def silu_mul(self, gate_up: Tensor) -> Tensor: ...
+    def gelu_mul(self, gate_up: Tensor) -> Tensor: ...
+    def add(self, x: Tensor, y: Tensor) -> Tensor: ...
+    def scale(self, x: Tensor, factor: float) -> Tensor: ...
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor: ...
+    def moe(
+        self, x: Tensor, logits: Tensor, experts: ExpertWeights, chosen: int, normalise: bool, residual: Tensor | None
     ) -> Tensor: ...
-    def silu_mul(self, gate_up: Tensor, /) -> Tensor: ...
-    def gelu_mul(self, gate_up: Tensor, /) -> Tensor: ...
-    def add(self, x: Tensor, y: Tensor, /) -> Tensor: ...
-    def scale(self, x: Tensor, factor: float, /) -> Tensor: ...
-    def soft_cap(self, x: Tensor, cap: float, /) -> Tensor: ...
-    def mixture(
-        self, x: Tensor, logits: Tensor, gate: list[Weight], up: list[Weight], down: list[Weight],
-        chosen: int, normalise: bool, residual: Tensor | None, ids: list[int],
-    ) -> Tensor: ...  # fmt: skip
-    def add_gated(self, x: Tensor, y: Tensor, gate: Tensor, /) -> Tensor: ...
-    def select(self, x: Tensor, /) -> Tensor: ...
-    def finish(self, output: Tensor, /) -> Program: ...
+    def add_gated(self, x: Tensor, y: Tensor, gate: Tensor) -> Tensor: ...
+    def select(self, x: Tensor) -> Tensor: ...
+    def finish(self, output: Tensor) -> Program: ...
 
 class Output:
+    """The rows a program computed; overwritten by its next run."""
+
     @property
     def rows(self) -> int: ...
     @property
     def columns(self) -> int: ...
-    def numpy(self) -> _Floats: ...
-    def __array__(self, *args: Any, **kwargs: Any) -> _Floats: ...
+    def numpy(self) -> NDArray[np.float32]:
+        """A copy as an array."""
+
+    def __array__(self, *args: object, **kwargs: object) -> NDArray[np.float32]:
+        """A copy as an array."""
 
 class Program:
+    """A recorded forward function."""
+
     def run(
         self,
-        ids: _Ints,
-        positions: _Ints,
-        query_start: _Ints,
-        context_len: _Ints,
-        block_table: _Ints,
-        sample_rows: _Ints,
-        hidden: _Floats | None = None,
+        ids: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        query_start: NDArray[np.int32],
+        context_len: NDArray[np.int32],
+        block_table: NDArray[np.int32],
+        sample_rows: NDArray[np.int32],
+        hidden: NDArray[np.float32] | None = None,
     ) -> Output: ...
     @property
     def nbytes(self) -> int: ...
     @property
-    def ranges(self) -> list[tuple[int, int, int]]: ...
-    def barriers(self, tokens: int, sequences: int) -> int: ...
-    def expert_uses(self) -> npt.NDArray[np.uint64]: ...
-    def measure_phases(self, on: bool) -> None: ...
-    def phase_times(self) -> list[tuple[str, int, float, float]]: ...
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """
+        Address, bytes and home of what each thread has for itself; nothing where all threads have one home.
+        """
+
+    def barriers(self, tokens: int, sequences: int) -> int:
+        """Times the threads wait for each other in such a step."""
+
+    def expert_usage(self) -> NDArray[np.uint64]:
+        """
+        Tokens that each expert was computed for so far: [MoE layers, experts].
+        """
+
+    def measure_phases(self, on: bool) -> None:
+        """Adds up the time of each phase from now on, or forgets it."""
+
+    def phase_times(self) -> list[tuple[str, int, float, float]]:
+        """
+        Name, runs, seconds, and of these seconds at the barrier, for each kind of phase.
+        """
+
+class SamplingArrays:
+    """
+    How to draw from each row: see homenode.compute.ops.SamplingArrays. All fields must be set.
+    """
+
+    def __init__(self) -> None: ...
+    @property
+    def repetition_penalty(self) -> NDArray[np.float32]: ...
+    @repetition_penalty.setter
+    def repetition_penalty(self, arg: NDArray[np.float32], /) -> None: ...
+    @property
+    def frequency_penalty(self) -> NDArray[np.float32]: ...
+    @frequency_penalty.setter
+    def frequency_penalty(self, arg: NDArray[np.float32], /) -> None: ...
+    @property
+    def presence_penalty(self) -> NDArray[np.float32]: ...
+    @presence_penalty.setter
+    def presence_penalty(self, arg: NDArray[np.float32], /) -> None: ...
+    @property
+    def temperature(self) -> NDArray[np.float32]: ...
+    @temperature.setter
+    def temperature(self, arg: NDArray[np.float32], /) -> None: ...
+    @property
+    def top_n_sigma(self) -> NDArray[np.float32]: ...
+    @top_n_sigma.setter
+    def top_n_sigma(self, arg: NDArray[np.float32], /) -> None: ...
+    @property
+    def top_k(self) -> NDArray[np.int32]: ...
+    @top_k.setter
+    def top_k(self, arg: NDArray[np.int32], /) -> None: ...
+    @property
+    def top_p(self) -> NDArray[np.float32]: ...
+    @top_p.setter
+    def top_p(self, arg: NDArray[np.float32], /) -> None: ...
+    @property
+    def min_p(self) -> NDArray[np.float32]: ...
+    @min_p.setter
+    def min_p(self, arg: NDArray[np.float32], /) -> None: ...
+    @property
+    def seed(self) -> NDArray[np.uint64]: ...
+    @seed.setter
+    def seed(self, arg: NDArray[np.uint64], /) -> None: ...
+    @property
+    def counter(self) -> NDArray[np.uint64]:
+        """The index of the token that is drawn in its sequence."""
+
+    @counter.setter
+    def counter(self, arg: NDArray[np.uint64], /) -> None: ...
+    @property
+    def bias_start(self) -> NDArray[np.int32]:
+        """
+        Row i has the entries bias_start[i] .. bias_start[i + 1] - 1 of the next two.
+        """
+
+    @bias_start.setter
+    def bias_start(self, arg: NDArray[np.int32], /) -> None: ...
+    @property
+    def bias_token(self) -> NDArray[np.int32]: ...
+    @bias_token.setter
+    def bias_token(self, arg: NDArray[np.int32], /) -> None: ...
+    @property
+    def bias_value(self) -> NDArray[np.float32]: ...
+    @bias_value.setter
+    def bias_value(self, arg: NDArray[np.float32], /) -> None: ...
+    @property
+    def seen_start(self) -> NDArray[np.int32]:
+        """
+        Row i has the entries seen_start[i] .. seen_start[i + 1] - 1 of the next two.
+        """
+
+    @seen_start.setter
+    def seen_start(self, arg: NDArray[np.int32], /) -> None: ...
+    @property
+    def seen_token(self) -> NDArray[np.int32]: ...
+    @seen_token.setter
+    def seen_token(self, arg: NDArray[np.int32], /) -> None: ...
+    @property
+    def seen_count(self) -> NDArray[np.int32]: ...
+    @seen_count.setter
+    def seen_count(self, arg: NDArray[np.int32], /) -> None: ...
 
 class Sampler:
-    def __init__(self, team: Team, level: Level) -> None: ...
-    def sample(
-        self, logits: Output, temperature: _Floats, top_k: _Ints, top_p: _Floats, min_p: _Floats, seed: _Longs, counter: _Longs,
-        repetition_penalty: _Floats, frequency_penalty: _Floats, presence_penalty: _Floats,
-        bias_start: _Ints, bias_token: _Ints, bias_value: _Floats, seen_start: _Ints, seen_token: _Ints, seen_count: _Ints,
-        num_logprobs: int, /,
-    ) -> Drawn: ...  # fmt: skip
-    def score(self, logits: Output, rows: _Ints, targets: _Ints, num_logprobs: int, /) -> Drawn: ...
+    """Draws tokens from logits; see homenode.compute.ops.SamplingArrays."""
 
-def uniform(seed: int, counter: int) -> float: ...
+    def __init__(self, pool: ThreadPool, level: Level) -> None: ...
+    def sample(
+        self, logits: Output, arrays: SamplingArrays, num_logprobs: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
+        """
+        Tokens, log-probabilities, most likely tokens and theirs. num_logprobs < 0: log-probabilities are not computed.
+        """
+
+    def score(
+        self, logits: Output, rows: NDArray[np.int32], targets: NDArray[np.int32], num_logprobs: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
+        """The same for given tokens: targets[i] in row rows[i]."""
+
+def uniform(seed: int, counter: int) -> float:
+    """The number in [0, 1) a draw uses."""
 
 class ReadBuffer:
-    def __new__(cls, team: Team, bytes_per_thread: int) -> ReadBuffer: ...
+    """Memory to read, a slice for each thread of a thread pool."""
+
+    def __init__(self, pool: ThreadPool, bytes_per_thread: int) -> None: ...
     @property
     def nbytes(self) -> int: ...
     @property
     def huge_pages(self) -> bool: ...
-    def read(self, level: Level, eight_streams: bool, part: int, parts: int) -> float: ...
+    def read(self, level: Level, eight_streams: bool, part: int, parts: int) -> float:
+        """Seconds in which all threads read a part of their slices."""
 
 class Multiply(enum.Enum):
+    """Kinds of products."""
+
     int8 = 0
+
     bf16 = 1
+
     f32 = 2
+
     int6 = 3
 
-def multiply_burst(team: Team, level: Level, kind: Multiply, rounds: int) -> tuple[int, list[float]]: ...
-def round_trip_ns(team: Team, other: int, rounds: int) -> float: ...
+def multiply_burst(pool: ThreadPool, level: Level, kind: Multiply, rounds: int) -> tuple[int, list[float]]:
+    """Operations each thread did in registers, and the seconds it took."""
+
+def round_trip_ns(pool: ThreadPool, other: int, rounds: int) -> float:
+    """Nanoseconds until thread 0 has an answer from another."""

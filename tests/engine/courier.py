@@ -19,10 +19,11 @@ from homenode.compute.ops import KvGeometry
 from homenode.compute.reference import ReferenceBackend
 from homenode.compute.reference.kv import ReferenceKvCache
 from homenode.engine.messages import EngineStats, Output, Outputs, Submit, ToFront
-from homenode.engine.request import Request, SamplingParams
+from homenode.engine.request import Request
 from homenode.engine.runtime.build import build_engine
 from homenode.engine.runtime.loop import EngineCore
 from homenode.engine.scheduler.scheduler import Scheduler
+from homenode.sampling import SamplingParams
 from homenode.transfer import seam
 from homenode.transfer.figures import TransferFigures
 from tests.engine.engines import PATIENCE_S, config_for

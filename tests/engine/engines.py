@@ -13,7 +13,8 @@ import pytest
 from homenode.engine.api.local import LocalEngine
 from homenode.engine.config import EngineConfig
 from homenode.engine.messages import Output
-from homenode.engine.request import Request, SamplingParams
+from homenode.engine.request import Request
+from homenode.sampling import SamplingParams
 
 BACKENDS = ("reference", "native", "torch")
 PATIENCE_S = 60.0

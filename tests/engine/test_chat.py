@@ -21,8 +21,8 @@ import pytest
 
 from homenode.cli.generation.chat import _answer
 from homenode.engine.api.completion import Completion, Timings
-from homenode.engine.request import SamplingParams
 from homenode.model.locate import BUILTIN_NAME
+from homenode.sampling import SamplingParams
 from tests.engine.live import BUILTIN
 
 pytestmark = pytest.mark.skipif(not BUILTIN.is_file(), reason="no built-in model")

@@ -16,12 +16,13 @@ from homenode.engine.errors import StepError
 from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.executor.scripted import ScriptedExecutor, scripted_token
 from homenode.engine.messages import Abort, Drain, EngineStats, Heartbeat, Output, Outputs, Ping, Submit, ToFront
-from homenode.engine.request import Request, SamplingParams
+from homenode.engine.request import Request
 from homenode.engine.runtime.loop import EngineCore
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import Step, StepResult, WorkerLimits
 from homenode.errors import CapacityError, InternalError
+from homenode.sampling import SamplingParams
 
 LIMITS = WorkerLimits(num_blocks=64, block_size=32, max_model_len=512, vocab_size=1000, max_sampled_rows=256)
 PATIENCE_S = 20.0

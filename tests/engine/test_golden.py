@@ -15,8 +15,8 @@ import pytest
 
 from homenode.engine.api.local import LocalEngine
 from homenode.engine.messages import Output
-from homenode.engine.request import SamplingParams
 from homenode.errors import CapacityError, UserError
+from homenode.sampling import SamplingParams
 from tests.checkpoints import make_folder
 from tests.engine.engines import BACKENDS, config_for, greedy, run_all, tokens_of
 from tests.paths import STORIES, STORIES_MIXTURE, needs_data

@@ -13,11 +13,12 @@ import pytest
 from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.kv_transfer.agent import AgentLost
 from homenode.engine.messages import Drain, EngineStats, Output, Outputs, ReleaseKv, Submit, ToFront
-from homenode.engine.request import Request, SamplingParams
+from homenode.engine.request import Request
 from homenode.engine.runtime.loop import EngineCore
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.errors import InternalError
+from homenode.sampling import SamplingParams
 from homenode.transfer import seam
 from homenode.transfer.figures import TransferFigures
 from tests.engine.test_core import LIMITS, PATIENCE_S, ScriptedRunner

@@ -13,7 +13,8 @@ import pytest
 
 from homenode.engine.api.local import LocalEngine
 from homenode.engine.messages import EngineStats
-from homenode.engine.request import Request, SamplingParams
+from homenode.engine.request import Request
+from homenode.sampling import SamplingParams
 from homenode.transfer.seam import KvTicket
 from tests.checkpoints import make_folder
 from tests.engine.courier import Courier

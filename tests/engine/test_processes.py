@@ -19,10 +19,10 @@ from homenode.engine.errors import StepError, StepsLostError
 from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.worker_process import WorkerProcess
 from homenode.engine.plan.layout import WorkerPlan
-from homenode.engine.request import SamplingParams
 from homenode.engine.step import StartSequence, Step, StepItem, StepResult, WorkerLimits
 from homenode.errors import CapacityError, PeerError
 from homenode.model.part import ModelPart, Range
+from homenode.sampling import SamplingParams
 from tests.engine.scripted_worker import BLOCKS, token_of
 from tests.engine.socket_channels import SocketChannels
 from tests.paths import ROOT

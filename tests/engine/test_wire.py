@@ -22,9 +22,10 @@ from homenode.engine.messages import (
     ToEngine,
     ToFront,
 )
-from homenode.engine.request import Request, SamplingParams, TokenLogprob
+from homenode.engine.request import Request, TokenLogprob
 from homenode.engine.wire import FrameDecoder, FrameSocket, decode_body, encode_frame
 from homenode.errors import CapacityError, PeerError
+from homenode.sampling import SamplingParams
 
 REQUEST = Request(
     id=7,

@@ -11,13 +11,13 @@ import pytest
 
 from homenode.compute.ops import SampledRows, SamplingArrays, StepArrays
 from homenode.compute.reference import ReferenceBackend
-from homenode.engine.request import SamplingParams
 from homenode.engine.step import StartSequence, Step, StepItem
 from homenode.engine.worker.batch import build_batch
 from homenode.engine.worker.runner import Runner
 from homenode.engine.worker.sampler import sampling_arrays
 from homenode.engine.worker.sequences import SequenceTable, TokenCounts
 from homenode.errors import UserError
+from homenode.sampling import SamplingParams
 
 BLOCK = 32
 GREEDY = SamplingParams(temperature=0)
@@ -139,7 +139,12 @@ def test_slots_are_reused_without_traces() -> None:
         build_batch([StepItem(2, 0, 1, [], True)], table)
     assert build_batch([StepItem(2, 0, 1, [8], True)], table).arrays.block_table.tolist() == [[8]]
     how = sampling_arrays(np.array([slot]), table)
-    assert (how.temperature[0], how.presence_penalty[0], how.bias_token.size, how.seen_token.size) == (0, 0, 0, 0)
+    assert (
+        how.settings["temperature"][0],
+        how.settings["presence_penalty"][0],
+        how.bias_token.size,
+        how.seen_token.size,
+    ) == (0, 0, 0, 0)
 
 
 def csr(start: Any, *values: Any) -> list[dict[int, Any]]:
@@ -152,7 +157,7 @@ def csr(start: Any, *values: Any) -> list[dict[int, Any]]:
 
 def test_sampling_parameters_as_arrays() -> None:
     table = SequenceTable(BLOCK)
-    plain = SamplingParams(temperature=0.25, top_k=7, top_p=0.5, min_p=0.125, seed=-1)
+    plain = SamplingParams(temperature=0.25, top_k=7, top_p=0.5, min_p=0.125, top_n_sigma=1.5, seed=-1)
     table.start(start(1, [1, 2, 3], params=plain))
     table.start(start(2, [5, 5, 6, 5, 9], 3, SamplingParams(repetition_penalty=1.5, seed=2**64 - 1)))
     table.start(
@@ -161,13 +166,14 @@ def test_sampling_parameters_as_arrays() -> None:
     slots = np.array([table.slot(1), 0, table.slot(2), table.slot(3)])
     table.append(slots[3:], np.array([4], np.int32))
     how: SamplingArrays = sampling_arrays(slots, table)
-    assert how.temperature.tolist() == [0.25, 0, 1, 1]
-    assert how.top_k.tolist() == [7, 0, 0, 0]
-    assert how.top_p.tolist() == [0.5, 1, 1, 1]
-    assert how.min_p.tolist() == [0.125, 0, 0, 0]
+    assert how.settings["temperature"].tolist() == [0.25, 0, 1, 1]
+    assert how.settings["top_k"].tolist() == [7, 0, 0, 0]
+    assert how.settings["top_p"].tolist() == [0.5, 1, 1, 1]
+    assert how.settings["min_p"].tolist() == [0.125, 0, 0, 0]
+    assert how.settings["top_n_sigma"].tolist() == [1.5, 0, 0, 0]
     assert how.seed.tolist()[0] == how.seed.tolist()[2] == 2**64 - 1
     assert how.counter.tolist() == [3, 0, 5, 2]
-    assert how.repetition_penalty.tolist() == [1, 1, 1.5, 1]
+    assert how.settings["repetition_penalty"].tolist() == [1, 1, 1.5, 1]
     assert csr(how.bias_start, how.bias_token, how.bias_value) == [{}, {}, {}, {8: (-1.0,), 9: (2.0,)}]
     assert csr(how.seen_start, how.seen_token, how.seen_count) == [{}, {}, {5: (1,), 6: (0,), 9: (1,)}, {4: (1,)}]
 
@@ -287,6 +293,7 @@ def test_sequences_of_a_failed_step_can_be_ended_and_started_anew() -> None:
         ({"top_p": 1.01}, "top_p is 1.01"),
         ({"top_k": -1}, "top_k is -1"),
         ({"min_p": 2.0}, "min_p is 2.0"),
+        ({"top_n_sigma": float("nan")}, "top_n_sigma is nan"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
         ({"frequency_penalty": float("inf")}, "frequency_penalty is inf"),
         ({"max_tokens": -1}, "max_tokens is -1"),

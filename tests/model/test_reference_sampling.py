@@ -17,20 +17,12 @@ ROW = np.log(np.array([[0.1, 0.4, 0.2, 0.3]], np.float32))
 def settings(rows: int = 1, **changes: Any) -> SamplingArrays:
     """Plain sampling for every row, with `changes`; `bias` and `seen` give row 0 lists of pairs and of triples."""
     bias, seen = changes.pop("bias", []), changes.pop("seen", [])
-    values: dict[str, Any] = {
-        "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1, "counter": 0, "repetition_penalty": 1.0,
-        "frequency_penalty": 0.0, "presence_penalty": 0.0,
-    }  # fmt: skip
-    kinds = {"top_k": np.int32, "seed": np.uint64, "counter": np.uint64}
-    filled: dict[str, Any] = {
-        k: np.broadcast_to(np.asarray(v), rows).astype(kinds.get(k, np.float32)) for k, v in (values | changes).items()
-    }
     lists: dict[str, Any] = {
         "bias_start": np.array([0] + [len(bias)] * rows, np.int32), "bias_token": np.array([b[0] for b in bias], np.int32),
         "bias_value": np.array([b[1] for b in bias], np.float32), "seen_start": np.array([0] + [len(seen)] * rows, np.int32),
         "seen_token": np.array([s[0] for s in seen], np.int32), "seen_count": np.array([s[1] for s in seen], np.int32),
     }  # fmt: skip
-    return SamplingArrays(**filled, **lists)
+    return SamplingArrays.of(rows, **{"seed": 1, **changes, **lists})
 
 
 def drawn(logits: Any, rows: int = 1, **changes: Any) -> list[int]:
@@ -73,6 +65,20 @@ def test_temperature_sharpens() -> None:
 def test_what_top_k_top_p_and_min_p_keep(settings: tuple[int, float, float], expected: list[int]) -> None:
     """The last case: among the two kept by top-k the first has 4/7 of the probability, which reaches 0.56."""
     assert kept(ROW[0].astype(np.float64), *settings).tolist() == expected
+
+
+def test_what_top_n_sigma_keeps() -> None:
+    """Of 0, 1, 2, 3 the standard deviation is 1.118; a forbidden token counts for nothing."""
+    row = [0.0, 1.0, 2.0, 3.0, -np.inf]
+    for n, wanted in (
+        (0.5, {3}),
+        (1.0, {2, 3}),
+        (1.8, {1, 2, 3}),
+        (2.7, {0, 1, 2, 3}),
+        (0.0, {0, 1, 2, 3}),
+        (-1.0, {0, 1, 2, 3}),
+    ):
+        assert set(drawn(row, 200, temperature=100.0, top_n_sigma=n)) == wanted
 
 
 def test_penalties_and_bias() -> None:

@@ -14,7 +14,7 @@ from homenode.compute.native.backend import NativeProgram
 from homenode.compute.ops import KvGeometry, Ops, Spread, StepArrays, StepLimits, Tensor
 from homenode.compute.team_memory import TeamMemory
 from homenode.model.weights.node_placement import GROUP_ROWS, member_rows
-from tests.native.weights import load, stored
+from tests.native.weights import load, packed_floats, stored
 
 SPREADS: tuple[Spread, ...] = ("split", "copied", "interleaved")
 HOMES = (0, 0, 1, 1, 2)
@@ -74,24 +74,24 @@ def test_only_copies_take_more_memory() -> None:
 
 
 def test_every_home_has_chunks_of_its_own() -> None:
-    team = _native.Team([-1] * len(HOMES), 0, False)
-    arena = _native.Arena(team, HOMES, [NODE] * 3)
+    pool = _native.ThreadPool([-1] * len(HOMES), 0, False)
+    arena = _native.Arena(pool, HOMES, [NODE] * 3)
     values = np.ones((320, 512), np.float32)
-    split = _native.weight_from_rows(team, values, 0, arena)
+    split = packed_floats(pool, values, arena)
     assert {home for _, _, home in arena.ranges} == {0, 1, 2}
     chunks = [(address, address + size, home) for address, size, home in arena.ranges]
     for thread, (begin, end, address) in enumerate(split.pieces):
         assert end > begin
         assert [home for first, last, home in chunks if first <= address < last] == [HOMES[thread]]
-    interleaved = _native.weight_from_rows(team, values, 0, arena, _native.Spread.interleaved)
+    interleaved = packed_floats(pool, values, arena, _native.Spread.interleaved)
     assert {home for _, _, home in arena.ranges} == {-1, 0, 1, 2}
     assert interleaved.nbytes == split.nbytes
 
 
 def test_a_home_of_a_node_that_is_not_there_is_refused_by_the_kernel_and_told() -> None:
-    team = _native.Team([-1], 0, False)
-    arena = _native.Arena(team, [0], [1000])
-    weight = _native.weight_from_rows(team, np.ones((32, 64), np.float32), 0, arena)
+    pool = _native.ThreadPool([-1], 0, False)
+    arena = _native.Arena(pool, [0], [1000])
+    weight = packed_floats(pool, np.ones((32, 64), np.float32), arena)
     assert weight.unpack_row(31).sum() == 64
     assert arena.refused > 0
 
@@ -99,19 +99,20 @@ def test_a_home_of_a_node_that_is_not_there_is_refused_by_the_kernel_and_told() 
 @pytest.mark.parametrize(
     ("homes", "nodes"), [((0,), (0,)), ((0, 2), (0, 0, 0)), ((0, 1), (0,)), ((1, 1), (0,)), ((0, -1), (0, 0))]
 )
-def test_homes_that_do_not_fit_the_team_are_refused(homes: tuple[int, ...], nodes: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="a home for each member"):
-        _native.Arena(_native.Team([-1, -1], 0, False), homes, nodes)
+def test_homes_that_do_not_fit_the_pool_are_refused(homes: tuple[int, ...], nodes: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="a home for each thread"):
+        _native.Arena(_native.ThreadPool([-1, -1], 0, False), homes, nodes)
 
 
 @pytest.mark.parametrize(("heads", "wanted"), [(5, {0: 2, 1: 2, 2: 1}), (1, {2: 1}), (10, {0: 4, 1: 4, 2: 2})])
 def test_kv_heads_are_shared_in_proportion_to_threads(heads: int, wanted: dict[int, int]) -> None:
-    team = _native.Team([-1] * len(HOMES), 0, False)
-    arena = _native.Arena(team, HOMES, [NODE] * 3)
-    cache = _native.kv_cache(team, 2, heads, 64, 64, _native.KvType.bf16, 100, arena)
+    pool = _native.ThreadPool([-1] * len(HOMES), 0, False)
+    arena = _native.Arena(pool, HOMES, [NODE] * 3)
+    shape = _native.KvShape(layers=2, kv_heads=heads, head_dim=64, block_size=64, type=_native.KvType.bf16)
+    cache = _native.kv_cache(pool, shape, 100, arena=arena)
     per_head = cache.nbytes // heads
     assert {home: size // per_head for _, size, home in cache.ranges} == wanted
-    whole = _native.kv_cache(team, 2, heads, 64, 64, _native.KvType.bf16, 100, arena, True)
+    whole = _native.kv_cache(pool, shape, 100, arena=arena, interleaved=True)
     assert [home for _, _, home in whole.ranges] == [-1]
     assert whole.nbytes == cache.nbytes
 

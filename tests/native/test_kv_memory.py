@@ -84,10 +84,10 @@ def test_levels_threads_and_homes_change_no_digest() -> None:
     assert wanted == [digest(source, table, p, 450, 96, range(5)) for p in range(5)]
     for level in available_levels():
         assert NativeBackend([-1], level=level).map_kv(source.fd, source.layout).digests(table, 0, 5, 450) == wanted
-    homes = _native.Arena(_native.Team([-1] * 3, 0, False), [0, 1, 2], [0, 0, 0])
-    cache = _native.kv_cache(
-        _native.Team([-1] * 3, 0, False), 3, 5, 10, 96, _native.KvType.int8, 9, homes, False, _native.Sharing.writable
-    )
+    homes = _native.Arena(_native.ThreadPool([-1] * 3, 0, False), [0, 1, 2], [0, 0, 0])
+    shape = _native.KvShape(layers=3, kv_heads=5, head_dim=10, block_size=96, type=_native.KvType.int8)
+    pool_of_three = _native.ThreadPool([-1] * 3, 0, False)
+    cache = _native.kv_cache(pool_of_three, shape, 9, arena=homes, sharing=_native.Sharing.writable)
     parted = NativeKvMemory(_native.KvMemory.of(cache), _native.best_level())
     assert len(parted.layout.regions) == 3
     assert (

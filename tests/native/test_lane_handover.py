@@ -220,7 +220,7 @@ def test_garbage_ends_the_connection_and_nothing_else(sides: tuple[Side, Side], 
     lane = connection.lane_in
     assert lane is not None
     os.pwrite(lane.fd, written, 0)  # the header of the lane; a record of garbage lies behind it
-    lane.ring()
+    lane.wake()
     eventually(lambda: bool(receiver.agent.statistics().refused), "the end of a connection")
     assert receiver.agent.statistics().refused == {"garbage": 1}
     sender.attend(

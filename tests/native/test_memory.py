@@ -15,7 +15,7 @@ from homenode.compute.native import NativeBackend
 from homenode.compute.ops import KvGeometry
 from homenode.engine.memory.huge_pages import on_small_pages, residence_of
 from homenode.host.binding.huge_pages import Residence, residences
-from tests.native.weights import load, stored, unpacked
+from tests.native.weights import load, packed_floats, stored, unpacked
 
 HUGE = 2 << 20
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -67,10 +67,10 @@ def test_kv_memory_others_can_map_is_no_reason_to_ask_for_huge_pages() -> None:
 
 
 def test_memory_goes_with_the_last_matrix_in_it() -> None:
-    team = _native.Team([-1], 0, False)
-    arena = _native.Arena(team)
+    pool = _native.ThreadPool([-1], 0, False)
+    arena = _native.Arena(pool)
     values = np.ones((64, 16384), np.float32)
-    kept = [_native.weight_from_rows(team, values, 0, arena) for _ in range(8)]
+    kept = [packed_floats(pool, values, arena) for _ in range(8)]
     most = sum(size for _, size, _ in arena.ranges)
     assert most >= 8 * values.nbytes
     del kept[:7]
@@ -102,12 +102,12 @@ def refused_huge_pages() -> int:
 @pytest.mark.parametrize("told", [True, False], ids=["expected", "a surprise"])
 def test_what_huge_pages_hold_behind_the_weights_is_given_back(told: bool) -> None:
     refused = refused_huge_pages()
-    team = _native.Team([-1] * 5, 0, False)
-    arena = _native.Arena(team, [0, 0, 1, 1, 2])
+    pool = _native.ThreadPool([-1] * 5, 0, False)
+    arena = _native.Arena(pool, [0, 0, 1, 1, 2])
     values = np.random.default_rng(3).standard_normal((400, 1024)).astype(np.float32)
     if told:
         arena.expect(12 * values.nbytes // 5 * 9 // 8)
-    kept = [_native.weight_from_rows(team, values, 0, arena, _native.Spread.copied) for _ in range(12)]
+    kept = [packed_floats(pool, values, arena, _native.Spread.copied) for _ in range(12)]
 
     def present() -> int:
         found = residences([(address, size) for address, size, _ in arena.ranges])
@@ -122,14 +122,14 @@ def test_what_huge_pages_hold_behind_the_weights_is_given_back(told: bool) -> No
     assert before > 1.1 * size  # five threads and three homes, with a huge page for each begun
     assert size <= after <= 1.02 * size + 4096 * len(arena.ranges)
     assert all(np.array_equal(weight.unpack_row(row), values[row]) for weight in kept for row in (0, 399))
-    later = _native.weight_from_rows(team, values, 0, arena)
+    later = packed_floats(pool, values, arena)
     assert np.array_equal(later.unpack_row(399), values[399])
 
 
-def test_an_arena_of_another_team_is_refused() -> None:
-    arena = _native.Arena(_native.Team([-1, -1], 0, False))
-    with pytest.raises(ValueError, match="arena of 2 members for a team of 1"):
-        _native.weight_from_rows(_native.Team([-1], 0, False), np.ones((1, 32), np.float32), 0, arena)
+def test_an_arena_of_another_pool_is_refused() -> None:
+    arena = _native.Arena(_native.ThreadPool([-1, -1], 0, False))
+    with pytest.raises(ValueError, match="arena of 2 threads for a thread pool of 1"):
+        packed_floats(_native.ThreadPool([-1], 0, False), np.ones((1, 32), np.float32), arena)
 
 
 def test_rows_longer_than_what_is_read_at_once(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_wider_levels_multiply_more() -> None:
 
 
 def test_memory_is_kept_within_what_was_asked_but_for_a_page_a_thread() -> None:
-    buffer = _native.ReadBuffer(_native.Team([-1] * 3, 0, False), 5 * _MEBIBYTE)
+    buffer = _native.ReadBuffer(_native.ThreadPool([-1] * 3, 0, False), 5 * _MEBIBYTE)
     assert buffer.nbytes == 3 * 6 * _MEBIBYTE
     assert buffer.read(_native.Level.scalar, True, 2, 3) > 0
     for part, parts in ((0, 4), (3, 3), (-1, 2), (0, 0)):
@@ -60,25 +60,25 @@ def test_the_threads_are_on_the_cpus_asked_for() -> None:
 
 def test_two_threads_on_one_cpu_still_answer_each_other() -> None:
     cpu = min(os.sched_getaffinity(0))
-    assert _native.round_trip_ns(_native.Team([cpu, cpu], 0, True), 1, 3) > 0
+    assert _native.round_trip_ns(_native.ThreadPool([cpu, cpu], 0, True), 1, 3) > 0
 
 
 @pytest.mark.parametrize("other", [0, 2, -1])
 def test_only_another_member_can_be_asked(other: int) -> None:
-    with pytest.raises(ValueError, match="of a team of 2"):
-        _native.round_trip_ns(_native.Team([-1, -1], 0, False), other, 10)
+    with pytest.raises(ValueError, match="of a pool of 2"):
+        _native.round_trip_ns(_native.ThreadPool([-1, -1], 0, False), other, 10)
 
 
 @pytest.mark.parametrize("rounds", [0, -1, 2**31 - 1])
 def test_rounds_out_of_bounds_are_refused(rounds: int) -> None:
-    team = _native.Team([-1, -1], 0, False)
+    pool = _native.ThreadPool([-1, -1], 0, False)
     with pytest.raises(ValueError, match="rounds; wanted"):
-        _native.round_trip_ns(team, 1, rounds)
+        _native.round_trip_ns(pool, 1, rounds)
     with pytest.raises(ValueError, match="rounds; wanted"):
-        _native.multiply_burst(team, _native.Level.scalar, _native.Multiply.f32, rounds)
+        _native.multiply_burst(pool, _native.Level.scalar, _native.Multiply.f32, rounds)
 
 
 @pytest.mark.parametrize("size", [0, 1 << 40])
 def test_sizes_out_of_bounds_are_refused(size: int) -> None:
     with pytest.raises(ValueError, match="wanted 1 to"):
-        _native.ReadBuffer(_native.Team([-1, -1], 0, False), size)
+        _native.ReadBuffer(_native.ThreadPool([-1, -1], 0, False), size)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from homenode import _native
+from tests.native.weights import packed_floats
 
 STEP, SPREAD, ALL = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B, (1 << 64) - 1
 AT_ONCE = 256 << 10  # bytes of a file's head that are one block
@@ -52,7 +53,7 @@ def test_it_is_what_numpy_computes(tmp_path: Path, size: int) -> None:
 
 def test_of_a_weight_it_is_the_sum_over_its_groups(tmp_path: Path) -> None:
     values = np.random.default_rng(1).standard_normal((100, 77)).astype(np.float32)
-    weight = _native.weight_from_rows(_native.Team([-1, -1], 0, False), values, 0)
+    weight = packed_floats(_native.ThreadPool([-1, -1], 0, False), values)
     with (tmp_path / "f").open("w+b") as file:
         found = weight.write(file.fileno(), 0)
     data = (tmp_path / "f").read_bytes()

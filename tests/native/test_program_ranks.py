@@ -314,7 +314,7 @@ def test_a_lost_rank_ends_the_run_and_every_later_one(spin_us: int, way: str) ->
     for _ in range(3):
         with pytest.raises(PeerError, match="rank 1 of 2"):
             program.run(step)
-    # The team is as it was.
+    # The thread pool is as it was.
     alone = workers[0].backend.compile(lambda ops: workers[0].head(ops, ops.received(WIDTH)), limits(64))
     assert alone.run(step).numpy().shape == (3, VOCABULARY)
 

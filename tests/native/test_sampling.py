@@ -32,16 +32,13 @@ def lists(rows: Sequence[dict[int, float]], dtype: type) -> tuple[Any, Any, Any]
 def settings(rows: int, **given: Any) -> SamplingArrays:
     """Plain sampling from `rows` rows; scalars in `given` are repeated, bias and seen are a dict for each row."""
 
-    def of(name: str, default: float, dtype: type) -> Any:
-        return np.broadcast_to(np.asarray(given.get(name, default), dtype), rows).copy()
-
-    bias = lists(given.get("bias", [{}] * rows), np.float32)
-    seen = lists(given.get("seen", [{}] * rows), np.int32)
-    return SamplingArrays(
-        of("temperature", 1, np.float32), of("top_k", 0, np.int32), of("top_p", 1, np.float32), of("min_p", 0, np.float32),
-        of("seed", 1, np.uint64), of("counter", 0, np.uint64), of("repetition_penalty", 1, np.float32),
-        of("frequency_penalty", 0, np.float32), of("presence_penalty", 0, np.float32), *bias, *seen,
-    )  # fmt: skip
+    names = ("start", "token")
+    lists_given = {
+        f"{which}_{name}": values
+        for which, last, kind in (("bias", "value", np.float32), ("seen", "count", np.int32))
+        for name, values in zip((*names, last), lists(given.pop(which, [{}] * rows), kind), strict=True)
+    }
+    return SamplingArrays.of(rows, **{"seed": 1, **given, **lists_given})
 
 
 def random_logits(rows: int, vocabulary: int, seed: int = 0, spread: float = 3.0) -> FloatArray:
@@ -133,7 +130,7 @@ def test_large_vocabularies_draw_what_the_reference_draws(backend: NativeBackend
     rng = np.random.default_rng(5)
     given = {
         "temperature": rng.uniform(0.3, 1.5, 60), "top_k": rng.choice([0, 1, 5, 50, 700, 9999], 60), "top_p": rng.choice([1, 0.95, 0.5], 60),
-        "min_p": rng.choice([0, 0.1], 60), "seed": rng.integers(0, 2**63, 60), "counter": rng.integers(0, 1000, 60),
+        "min_p": rng.choice([0, 0.1], 60), "top_n_sigma": rng.choice([0, -1, 1, 3], 60), "seed": rng.integers(0, 2**63, 60), "counter": rng.integers(0, 1000, 60),
     }  # fmt: skip
     found = sample(backend, values, **given).tokens
     wanted = reference.sample_rows(values, settings(60, **given), -1).tokens
@@ -149,7 +146,7 @@ def test_a_whole_vocabulary_draws_what_the_reference_draws(backend: NativeBacken
     rng = np.random.default_rng(6)
     given = {
         "temperature": rng.uniform(0.5, 1.5, 24), "top_k": np.tile([0, 1, 40, 3000, 0, 0], 4), "top_p": np.tile([1, 1, 0.95, 1, 0.9, 1], 4),
-        "min_p": np.tile([0, 0, 0, 0.1, 0, 0.2], 4), "seed": rng.integers(0, 2**63, 24), "counter": rng.integers(0, 1000, 24),
+        "min_p": np.tile([0, 0, 0, 0.1, 0, 0.2], 4), "top_n_sigma": np.tile([0, 2.5, 0, 0, 1, 0, 0.5, 0], 3), "seed": rng.integers(0, 2**63, 24), "counter": rng.integers(0, 1000, 24),
     }  # fmt: skip
     found = sample(backend, values, **given).tokens
     wanted = reference.sample_rows(values, settings(24, **given), -1).tokens
@@ -169,6 +166,50 @@ def test_the_largest_is_found_wherever_it_stands(backend: NativeBackend, at: int
     assert top.top_tokens[:, 0].tolist() == wanted
 
 
+@pytest.mark.parametrize("n", [0.05, 0.7, 1.0, 3.0, 1000.0])
+@pytest.mark.parametrize("vocabulary", [1, 3, 16, 17, 700, 40_001])
+def test_top_n_sigma_keeps_what_is_near_the_largest(level: str, vocabulary: int, n: float) -> None:
+    """At a temperature at which all that are kept are drawn; -inf counts for nothing."""
+    row = random_logits(1, vocabulary, seed=3)[0]
+    row[1::7] = -np.inf
+    finite = row[np.isfinite(row)].astype(np.float64)
+    least = np.float32(finite.max() - n * np.sqrt(np.mean((finite - finite.mean()) ** 2)))
+    drawn = sample(
+        NativeBackend([-1], 0, level),
+        np.tile(row, (200, 1)),
+        temperature=1e6,
+        top_n_sigma=n,
+        seed=np.arange(200),
+    ).tokens
+    kept = np.flatnonzero(row >= least)
+    assert set(drawn.tolist()) <= set(kept.tolist())
+    assert len(kept) > 20 or set(drawn.tolist()) == set(kept.tolist()), "each of a few is drawn"
+    assert reference.top_n_sigma_floor(row.astype(np.float64), n) == least
+
+
+def test_top_n_sigma_comes_after_penalties_and_before_top_k(backend: NativeBackend) -> None:
+    """Without the bias of the first token the others would be too far below it; of what is left top-k takes one."""
+    values, counters = np.tile(np.array([9.0, 1, 0.9, 0, 0, 0, 0], np.float32), (100, 1)), np.arange(100)
+    alone = sample(backend, values, top_n_sigma=1.0, temperature=1e6, counter=counters).tokens
+    biased = sample(backend, values, top_n_sigma=1.0, temperature=1e6, counter=counters, bias=[{0: -8.0}] * 100).tokens
+    first = sample(backend, values, top_n_sigma=1.0, temperature=1e6, top_k=1, counter=counters).tokens
+    assert set(alone.tolist()) == {0} == set(first.tolist())
+    assert set(biased.tolist()) == {0, 1, 2}
+
+
+def test_the_native_settings_are_those_of_the_table(backend: NativeBackend) -> None:
+    """A field for each, none besides, and each must be set: what is forgotten is named."""
+    arrays = _native.SamplingArrays()
+    logits, named = logits_of(backend, random_logits(2, 50)), settings(2).named()
+    assert {name for name in dir(arrays) if not name.startswith("_")} == set(named)
+    sampler = _native.Sampler(_native.ThreadPool([-1], 0, False), _native.best_level())
+    for name, values in named.items():
+        with pytest.raises(ValueError, match=f"no {name} was given"):
+            sampler.sample(logits, arrays, -1)
+        setattr(arrays, name, values)
+    assert len(sampler.sample(logits, arrays, -1)[0]) == 2
+
+
 def test_flat_logits_and_top_p_keep_the_right_number(backend: NativeBackend) -> None:
     values = np.zeros((3000, 200), np.float32)
     drawn = sample(backend, values, top_p=0.5, counter=np.arange(3000)).tokens
@@ -177,7 +218,8 @@ def test_flat_logits_and_top_p_keep_the_right_number(backend: NativeBackend) -> 
 
 def test_a_draw_depends_on_its_row_only(level: str) -> None:
     values = random_logits(40, 3000)
-    given = {"temperature": 1.1, "top_p": 0.9, "seed": np.arange(40), "counter": np.arange(40)}
+    sigmas = np.tile([0.0, 1.0, 2.5, -1.0], 10)
+    given = {"temperature": 1.1, "top_p": 0.9, "top_n_sigma": sigmas, "seed": np.arange(40), "counter": np.arange(40)}
     alone = []
     for i in range(40):
         own = {name: value if np.isscalar(value) else value[i] for name, value in given.items()}
@@ -271,7 +313,7 @@ def test_nothing_is_drawn_from_a_row_with_everything_forbidden(backend: NativeBa
 
 def test_wrong_settings_are_refused(backend: NativeBackend) -> None:
     wrong: list[dict[str, Any]] = [
-        {"temperature": -1}, {"temperature": np.nan}, {"top_p": -0.5}, {"min_p": 2}, {"top_k": -1}, {"repetition_penalty": 0},
+        {"temperature": -1}, {"temperature": np.nan}, {"top_p": -0.5}, {"min_p": 2}, {"top_n_sigma": np.nan}, {"top_k": -1}, {"repetition_penalty": 0},
         {"bias": [{50: 1.0}]}, {"bias": [{-1: 1.0}]}, {"seen": [{50: 1}]},
     ]  # fmt: skip
     for given in wrong:

@@ -37,7 +37,7 @@ CHECKS = [
             ("sampling", 20),
             ("shared_weights", 10),
             ("stream", 40),
-            ("team", 20),
+            ("thread_pool", 20),
         )
     ),
     *(
@@ -51,7 +51,7 @@ CHECKS = [
             ("ranks", 60),
             ("sampling", 10),
             ("shared_weights", 5),
-            ("team", 30),
+            ("thread_pool", 30),
         )
     ),
 ]

@@ -25,6 +25,18 @@ FORMATS = (*FLOATS, *SCALES)
 Bytes = npt.NDArray[np.uint8]
 
 
+def packed_floats(
+    pool: _native.ThreadPool,
+    values: FloatArray,
+    arena: _native.Arena | None = None,
+    spread: _native.Spread = _native.Spread.split,
+) -> _native.Weight:
+    """float32 [rows, columns] kept as they are."""
+    rows, columns = values.shape
+    shape = _native.WeightShape(format=0, rows=rows, columns=columns, spread=spread)
+    return _native.weight_from_rows(pool, values, shape, arena)
+
+
 @dataclass(frozen=True)
 class Stored:
     """A matrix as a file has it: uint8 [rows, bytes of a row], and float32 [rows, columns] as the gguf package decodes it."""

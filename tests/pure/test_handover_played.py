@@ -17,7 +17,7 @@ pytest.importorskip("homenode.transfer.receiver")
 
 from homenode.engine.errors import StepError
 from homenode.engine.messages import Output
-from homenode.engine.request import Request, SamplingParams
+from homenode.engine.request import Request
 from homenode.engine.scheduler.events import (
     Aborted,
     Emit,
@@ -31,6 +31,7 @@ from homenode.engine.scheduler.events import (
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.engine.step import Step
+from homenode.sampling import SamplingParams
 from homenode.transfer import published
 from homenode.transfer.receiver import ReceiverMachine
 from homenode.transfer.seam import KvTicket
@@ -118,7 +119,7 @@ class Engine:
             assert tokens == wanted[: len(tokens)]
             assert outputs[-1].finish_reason in ("abort", "error") or tokens == wanted
         assert not self.scheduler.has_work()
-        pool = self.scheduler._allocator.pool
+        pool = self.scheduler._residents.pool
         assert pool.num_free == pool.num_blocks
 
 
@@ -133,12 +134,7 @@ class SendingEngine(SenderProcess):
 
     def owner(self, block: int) -> Any:
         return next(
-            (
-                kv_export.ticket
-                for kv_export in self.real.scheduler._coordinator._kv_exports._of.values()
-                if block in kv_export.blocks
-            ),
-            None,
+            (loan.ticket for loan in self.real.scheduler._handover._loans._of.values() if block in loan.blocks), None
         )
 
     def told(self, event: Any) -> None:
@@ -176,13 +172,15 @@ class ReceivingEngine(ReceiverProcess):
         return machine
 
     def owner(self, block: int) -> Any:
-        deliveries = self.real.scheduler._coordinator._kv_imports
+        deliveries = self.real.scheduler._handover._deliveries
         owners = [d.offer.ticket for d in deliveries._of.values() if block in d.blocks[d.held // self.block_size :]]
         return (owners + [ticket for ticket, blocks in deliveries._quarantine.items() if block in blocks] + [None])[0]
 
     def told(self, event: Any) -> None:
         kind = type(event).__name__
-        self.world.count[f"{kind} in place" if getattr(event, "blocks", None) and kind == "Arrived" else kind] += 1
+        self.world.count[
+            f"{kind} in place" if getattr(event, "blocks", None) and kind == "RequestArrived" else kind
+        ] += 1
         self.real.apply(event)
 
     def bases(self, hello: Hello) -> dict[bytes, int]:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import homenode
 from homenode.cli.main import cli
-from homenode.engine.request import DEFAULT_TOKENS, SamplingParams
 from homenode.errors import UserError
+from homenode.sampling import DEFAULT_TOKENS, SamplingParams
 
 OPEN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 

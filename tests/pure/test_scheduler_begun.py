@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from homenode.engine.request import Request, SamplingParams
+from homenode.engine.request import Request
 from homenode.engine.scheduler.events import Emit, RequestArrived
 from homenode.engine.scheduler_config import SchedulerConfig
+from homenode.sampling import SamplingParams
 from tests.pure.schedule_bench import Bench, expected, limits_of
 
 PROMPT = [5, 6, 7, 8, 9]

@@ -7,9 +7,9 @@ import pytest
 from homenode.engine.errors import StepError
 from homenode.engine.executor.base import Executor
 from homenode.engine.executor.scripted import ScriptedExecutor, scripted_token
-from homenode.engine.request import SamplingParams
 from homenode.engine.step import StartSequence, Step, StepItem
 from homenode.errors import InternalError
+from homenode.sampling import SamplingParams
 from tests.pure.schedule_bench import limits_of
 
 _PARAMS = SamplingParams(seed=1)

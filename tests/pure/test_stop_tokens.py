@@ -11,11 +11,11 @@ import pytest
 
 from homenode.cli.server.stop_tokens import print_stop_tokens
 from homenode.engine.config import ModelConfig
-from homenode.engine.request import SamplingParams
 from homenode.errors import CheckpointError
 from homenode.model.formats.gguf_token_ids import token_id_of, token_ids_of
 from homenode.model.tokenizer import load_tokenizer
 from homenode.model.tokenizer.config import TextConfig
+from homenode.sampling import SamplingParams
 from tests.checkpoints import make_folder, make_gguf
 from tests.vocabularies import (
     CHATML,

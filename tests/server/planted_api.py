@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from homenode.engine.request import SamplingParams
+from homenode.sampling import SamplingParams
 from homenode.server.core.answer import respond
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.choice import GenerationEvent
@@ -85,7 +85,7 @@ API = Api(
             body=LinesRequest,
             streams=Lines,
             failures=POST_FAILURES,
-            admits=True,
+            always_open=False,
         ),
     )
 )

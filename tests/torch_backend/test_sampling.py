@@ -26,8 +26,10 @@ def random_how(rows: int, vocabulary: int, seed: int) -> SamplingArrays:
     biased, seen = random.integers(0, 4, rows), random.integers(0, min(6, vocabulary), rows)
     tokens = [np.sort(random.permutation(vocabulary)[:n]) for n in seen]
     starts = [np.concatenate([[0], np.cumsum(n)]).astype(np.int32) for n in (biased, seen)]
-    return SamplingArrays(
+    return SamplingArrays.of(
+        rows,
         temperature=pick(0, 1e-6, 0.3, 1, 2),
+        top_n_sigma=pick(0, 0, -1, 0.5, 1.5),
         top_k=random.choice(np.array([0, 1, 3, 40], np.int32), rows),
         top_p=pick(1, 1, 0.9, 0.3, 1e-6),
         min_p=pick(0, 0, 0.05, 1),

@@ -11,7 +11,7 @@ constexpr int kPairLine = 4 * kGroupRows;        // bytes of two columns of a gr
 constexpr int kStepBytes = 16 * kPairLine;       // of 32 columns
 constexpr int kMostPairTokens = 2 * kTileTokens;
 // How far ahead weights are asked for; beyond the end it does nothing.
-constexpr int kPairBytesAhead = 8192;
+constexpr int kPairPrefetchBytes = 8192;
 
 inline void add_step(const uint8_t* packed, const uint8_t* rows, size_t stride, bool two) {
   load_tile<6>(packed, kPairLine);
@@ -43,7 +43,7 @@ void multiply_pairs(int tokens, const uint8_t* packed, int64_t columns, const ui
     load_tile<3>(second + kTileRows, kSumStride);
   }
   for (; columns >= kPartColumns; columns -= kPartColumns, packed += kStepBytes, rows += kPartColumns * sizeof(uint16_t)) {
-    for (int i = 0; i < kStepBytes; i += 64) __builtin_prefetch(packed + kPairBytesAhead + i);
+    for (int i = 0; i < kStepBytes; i += 64) __builtin_prefetch(packed + kPairPrefetchBytes + i);
     add_step(packed, rows, stride, two);
   }
   if (columns > 0) add_last_step(packed, columns, rows, stride, two);
@@ -56,7 +56,7 @@ void multiply_pairs(int tokens, const uint8_t* packed, int64_t columns, const ui
 }
 
 template <int M>
-void tile_pairs(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, Ahead) {
+void tile_pairs(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, Prefetch) {
   multiply_pairs(M, packed, columns, rows, stride, sums);
 }
 

@@ -84,7 +84,7 @@ inline void add_token(const int32_t* products, const uint8_t* factors, const Enc
 }
 
 template <PanelKind K>
-void multiply_panel(int tokens, const Panel& panel, int64_t parts, const uint8_t* rows, size_t stride, float* sums, bool first, Ahead ahead) {
+void multiply_panel(int tokens, const Panel& panel, int64_t parts, const uint8_t* rows, size_t stride, float* sums, bool first, Prefetch prefetch) {
   alignas(64) int32_t products[2][K.halves * kTileSums];
   for (int i = 0; first && i < tokens * kGroupRows; i += kTileRows) _mm512_storeu_ps(sums + i, _mm512_setzero_ps());
   use_shape(K.halves == 2 ? Factors::bytes16 : Factors::bytes32, tokens);
@@ -93,7 +93,7 @@ void multiply_panel(int tokens, const Panel& panel, int64_t parts, const uint8_t
   for (int64_t p = 0; p < parts; ++p, factors += K.factors(), rows += sizeof(EncodedPart)) {
     codes += panel.codes_stride + (K.gap > 0 && p % 8 == 7 ? K.gap : 0);
     if (p + 1 < parts) multiply_part<K>(p % 2 == 0, codes, rows + sizeof(EncodedPart), stride, products[(p + 1) % 2]);
-    for (int i = 0; i < ahead.lines; ++i, ahead.from += kCacheLine) __builtin_prefetch(ahead.from, 0, 2);
+    for (int i = 0; i < prefetch.lines; ++i, prefetch.from += kCacheLine) __builtin_prefetch(prefetch.from, 0, 2);
     for (int m = 0; m < tokens; ++m) {
       add_token<K>(products[p % 2] + m * kGroupRows, factors, *reinterpret_cast<const EncodedPart*>(rows + size_t(m) * stride), sums + m * kGroupRows);
     }
@@ -101,8 +101,8 @@ void multiply_panel(int tokens, const Panel& panel, int64_t parts, const uint8_t
 }
 
 template <PanelKind K, int M>
-void tile_panel(const Panel& panel, int64_t parts, const uint8_t* rows, size_t stride, float* sums, bool first, Ahead ahead) {
-  multiply_panel<K>(M, panel, parts, rows, stride, sums, first, ahead);
+void tile_panel(const Panel& panel, int64_t parts, const uint8_t* rows, size_t stride, float* sums, bool first, Prefetch prefetch) {
+  multiply_panel<K>(M, panel, parts, rows, stride, sums, first, prefetch);
 }
 
 template <PanelKind K, int M = 1>

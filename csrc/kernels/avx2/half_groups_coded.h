@@ -100,18 +100,18 @@ HOMENODE_INLINE void add_half_part(const BlockScale (&block)[kVectors], const ui
 }
 
 template <Coding C, int M>
-void tile_half_coded(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* total, SpreadAhead ahead) {
+void tile_half_coded(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* total, SpreadPrefetch prefetch) {
   using At = Packed<C>;
-  const int lines = lines_of_share<C>(ahead, 2);
+  const int lines = lines_of_share<C>(prefetch, 2);
   for (; columns > 0; columns -= At::columns, packed += At::bytes) {
     BlockScale block[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) block[v] = block_scale<C>(packed, v);
-    for (const uint8_t* at = packed + At::head; at < packed + At::bytes; at += At::part, x += sizeof(EncodedPart), ahead.from += ahead.advance) {
-      Ahead share{ahead.from, lines};
-      expect(share);
+    for (const uint8_t* at = packed + At::head; at < packed + At::bytes; at += At::part, x += sizeof(EncodedPart), prefetch.from += prefetch.advance) {
+      Prefetch share{prefetch.from, lines};
+      prefetch_lines(share);
       add_half_part<C, M, 0>(block, at, x, stride, total);
-      expect(share);
+      prefetch_lines(share);
       add_half_part<C, M, kHalfVectors>(block, at, x, stride, total);
     }
   }

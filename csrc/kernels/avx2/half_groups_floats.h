@@ -36,7 +36,7 @@ HOMENODE_INLINE void add_half_column(const uint8_t* packed, const uint8_t* x, si
 }
 
 template <class Columns, int M>
-HOMENODE_INLINE void add_half(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* sums, Ahead& ahead) {
+HOMENODE_INLINE void add_half(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* sums, Prefetch& prefetch) {
   HalfBlock<M> f;
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
@@ -44,7 +44,7 @@ HOMENODE_INLINE void add_half(const uint8_t* packed, int64_t columns, const uint
     for (int v = 0; v < kHalfVectors; ++v) f[m][v] = load_floats(sums + kGroupRows * m + kLanes * v);
   }
   for (; columns > 3; columns -= 4, packed += 2 * Columns::kBytes, x += 16) {
-    expect(ahead);  // half as often as a whole tile does, and twice
+    prefetch_lines(prefetch);  // half as often as a whole tile does, and twice
     add_half_column<Columns, 0, M>(packed, x, stride, f);
     add_half_column<Columns, 1, M>(packed, x, stride, f);
     add_half_column<Columns, 0, M>(packed + Columns::kBytes, x + 8, stride, f);
@@ -63,11 +63,11 @@ HOMENODE_INLINE void add_half(const uint8_t* packed, int64_t columns, const uint
 }
 
 template <class Columns, int M>
-void tile_half_groups(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* sums, Ahead ahead) {
+void tile_half_groups(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* sums, Prefetch prefetch) {
   for (; columns > 0; columns -= kBlockColumns, packed += kBlockColumns / 2 * Columns::kBytes, x += 4 * kBlockColumns) {
     const int64_t now = columns < kBlockColumns ? columns : kBlockColumns;
-    add_half<Columns, M>(packed, now, x, stride, sums, ahead);
-    add_half<Columns, M>(packed + Columns::kHalf, now, x, stride, sums + kHalfRows, ahead);
+    add_half<Columns, M>(packed, now, x, stride, sums, prefetch);
+    add_half<Columns, M>(packed + Columns::kHalf, now, x, stride, sums + kHalfRows, prefetch);
   }
 }
 

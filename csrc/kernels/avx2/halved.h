@@ -60,22 +60,22 @@ HOMENODE_INLINE void add_halved(const uint8_t* lines, const Floats (&scale)[kVec
 }
 
 template <Coding C, int M>
-void tile_halved(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* total, SpreadAhead ahead) {
+void tile_halved(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* total, SpreadPrefetch prefetch) {
   using At = Packed<C>;
   alignas(64) uint8_t halves[kHalvedParts][M][2 * kPartColumns];
-  const int lines = lines_of_share<C>(ahead, M);
+  const int lines = lines_of_share<C>(prefetch, M);
   for (int64_t parts = columns / kPartColumns; parts > 0; parts -= kHalvedParts) {
     const int now = int(parts < kHalvedParts ? parts : kHalvedParts);
     for (int p = 0; p < now; ++p) {
       for (int m = 0; m < M; ++m) halve(x + m * stride + p * sizeof(EncodedPart), halves[p][m]);
     }
-    for (int p = 0; p < now; ++p, packed += At::bytes, x += sizeof(EncodedPart), ahead.from += ahead.advance) {
+    for (int p = 0; p < now; ++p, packed += At::bytes, x += sizeof(EncodedPart), prefetch.from += prefetch.advance) {
       Floats scale[kVectors];
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) scale[v] = load_scales<C>(packed + 2 * kLanes * v);
-      Ahead share{ahead.from, lines};
+      Prefetch share{prefetch.from, lines};
       for (int m = 0; m < M; ++m) {
-        expect(share);
+        prefetch_lines(share);
         add_halved<C>(packed + At::head, scale, reinterpret_cast<const EncodedPart*>(x + m * stride), halves[p][m], total + kGroupRows * m);
       }
     }

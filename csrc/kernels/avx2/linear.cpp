@@ -39,8 +39,8 @@ constexpr LinearTable make_avx2_table() {
   LinearTable table = make_table();
   // On Zen 3 weights asked for less than a page ahead come at the speed of reading, those further ahead at 85 % of it; but where tokens take longer than
   // that, they had better come early.
-  table.bytes_ahead = 2 << 10;
-  table.bytes_ahead_of_four = 6 << 10;
+  table.prefetch_bytes = 2 << 10;
+  table.prefetch_bytes_of_four = 6 << 10;
   fill_half_groups<F32Columns>(table.floats[0]);
   fill_half_groups<F16Columns>(table.floats[1]);
   table.floats[2].tile[2] = tile_triple;

@@ -19,12 +19,12 @@ constexpr int kTripleTokens = 3;
   choose(0) HOMENODE_THREE(a0, b0, c0) choose(32) HOMENODE_THREE(a1, b1, c1) choose(64) HOMENODE_THREE(a2, b2, c2) \
   choose(96) HOMENODE_THREE(a3, b3, c3)
 
-void tile_triple(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* sums, Ahead ahead) {
+void tile_triple(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* sums, Prefetch prefetch) {
   const Ints mask = broadcast_int(int32_t(0xffff0000));
   Block<kTripleTokens> f;
   load_sums<kTripleTokens>(sums, f);
   for (; columns > 1; columns -= 2, packed += 4 * kGroupRows, x += 8) {
-    expect(ahead);
+    prefetch_lines(prefetch);
     asm(HOMENODE_COLUMN(0, HOMENODE_FIRST) HOMENODE_COLUMN(4, HOMENODE_SECOND)
         : [a0] "+x"(f[0][0]), [a1] "+x"(f[0][1]), [a2] "+x"(f[0][2]), [a3] "+x"(f[0][3]), [b0] "+x"(f[1][0]), [b1] "+x"(f[1][1]), [b2] "+x"(f[1][2]),
           [b3] "+x"(f[1][3]), [c0] "+x"(f[2][0]), [c1] "+x"(f[2][1]), [c2] "+x"(f[2][2]), [c3] "+x"(f[2][3])

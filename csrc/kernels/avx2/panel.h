@@ -153,14 +153,14 @@ HOMENODE_INLINE void expect_next(const uint8_t* x, size_t stride) {
 }
 
 template <Coding C, int M>
-void tile_bytes(const Panel& panel, int64_t parts, const uint8_t* x, size_t stride, float* total, bool first, Ahead ahead) {
+void tile_bytes(const Panel& panel, int64_t parts, const uint8_t* x, size_t stride, float* total, bool first, Prefetch prefetch) {
   constexpr bool kMinimum = C.minimum != Minimum::none, kTwo = halves_of(C) == 2;
   const uint8_t *codes = panel.codes, *scales = panel.factors;
   Block<M> f;
   if (first) set_zero<M>(f);
   else load_sums<M>(total, f);
   for (; parts > 0; --parts, codes += kPanelPartCodes, scales += kPartScales<C>, x += sizeof(EncodedPart)) {
-    expect(ahead);
+    prefetch_lines(prefetch);
     expect_next<M>(x, stride);
     Sums<M> sums;
     sum_bytes<C, M, 0>(codes, x, stride, sums);
@@ -207,7 +207,7 @@ HOMENODE_INLINE void widen(const uint8_t* x, size_t stride, uint8_t* to) {
 
 // The activations' codes are widened a part ahead, while the units that multiply are busy with the one before.
 template <Coding C, int M>
-void tile_wide(const Panel& panel, int64_t parts, const uint8_t* x, size_t stride, float* total, bool first, Ahead ahead) {
+void tile_wide(const Panel& panel, int64_t parts, const uint8_t* x, size_t stride, float* total, bool first, Prefetch prefetch) {
   const uint8_t *codes = panel.codes, *scales = panel.factors;
   alignas(64) uint8_t widened[2][M * kWideCodes];
   widen<M>(x, stride, widened[0]);
@@ -215,7 +215,7 @@ void tile_wide(const Panel& panel, int64_t parts, const uint8_t* x, size_t strid
   if (first) set_zero<M>(f);
   else load_sums<M>(total, f);
   for (int now = 0; parts > 0; --parts, now ^= 1, codes += kWidePart, scales += kPartScales<C>, x += sizeof(EncodedPart)) {
-    expect(ahead);
+    prefetch_lines(prefetch);
     expect_next<M>(x, stride);
     if (parts > 1) widen<M>(x + sizeof(EncodedPart), stride, widened[now ^ 1]);
     Sums<M> sums;

@@ -15,7 +15,7 @@
 #include "kernels/simd/avx512.h"
 
 #include "kernels/avx512bf16/pair_rows.h"
-#include "kernels/avx512bf16/soften.h"
+#include "kernels/avx512bf16/softmax.h"
 #include "kernels/simd/table.h"
 
 namespace homenode {
@@ -84,20 +84,20 @@ struct Sums {
 
 // Scores of R rows against T tiles.
 template <int R, int T>
-__attribute__((noinline)) void score_pairs(const AttendArgs& a, Ahead& ahead, int row, int tile) {
+__attribute__((noinline)) void score_pairs(const AttendArgs& a, Prefetch& prefetch, int row, int tile) {
   Sums<R, T> sums;
   const size_t query_bytes = static_cast<size_t>(a.head_dim) * sizeof(uint16_t);
   PairRows<R> queries(static_cast<const std::byte*>(a.queries) + static_cast<size_t>(row) * query_bytes, query_bytes);
   const uint16_t* keys[T];
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t) keys[t] = static_cast<const uint16_t*>(a.keys[tile + t]);
-  Asking asking = ahead.begin();
-  for (int64_t left = a.head_dim; left > 0; left -= 2 * kAskSteps) {
-    ahead.look(asking);
-    const int64_t steps = left < 2 * kAskSteps ? left / 2 : kAskSteps;
+  PrefetchCursor cursor = prefetch.begin();
+  for (int64_t left = a.head_dim; left > 0; left -= 2 * kStepsBetweenChecks) {
+    prefetch.look(cursor);
+    const int64_t steps = left < 2 * kStepsBetweenChecks ? left / 2 : kStepsBetweenChecks;
 #pragma GCC unroll 1
     for (int64_t step = 0; step < steps; ++step, queries.advance()) {
-      asking.step();
+      cursor.step();
       __m512bh k[T];
 #pragma GCC unroll 4
       for (int t = 0; t < T; ++t) {
@@ -107,39 +107,39 @@ __attribute__((noinline)) void score_pairs(const AttendArgs& a, Ahead& ahead, in
       sums.add(k, queries);
     }
   }
-  ahead.end(asking);
+  prefetch.end(cursor);
   sums.store(a.scores + int64_t(row) * kChunkKeys + tile * kTileKeys, kChunkKeys, kTileKeys);
 }
 
 template <int R>
-inline void score_pair_rows(const AttendArgs& a, Ahead& ahead, int row, int tile, int end) {
+inline void score_pair_rows(const AttendArgs& a, Prefetch& prefetch, int row, int tile, int end) {
   constexpr int T = beside(R);
-  for (; tile + T <= end; tile += T) score_pairs<R, T>(a, ahead, row, tile);
-  if (T > 3 && tile + 3 == end) return score_pairs<R, T == 4 ? 3 : 1>(a, ahead, row, tile);
-  if (T > 2 && tile + 2 == end) return score_pairs<R, T == 4 ? 2 : 1>(a, ahead, row, tile);
-  if (tile < end) score_pairs<R, 1>(a, ahead, row, tile);
+  for (; tile + T <= end; tile += T) score_pairs<R, T>(a, prefetch, row, tile);
+  if (T > 3 && tile + 3 == end) return score_pairs<R, T == 4 ? 3 : 1>(a, prefetch, row, tile);
+  if (T > 2 && tile + 2 == end) return score_pairs<R, T == 4 ? 2 : 1>(a, prefetch, row, tile);
+  if (tile < end) score_pairs<R, 1>(a, prefetch, row, tile);
 }
 
 // Adds the values of the keys begin .. end - 1 (even both), which all R rows see, to the sums of C vectors of lanes starting at element d.
 template <int R, int C>
-inline void add_pairs(const AttendArgs& a, Ahead& ahead, int row, int64_t d, int begin, int end, Sums<R, C>& sums) {
+inline void add_pairs(const AttendArgs& a, Prefetch& prefetch, int row, int64_t d, int begin, int end, Sums<R, C>& sums) {
   PairRows<R> weights(weight_pairs(a, row) + begin, 2 * kChunkKeys * sizeof(uint16_t));
   const int64_t stride = 2 * int64_t(a.head_dim);
-  Asking asking = ahead.begin();
+  PrefetchCursor cursor = prefetch.begin();
   while (begin < end) {
-    ahead.look(asking);
+    prefetch.look(cursor);
     const int tile = begin / kTileKeys, tile_end = (tile + 1) * kTileKeys < end ? (tile + 1) * kTileKeys : end;
     const uint16_t* values = static_cast<const uint16_t*>(a.values[tile]) + begin % kTileKeys / 2 * stride + 2 * d;
 #pragma GCC unroll 1
     for (; begin < tile_end; begin += 2, weights.advance(), values += stride) {
-      asking.step();
+      cursor.step();
       __m512bh v[C];
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) v[c] = as_pairs(load_line(values + kPairLine * c));
       sums.add(v, weights);
     }
   }
-  ahead.end(asking);
+  prefetch.end(cursor);
 }
 
 // The same of keys that only some of the rows see.
@@ -164,13 +164,13 @@ inline void add_some_pairs(const AttendArgs& a, int row, int64_t d, int begin, i
 
 // The outputs of R rows, C vectors of lanes starting at element d: the keys only some of them see come before and after those that all see.
 template <int R, int C>
-__attribute__((noinline)) void value_pairs(const AttendArgs& a, Ahead& ahead, const Seen& seen, int row, int64_t d) {
+__attribute__((noinline)) void value_pairs(const AttendArgs& a, Prefetch& prefetch, const Seen& seen, int row, int64_t d) {
   Sums<R, C> sums;
   const int first = seen.begin & ~1, last = (seen.end + 1) & ~1;
   const int begin = (seen.all_begin + 1) & ~1, end = seen.all_end & ~1;  // what all see, in whole pairs
   if (begin < end) {
     add_some_pairs(a, row, d, first, begin, sums);
-    add_pairs(a, ahead, row, d, begin, end, sums);
+    add_pairs(a, prefetch, row, d, begin, end, sums);
     add_some_pairs(a, row, d, end, last, sums);
   } else {
     add_some_pairs(a, row, d, first, last, sums);
@@ -180,12 +180,12 @@ __attribute__((noinline)) void value_pairs(const AttendArgs& a, Ahead& ahead, co
 }
 
 template <int R>
-inline void weigh_pair_rows(const AttendArgs& a, Ahead& ahead, const Seen& seen, int row) {
+inline void weigh_pair_rows(const AttendArgs& a, Prefetch& prefetch, const Seen& seen, int row) {
   constexpr int C = beside(R);
   const int64_t padded = padded_head(a.head_dim);
   int64_t d = 0;
-  for (; d + 16 * C <= padded; d += 16 * C) value_pairs<R, C>(a, ahead, seen, row, d);
-  for (; d < padded; d += 16) value_pairs<R, 1>(a, ahead, seen, row, d);
+  for (; d + 16 * C <= padded; d += 16 * C) value_pairs<R, C>(a, prefetch, seen, row, d);
+  for (; d < padded; d += 16) value_pairs<R, 1>(a, prefetch, seen, row, d);
 }
 
 // Steps of all loops together, about.
@@ -197,18 +197,18 @@ inline int64_t count_steps(const AttendArgs& a) {
 }
 
 void attend_pairs(const AttendArgs& a) {
-  Ahead ahead(a, a.ahead_ranges ? count_steps(a) : 0);
+  Prefetch prefetch(a, a.prefetch_ranges ? count_steps(a) : 0);
   Seen seen[kQueryRows];  // by the first row of a block
   for_pair_blocks(a.rows, [&]<int R>(int row) { seen[row] = seen_by(a, row, R); });
   for (int tile = 0; tile < kChunkTiles; tile += kRun) {  // a run of keys stays in the first cache while all rows are multiplied with it
     for_pair_blocks(a.rows, [&]<int R>(int row) {
       const int first = seen[row].first_tile(), last = seen[row].last_tile();
-      score_pair_rows<R>(a, ahead, row, first > tile ? first : tile, last < tile + kRun ? last : tile + kRun);
+      score_pair_rows<R>(a, prefetch, row, first > tile ? first : tile, last < tile + kRun ? last : tile + kRun);
     });
   }
   for_pair_blocks(a.rows, [&]<int R>(int row) {
     soften_pairs<R>(a, seen[row], row);
-    weigh_pair_rows<R>(a, ahead, seen[row], row);
+    weigh_pair_rows<R>(a, prefetch, seen[row], row);
   });
 }
 

@@ -20,14 +20,14 @@ constexpr int kTokens = 12;
 // Asks for the weights that are due with two columns: so many lines, known when compiled, as a decision in each step costs more than what it asks for.
 // With many tokens the instructions in flight reach only a few lines ahead, and what the processor looks ahead by itself is not enough: asked for early,
 // the weights of eight tokens come from memory as fast as those of one.
-template <int Lines, bool Second>
-inline void expect(const char* from) {
+template <int Lines, bool IntoL2>
+inline void prefetch_lines(const char* from) {
 #pragma GCC unroll 2
-  for (int i = 0; i < Lines; ++i) Second ? _mm_prefetch(from + kCacheLine * i, _MM_HINT_T1) : _mm_prefetch(from + kCacheLine * i, _MM_HINT_T0);
+  for (int i = 0; i < Lines; ++i) IntoL2 ? _mm_prefetch(from + kCacheLine * i, _MM_HINT_T1) : _mm_prefetch(from + kCacheLine * i, _MM_HINT_T0);
 }
 
-template <int M, int Lines, bool Second>
-void tile_asking(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, const uint8_t* ahead) {
+template <int M, int Lines, bool IntoL2>
+void tile_prefetching(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, const uint8_t* prefetch) {
   __m512 f[M][kVectors];
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
@@ -36,8 +36,8 @@ void tile_asking(const uint8_t* packed, int64_t columns, const uint8_t* rows, si
   }
   PairRows<M> at(rows, stride);
   for (; columns > 0; columns -= 2, packed += kVectors * kVectorBytes, at.advance()) {
-    expect<Lines, Second>(reinterpret_cast<const char*>(ahead));
-    ahead += Lines * kCacheLine;
+    prefetch_lines<Lines, IntoL2>(reinterpret_cast<const char*>(prefetch));
+    prefetch += Lines * kCacheLine;
     const __m512bh first = reinterpret_cast<__m512bh>(_mm512_loadu_si512(packed));
     const __m512bh second = reinterpret_cast<__m512bh>(_mm512_loadu_si512(packed + kVectorBytes));
 #pragma GCC unroll 16
@@ -55,12 +55,12 @@ void tile_asking(const uint8_t* packed, int64_t columns, const uint8_t* rows, si
 }
 
 template <int M>
-void tile_pairs(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, Ahead ahead) {
+void tile_pairs(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, Prefetch prefetch) {
   static_assert(kVectors * kVectorBytes == 2 * kCacheLine);  // a single tile asks for as much as it multiplies, several for less
-  const auto tile = ahead.lines == 0 ? tile_asking<M, 0, false>
-                    : ahead.second   ? ahead.lines == 1 ? tile_asking<M, 1, true> : tile_asking<M, 2, true>
-                    : ahead.lines == 1 ? tile_asking<M, 1, false> : tile_asking<M, 2, false>;
-  tile(packed, columns, rows, stride, sums, ahead.from);
+  const auto tile = prefetch.lines == 0 ? tile_prefetching<M, 0, false>
+                    : prefetch.into_l2   ? prefetch.lines == 1 ? tile_prefetching<M, 1, true> : tile_prefetching<M, 2, true>
+                    : prefetch.lines == 1 ? tile_prefetching<M, 1, false> : tile_prefetching<M, 2, false>;
+  tile(packed, columns, rows, stride, sums, prefetch.from);
 }
 
 // 32 columns at a time; those beyond the last are zeros.

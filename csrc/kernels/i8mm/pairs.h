@@ -96,7 +96,7 @@ void half_tile(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t 
 }
 
 template <int M>
-void tile_pairs(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, Ahead) {
+void tile_pairs(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, Prefetch) {
   half_tile<M>(packed, columns, rows, stride, sums);
   half_tile<M>(packed + kPairLine / 2, columns, rows, stride, sums + kGroupRows / 2);
 }

@@ -96,11 +96,11 @@ HOMENODE_INLINE void add_half_minimum(const uint8_t* factors, const uint8_t* x, 
 }
 
 template <PanelKind K, int M>
-void tile_paired(const Panel& panel, int64_t parts, const uint8_t* x, size_t stride, float* total, bool first, Ahead ahead) {
+void tile_paired(const Panel& panel, int64_t parts, const uint8_t* x, size_t stride, float* total, bool first, Prefetch prefetch) {
   const uint8_t *codes = panel.codes, *factors = panel.factors;
   for (int i = 0; first && i < M * kGroupRows; i += kLanes) store_floats(total + i, zero_floats());
   for (; parts > 0; --parts, codes += panel.codes_stride, factors += K.factors(), x += sizeof(EncodedPart)) {
-    expect(ahead);
+    prefetch_lines(prefetch);
     for (int half = 0; half < 2; ++half) {
       const uint8_t* own_factors = factors + kVectorBytes * kHalfVectors * half;
       float* own = total + kGroupRows / 2 * half;

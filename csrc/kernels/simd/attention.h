@@ -7,7 +7,7 @@
 //   output     for each element one chain of multiply-adds over the visible keys in order. Other keys' values are not touched at all.
 #pragma once
 #include "kernels/kernels.h"
-#include "kernels/simd/ahead.h"
+#include "kernels/simd/prefetch.h"
 #include "kernels/simd/attention_sums.h"
 #include "kernels/simd/math.h"
 
@@ -39,7 +39,7 @@ struct StoredBf16 {
 
 // Scores of R rows against T tiles.
 template <class Stored, int R, int T>
-__attribute__((noinline)) void score_block(const AttendArgs& a, Ahead& ahead, int row, int tile) {
+__attribute__((noinline)) void score_block(const AttendArgs& a, Prefetch& prefetch, int row, int tile) {
   using Element = typename Stored::Element;
   constexpr int kStep = Stored::kStep;
   const int64_t head_dim = a.head_dim;
@@ -49,27 +49,27 @@ __attribute__((noinline)) void score_block(const AttendArgs& a, Ahead& ahead, in
   for (int t = 0; t < T; ++t) keys[t] = static_cast<const Element*>(a.keys[tile + t]);
   Lanes sums[R][T];
   clear_sums(sums);
-  Asking asking = ahead.begin();
+  PrefetchCursor cursor = prefetch.begin();
   for (int64_t d = 0; d < head_dim;) {
-    ahead.look(asking);
-    const int64_t end = d + kStep * kAskSteps < head_dim ? d + kStep * kAskSteps : head_dim;
+    prefetch.look(cursor);
+    const int64_t end = d + kStep * kStepsBetweenChecks < head_dim ? d + kStep * kStepsBetweenChecks : head_dim;
 #pragma GCC unroll 1
     for (; d < end; d += kStep) {
-      asking.step();
+      cursor.step();
       Stored::add(q + d, head_dim, keys, sums);
 #pragma GCC unroll 4
       for (int t = 0; t < T; ++t) keys[t] += kStep * kTileKeys;
     }
   }
-  ahead.end(asking);
+  prefetch.end(cursor);
   store_sums(sums, a.scores + int64_t(row) * kChunkKeys + tile * kTileKeys, kChunkKeys);
 }
 
 template <class Stored, int R>
-inline void score_rows(const AttendArgs& a, Ahead& ahead, int row, int tile, int tile_end) {
+inline void score_rows(const AttendArgs& a, Prefetch& prefetch, int row, int tile, int tile_end) {
   constexpr int T = lanes_beside(R);
-  for (; tile + T <= tile_end; tile += T) score_block<Stored, R, T>(a, ahead, row, tile);
-  for (; tile < tile_end; ++tile) score_block<Stored, R, 1>(a, ahead, row, tile);
+  for (; tile + T <= tile_end; tile += T) score_block<Stored, R, T>(a, prefetch, row, tile);
+  for (; tile < tile_end; ++tile) score_block<Stored, R, 1>(a, prefetch, row, tile);
 }
 
 // The keys of the chunk that any of some rows see, and those that all of them see.
@@ -218,7 +218,7 @@ inline void add_values(const AttendArgs& a, const float* weights, int64_t d, int
 
 // The same of the keys key .. end - 1, whole loads of one tile.
 template <class Stored, int R, int T>
-inline void add_tile_values(const AttendArgs& a, const float* weights, int64_t d, int key, int end, Asking& asking, Lanes (&sums)[R][T]) {
+inline void add_tile_values(const AttendArgs& a, const float* weights, int64_t d, int key, int end, PrefetchCursor& cursor, Lanes (&sums)[R][T]) {
   using Element = typename Stored::Element;
   constexpr int kStep = Stored::kStep;
   const Element* at[T];
@@ -228,7 +228,7 @@ inline void add_tile_values(const AttendArgs& a, const float* weights, int64_t d
   }
 #pragma GCC unroll 1
   for (; key < end; key += kStep) {
-    asking.step();
+    cursor.step();
     Stored::add(weights + key, kChunkKeys, at, sums);
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) at[t] += kStep * int64_t(a.head_dim);
@@ -237,8 +237,8 @@ inline void add_tile_values(const AttendArgs& a, const float* weights, int64_t d
 
 // Adds the values of keys begin .. end - 1 to the outputs of R rows, T vectors of lanes starting at element d.
 template <class Stored, int R, int T>
-__attribute__((noinline)) void value_block(const AttendArgs& a, Ahead& ahead, int row, int64_t d, int begin, int end) {
-  constexpr int kStep = Stored::kStep, kTake = kStep * kAskSteps;
+__attribute__((noinline)) void value_block(const AttendArgs& a, Prefetch& prefetch, int row, int64_t d, int begin, int end) {
+  constexpr int kStep = Stored::kStep, kTake = kStep * kStepsBetweenChecks;
   static_assert(kTileKeys % kTake == 0);
   const int64_t padded = padded_head(a.head_dim);
   float* out = a.out + row * padded + d;
@@ -248,39 +248,39 @@ __attribute__((noinline)) void value_block(const AttendArgs& a, Ahead& ahead, in
   int key = begin;
   if (key % kStep) add_values<Stored, kStep - 1, kStep>(a, weights, d, key++ - 1, sums);
   const int whole = end - end % kStep;
-  Asking asking = ahead.begin();
+  PrefetchCursor cursor = prefetch.begin();
   while (key < whole) {
-    ahead.look(asking);
+    prefetch.look(cursor);
     const int next = (key / kTake + 1) * kTake, stop = next < whole ? next : whole;
-    add_tile_values<Stored>(a, weights, d, key, stop, asking, sums);
+    add_tile_values<Stored>(a, weights, d, key, stop, cursor, sums);
     key = stop;
   }
-  ahead.end(asking);
+  prefetch.end(cursor);
   if (key < end) add_values<Stored, 0, 1>(a, weights, d, key, sums);
   store_sums(sums, out, padded);
 }
 
 template <class Stored, int R>
-inline void value_rows(const AttendArgs& a, Ahead& ahead, int row, int begin, int end) {
+inline void value_rows(const AttendArgs& a, Prefetch& prefetch, int row, int begin, int end) {
   if (begin >= end) return;
   constexpr int T = lanes_beside(R);
   const int64_t padded = padded_head(a.head_dim);
   int64_t d = 0;
-  for (; d + 16 * T <= padded; d += 16 * T) value_block<Stored, R, T>(a, ahead, row, d, begin, end);
-  for (; d < padded; d += 16) value_block<Stored, R, 1>(a, ahead, row, d, begin, end);
+  for (; d + 16 * T <= padded; d += 16 * T) value_block<Stored, R, T>(a, prefetch, row, d, begin, end);
+  for (; d < padded; d += 16) value_block<Stored, R, 1>(a, prefetch, row, d, begin, end);
 }
 
 // The outputs of R rows: the keys only some of them see are added row by row, before and after those that all see.
 template <class Stored, int R>
-inline void weigh_rows(const AttendArgs& a, Ahead& ahead, int row) {
+inline void weigh_rows(const AttendArgs& a, Prefetch& prefetch, int row) {
   const Seen seen = seen_by(a, row, R);
   if (seen.all_begin >= seen.all_end) {
-    for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, ahead, r, a.begin[r], a.end[r]);
+    for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, prefetch, r, a.begin[r], a.end[r]);
     return;
   }
-  for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, ahead, r, a.begin[r], seen.all_begin);
-  value_rows<Stored, R>(a, ahead, row, seen.all_begin, seen.all_end);
-  for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, ahead, r, seen.all_end, a.end[r]);
+  for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, prefetch, r, a.begin[r], seen.all_begin);
+  value_rows<Stored, R>(a, prefetch, row, seen.all_begin, seen.all_end);
+  for (int r = row; r < row + R; ++r) value_rows<Stored, 1>(a, prefetch, r, seen.all_end, a.end[r]);
 }
 
 inline void clear_rows(const AttendArgs& a) {
@@ -289,12 +289,12 @@ inline void clear_rows(const AttendArgs& a) {
 
 template <class Stored>
 void attend(const AttendArgs& a) {
-  Ahead ahead(a, a.ahead_ranges ? count_steps(a, Stored::kStep) : 0);
-  for_key_runs(a, [&]<int R>(int row, int begin, int end) { score_rows<Stored, R>(a, ahead, row, begin, end); });
+  Prefetch prefetch(a, a.prefetch_ranges ? count_steps(a, Stored::kStep) : 0);
+  for_key_runs(a, [&]<int R>(int row, int begin, int end) { score_rows<Stored, R>(a, prefetch, row, begin, end); });
   find_largest_scores(a);
   for (int r = 0; r < a.rows; ++r) soften_row(a, r);
   clear_rows(a);
-  for_row_blocks(a.rows, [&]<int R>(int row) { weigh_rows<Stored, R>(a, ahead, row); });
+  for_row_blocks(a.rows, [&]<int R>(int row) { weigh_rows<Stored, R>(a, prefetch, row); });
 }
 
 // The factors of 16 rows come from two vectors of exponentials.

@@ -33,7 +33,7 @@ HOMENODE_ATTEND void add_codes(const int16_t* x, int64_t stride, const int8_t* c
 
 // Scores of R rows against T tiles.
 template <int R, int T>
-__attribute__((noinline)) void score_codes(const AttendArgs& a, Ahead& ahead, int row, int tile) {
+__attribute__((noinline)) void score_codes(const AttendArgs& a, Prefetch& prefetch, int row, int tile) {
   IntLanes sums[R][T];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -45,19 +45,19 @@ __attribute__((noinline)) void score_codes(const AttendArgs& a, Ahead& ahead, in
   const int8_t* keys[T];
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t) keys[t] = static_cast<const int8_t*>(a.keys[tile + t]);
-  Asking asking = ahead.begin();
+  PrefetchCursor cursor = prefetch.begin();
   for (int64_t d = 0; d < head_dim;) {
-    ahead.look(asking);
-    const int64_t end = d + 2 * kAskSteps < head_dim ? d + 2 * kAskSteps : head_dim;
+    prefetch.look(cursor);
+    const int64_t end = d + 2 * kStepsBetweenChecks < head_dim ? d + 2 * kStepsBetweenChecks : head_dim;
 #pragma GCC unroll 1
     for (; d < end; d += 2) {
-      asking.step();
+      cursor.step();
       add_codes(q + d, head_dim, keys, sums);
 #pragma GCC unroll 4
       for (int t = 0; t < T; ++t) keys[t] += 2 * kTileKeys;
     }
   }
-  ahead.end(asking);
+  prefetch.end(cursor);
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t) {
     const Lanes scales = load_scales(a.keys[tile + t], a.head_dim);
@@ -70,10 +70,10 @@ __attribute__((noinline)) void score_codes(const AttendArgs& a, Ahead& ahead, in
 }
 
 template <int R>
-inline void score_code_rows(const AttendArgs& a, Ahead& ahead, int row, int tile, int tile_end) {
+inline void score_code_rows(const AttendArgs& a, Prefetch& prefetch, int row, int tile, int tile_end) {
   constexpr int T = lanes_beside(R);
-  for (; tile + T <= tile_end; tile += T) score_codes<R, T>(a, ahead, row, tile);
-  for (; tile < tile_end; ++tile) score_codes<R, 1>(a, ahead, row, tile);
+  for (; tile + T <= tile_end; tile += T) score_codes<R, T>(a, prefetch, row, tile);
+  for (; tile < tile_end; ++tile) score_codes<R, 1>(a, prefetch, row, tile);
 }
 
 // A row's scores become weights times the values' scales, 0 where masked. Returns the largest, NaN where a visible one is.
@@ -110,7 +110,7 @@ inline float encode_weights(const AttendArgs& a, int row, int tile_begin, int ti
 
 // The outputs of R rows, C vectors of lanes starting at element d.
 template <int R, int C>
-__attribute__((noinline)) void value_codes(const AttendArgs& a, Ahead& ahead, int row, int64_t d, int tile_begin, int tile_end, const float* scales) {
+__attribute__((noinline)) void value_codes(const AttendArgs& a, Prefetch& prefetch, int row, int64_t d, int tile_begin, int tile_end, const float* scales) {
   const int64_t padded = padded_head(a.head_dim);
   IntLanes sums[R][C];
 #pragma GCC unroll 8
@@ -118,22 +118,22 @@ __attribute__((noinline)) void value_codes(const AttendArgs& a, Ahead& ahead, in
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c) sums[r][c] = zero_ints();
   }
-  Asking asking = ahead.begin();
+  PrefetchCursor cursor = prefetch.begin();
   for (int t = tile_begin; t < tile_end; ++t) {
     const int16_t* weights = weight_codes(a, row) + t * kTileKeys;
     const int8_t* values[C];
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c) values[c] = static_cast<const int8_t*>(a.values[t]) + 2 * d + 32 * c;
-    ahead.look(asking);
+    prefetch.look(cursor);
 #pragma GCC unroll 1
     for (int key = 0; key < kTileKeys; key += 2) {
-      asking.step();
+      cursor.step();
       add_codes(weights + key, 2 * kChunkKeys, values, sums);
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) values[c] += 2 * int64_t(a.head_dim);
     }
   }
-  ahead.end(asking);
+  prefetch.end(cursor);
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
@@ -142,7 +142,7 @@ __attribute__((noinline)) void value_codes(const AttendArgs& a, Ahead& ahead, in
 }
 
 template <int R>
-inline void weigh_code_rows(const AttendArgs& a, Ahead& ahead, int row) {
+inline void weigh_code_rows(const AttendArgs& a, Prefetch& prefetch, int row) {
   const Seen seen = seen_by(a, row, R);
   const int first = seen.first_tile(), last = seen.last_tile();
   float scales[R];
@@ -150,15 +150,15 @@ inline void weigh_code_rows(const AttendArgs& a, Ahead& ahead, int row) {
   const int64_t padded = padded_head(a.head_dim);
   constexpr int C = lanes_beside(R);
   int64_t d = 0;
-  for (; d + 16 * C <= padded; d += 16 * C) value_codes<R, C>(a, ahead, row, d, first, last, scales);
-  for (; d < padded; d += 16) value_codes<R, 1>(a, ahead, row, d, first, last, scales);
+  for (; d + 16 * C <= padded; d += 16 * C) value_codes<R, C>(a, prefetch, row, d, first, last, scales);
+  for (; d < padded; d += 16) value_codes<R, 1>(a, prefetch, row, d, first, last, scales);
 }
 
 void attend_int8(const AttendArgs& a) {
-  Ahead ahead(a, a.ahead_ranges ? count_steps(a, 2) : 0);
-  for_key_runs(a, [&]<int R>(int row, int begin, int end) { score_code_rows<R>(a, ahead, row, begin, end); });
+  Prefetch prefetch(a, a.prefetch_ranges ? count_steps(a, 2) : 0);
+  for_key_runs(a, [&]<int R>(int row, int begin, int end) { score_code_rows<R>(a, prefetch, row, begin, end); });
   find_largest_scores(a);
-  for_row_blocks(a.rows, [&]<int R>(int row) { weigh_code_rows<R>(a, ahead, row); });
+  for_row_blocks(a.rows, [&]<int R>(int row) { weigh_code_rows<R>(a, prefetch, row); });
 }
 
 }  // namespace

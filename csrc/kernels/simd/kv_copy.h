@@ -14,7 +14,7 @@ namespace {
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "KV memory and its digests are little-endian");
 
 constexpr uint64_t kWordStep = 0x9e3779b97f4a7c15u;  // the fractional part of the golden ratio
-constexpr int64_t kLineBytes = 64, kLookAhead = 16 * kLineBytes;
+constexpr int64_t kLineBytes = 64, kPrefetchBytes = 16 * kLineBytes;
 
 struct WordSums {
   WordLine sums, keys, step;
@@ -68,14 +68,14 @@ void copy_run(const TileRun& run, KvDigest& digest) {
   WordSums sums(digest);
   const int64_t rest = run.tile_bytes % kLineBytes, lines = run.tile_bytes / kLineBytes;
   if (!rest) {
-    const int64_t all = run.tiles * lines, last = all < kLookAhead / kLineBytes ? all : kLookAhead / kLineBytes, first = all - last;
-    copy_lines<Lines>(run.from, run.to, first, run.from + kLookAhead, sums);
+    const int64_t all = run.tiles * lines, last = all < kPrefetchBytes / kLineBytes ? all : kPrefetchBytes / kLineBytes, first = all - last;
+    copy_lines<Lines>(run.from, run.to, first, run.from + kPrefetchBytes, sums);
     copy_lines<Lines>(run.from + first * kLineBytes, run.to + first * Lines::kStep, last, run.next, sums);
   } else {
     for (int64_t tile = 0; tile < run.tiles; ++tile) {
       const std::byte* from = run.from + tile * run.tile_bytes;
       std::byte* to = Lines::kStep ? run.to + tile * run.tile_bytes : nullptr;
-      copy_lines<Lines>(from, to, lines, from + kLookAhead, sums);
+      copy_lines<Lines>(from, to, lines, from + kPrefetchBytes, sums);
       copy_rest(from + lines * kLineBytes, Lines::kStep ? to + lines * kLineBytes : nullptr, rest, sums);
     }
   }

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from homenode.compute.ranks import RankGroup
 from homenode.dtypes import DType
 from homenode.host.binding.residency import PlannedRange
+from homenode.sampling import SETTINGS, setting_type
 
 Tensor = Any  # a backend's activation or parameter handle, float32 [rows, columns] (parameters: [columns])
 Weight = Any  # a backend's packed matrix handle, [rows = output features, columns = input features]
@@ -81,6 +82,7 @@ MatrixPlacement = Spread | SharedPlacement  # where a matrix lies
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
+ARRAY_TYPES = {int: np.int32, float: np.float32}  # of the arrays of a sampling parameter
 
 
 # How keys and values are kept: bytes of an element, and of what a token's head has besides. int8: the nearest whole numbers of at most 127, times
@@ -137,27 +139,39 @@ class StepArrays:
 
 @dataclass
 class SamplingArrays:
-    """How to draw a token from each row of the logits. r rows; lists of (token, value) pairs are in CSR form: row i owns start[i]:start[i+1].
+    """How to draw a token from each of r rows of logits. Lists are in CSR form: row i owns start[i]:start[i+1].
 
-    Order of operations on a row: logit bias, repetition, frequency and presence penalties, temperature, top-k, top-p, min-p, draw.
-    temperature 0 is greedy (lowest id among equals). The draw depends only on (seed, counter) of its row and its logits.
+    `settings`: by name, the arrays [r] of the table `homenode.sampling.SETTINGS`. To each row are applied, in this order:
+    logit bias, then the settings in the order of the table, then the draw. temperature 0 is greedy (lowest id among
+    equals). The draw depends only on (seed, counter) of its row and its logits.
     """
 
-    temperature: FloatArray  # [r]
-    top_k: IntArray  # [r], 0: off
-    top_p: FloatArray  # [r], 1: off
-    min_p: FloatArray  # [r], 0: off
+    settings: dict[str, npt.NDArray[Any]]
     seed: npt.NDArray[np.uint64]  # [r]
     counter: npt.NDArray[np.uint64]  # [r] index of the token being drawn in its sequence
-    repetition_penalty: FloatArray  # [r], 1: off; over prompt and output tokens
-    frequency_penalty: FloatArray  # [r], 0: off; times the count in the output
-    presence_penalty: FloatArray  # [r], 0: off; if in the output at all
     bias_start: IntArray  # [r + 1]
     bias_token: IntArray
     bias_value: FloatArray  # added to the logit; -inf forbids the token
     seen_start: IntArray  # [r + 1]
     seen_token: IntArray  # distinct tokens of prompt and output (only for rows with a penalty)
     seen_count: IntArray  # how often in the output; 0: only in the prompt
+
+    @classmethod
+    def of(cls, rows: int, **given: Any) -> SamplingArrays:
+        """Plain draws from `rows` rows, but for the fields and settings given; numbers stand for every row."""
+        starts, nothing = np.zeros(rows + 1, np.int32), np.zeros(0, np.int32)
+        lists = {"bias_start": starts, "bias_token": nothing, "bias_value": np.zeros(0, np.float32)}
+        lists |= {"seen_start": starts, "seen_token": nothing, "seen_count": nothing}
+        settings = {
+            name: np.full(rows, given.pop(name, setting.off), ARRAY_TYPES[setting_type(name)])
+            for name, setting in SETTINGS.items()
+        }
+        numbers = {name: np.full(rows, given.pop(name, 0), np.uint64) for name in ("seed", "counter")}
+        return cls(settings, **{**lists, **numbers, **given})
+
+    def named(self) -> dict[str, npt.NDArray[Any]]:
+        """All arrays, the settings among them, by name."""
+        return self.settings | {name: value for name, value in vars(self).items() if name != "settings"}
 
 
 NO_TOKEN = -1

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from homenode.engine.request import SamplingParams, TokenLogprob
+from homenode.engine.request import TokenLogprob
+from homenode.sampling import SamplingParams
 
 
 class StartSequence(msgspec.Struct, frozen=True, array_like=True):

@@ -199,7 +199,7 @@ API = Api(
             answer=Tokenized,
             body=TokenizeRequest,
             failures=POST_FAILURES,
-            admits=True,
+            always_open=False,
         ),
         Operation(
             path="/detokenize",
@@ -209,7 +209,7 @@ API = Api(
             answer=Detokenized,
             body=DetokenizeRequest,
             failures=POST_FAILURES,
-            admits=True,
+            always_open=False,
         ),
     ),
     tighten=_tighten,

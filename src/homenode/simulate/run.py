@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from homenode.engine.messages import Output
-from homenode.engine.request import Request, SamplingParams
+from homenode.engine.request import Request
 from homenode.engine.router.router import Router, RouteTicket
+from homenode.sampling import SamplingParams
 from homenode.simulate.engine import TOKEN, SimulatedEngine
 from homenode.simulate.workload import Job, Workload
 

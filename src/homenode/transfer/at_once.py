@@ -19,7 +19,7 @@ from homenode.transfer.feeding import Recalled
 from homenode.transfer.links import Links
 from homenode.transfer.machine import Announcing, Expecting, FromEngine, FromPeer, Input, Send, Tell
 from homenode.transfer.seam import Arrived, Computed, ToScheduler
-from homenode.transfer.wire.lane import Announced, Expected, Lanes, LaneWriter, Lending, ready_of
+from homenode.transfer.wire.lane import Announced, Expected, Lanes, LaneWriter, PageExport, ready_of
 from homenode.transfer.wire.message import ready
 
 _MOST_PREPARED = 16  # hand-overs; it takes a few microseconds for each
@@ -50,7 +50,7 @@ class _Sending:
     next: Announcing
     connection: Connection
     lane: LaneWriter
-    lending: Lending
+    lending: PageExport
     words: EpochWords
 
 
@@ -123,7 +123,7 @@ class AtOnce:
             connection = self._links.find(sends.peer)
             if words is not None and connection is not None and connection.lane_out is not None:
                 where = (self._cache.buffer.id, sends.pull_id, sends.first, sends.pages, sends.most, sends.tokens)
-                lending = connection.lane_out.lend(self._cache.memory, words, *where)
+                lending = connection.lane_out.export_pages(self._cache.memory, words, *where)
                 self._sending[sends.ticket] = _Sending(sends, connection, connection.lane_out, lending, words)
         for takes in self._machine.expecting(
             _MOST_PREPARED - len(self._taking), {one.next.ticket for one in self._taking.values()}
@@ -146,7 +146,7 @@ class AtOnce:
         """Pages of these are about to be announced. From any thread: a ticket that is not prepared is passed over."""
         for sending in [self._sending.get(ticket) for ticket in tickets]:
             if sending is not None:
-                sending.lane.promise()
+                sending.lane.hint_wake()
 
     def announce(self, computed: Computed) -> bool:
         """Tell of pages that were computed. False: nothing was done."""

@@ -42,9 +42,9 @@ class Hearing:
         """As both greetings say; takes the lane's descriptors, the last ones, from the others. PeerError for what is none."""
         if (lane := connection.lane_in) is not None:
             self.connections[connection.number] = connection
-            self._poller.watch(lane.bell, lambda _events, now: self._rung(connection, now))
+            self._poller.watch(lane.wake_fd, lambda _events, now: self._rung(connection, now))
             if self._beside is not None:
-                self._beside.register(lane.bell, select.EPOLLIN)
+                self._beside.register(lane.wake_fd, select.EPOLLIN)
         if not hello.lane:
             return
         try:
@@ -62,16 +62,16 @@ class Hearing:
     def close(self, connection: Connection) -> None:
         """Nothing more of it is heard."""
         if self.connections.pop(connection.number, None) is not None and connection.lane_in is not None:
-            self._poller.unwatch(connection.lane_in.bell)
+            self._poller.unwatch(connection.lane_in.wake_fd)
             if self._beside is not None:
-                self._beside.unregister(connection.lane_in.bell)
+                self._beside.unregister(connection.lane_in.wake_fd)
 
     def wait_beside(self, epoll: select.epoll) -> None:
         """Who sleeps there is woken by lanes too, without a detour."""
         self._beside = epoll
         for connection in self.connections.values():
             assert connection.lane_in is not None
-            epoll.register(connection.lane_in.bell, select.EPOLLIN)
+            epoll.register(connection.lane_in.wake_fd, select.EPOLLIN)
 
     # What has come
 
@@ -86,8 +86,8 @@ class Hearing:
         found = []
         for connection in list(self.connections.values()):  # as above
             lane = connection.lane_in
-            if lane is not None and connection.early is None and lane.promised:
-                lane.hear_bell()
+            if lane is not None and connection.early is None and lane.wake_hinted:
+                lane.clear_wake()
                 found.append(connection)
         return found
 
@@ -106,7 +106,7 @@ class Hearing:
                 break
         for connection in self.connections.values():
             if connection.lane_in is not None and connection.lane_in.has_news:
-                connection.lane_in.ring()  # nobody may have rung for it, while it was looked for
+                connection.lane_in.wake()  # nobody may have woken this side for it, while it was looked for
         return self.count != heard
 
     def all(self, connection: Connection) -> None:
@@ -116,10 +116,10 @@ class Hearing:
 
     def _rung(self, connection: Connection, now: float) -> None:
         assert connection.lane_in is not None
-        connection.lane_in.hear_bell()
+        connection.lane_in.clear_wake()
         try:
             if self._several(connection, _MOST_AFTER) and connection.number in self.connections:
-                connection.lane_in.ring()  # there may be more, when others had their turn
+                connection.lane_in.wake()  # there may be more, when others had their turn
         except FrameError as error:
             self._failed(connection, error, now)
 

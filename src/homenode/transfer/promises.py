@@ -70,5 +70,5 @@ class Promises:
     def _give_up(self) -> None:
         for connection in self._open:
             if connection.lane_in is not None:
-                connection.lane_in.give_up()
+                connection.lane_in.clear_hint()
         self._open = []

@@ -146,7 +146,7 @@ class Reception:
             if self._carrier.passes_memory:
                 fds += exported_fds(self._exported, writable=self._writable)
             lane = self._hearing.create(greeting.own.lane)
-            for fd in (lane.fd, lane.rope) if lane is not None else ():
+            for fd in (lane.fd, lane.waker_fd) if lane is not None else ():
                 fds.append(os.dup(fd))
         except BaseException as error:
             sock.close()

@@ -9,11 +9,11 @@ from homenode.transfer.promises import Promises
 
 class Lane:
     def __init__(self) -> None:
-        self.promised = True
-        self.given_up = 0
+        self.wake_hinted = True
+        self.cleared = 0
 
-    def give_up(self) -> None:
-        self.promised, self.given_up = False, self.given_up + 1
+    def clear_hint(self) -> None:
+        self.wake_hinted, self.cleared = False, self.cleared + 1
 
 
 class Peer:
@@ -28,7 +28,7 @@ class Lanes:
         self.peers, self.now, self.comes, self.looks = peers, 0.0, 1e9, 0
 
     def promised(self) -> list[Any]:
-        return [peer for peer in self.peers if peer.lane_in.promised]
+        return [peer for peer in self.peers if peer.lane_in.wake_hinted]
 
     def watch(self, epoll: int, seconds: float) -> bool:
         self.looks += 1
@@ -56,8 +56,8 @@ def test_what_was_promised_is_walked_through_once_and_found() -> None:
     assert promises.notice() and walked == [peer]
     assert promises.watch(0, 0.0) and lanes.now == lanes.comes
     promises.kept()
-    peer.lane_in.promised = False
-    assert promises.watch(0, 0.0) is False and not peer.lane_in.given_up
+    peer.lane_in.wake_hinted = False
+    assert promises.watch(0, 0.0) is False and not peer.lane_in.cleared
 
 
 def test_it_is_noticed_once() -> None:
@@ -72,7 +72,7 @@ def test_a_promise_that_is_not_kept_costs_its_time_and_no_more() -> None:
     promises, _ = made(lanes)
     assert promises.notice()
     assert not promises.watch(0, 0.0)
-    assert 0 < lanes.now < 1e-3 and peer.lane_in.given_up == 1
+    assert 0 < lanes.now < 1e-3 and peer.lane_in.cleared == 1
 
 
 def test_large_pages_are_waited_for_longer_and_the_way_is_kept_warm() -> None:
@@ -86,6 +86,6 @@ def test_large_pages_are_waited_for_longer_and_the_way_is_kept_warm() -> None:
 def test_what_came_while_nobody_looked_is_seen_though_its_time_is_over() -> None:
     lanes = Lanes(Peer())
     promises, _ = made(lanes)
-    assert promises.notice()  # its bell is quiet from now on
+    assert promises.notice()  # its wake pipe is empty from now on
     lanes.now, lanes.comes = 5.0, 4.0
     assert promises.watch(0, 0.0)

@@ -220,11 +220,4 @@ def _tables(sequences: int, blocks: int) -> np.ndarray[tuple[int, ...], np.dtype
 
 
 def _greedy(rows: int) -> SamplingArrays:
-    zeros, ones = np.zeros(rows, np.float32), np.ones(rows, np.float32)
-    counts, starts = np.zeros(rows, np.uint64), np.zeros(rows + 1, np.int32)
-    nothing, none = np.zeros(0, np.int32), np.zeros(0, np.float32)
-    return SamplingArrays(
-        temperature=zeros, top_k=np.zeros(rows, np.int32), top_p=ones, min_p=zeros, seed=counts, counter=counts,
-        repetition_penalty=ones, frequency_penalty=zeros, presence_penalty=zeros,
-        bias_start=starts, bias_token=nothing, bias_value=none, seen_start=starts, seen_token=nothing, seen_count=nothing,
-    )  # fmt: skip
+    return SamplingArrays.of(rows, temperature=0.0)

@@ -25,7 +25,7 @@ from homenode.compute.native import NativeBackend
 from homenode.compute.ops import Logits, Ops, Program, SampledRows, SamplingArrays, StepArrays, StepLimits, Tensor
 from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.messages import Output, Outputs, Submit, ToFront
-from homenode.engine.request import Request, SamplingParams
+from homenode.engine.request import Request
 from homenode.engine.runtime.loop import EngineCore
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
@@ -33,6 +33,7 @@ from homenode.engine.step import WorkerLimits
 from homenode.engine.wire import FrameSocket
 from homenode.engine.worker.runner import Runner
 from homenode.errors import PeerError
+from homenode.sampling import SamplingParams
 
 _COLUMNS = 64  # of the stand-in's activations
 _BLOCK = 64

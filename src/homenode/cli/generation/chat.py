@@ -28,7 +28,7 @@ from homenode.units import format_count
 if TYPE_CHECKING:
     from homenode.engine.api.completion import Completion
     from homenode.engine.api.llm import LLM
-    from homenode.engine.request import SamplingParams
+    from homenode.sampling import SamplingParams
 
 _SETTINGS = (
     "threads",
@@ -86,7 +86,7 @@ def chat(
         text_config.check_links(config.model.links)
         trial = text_config.begin_trial(path)
         from homenode.engine.api.llm import LLM  # takes a while, in which the trial goes on
-        from homenode.engine.request import SamplingParams
+        from homenode.sampling import SamplingParams
 
         text = text_config.load(path, trial)
         if not text.has_chat_template:

@@ -71,7 +71,7 @@ def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, 
         config = replace(config, model=replace(config.model, model=found.model, path=found.path))
         trial = begin_trial(Path(str(config.model.path)))
         from homenode.engine.api.llm import LLM  # takes a while, in which the trial goes on
-        from homenode.engine.request import SamplingParams
+        from homenode.sampling import SamplingParams
 
         params = SamplingParams(**options)
         tell_unused_sampling(params.temperature)

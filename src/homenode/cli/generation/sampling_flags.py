@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from homenode.cli.flags.token_counts import TokenCount
-from homenode.engine.request import DEFAULT_TOKENS
+from homenode.sampling import DEFAULT_TOKENS
 
 
 def with_sampling_flags(answer: str, about_temperature: str, temperature: float | None = None) -> Callable[[Any], Any]:

@@ -1,4 +1,4 @@
-"""The native backend: a team of threads, what it packs, and the programs it replays."""
+"""The native backend: a pool of threads, what it packs, and the programs it replays."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from homenode import _native
 from homenode.compute.kv_memory import KvLayout
 from homenode.compute.native.capability import available_levels, choose_level
-from homenode.compute.native.kv_memory import NativeKvMemory, kv_type, map_memory, pool
+from homenode.compute.native.kv_memory import NativeKvMemory, map_memory, native_shape, pool
 from homenode.compute.native.kv_pages import KvPages, RegionPages
 from homenode.compute.native.meter import NativeMeter
 from homenode.compute.native.ranks import NativeRankGroup
@@ -77,8 +78,8 @@ class NativeBackend:
             raise UserError("the native backend needs at least one thread", param="threads")
         self._level = choose_level(level)
         with host_errors():
-            self._team = _native.Team(list(cpus), spin_us, True, groups)
-        self._sampler = _native.Sampler(self._team, self._level)
+            self._pool = _native.ThreadPool(list(cpus), spin_us, True, groups)
+        self._sampler = _native.Sampler(self._pool, self._level)
         self._memory = memory
         self._arena = self._make_arena()
         self._kv_ranges: list[tuple[int, int, int]] = []
@@ -123,18 +124,12 @@ class NativeBackend:
             )
         with host_errors():
             packed = _native.weight_from_file(
-                self._team,
-                fd,
-                offset,
-                dtype.gguf_id,
-                rows,
-                columns,
-                self._target(target),
-                permuted_heads,
+                self._pool,
+                _native.WeightFile(
+                    fd=fd, offset=offset, format=dtype.gguf_id, permuted_heads=permuted_heads, stride=row_bytes
+                ),
+                self._shape(target, rows, columns, spread),
                 self._arena,
-                _spread(spread),
-                row_bytes,
-                *_shared(spread),
             )
         return self._count(packed)
 
@@ -144,15 +139,13 @@ class NativeBackend:
         """See `Backend.weight_from_array`."""
         with host_errors():
             values = np.ascontiguousarray(array, np.float32)
-            return self._count(
-                _native.weight_from_rows(
-                    self._team, values, self._target(target), self._arena, _spread(spread), *_shared(spread)
-                )
-            )
+            rows, columns = values.shape
+            shape = self._shape(target, rows, columns, spread)
+            return self._count(_native.weight_from_rows(self._pool, values, shape, self._arena))
 
     def begin_weights(self, size: int) -> None:
         """See `FittingBackend.begin_weights`."""
-        self._arena.expect(int(size / len(self._team.cpus) * _UNEVEN))
+        self._arena.expect(int(size / len(self._pool.cpus) * _UNEVEN))
 
     def end_weights(self) -> None:
         """See `FittingBackend.end_weights`. Only where memory is bound to nodes: elsewhere some MiB do not count, and huge pages are kept whole."""
@@ -181,11 +174,9 @@ class NativeBackend:
 
     def weights_from_packed(self, fd: int, places: Sequence[PackedLocation]) -> list[tuple[_native.Weight, str]]:
         """See `PackedBackend.weights_from_packed`."""
-        wanted = [
-            (p.offset, self._target(p.target), p.rows, p.columns, _spread(p.spread), *_shared(p.spread)) for p in places
-        ]
+        stored = [(p.offset, self._shape(p.target, p.rows, p.columns, p.spread)) for p in places]
         with host_errors():
-            read = _native.weights_from_packed(self._team, fd, wanted, self._arena)
+            read = _native.weights_from_packed(self._pool, fd, stored, self._arena)
         return [(self._count(weight), f"{checksum:016x}") for weight, checksum in read]
 
     def shared_words(self, fd: int, count: int) -> _native.SharedWords:
@@ -194,7 +185,7 @@ class NativeBackend:
 
     def shared_weights(self, fd: int, size: int) -> NativeSharedWeights:
         """See `SharingBackend.shared_weights`."""
-        memory = NativeSharedWeights(self._team, fd, size, self._memory)
+        memory = NativeSharedWeights(self._pool, fd, size, self._memory)
         self._shared.append(memory)
         return memory
 
@@ -202,8 +193,7 @@ class NativeBackend:
         self, place: SharedPlacement, target: str, rows: int, columns: int, *, own: bool
     ) -> _native.Weight:
         """See `SharingBackend.attached_weight`. ValueError for a place that is not inside the memory."""
-        shared, at = _in_shared(place)
-        weight = _native.attach_weight(self._team, shared, at, self._target(target), rows, columns)
+        weight = _native.attach_weight(self._pool, self._shape(target, rows, columns, place))
         if own:
             return self._count(weight)
         self._shared_weight_bytes += weight.nbytes
@@ -233,23 +223,18 @@ class NativeBackend:
         `share`: descriptor, offset and bytes of a memfd of somebody else's that it lies in instead, with what that holds. ValueError when it is too small. Without `touched`
         private memory is reserved only, and its pages are taken and given back by `change_kv_pages`, or come when they are first written.
         """
-        g, kind = geometry, kv_type(geometry.dtype)
         interleaved = self._memory is not None and self._memory.interleaved
         sharing = (_native.Sharing.writable if others_write else _native.Sharing.readable) if shared else None
         with host_errors():
             cache = _native.kv_cache(
-                self._team,
-                g.layers,
-                g.kv_heads,
-                g.head_dim,
-                g.block_size,
-                kind,
+                self._pool,
+                native_shape(geometry),
                 blocks,
-                self._arena,
-                interleaved,
-                sharing,
-                share,
-                touched,
+                arena=self._arena,
+                interleaved=interleaved,
+                sharing=sharing,
+                share=share,
+                touched=touched,
             )
         reserved = not touched and not shared and share is None
         self._kv_reserved = self._pages_of(cache) if reserved else None
@@ -260,10 +245,10 @@ class NativeBackend:
 
     def _pages_of(self, cache: _native.KvCache) -> KvPages:
         """The pages of a KV cache that is reserved only. Its regions are in the order of `ranges`."""
-        regions = _native.KvMemory.of(cache).layout[4]
+        regions = _native.KvMemory.of(cache).layout.regions
         return KvPages(
             [
-                RegionPages(at, size, region[4], cache.blocks, cpus=self._touched_by(home, cache.refused))
+                RegionPages(at, size, region.block_stride, cache.blocks, cpus=self._touched_by(home, cache.refused))
                 for (at, size, home), region in zip(cache.ranges, regions, strict=True)
             ]
         )
@@ -274,7 +259,7 @@ class NativeBackend:
         memory = self._memory
         if memory is None or home < 0 or len(memory.nodes) < 2 or (memory.bound and not refused):
             return ()
-        return tuple(cpu for cpu, of in zip(self._team.cpus, memory.homes, strict=True) if of == home and cpu >= 0)
+        return tuple(cpu for cpu, of in zip(self._pool.cpus, memory.homes, strict=True) if of == home and cpu >= 0)
 
     def change_kv_pages(self, changes: Sequence[tuple[int, int, bool]]) -> None:
         """Take or give back the pages of blocks first .. past - 1 of the last KV memory made, where it is reserved only: (first, past, whether they are
@@ -342,15 +327,12 @@ class NativeBackend:
                 f"programs of the native core sum over ranks of its own kind; seen {type(group).__name__}"
             )
         recorder = _native.Recorder(
-            self._team,
+            self._pool,
             self._level,
-            limits.max_tokens,
-            limits.max_sequences,
-            limits.max_sampled_rows,
-            limits.max_blocks_per_sequence,
-            fuse,
-            None if group is None else group.handle,
-            self._arena,
+            _native.StepLimits(**asdict(limits)),
+            fuse=fuse,
+            group=None if group is None else group.handle,
+            arena=self._arena,
         )
         with host_errors():
             program = recorder.finish(forward(RecordingOps(recorder)))
@@ -360,12 +342,10 @@ class NativeBackend:
 
     def sample(self, logits: _native.Output, how: SamplingArrays, num_logprobs: int = -1) -> SampledRows:
         """See `Backend.sample`."""
-        drawn = self._sampler.sample(
-            logits, how.temperature, how.top_k, how.top_p, how.min_p, how.seed, how.counter,
-            how.repetition_penalty, how.frequency_penalty, how.presence_penalty,
-            how.bias_start, how.bias_token, how.bias_value, how.seen_start, how.seen_token, how.seen_count, num_logprobs,
-        )  # fmt: skip
-        return SampledRows(*drawn)
+        arrays = _native.SamplingArrays()
+        for name, values in how.named().items():
+            setattr(arrays, name, values)
+        return SampledRows(*self._sampler.sample(logits, arrays, num_logprobs))
 
     def score(self, logits: _native.Output, rows: IntArray, targets: IntArray, num_logprobs: int) -> SampledRows:
         """See `Backend.score`."""
@@ -389,10 +369,10 @@ class NativeBackend:
             "backend": self.name,
             "level": self._level.name,
             "levels": list(available_levels()),
-            "threads": len(self._team.cpus),
-            "cpus": list(self._team.cpus),
-            "lost_cpu_shares": [round(share, 3) for share in self._team.lost_shares],
-            "spin_us": self._team.spin_us,
+            "threads": len(self._pool.cpus),
+            "cpus": list(self._pool.cpus),
+            "lost_cpu_shares": [round(share, 3) for share in self._pool.lost_shares],
+            "spin_us": self._pool.spin_us,
             "weight_bytes": self._weight_bytes,
             "shared_weight_bytes": self._shared_weight_bytes,
             "kv_bytes": self._kv_bytes,
@@ -406,7 +386,7 @@ class NativeBackend:
     def meter(self, read_bytes: int) -> NativeMeter:
         """What measures the limits of the CPUs this backend computes on, at its level: see `NativeMeter`."""
         with host_errors():
-            return NativeMeter(self._team, self._level, read_bytes)
+            return NativeMeter(self._pool, self._level, read_bytes)
 
     def _read_pages(self) -> dict[str, Any]:
         """Where weights and KV memory lie, read back once they are there."""
@@ -467,9 +447,9 @@ class NativeBackend:
 
     def _make_arena(self) -> _native.Arena:
         if self._memory is None:
-            return _native.Arena(self._team)
+            return _native.Arena(self._pool)
         with host_errors():
-            return _native.Arena(self._team, self._memory.homes, self._memory.nodes if self._memory.bound else [])
+            return _native.Arena(self._pool, self._memory.homes, self._memory.nodes if self._memory.bound else [])
 
     def _target(self, name: str) -> int:
         dtype = BY_NAME.get(name)
@@ -478,6 +458,12 @@ class NativeBackend:
                 f"no kernel for weights kept as {name}; there are {', '.join(sorted(self.weight_types()))}", target=name
             )
         return dtype.gguf_id
+
+    def _shape(self, target: str, rows: int, columns: int, placement: MatrixPlacement) -> _native.WeightShape:
+        shape = partial(_native.WeightShape, format=self._target(target), rows=rows, columns=columns)
+        if isinstance(placement, SharedPlacement):
+            return shape(shared=_in_shared(placement), shared_offset=placement.offset)
+        return shape(spread=_SPREADS[placement])
 
     def _count(self, weight: _native.Weight) -> _native.Weight:
         self._weight_bytes += weight.nbytes
@@ -499,7 +485,7 @@ class PhaseTime:
 
 
 class NativeProgram:
-    """`Program` replayed by the team in one native call; the interpreter is free meanwhile. Calls from several threads take turns."""
+    """`Program` replayed by the pool in one native call; the interpreter is free meanwhile. Calls from several threads take turns."""
 
     def __init__(self, program: _native.Program) -> None:
         self._program = program
@@ -517,7 +503,7 @@ class NativeProgram:
 
     def expert_usage(self) -> npt.NDArray[np.uint64]:
         """See `Program.expert_usage`."""
-        return self._program.expert_uses()
+        return self._program.expert_usage()
 
     def barriers(self, tokens: int = 1, sequences: int = 1) -> int:
         """Times the threads wait for each other in a step of so many tokens and sequences, one sampled row each; its end is not counted."""
@@ -532,19 +518,11 @@ class NativeProgram:
         return [PhaseTime(*line) for line in self._program.phase_times() if line[1]]
 
 
-def _spread(place: MatrixPlacement) -> _native.Spread:
-    return _native.Spread.split if isinstance(place, SharedPlacement) else _SPREADS[place]
-
-
-def _shared(place: MatrixPlacement) -> tuple[_native.WeightMemory | None, int]:
-    """The native core's memory, and where in it; none for what is not shared."""
-    return _in_shared(place) if isinstance(place, SharedPlacement) else (None, 0)
-
-
-def _in_shared(place: SharedPlacement) -> tuple[_native.WeightMemory, int]:
+def _in_shared(place: SharedPlacement) -> _native.WeightMemory:
+    """The native core's memory of a placement."""
     if not isinstance(place.memory, NativeSharedWeights):
         raise InternalError(f"a weight of the native core in memory of {type(place.memory).__name__}")
-    return place.memory.handle, place.offset
+    return place.memory.handle
 
 
 def _extents(ranges: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:

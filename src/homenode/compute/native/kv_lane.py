@@ -1,4 +1,4 @@
-"""Lanes of the native core: what one engine says to another of the same host of pages that it lends."""
+"""Lanes of the native core: announcements of KV pages from one engine to another of the same host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from homenode.errors import PeerError
 
 
 class NativeLaneReader:
-    """The end of who is told."""
+    """The end that reads announcements."""
 
     def __init__(self, lane: _native.LaneReader) -> None:
         self.handle = lane
@@ -24,22 +24,22 @@ class NativeLaneReader:
         return self.handle.fd
 
     @property
-    def bell(self) -> int:
-        """Can be read from when there is something, if nobody looked."""
-        return self.handle.bell
+    def wake_fd(self) -> int:
+        """A descriptor that can be read from when the writer has woken this side."""
+        return self.handle.wake_fd
 
     @property
-    def rope(self) -> int:
-        """What it is rung by: for the other side."""
-        return self.handle.rope
+    def waker_fd(self) -> int:
+        """The other end of its pipe: for the other side."""
+        return self.handle.waker_fd
 
-    def ring(self) -> None:
-        """As the other side does."""
-        self.handle.ring()
+    def wake(self) -> None:
+        """Make `wake_fd` readable, as the other side does."""
+        self.handle.wake()
 
-    def hear_bell(self) -> None:
-        """Make it quiet."""
-        self.handle.hear_bell()
+    def clear_wake(self) -> None:
+        """Make `wake_fd` unreadable again."""
+        self.handle.clear_wake()
 
     @property
     def has_news(self) -> bool:
@@ -47,13 +47,13 @@ class NativeLaneReader:
         return self.handle.has_news
 
     @property
-    def promised(self) -> bool:
-        """Whether something is to come."""
-        return self.handle.promised
+    def wake_hinted(self) -> bool:
+        """Whether the writer has hinted that something is to come, and nothing was taken since."""
+        return self.handle.wake_hinted
 
-    def give_up(self) -> None:
-        """It did not."""
-        self.handle.give_up()
+    def clear_hint(self) -> None:
+        """Nothing came after the last hint."""
+        self.handle.clear_hint()
 
     def take(self) -> _native.Announcement | None:
         """What came next; None: nothing. PeerError for garbage."""
@@ -64,16 +64,16 @@ class NativeLaneReader:
 
 
 class NativeLaneWriter:
-    """The end of who tells."""
+    """The end that announces."""
 
     def __init__(self, lane: _native.LaneWriter) -> None:
         self._lane = lane
 
-    def promise(self) -> None:
+    def hint_wake(self) -> None:
         """Something will be announced soon. From any thread."""
-        self._lane.promise()
+        self._lane.hint_wake()
 
-    def lend(
+    def export_pages(
         self,
         memory: KvMemory,
         words: EpochWords,
@@ -81,13 +81,20 @@ class NativeLaneWriter:
         pull_id: int,
         first: int,
         pages: int,
-        most: int,
+        limit: int,
         tokens: int,
-    ) -> _native.Lending:
+    ) -> _native.PageExport:
         """What can be announced as soon as it is computed; see `transfer.wire.lane.LaneWriter`."""
         own, epochs = cast(NativeKvMemory, memory), cast(NativeEpochWords, words)
-        return _native.Lending.of(
-            self._lane, own.level, own.handle, epochs.handle, buffer, pull_id, first, pages, most, tokens
+        return _native.PageExport.of(
+            lane=self._lane,
+            level=own.level,
+            memory=own.handle,
+            epoch_words=epochs.handle,
+            buffer=buffer,
+            pull_id=pull_id,
+            range=_native.PageRange(first=first, pages=pages, tokens=tokens),
+            limit=limit,
         )
 
 
@@ -99,10 +106,10 @@ class NativeLanes:
         with host_errors():
             return NativeLaneReader(_native.LaneReader.create())
 
-    def attach(self, fd: int, rope: int) -> NativeLaneWriter:
+    def attach(self, fd: int, waker_fd: int) -> NativeLaneWriter:
         """PeerError for descriptors that are no lane's; they stay the caller's."""
         try:
-            return NativeLaneWriter(_native.LaneWriter.attach(fd, rope))
+            return NativeLaneWriter(_native.LaneWriter.attach(fd, waker_fd))
         except (OSError, ValueError) as error:
             raise PeerError(f"a peer's lane cannot be used: {error}", code="lane") from error
 
@@ -124,7 +131,13 @@ class NativeLanes:
             for name, (one, words) in sources.items()
         ]
         return _native.Expected.of(
-            ours.level, ours.handle, theirs, first, pages, tokens, digest_bytes, blocks, list(seen)
+            level=ours.level,
+            own=ours.handle,
+            sources=theirs,
+            range=_native.PageRange(first=first, pages=pages, tokens=tokens),
+            digest_bytes=digest_bytes,
+            blocks=blocks,
+            seen=list(seen),
         )
 
     def watch(self, lanes: Sequence[NativeLaneReader], epoll: int, seconds: float) -> bool:

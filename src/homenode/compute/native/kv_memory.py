@@ -55,8 +55,16 @@ class NativeKvMemory:
         self, table: Sequence[int], first_page: int, pages: int, tokens: int, page_tokens: int | None = None
     ) -> list[bytes]:
         """See `KvMemory.digests`. ValueError for pages or blocks that are not there."""
-        return self._memory.digests(
-            self._level, table, first_page, pages, tokens, page_tokens or self._layout.block_size
+        return _native.digest_kv(
+            self._level,
+            _native.KvPages(
+                memory=self._memory,
+                table=table,
+                first=first_page,
+                count=pages,
+                tokens=tokens,
+                page_tokens=page_tokens or self._layout.block_size,
+            ),
         )
 
     def pieces(self, block: int, tiles: int) -> list[memoryview]:
@@ -120,12 +128,9 @@ def pool(
 
     HostError when the memory is not to be had.
     """
-    g = geometry
     sharing = _native.Sharing.writable if others_write else _native.Sharing.readable
     with host_errors():
-        memory = _native.KvMemory.pool(
-            (g.layers, g.kv_heads, g.head_dim, g.block_size, kv_type(g.dtype)), blocks, sharing, nodes
-        )
+        memory = _native.KvMemory.pool(native_shape(geometry), blocks, sharing, nodes)
     return NativeKvMemory(memory, level, [nodes[0] if len(nodes) == 1 else -1])
 
 
@@ -147,13 +152,16 @@ def map_memory(
     )
     if not all(0 <= n <= _MOST for n in numbers) or not all(0 <= n < 1 << 31 for n in sizes):
         raise UserError("layout of another engine's KV memory: a size that is negative or larger than any memory")
-    shape = (layout.layers, layout.kv_heads, layout.head_dim, layout.block_size, kv_type(layout.dtype))
-    regions = [(r.first_head, r.past_head, *_numbers(r), *layout.layers_of(r)) for r in layout.regions]
+    native = _native.KvLayout(
+        shape=native_shape(layout),
+        tile_bytes=layout.tile_bytes,
+        blocks=layout.blocks,
+        nbytes=layout.nbytes,
+        regions=[_native_region(layout, region) for region in layout.regions],
+    )
     with host_errors():
         try:
-            memory = _native.KvMemory.map(
-                fd, (shape, layout.tile_bytes, layout.blocks, layout.nbytes, regions), writable
-            )
+            memory = _native.KvMemory.map(fd, native, writable)
         except ValueError as error:
             raise UserError(f"KV memory of another engine: {error}") from error
     return NativeKvMemory(memory, level, [r.node for r in layout.regions], fd if own else -1)
@@ -181,10 +189,18 @@ def copy_kv(
     assert isinstance(target, NativeKvMemory) and isinstance(source, NativeKvMemory)
     words, expected = epochs if epochs is not None else (None, ())
     assert words is None or isinstance(words, NativeEpochWords)
-    return _native.copy_kv(
-        source.level, target.handle, target_table, source.handle, source_table, first_page, pages, tokens,
-        page_tokens or source.layout.block_size, source_heads, target_first_head, words.handle if words is not None else None, expected, threads,
-    )  # fmt: skip
+    pages_there = _native.KvPages(
+        memory=source.handle,
+        table=source_table,
+        first=first_page,
+        count=pages,
+        tokens=tokens,
+        page_tokens=page_tokens or source.layout.block_size,
+        heads=source_heads,
+    )
+    here = _native.KvTarget(memory=target.handle, table=target_table, first_head=target_first_head)
+    must_be = None if words is None else _native.KvEpochs(words=words.handle, expected=expected)
+    return _native.copy_kv(source.level, pages_there, here, epochs=must_be, threads=threads)
 
 
 def kv_type(dtype: str) -> _native.KvType:
@@ -193,6 +209,28 @@ def kv_type(dtype: str) -> _native.KvType:
     if kind is None:
         raise UnsupportedError(f"KV memory of {dtype}; the native core has {', '.join(KV_TYPES)}", dtype=dtype)
     return kind
+
+
+def native_shape(of: KvGeometry | KvLayout) -> _native.KvShape:
+    """UnsupportedError for a dtype the native core has no KV memory of."""
+    return _native.KvShape(
+        layers=of.layers,
+        kv_heads=of.kv_heads,
+        head_dim=of.head_dim,
+        block_size=of.block_size,
+        type=kv_type(of.dtype),
+    )
+
+
+_REGION_FIELDS = ("first_head", "past_head", "offset", "layer_stride", "block_stride", "head_stride")
+
+
+def _native_region(layout: KvLayout, region: KvRegion) -> _native.KvRegion:
+    native = _native.KvRegion()
+    for name in _REGION_FIELDS:
+        setattr(native, name, getattr(region, name))
+    native.first_layer, native.past_layer = layout.layers_of(region)
+    return native
 
 
 def _numbers(region: KvRegion) -> tuple[int, int, int, int]:
@@ -204,9 +242,25 @@ def _cells(layout: KvLayout, region: KvRegion) -> tuple[int, int, int, int]:
 
 
 def _layout_of(memory: _native.KvMemory, nodes: Sequence[int]) -> KvLayout:
-    (layers, heads, head_dim, block_size, kind), tile_bytes, blocks, nbytes, regions = memory.layout
-    placed = tuple(
-        KvRegion(*region[:6], node, *region[6:])
-        for region, node in zip(regions, nodes or [-1] * len(regions), strict=True)
+    native = memory.layout
+    shape = native.shape
+    regions = tuple(
+        KvRegion(
+            node=node,
+            first_layer=region.first_layer,
+            past_layer=region.past_layer,
+            **{name: getattr(region, name) for name in _REGION_FIELDS},
+        )
+        for region, node in zip(native.regions, nodes or [-1] * len(native.regions), strict=True)
     )
-    return KvLayout(layers, heads, head_dim, block_size, _DTYPES[kind], tile_bytes, blocks, nbytes, placed)
+    return KvLayout(
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        block_size=shape.block_size,
+        dtype=_DTYPES[shape.type],
+        tile_bytes=native.tile_bytes,
+        blocks=native.blocks,
+        nbytes=native.nbytes,
+        regions=regions,
+    )

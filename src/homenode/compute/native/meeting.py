@@ -23,30 +23,30 @@ def barrier_us(cpus: Sequence[int], groups: Sequence[Sequence[int]]) -> float:
     """
     if len(cpus) == 1:
         return _LEAST_US
-    team = _native.Team(list(cpus), _SPIN_US, True, groups)
-    counted = min(_seconds_of_rounds(team) for _ in range(_BURSTS)) / (2 * _ROUNDS)
-    started = (_seconds_of_a_start(team) - _seconds_of_a_start(_native.Team([cpus[0]], _SPIN_US, True, None))) / 2
+    pool = _native.ThreadPool(list(cpus), _SPIN_US, True, groups)
+    counted = min(_seconds_of_rounds(pool) for _ in range(_BURSTS)) / (2 * _ROUNDS)
+    started = (_seconds_of_a_start(pool) - _seconds_of_a_start(_native.ThreadPool([cpus[0]], _SPIN_US, True, None))) / 2
     bounds = [seconds * 1e6 for seconds in (counted, started) if seconds > 0]
     return max(min(bounds, default=_LEAST_US), _LEAST_US)
 
 
 def round_trip_ns(cpu: int, other: int) -> float:
     """Nanoseconds until a thread on `cpu` has the answer of one on `other`: the best of many bursts. OSError when they cannot be pinned."""
-    team = _native.Team([cpu, other], _SPIN_US, True, None)
-    return min(_native.round_trip_ns(team, 1, _EXCHANGES) for _ in range(_BURSTS))
+    pool = _native.ThreadPool([cpu, other], _SPIN_US, True, None)
+    return min(_native.round_trip_ns(pool, 1, _EXCHANGES) for _ in range(_BURSTS))
 
 
-def _seconds_of_rounds(team: _native.Team) -> float:
+def _seconds_of_rounds(pool: _native.ThreadPool) -> float:
     begin = time.perf_counter()
-    team.exercise(1, _ROUNDS)
+    pool.exercise(1, _ROUNDS)
     return time.perf_counter() - begin
 
 
-def _seconds_of_a_start(team: _native.Team) -> float:
+def _seconds_of_a_start(pool: _native.ThreadPool) -> float:
     level = _native.best_level()
     best = float("inf")
     for _ in range(_STARTS):
         begin = time.perf_counter()
-        _native.multiply_burst(team, level, _native.Multiply.int8, 1)
+        _native.multiply_burst(pool, level, _native.Multiply.int8, 1)
         best = min(best, time.perf_counter() - begin)
     return best

@@ -1,4 +1,4 @@
-"""Short bursts of what a team of threads can do at most: read memory, multiply in registers, answer each other."""
+"""Short bursts of what a pool of threads can do at most: read memory, multiply in registers, answer each other."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _PARTNERS = 15  # of the first thread: enough to see one of them moved
 
 
 class NativeMeter:
-    """One burst a call, on all threads of a team at once; callers repeat and choose. Other work must not run on the team meanwhile.
+    """One burst a call, on all threads of a pool at once; callers repeat and choose. Other work must not run on the pool meanwhile.
 
     read_bytes: memory it keeps for reading, on huge pages where the machine grants them; every thread reads a slice it touched first. It
     should be several times the last-level caches, or caches are measured. ValueError for sizes out of bounds, OSError when memory is refused.
     """
 
-    def __init__(self, team: _native.Team, level: _native.Level, read_bytes: int) -> None:
-        self._team = team
+    def __init__(self, pool: _native.ThreadPool, level: _native.Level, read_bytes: int) -> None:
+        self._pool = pool
         self._level = level
-        self._threads = len(team.cpus)
-        self._buffer = _native.ReadBuffer(team, max(1, read_bytes // self._threads))
+        self._threads = len(pool.cpus)
+        self._buffer = _native.ReadBuffer(pool, max(1, read_bytes // self._threads))
         pages = self._buffer.nbytes // self._threads // _HUGE_PAGE
         self._parts = max(p for p in (1, 2, 4, 8) if pages % p == 0)
         self._part = 0
@@ -29,7 +29,7 @@ class NativeMeter:
     @property
     def cpus(self) -> list[int]:
         """The CPU of each thread, -1 for one that is not pinned."""
-        return list(self._team.cpus)
+        return list(self._pool.cpus)
 
     @property
     def huge_pages(self) -> bool:
@@ -54,14 +54,14 @@ class NativeMeter:
         int8: products of bytes summed in integers; int6: the same with weights of at most six bits. bf16: products of bfloat16 summed in float32. f32: fused multiply-adds. A level
         without an instruction of its own for a kind does what its kernels do instead. KeyError for another kind.
         """
-        operations, seconds = _native.multiply_burst(self._team, self._level, _native.Multiply[kind], _MULTIPLY_ROUNDS)
+        operations, seconds = _native.multiply_burst(self._pool, self._level, _native.Multiply[kind], _MULTIPLY_ROUNDS)
         return sum(operations / s for s in seconds)
 
     def occupy(self, rounds: int) -> float:
         """Keep all threads multiplying for `rounds` rounds, in one native call; the seconds the slowest took."""
-        return max(_native.multiply_burst(self._team, self._level, _native.Multiply.int8, rounds)[1])
+        return max(_native.multiply_burst(self._pool, self._level, _native.Multiply.int8, rounds)[1])
 
     def round_trips(self) -> tuple[float, ...]:
         """Nanoseconds in which the first thread asks each other one and has its answer: small where they share a cache."""
         partners = range(1, min(self._threads, 1 + _PARTNERS))
-        return tuple(_native.round_trip_ns(self._team, other, _ROUND_TRIPS) for other in partners)
+        return tuple(_native.round_trip_ns(self._pool, other, _ROUND_TRIPS) for other in partners)

@@ -142,9 +142,9 @@ class NativeRankGroup:
     def time_sums(
         self, cpus: Sequence[int], spin_us: int, rows: int, columns: int, rounds: int
     ) -> tuple[list[float], list[float]]:
-        """Seconds of each of `rounds` sums of [rows, columns] by a team on these CPUs, and of as many copies; all ranks measure at once."""
+        """Seconds of each of `rounds` sums of [rows, columns] by a pool on these CPUs, and of as many copies; all ranks measure at once."""
         with host_errors(), peer_errors():
-            return _native.time_sums(self._group, _native.Team(list(cpus), spin_us, True), rows, columns, rounds)
+            return _native.time_sums(self._group, _native.ThreadPool(list(cpus), spin_us, True), rows, columns, rounds)
 
     def leave(self) -> None:
         """See `RankGroup.leave`."""

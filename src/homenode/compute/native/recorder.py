@@ -79,7 +79,8 @@ class RecordingOps:
             raise ValueError(f"an attention window of {window}; wanted at least 1, or None for no window")
         if softcap is not None and not softcap > 0:
             raise ValueError(f"attention scores capped at {softcap}; wanted more than 0, or None for no cap")
-        return self._recorder.attention(q, k, v, cache, layer, scale, window or 0, softcap or 0.0)
+        params = _native.AttentionParams(layer=layer, scale=scale, window=window or 0, softcap=softcap or 0.0)
+        return self._recorder.attention(q, k, v, cache, params)
 
     def silu_mul(self, gate_up: _native.Tensor) -> _native.Tensor:
         """See `Ops.silu_mul`."""
@@ -113,10 +114,10 @@ class RecordingOps:
         residual: _native.Tensor | None,
     ) -> _native.Tensor:
         """See `Ops.moe`."""
-        gate, up, down = list(experts.gate), list(experts.up), list(experts.down)
         if experts.ids is not None and not experts.ids:
             raise ValueError("moe: none of the experts; leave it out where there are none")
-        return self._recorder.mixture(x, logits, gate, up, down, chosen, normalise, residual, list(experts.ids or ()))
+        weights = _native.ExpertWeights(gate=experts.gate, up=experts.up, down=experts.down, ids=experts.ids or ())
+        return self._recorder.moe(x, logits, weights, chosen, normalise, residual)
 
     def add_gated(self, x: _native.Tensor, y: _native.Tensor, gate: _native.Tensor) -> _native.Tensor:
         """See `Ops.add_gated`."""

@@ -20,10 +20,10 @@ class NativeSharedWeights:
     UserError for memory that is not sealed against shrinking, or too small.
     """
 
-    def __init__(self, team: _native.Team, fd: int, size: int, memory: TeamMemory | None) -> None:
+    def __init__(self, pool: _native.ThreadPool, fd: int, size: int, memory: TeamMemory | None) -> None:
         with _refusals():
             self.handle = _native.WeightMemory.map(fd, size)
-        self._team, self._memory = team, memory
+        self._pool, self._memory = pool, memory
         self.ranges: list[tuple[int, int, int]] = []
 
     def own(self, runs: Sequence[tuple[int, int]]) -> None:
@@ -52,12 +52,12 @@ class NativeSharedWeights:
 
     def take_huge(self) -> None:
         """See `SharedWeights.take_huge`."""
-        self.handle.take_huge(self._team)
+        self.handle.take_huge(self._pool)
 
     def enter(self, begin: int, end: int) -> None:
         """See `SharedWeights.enter`."""
         with _refusals():
-            self.handle.enter(self._team, begin, end)
+            self.handle.enter(self._pool, begin, end)
 
     def close(self) -> None:
         """See `SharedWeights.close`."""

@@ -14,6 +14,8 @@ DoubleArray = npt.NDArray[np.float64]
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _GREEDY_BELOW = 1e-5  # a smaller temperature would only turn differences into overflow
+_PENALTIES = ("repetition", "frequency", "presence")
+_LANES = 16
 
 
 def uniform(seed: int, counter: int) -> float:
@@ -40,9 +42,9 @@ def penalised(row: FloatArray, how: SamplingArrays, i: int) -> DoubleArray:
     np.add.at(logits, how.bias_token[bias], how.bias_value[bias])
     seen = slice(how.seen_start[i], how.seen_start[i + 1])
     tokens, counts = how.seen_token[seen], how.seen_count[seen]
-    repetition = float(how.repetition_penalty[i])
+    repetition, frequency, presence = (float(how.settings[f"{name}_penalty"][i]) for name in _PENALTIES)
     logits[tokens] = np.where(logits[tokens] > 0, logits[tokens] / repetition, logits[tokens] * repetition)
-    logits[tokens] -= float(how.frequency_penalty[i]) * counts + float(how.presence_penalty[i]) * (counts > 0)
+    logits[tokens] -= frequency * counts + presence * (counts > 0)
     return logits
 
 
@@ -62,17 +64,36 @@ def kept(logits: DoubleArray, top_k: int, top_p: float, min_p: float) -> IntArra
     return order[: max(count, 1)].astype(np.int32)
 
 
+def top_n_sigma_floor(logits: DoubleArray, n: float) -> float:
+    """The least logit that top-n-sigma keeps, a float32: the largest - n * standard deviation, -inf not counted.
+
+    Summed in the order of the native core (csrc/kernels/top_n_sigma.cpp), so that both keep the same tokens.
+    """
+
+    def summed(values: DoubleArray) -> float:
+        rows = np.pad(values, (0, -len(values) % _LANES)).reshape(-1, _LANES)
+        return float(np.cumsum(np.cumsum(rows, axis=0)[-1])[-1])
+
+    counted = logits > -np.inf
+    count = float(counted.sum())
+    mean = summed(np.where(counted, logits, 0.0)) / count
+    apart = np.where(counted, logits - mean, 0.0)
+    return float(np.float32(logits.max() - n * np.sqrt(summed(apart * apart) / count)))
+
+
 def draw(row: FloatArray, how: SamplingArrays, i: int) -> int:
     """The token for row i of the step's sampling parameters. `NO_TOKEN` where the row has a NaN, or no finite largest value once biases and penalties
     are applied."""
     logits = penalised(row, how, i)
     if np.isnan(row).any() or not np.isfinite(logits.max()):
         return NO_TOKEN
-    temperature = float(how.temperature[i])
-    if temperature < _GREEDY_BELOW:
+    settings = {name: values[i].item() for name, values in how.settings.items()}
+    if settings["temperature"] < _GREEDY_BELOW:
         return int(np.argmax(logits))
-    logits /= temperature
-    ids = np.sort(kept(logits, int(how.top_k[i]), float(how.top_p[i]), float(how.min_p[i])))
+    if settings["top_n_sigma"] > 0:
+        logits[logits < top_n_sigma_floor(logits, settings["top_n_sigma"])] = -np.inf
+    logits /= settings["temperature"]
+    ids = np.sort(kept(logits, settings["top_k"], settings["top_p"], settings["min_p"]))
     cumulative = np.cumsum(np.exp(logits[ids] - logits[ids].max()))
     point = uniform(int(how.seed[i]), int(how.counter[i])) * cumulative[-1]
     return int(ids[min(int(np.searchsorted(cumulative, point, side="right")), len(ids) - 1)])

@@ -55,11 +55,4 @@ def largest_step(limits: StepLimits, block_size: int, hidden: int | None) -> Ste
 
 def dearest_sampling(rows: int) -> SamplingArrays:
     """Ways to draw that need everything the sampler can: a sorted vocabulary for every row."""
-    floats = np.ones(rows, np.float32)
-    nothing, numbers = np.zeros(0, np.int32), np.zeros(rows, np.uint64)
-    starts = np.zeros(rows + 1, np.int32)
-    return SamplingArrays(
-        temperature=floats, top_k=np.full(rows, 50, np.int32), top_p=floats * np.float32(0.9), min_p=floats * np.float32(0.01), seed=numbers,
-        counter=numbers, repetition_penalty=floats, frequency_penalty=floats * 0, presence_penalty=floats * 0, bias_start=starts,
-        bias_token=nothing, bias_value=np.zeros(0, np.float32), seen_start=starts, seen_token=nothing, seen_count=nothing,
-    )  # fmt: skip
+    return SamplingArrays.of(rows, top_n_sigma=3.0, top_k=50, top_p=0.9, min_p=0.01)

@@ -35,7 +35,7 @@ def sample_rows(logits: torch.Tensor, how: SamplingArrays, num_logprobs: int) ->
     bad = torch.isnan(logits).any(dim=1) | ~torch.isfinite(edited.amax(dim=1))
     edited = torch.where(bad.unsqueeze(1), 0, edited)  # so that there is something to draw
     tokens = edited.argmax(dim=1)
-    drawn = np.flatnonzero(how.temperature >= _GREEDY_BELOW)
+    drawn = np.flatnonzero(how.settings["temperature"] >= _GREEDY_BELOW)
     if len(drawn):
         rows = torch.from_numpy(drawn).to(logits.device)
         tokens[rows] = _draw(edited[rows].double(), how, drawn)
@@ -77,8 +77,8 @@ def _edited(logits: torch.Tensor, how: SamplingArrays) -> torch.Tensor:
     if len(how.seen_token):
         rows, tokens, counts = _entries(how.seen_start, how.seen_token, how.seen_count, logits.device)
         repetition, frequency, presence = (
-            torch.from_numpy(penalty.astype(np.float64)).to(logits.device)[rows]
-            for penalty in (how.repetition_penalty, how.frequency_penalty, how.presence_penalty)
+            torch.from_numpy(how.settings[f"{name}_penalty"].astype(np.float64)).to(logits.device)[rows]
+            for name in ("repetition", "frequency", "presence")
         )
         values = edited[rows, tokens]
         values = torch.where(values > 0, values / repetition, values * repetition)
@@ -99,22 +99,35 @@ def _entries(
 def _draw(logits: torch.Tensor, how: SamplingArrays, rows: npt.NDArray[np.intp]) -> torch.Tensor:
     """A token for each of the rows `rows` of the step; logits float64 [rows, vocabulary], edited."""
     device = logits.device
-    temperature, min_p, top_p = (
-        torch.from_numpy(values[rows].astype(np.float64)).to(device).unsqueeze(1)
-        for values in (how.temperature, how.min_p, how.top_p)
+    temperature, sigmas, min_p, top_p = (
+        torch.from_numpy(how.settings[name][rows].astype(np.float64)).to(device).unsqueeze(1)
+        for name in ("temperature", "top_n_sigma", "min_p", "top_p")
     )
+    if (how.settings["top_n_sigma"][rows] > 0).any():
+        logits = _within_sigmas(logits, sigmas)
     logits = logits / temperature
     weights = torch.exp(logits - logits.amax(dim=1, keepdim=True))
     kept = weights >= min_p
-    shortened = np.flatnonzero((how.top_k[rows] > 0) | (how.top_p[rows] < 1))
+    top_k = how.settings["top_k"][rows]
+    shortened = np.flatnonzero((top_k > 0) | (how.settings["top_p"][rows] < 1))
     if len(shortened):
         some = torch.from_numpy(shortened).to(device)
-        kept[some] &= _shortlist(logits[some], weights[some], how.top_k[rows][shortened], top_p[some])
+        kept[some] &= _shortlist(logits[some], weights[some], top_k[shortened], top_p[some])
     cumulative = torch.where(kept, weights, 0).cumsum(dim=1)
     points = torch.from_numpy(uniform(how.seed[rows], how.counter[rows])).to(device).unsqueeze(1) * cumulative[:, -1:]
     found = torch.searchsorted(cumulative, points, right=True)[:, 0]
     last = logits.shape[1] - 1 - kept.flip(1).to(torch.int8).argmax(dim=1)
     return torch.minimum(found, last)
+
+
+def _within_sigmas(logits: torch.Tensor, sigmas: torch.Tensor) -> torch.Tensor:
+    """-inf for logits below the largest - sigmas * standard deviation of a row, -inf not counted. Rows of sigmas <= 0 stay."""
+    counted = logits > -torch.inf
+    count = counted.sum(dim=1, keepdim=True)
+    mean = torch.where(counted, logits, 0).sum(dim=1, keepdim=True) / count
+    variance = torch.where(counted, logits - mean, 0).square().sum(dim=1, keepdim=True) / count
+    least = (logits.amax(dim=1, keepdim=True) - sigmas * variance.sqrt()).float().double()
+    return logits.masked_fill((logits < least) & (sigmas > 0), -torch.inf)
 
 
 def _shortlist(logits: torch.Tensor, weights: torch.Tensor, top_k: IntArray, top_p: torch.Tensor) -> torch.Tensor:

@@ -29,11 +29,12 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.errors import named_error
 from homenode.engine.messages import EngineReady, EngineStats, Output
 from homenode.engine.model_path.locate import locate_model
-from homenode.engine.request import Request, SamplingParams
+from homenode.engine.request import Request
 from homenode.errors import NotANumberError, UserError
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S
 from homenode.model.tokenizer import Tokenizer, load_model_tokenizer
 from homenode.model.weights.finite import check_model_finite
+from homenode.sampling import SamplingParams
 from homenode.units import format_count
 
 Prompt = str | list[int]

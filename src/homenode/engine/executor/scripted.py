@@ -16,9 +16,10 @@ from typing import Any
 
 from homenode.engine.errors import StepError, StepsLostError
 from homenode.engine.kv.chunks import PageChange
-from homenode.engine.request import SamplingParams, TokenLogprob
+from homenode.engine.request import TokenLogprob
 from homenode.engine.step import PromptScores, Sampled, StartSequence, Step, StepItem, StepResult, WorkerLimits
 from homenode.errors import InternalError
+from homenode.sampling import SamplingParams
 from homenode.units import format_count
 
 

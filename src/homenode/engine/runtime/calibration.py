@@ -17,13 +17,13 @@ from homenode.engine.plan.layer_seconds import cache_file, keep_seconds, key_of,
 from homenode.engine.plan.layout import WorkerPlan, config_of
 from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.workers import Planned
-from homenode.engine.request import SamplingParams
 from homenode.engine.step import StartSequence, Step, StepItem, StepResult, WorkerLimits
 from homenode.errors import HomenodeError
 from homenode.model.part import ModelPart, Range
 from homenode.model.parts import read_layer_split
 from homenode.model.spec import ModelSpec
 from homenode.model.weights.load import plan_model
+from homenode.sampling import SamplingParams
 
 _log = logging.getLogger(__name__)
 _FEW_LAYERS = 3

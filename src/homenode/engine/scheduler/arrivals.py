@@ -9,7 +9,7 @@ import msgspec
 
 from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.sequence import Sequence
-from homenode.engine.request import Request, SamplingParams
+from homenode.engine.request import Request
 from homenode.engine.scheduler.admission import longest_sequence, overload, refusal
 from homenode.engine.scheduler.kv_coordinator import KvCoordinator
 from homenode.engine.scheduler.planner import Planner
@@ -17,6 +17,7 @@ from homenode.engine.scheduler.request_table import RequestTable
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import WorkerLimits
 from homenode.errors import CapacityError, InternalError
+from homenode.sampling import SamplingParams
 
 _NO_TOKENS: frozenset[int] = frozenset()
 
@@ -31,19 +32,19 @@ class Arrivals:
         eos_token_ids: Iterable[int],
         seeds: random.Random,
         *,
-        allocator: KvAllocator,
+        residents: KvAllocator,
         planner: Planner,
-        coordinator: KvCoordinator,
-        requests: RequestTable,
+        handover: KvCoordinator,
+        live: RequestTable,
     ) -> None:
         self._config = config
         self._limits = limits
         self._eos = frozenset(eos_token_ids)
         self._seeds = seeds
-        self._allocator = allocator
+        self._residents = residents
         self._planner = planner
-        self._coordinator = coordinator
-        self._requests = requests
+        self._handover = handover
+        self._live = live
         self._draining = False
         self._arrivals = 0
 
@@ -53,13 +54,13 @@ class Arrivals:
 
     def take(self, request: Request, now: float) -> None:
         """Let a request in, or tell its client why not. InternalError when its id is in use."""
-        if request.id in self._requests:
+        if request.id in self._live:
             raise InternalError(f"request id {request.id} is in use", id=request.id)
         error = refusal(request, self._config, self._limits)
         if not error and request.kv is not None:
-            error = self._coordinator.refusal(request.kv, request.params.max_tokens)
+            error = self._handover.refusal(request.kv, request.params.max_tokens)
         if error:
-            self._requests.refuse(request, error, "capacity" if isinstance(error, CapacityError) else "invalid")
+            self._live.refuse(request, error, "capacity" if isinstance(error, CapacityError) else "invalid")
             return
         reason = overload(
             request,
@@ -68,10 +69,10 @@ class Arrivals:
             waiting=self._planner.num_waiting,
             waiting_tokens=self._planner.num_waiting_tokens,
             free_slots=self._config.max_num_seqs - len(self._planner.running),
-            retry_after_s=self._requests.retry_after(),
+            retry_after_s=self._live.retry_after(),
         )
         if reason:
-            self._requests.refuse(request, reason[1], reason[0])
+            self._live.refuse(request, reason[1], reason[0])
             return
         self._enqueue(self._new_sequence(request, now))
 
@@ -88,7 +89,7 @@ class Arrivals:
             params=params,
             order=(request.priority, request.arrival, self._arrivals),
             max_len=longest_sequence(self._limits),
-            chain=self._allocator.cache.chain(request.cache_salt),
+            chain=self._residents.cache.chain(request.cache_salt),
             tokens=[*request.prompt_ids, *request.begun],
             deadline=min(times, default=None),
             stops=self._stops(params),
@@ -100,12 +101,12 @@ class Arrivals:
         return stops.union(params.stop_token_ids) if params.stop_token_ids else stops
 
     def _enqueue(self, sequence: Sequence) -> None:
-        self._requests.add(sequence)
+        self._live.add(sequence)
         kv = sequence.request.kv
-        sends = kv is not None and kv.sends and sequence.prefill_target > 0
+        sends = kv is not None and kv.sends and sequence.goal > 0
         if not sequence.samples and not sequence.scoring and not sends:  # nothing to draw, to score, or to hand over
-            self._requests.finish(sequence, finish_reason="length")
+            self._live.finish(sequence, finish_reason="length")
         elif kv is not None and (sends or not kv.sends):
-            self._coordinator.arrive(sequence)
+            self._handover.arrive(sequence)
         else:
             self._planner.waiting.push(sequence)

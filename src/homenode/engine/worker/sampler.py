@@ -91,15 +91,9 @@ def sampling_arrays(slots: SlotArray, table: SequenceTable) -> SamplingArrays:
     bias_start, bias_token, bias_value = _biases(slots, table)
     seen_start, seen_token, seen_count = _seen(slots, table)
     return SamplingArrays(
-        temperature=table.temperature[slots],
-        top_k=table.top_k[slots],
-        top_p=table.top_p[slots],
-        min_p=table.min_p[slots],
+        settings={name: values[slots] for name, values in table.settings.items()},
         seed=table.seed[slots],
         counter=table.length[slots].astype(np.uint64),
-        repetition_penalty=table.repetition[slots],
-        frequency_penalty=table.frequency[slots],
-        presence_penalty=table.presence[slots],
         bias_start=bias_start,
         bias_token=bias_token,
         bias_value=bias_value,

@@ -13,9 +13,9 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from homenode.compute.ops import FloatArray, IntArray
-from homenode.engine.request import SamplingParams
+from homenode.compute.ops import FloatArray, IntArray, SamplingArrays
 from homenode.engine.step import StartSequence
+from homenode.sampling import SamplingParams
 from homenode.units import format_count
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -79,14 +79,8 @@ class SequenceTable:
         self.num_prompt = np.zeros(_FIRST_SLOTS, np.int32)
         self.num_blocks = np.zeros(_FIRST_SLOTS, np.int32)
         self.blocks = np.zeros((_FIRST_SLOTS, _FIRST_BLOCKS), np.int32)
-        self.temperature = np.zeros(_FIRST_SLOTS, np.float32)
-        self.top_k = np.zeros(_FIRST_SLOTS, np.int32)
-        self.top_p = np.ones(_FIRST_SLOTS, np.float32)
-        self.min_p = np.zeros(_FIRST_SLOTS, np.float32)
+        self.settings = SamplingArrays.of(_FIRST_SLOTS, temperature=0.0).settings  # of unused slots: greedy draws
         self.seed = np.zeros(_FIRST_SLOTS, np.uint64)
-        self.repetition = np.ones(_FIRST_SLOTS, np.float32)
-        self.frequency = np.zeros(_FIRST_SLOTS, np.float32)
-        self.presence = np.zeros(_FIRST_SLOTS, np.float32)
         self.logprobs = np.full(_FIRST_SLOTS, -1, np.int32)
         self.prompt_logprobs = np.full(_FIRST_SLOTS, -1, np.int32)
         self.min_length = np.zeros(_FIRST_SLOTS, np.int32)  # below it `stops` are forbidden
@@ -168,14 +162,9 @@ class SequenceTable:
 
     def _set_sampling(self, slot: int, params: SamplingParams) -> None:
         params = params.with_defaults({})  # who knows the model's own has put them in
-        self.temperature[slot] = params.temperature
-        self.top_k[slot] = min(max(params.top_k or 0, 0), 2**31 - 1)
-        self.top_p[slot] = params.top_p
-        self.min_p[slot] = params.min_p
+        for name, values in self.settings.items():
+            values[slot] = getattr(params, name)
         self.seed[slot] = (params.seed or 0) & _MASK64
-        self.repetition[slot] = params.repetition_penalty
-        self.frequency[slot] = params.frequency_penalty
-        self.presence[slot] = params.presence_penalty
         self.logprobs[slot] = -1 if params.logprobs is None else params.logprobs
         self.prompt_logprobs[slot] = -1 if params.prompt_logprobs is None else params.prompt_logprobs
         if params.logit_bias:
@@ -198,6 +187,7 @@ class SequenceTable:
         for name, value in vars(self).items():
             if isinstance(value, np.ndarray):
                 setattr(self, name, _grown(value, 2 * old))
+        self.settings = {name: _grown(values, 2 * old) for name, values in self.settings.items()}
         self.known += [_NOTHING] * old
         self.bias += [None] * old
         self.stops += [None] * old

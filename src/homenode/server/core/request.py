@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from homenode.engine.request import Request, SamplingParams
+from homenode.engine.request import Request
+from homenode.sampling import SamplingParams
 from homenode.server.core.choice import ChoiceText, PromptEcho, echo_prompt
 from homenode.server.core.generation import GeneratedSequence, Generation
 from homenode.server.core.kv_transfer import KvTransferParams, RequestKvTransfer, kv_transfer_of

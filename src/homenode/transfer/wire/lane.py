@@ -67,47 +67,47 @@ class Expected(Protocol):
 
 
 class LaneReader(Protocol):
-    """The end of who is told."""
+    """The end that reads announcements."""
 
     @property
     def fd(self) -> int:
         """For the other side; it stays this one's."""
 
     @property
-    def bell(self) -> int:
-        """Can be read from when there is something, if nobody looked."""
+    def wake_fd(self) -> int:
+        """A descriptor that can be read from when the writer has woken this side, which it does if nobody looked."""
 
     @property
-    def rope(self) -> int:
-        """What it is rung by: for the other side, as `fd`."""
+    def waker_fd(self) -> int:
+        """The other end of its pipe: for the other side, as `fd`."""
 
-    def hear_bell(self) -> None:
-        """Make it quiet."""
+    def clear_wake(self) -> None:
+        """Make `wake_fd` unreadable again."""
 
-    def ring(self) -> None:
-        """Ring it from this side."""
+    def wake(self) -> None:
+        """Make `wake_fd` readable, from this side."""
 
     @property
     def has_news(self) -> bool:
         """Whether something is there."""
 
     @property
-    def promised(self) -> bool:
-        """Whether something is to come, by its writer's word. One that promises and does not keep it again and again is not believed."""
+    def wake_hinted(self) -> bool:
+        """Whether the writer has hinted that something is to come. The hints of one that puts nothing again and again count no more."""
 
-    def give_up(self) -> None:
-        """What was promised was looked for in vain."""
+    def clear_hint(self) -> None:
+        """Nothing came after the last hint."""
 
     def take(self) -> Announced | None:
         """What came next; None: nothing. PeerError for garbage."""
 
 
-class Lending(Protocol):
-    """See `LaneWriter.lend`."""
+class PageExport(Protocol):
+    """See `LaneWriter.export_pages`."""
 
     def announce(self, after: int, first: int, pages: Sequence[int], last: bool) -> float | None:
-        """Read these pages of the memory for their digests, and say where they are, under which epochs; the seconds it took. None, and nothing was said: they are not what
-        was foreseen, or not there, or the lane has no room."""
+        """Read these pages of the memory for their digests, and announce where they are, under which epochs; the seconds it took. None, and nothing was announced: they are
+        not what was foreseen, or not there, or the lane has no room."""
 
     @property
     def digests(self) -> list[bytes]:
@@ -115,12 +115,12 @@ class Lending(Protocol):
 
 
 class LaneWriter(Protocol):
-    """The end of who tells."""
+    """The end that announces."""
 
-    def promise(self) -> None:
+    def hint_wake(self) -> None:
         """Something will be announced soon: a reader who sleeps wakes up, and looks for it for a moment. From any thread."""
 
-    def lend(
+    def export_pages(
         self,
         memory: KvMemory,
         words: EpochWords,
@@ -128,10 +128,10 @@ class LaneWriter(Protocol):
         pull_id: int,
         first: int,
         pages: int,
-        most: int,
+        limit: int,
         tokens: int,
-    ) -> Lending:
-        """What can be announced as soon as it is computed: pages `first` and so on of `pages`, at most `most`, of `tokens` from the first on."""
+    ) -> PageExport:
+        """What can be announced as soon as it is computed: pages `first` and so on of `pages`, at most `limit` at once, of `tokens` from the first on."""
 
 
 class Lanes(Protocol):
@@ -140,7 +140,7 @@ class Lanes(Protocol):
     def create(self) -> LaneReader:
         """HostError when there is no memory."""
 
-    def attach(self, fd: int, rope: int) -> LaneWriter:
+    def attach(self, fd: int, waker_fd: int) -> LaneWriter:
         """PeerError for descriptors that are no lane's; they stay the caller's."""
 
     def expect(

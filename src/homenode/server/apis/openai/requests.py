@@ -8,10 +8,11 @@ clients send nulls for what they leave open.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, defstruct
 
+from homenode.sampling import SETTINGS, setting_type
 from homenode.server.core.kv_transfer import KvTransferParams
 from homenode.server.http.decoding import FieldHints
 
@@ -20,14 +21,18 @@ _INT64 = 2**63 - 1
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenIds = list[TokenId]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Share = Annotated[float, Meta(ge=0, le=1)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 MaxTokens = Annotated[
     int, Meta(ge=-1, le=2**31 - 1)
 ]  # -1: no limit but the context's, as clients of llama.cpp write it
 EmptyList = Annotated[list[Any], Meta(max_length=0)]
+
+
+def _field_type(name: str) -> Any:
+    setting = SETTINGS[name]
+    low, high = setting.api_range
+    return Annotated[setting_type(name), Meta(ge=low, le=high, description=setting.doc)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -38,17 +43,24 @@ class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     include_obfuscation: bool | None = None  # padding against traffic analysis; none is ever sent
 
 
-class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What both generating endpoints share."""
+if TYPE_CHECKING:
+
+    class SettingFields(Struct, forbid_unknown_fields=True, kw_only=True):
+        """A field for each row of the table of sampling parameters, None where it is left open."""
+
+else:
+    SettingFields = defstruct(
+        "SettingFields",
+        [(name, _field_type(name) | None, None) for name in SETTINGS],
+        forbid_unknown_fields=True,
+        kw_only=True,
+    )
+
+
+class Sampling(SettingFields, kw_only=True):
+    """What both generating endpoints share, besides the sampling parameters of the table."""
 
     model: str | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Share | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # 0 or -1: off
-    min_p: Share | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     seed: Annotated[int, Meta(ge=-_INT64 - 1, le=_INT64)] | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None

@@ -1,58 +1,32 @@
-"""The fields that both endpoints share, in the words of the generation core."""
+"""The sampling fields of a request as the engine's parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
-from homenode.engine.request import SamplingParams
+from homenode.sampling import SETTINGS, SamplingParams
 from homenode.server.apis.openai.requests import Sampling
-from homenode.server.core.prompts import EncodedPrompt
-from homenode.server.core.request import GenerationRequest
 
 _NO_LIMIT = -1  # as a number of tokens
-_SMALLEST_TOP_P = 1e-9  # top_p 0 is valid in the API and means the most likely token alone
 
 
 def sampling_of(body: Sampling) -> SamplingParams:
     """What both endpoints share, without number of tokens and logprobs; None where the model's defaults apply."""
+    settings: dict[str, Any] = {
+        name: setting.clamped(value) for name, setting in SETTINGS.items() if (value := getattr(body, name)) is not None
+    }
     return SamplingParams(
         min_tokens=body.min_tokens or 0,
-        temperature=body.temperature,
-        top_p=None if body.top_p is None else max(body.top_p, _SMALLEST_TOP_P),
-        top_k=None if body.top_k is None else max(body.top_k, 0),
-        min_p=body.min_p,
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=body.repetition_penalty,
         seed=body.seed,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         logit_bias=body.logit_bias or {},
         stop=body.stop or [],
         n=body.n or 1,
+        **settings,
     )
 
 
-def generation_request(
-    body: Sampling,
-    prompts: Sequence[EncodedPrompt],
-    sampling: SamplingParams,
-    max_tokens: int | None,
-    *,
-    echo: bool = False,
-) -> GenerationRequest:
-    """The request of the core. `sampling`: as `sampling_of` gives it, with logprobs. `max_tokens`: -1 and None ask for as
-    many as the context takes.
-    """
-    return GenerationRequest(
-        prompts=prompts,
-        sampling=sampling,
-        max_tokens=None if max_tokens == _NO_LIMIT else max_tokens,
-        skip_special_tokens=body.skip_special_tokens is not False,
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
-        echo=echo,
-        token_ids=bool(body.return_token_ids),
-        stream=bool(body.stream),
-        kv_transfer=body.kv_transfer_params,
-    )
+def max_tokens_of(asked: int | None) -> int | None:
+    """The most tokens of an answer; None for as many as the context takes, which clients ask for by -1 as well."""
+    return None if asked == _NO_LIMIT else asked

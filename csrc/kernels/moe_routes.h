@@ -1,7 +1,7 @@
 // The routes of a step, and activations on their way to the experts. Route r is choice r % chosen of token r / chosen.
 #pragma once
 #include "kernels/linear_rows.h"
-#include "kernels/mixture.h"
+#include "kernels/moe.h"
 
 namespace homenode {
 
@@ -23,8 +23,8 @@ class RouteList {
   int experts_;
 };
 
-// The memory of a mixture as one thread uses it in a step.
-struct MixtureMemory {
+// The memory of a MoE layer as one thread uses it in a step.
+struct MoeMemory {
   int32_t* indices;    // [routes] places of experts, the number of those that are here for any other
   float* weights;      // [routes]
   uint8_t* prepared;   // scratch memory of gate's and up's product
@@ -33,17 +33,17 @@ struct MixtureMemory {
   RouteList list;
   uint8_t* inner;      // scratch memory of down's product, a row for each slot
 };
-MixtureMemory memory_of(const MixtureArgs&, int thread);
+MoeMemory memory_of(const MoeArgs&, int thread);
 
 // Chooses the experts of tokens begin .. end - 1.
-void choose_all(const MixtureArgs&, const MixtureMemory&, int64_t begin, int64_t end);
+void choose_all(const MoeArgs&, const MoeMemory&, int64_t begin, int64_t end);
 
 // x on its way into gate and up: prepared by token, then gathered by slot. The row of a step's only token stays where it is.
-class MixtureInput {
+class MoeInput {
  public:
-  MixtureInput(const MixtureArgs&, const MixtureMemory&);
-  MixtureInput(const MixtureInput&) = delete;
-  MixtureInput& operator=(const MixtureInput&) = delete;
+  MoeInput(const MoeArgs&, const MoeMemory&);
+  MoeInput(const MoeInput&) = delete;
+  MoeInput& operator=(const MoeInput&) = delete;
 
   void prepare(int thread, int threads) const { linear_prepare(args_, thread, threads); }
   // The router's product of prepared rows begin .. end - 1: this thread's part of it.
@@ -57,14 +57,14 @@ class MixtureInput {
   ActivationRows by_slot(int which, const uint8_t* gathered) const;
   void gather_for(int which, int64_t begin, int64_t end, uint8_t* to) const;
 
-  const MixtureArgs& call_;
-  const MixtureMemory& memory_;
+  const MoeArgs& call_;
+  const MoeMemory& memory_;
   const Weight* weights_[3];  // gate, up, and the router if there is one
   LinearArgs args_;
   const LinearTable& table_;
 };
 
 // The gated values on their way into down.
-LinearArgs inner_product(const MixtureArgs&, const MixtureMemory&);
+LinearArgs inner_product(const MoeArgs&, const MoeMemory&);
 
 }  // namespace homenode

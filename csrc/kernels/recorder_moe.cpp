@@ -1,6 +1,6 @@
 #include <string>
 
-#include "kernels/operation_mixture.h"
+#include "kernels/operation_moe.h"
 #include "kernels/recorder.h"
 
 namespace homenode {
@@ -9,25 +9,25 @@ using std::to_string;
 
 namespace {
 
-std::optional<Error> check_mixture(const Tensor& x, const Tensor& logits, const Experts& experts, int chosen, const Tensor* residual) {
+std::optional<Error> check_moe(const Tensor& x, const Tensor& logits, const Experts& experts, int chosen, const Tensor* residual) {
   if (auto error = check_experts(experts)) return error;
   for (const Tensor* t : {&x, &logits, residual}) {
-    if (t && rows_made_of(*t) != rows_made_of(x)) return misuse("mixture: some rows are selected, others are not");
+    if (t && rows_made_of(*t) != rows_made_of(x)) return misuse("moe: some rows are selected, others are not");
   }
   if (x.columns != experts.columns() || (residual && residual->columns != experts.columns()) || logits.columns != experts.total()) {
-    return misuse("mixture: rows of " + to_string(x.columns) + (residual ? " and " + to_string(residual->columns) : "") + " columns, with " +
+    return misuse("moe: rows of " + to_string(x.columns) + (residual ? " and " + to_string(residual->columns) : "") + " columns, with " +
                   to_string(logits.columns) + " logits, for " + to_string(experts.total()) + " experts of " + to_string(experts.columns()) + " columns");
   }
-  if (chosen < 1 || chosen > experts.total()) return misuse("mixture: " + to_string(chosen) + " experts of " + to_string(experts.total()) + " for each token");
+  if (chosen < 1 || chosen > experts.total()) return misuse("moe: " + to_string(chosen) + " experts of " + to_string(experts.total()) + " for each token");
   return {};
 }
 
 // Where each of `total` experts is in a list of those that `ids` names.
 Result<std::vector<int32_t>> places_of(const std::vector<int32_t>& ids, int64_t total, size_t matrices) {
-  if (ids.size() != matrices) return misuse("mixture: " + to_string(ids.size()) + " ids for the matrices of " + to_string(matrices) + " experts");
+  if (ids.size() != matrices) return misuse("moe: " + to_string(ids.size()) + " ids for the matrices of " + to_string(matrices) + " experts");
   std::vector<int32_t> places(static_cast<size_t>(total), static_cast<int32_t>(matrices));
   for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= total || (i && ids[i] <= ids[i - 1])) return misuse("mixture: id " + to_string(ids[i]) + " of " + to_string(total) + " experts; wanted them ascending");
+    if (ids[i] < 0 || ids[i] >= total || (i && ids[i] <= ids[i - 1])) return misuse("moe: id " + to_string(ids[i]) + " of " + to_string(total) + " experts; wanted them ascending");
     places[static_cast<size_t>(ids[i])] = static_cast<int32_t>(i);
   }
   return places;
@@ -41,25 +41,24 @@ std::vector<const Weight*> pointers_to(const std::vector<std::shared_ptr<const W
 
 }  // namespace
 
-Result<Tensor> Recorder::mixture(const Tensor& x, const Tensor& logits, ExpertWeights weights, int chosen, bool normalise, const Tensor* residual,
-                                 const std::vector<int32_t>& ids) {
+Result<Tensor> Recorder::moe(const Tensor& x, const Tensor& logits, ExpertWeights weights, int chosen, bool normalise, const Tensor* residual) {
   std::vector<Tensor> inputs{x, logits};
   if (residual) inputs.push_back(*residual);
   for (const Tensor& t : inputs) {
-    if (auto error = check_input(t, "mixture")) return *error;
+    if (auto error = check_input(t, "moe")) return *error;
   }
   Experts experts{pointers_to(weights.gate), pointers_to(weights.up), pointers_to(weights.down), {}};
-  if (!ids.empty()) {
-    auto places = places_of(ids, logits.columns, weights.gate.size());
+  if (!weights.ids.empty()) {
+    auto places = places_of(weights.ids, logits.columns, weights.gate.size());
     if (!places) return places.error();
     experts.here = std::move(places.value());
   }
-  if (auto error = check_mixture(x, logits, experts, chosen, residual)) return *error;
+  if (auto error = check_moe(x, logits, experts, chosen, residual)) return *error;
   const int64_t most = most_rows(rows_made_of(x), program_->bounds_.limits);
-  if (most * chosen > INT32_MAX) return misuse("mixture: " + to_string(most) + " tokens with " + to_string(chosen) + " experts each are too many");
+  if (most * chosen > INT32_MAX) return misuse("moe: " + to_string(most) + " tokens with " + to_string(chosen) + " experts each are too many");
   const Tensor out = make(x.columns, rows_made_of(x));
-  MixtureOperation::Inputs from{x, logits, residual ? *residual : Tensor{}};
-  return append(std::make_unique<MixtureOperation>(std::move(from), std::move(weights), experts, chosen, normalise, out), out, inputs);
+  MoeOperation::Inputs from{x, logits, residual ? *residual : Tensor{}};
+  return append(std::make_unique<MoeOperation>(std::move(from), std::move(weights), experts, chosen, normalise, out), out, inputs);
 }
 
 Result<Tensor> Recorder::add_gated(const Tensor& x, const Tensor& y, const Tensor& gate) {

@@ -1,4 +1,4 @@
-#include "kernels/mixture.h"
+#include "kernels/moe.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,7 +6,7 @@
 
 #include "kernels/kernels.h"
 #include "kernels/linear_gated.h"
-#include "kernels/mixture_routes.h"
+#include "kernels/moe_routes.h"
 
 namespace homenode {
 namespace {
@@ -18,7 +18,7 @@ int64_t block_of(const LinearTable& table, const GroupProduct& product, int64_t 
 // silu(gate) * up of one expert's slots, for the rows of one piece.
 class GateUp {
  public:
-  GateUp(const MixtureInput& input, const PreparedRows& to, const LinearTable& table)
+  GateUp(const MoeInput& input, const PreparedRows& to, const LinearTable& table)
       : gate_rows_(input.gate_rows()), up_rows_(input.up_rows()), to_(to), table_(table), silu_mul_(kernels(current_level()).silu_mul) {}
 
   void multiply(const Weight& gate, const Weight& up, size_t piece, int thread, int64_t begin, int64_t end) const {
@@ -40,7 +40,7 @@ class GateUp {
 };
 
 // Adds what one expert makes of its slots to their tokens, for the rows of one piece of down, whose groups lie at `groups`.
-void add_expert(const MixtureArgs& a, const MixtureMemory& m, const GroupProduct& product, const Weight::Piece& piece, const uint8_t* groups,
+void add_expert(const MoeArgs& a, const MoeMemory& m, const GroupProduct& product, const Weight::Piece& piece, const uint8_t* groups,
                 int64_t begin, int64_t end) {
   alignas(64) float sums[(kTokensAtOnce + kSpareRows) * kGroupRows];
   const int64_t block = block_of(linear_table(current_level()), product, end - begin);
@@ -65,33 +65,33 @@ void add_expert(const MixtureArgs& a, const MixtureMemory& m, const GroupProduct
 
 }  // namespace
 
-void mixture_route(const MixtureArgs& a, int thread, int threads) {
-  const MixtureMemory m = memory_of(a, thread);
-  const MixtureInput input(a, m);
+void moe_route(const MoeArgs& a, int thread, int threads) {
+  const MoeMemory m = memory_of(a, thread);
+  const MoeInput input(a, m);
   const int64_t begin = a.tokens * thread / threads, end = a.tokens * (thread + 1) / threads;
   input.prepare(thread, threads);
   if (a.plan->source.router && begin < end) input.multiply_router(begin, end, 0, 1);  // all of it: a router has too few rows to share out
   choose_all(a, m, begin, end);
 }
 
-void mixture_logits(const MixtureArgs& a, int thread, int threads) {
-  const MixtureMemory m = memory_of(a, thread);
-  const MixtureInput input(a, m);
+void moe_logits(const MoeArgs& a, int thread, int threads) {
+  const MoeMemory m = memory_of(a, thread);
+  const MoeInput input(a, m);
   input.prepare(0, 1);
   input.multiply_router(0, a.tokens, thread, threads);
 }
 
-void mixture_gather(const MixtureArgs& a, int thread, int threads) {
-  MixtureMemory m = memory_of(a, thread);
+void moe_gather(const MoeArgs& a, int thread, int threads) {
+  MoeMemory m = memory_of(a, thread);
   m.list.sort(m.indices, a.routes());
   const int64_t slots = m.list.slots();
-  MixtureInput(a, m).gather(slots * thread / threads, slots * (thread + 1) / threads);
+  MoeInput(a, m).gather(slots * thread / threads, slots * (thread + 1) / threads);
 }
 
-void mixture_gate_up(const MixtureArgs& a, int thread, int threads) {
-  MixtureMemory m = memory_of(a, thread);
-  const MixtureInput input(a, m);
-  if (mixture_is_few(a.tokens)) {
+void moe_gate_up(const MoeArgs& a, int thread, int threads) {
+  MoeMemory m = memory_of(a, thread);
+  const MoeInput input(a, m);
+  if (moe_is_few(a.tokens)) {
     choose_all(a, m, 0, a.tokens);
     m.list.sort(m.indices, a.routes());
     if (!a.plan->source.router) input.prepare(0, 1);
@@ -111,8 +111,8 @@ void mixture_gate_up(const MixtureArgs& a, int thread, int threads) {
   }
 }
 
-void mixture_down(const MixtureArgs& a, int thread, int threads) {
-  const MixtureMemory m = memory_of(a, thread);
+void moe_down(const MoeArgs& a, int thread, int threads) {
+  const MoeMemory m = memory_of(a, thread);
   const Experts& experts = a.plan->experts;
   const LinearTable& table = linear_table(current_level());
   const LinearArgs inner = inner_product(a, m);
@@ -135,7 +135,7 @@ void mixture_down(const MixtureArgs& a, int thread, int threads) {
 
 namespace {
 
-Error misfit(const std::string& message) { return Error{Fault::user, 0, "mixture: " + message}; }
+Error misfit(const std::string& message) { return Error{Fault::user, 0, "moe: " + message}; }
 
 std::string shape_of(const Weight& w) { return std::string(format_name(w.format)) + " " + std::to_string(w.rows) + " x " + std::to_string(w.columns); }
 

@@ -4,30 +4,32 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/mixture.h"
+#include "kernels/moe.h"
 #include "kernels/operation.h"
 
 namespace homenode {
 
-// The matrices of a mixture's experts: see Experts.
+// The matrices of an MoE layer's experts: see Experts. `ids`: which of the experts that have logits these are, ascending;
+// empty: all.
 struct ExpertWeights {
   std::vector<std::shared_ptr<const Weight>> gate, up, down;
+  std::vector<int32_t> ids = {};
 };
 
 class LinearOperation;
 class RmsNormOperation;
 
-class MixtureOperation : public Operation {
+class MoeOperation : public Operation {
  public:
   struct Inputs {
     Tensor x, logits, residual;  // residual: may be empty
   };
-  MixtureOperation(Inputs from, ExpertWeights with, const Experts& experts, int per_token, bool sum_to_one, Tensor to)
+  MoeOperation(Inputs from, ExpertWeights with, const Experts& experts, int per_token, bool sum_to_one, Tensor to)
       : inputs_(std::move(from)), owned_(std::move(with)), experts_(experts), chosen_(per_token), normalise_(sum_to_one), out_(std::move(to)) {}
   // The router's product, and the norm of the rows both take.
-  void take_over() override;
+  void fuse_producers() override;
   void lower(Lowering&) override;
-  // For each expert of the mixture how many tokens it was computed for so far; 0 for those that are elsewhere. For any thread, at any time.
+  // For each expert of the layer how many tokens it was computed for so far; 0 for those that are elsewhere. For any thread, at any time.
   std::vector<uint64_t> uses() const;
 
  private:
@@ -41,7 +43,7 @@ class MixtureOperation : public Operation {
   int chosen_;
   bool normalise_;
   Tensor out_;
-  std::unique_ptr<MixturePlan> plan_;
+  std::unique_ptr<MoePlan> plan_;
 };
 
 class AddGatedOperation : public Operation {

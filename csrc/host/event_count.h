@@ -1,4 +1,4 @@
-// A word that threads wait on until it changes: watched for a while, then slept on.
+// An event count: a word that threads wait on until it changes, first spinning, then asleep on a futex.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -26,11 +26,12 @@ inline void relax() {
 
 // A sleeper announces itself before the kernel compares the word, and the waker changes the word before it looks for sleepers (both
 // sequentially consistent), so either the sleeper sees the change or the waker sees the sleeper.
-class alignas(kLine) Gate {
+class alignas(kLine) EventCount {
  public:
   uint32_t value() const { return word_.load(std::memory_order_relaxed); }
 
-  // Returns when the value is no longer `seen`: at once, after up to `spin_ns` of watching, or after sleep. Returns the nanoseconds slept.
+  // Returns when value() != seen: at once, after spinning for at most `spin_ns`, or after sleep. The result is the
+  // nanoseconds slept.
   int64_t wait_while(uint32_t seen, int64_t spin_ns) {
     if (word_.load(std::memory_order_acquire) != seen) return 0;
     // Asking for the time before looking again is right: who looks too often takes the line from the one who is about to write it.
@@ -44,7 +45,7 @@ class alignas(kLine) Gate {
     return sleep_while(seen);
   }
 
-  // Lets everybody through who waits for the value to change.
+  // Changes the value and wakes all sleepers.
   void advance() {
     word_.fetch_add(1, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst)) wake();

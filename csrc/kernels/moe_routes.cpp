@@ -1,4 +1,4 @@
-#include "kernels/mixture_routes.h"
+#include "kernels/moe_routes.h"
 
 #include <algorithm>
 #include <cstring>
@@ -27,7 +27,7 @@ class Carver {
 };
 
 // Routes of at most so many tokens and their activations.
-void carve_routed(Carver& from, const MixturePlan& plan, int64_t tokens, MixtureMemory& m) {
+void carve_routed(Carver& from, const MoePlan& plan, int64_t tokens, MoeMemory& m) {
   const auto routes = static_cast<size_t>(tokens * plan.chosen);
   const Weight* inputs[] = {plan.experts.gate[0], plan.experts.up[0], plan.source.router};
   m.indices = from.take<int32_t>(routes);
@@ -37,7 +37,7 @@ void carve_routed(Carver& from, const MixturePlan& plan, int64_t tokens, Mixture
   if (plan.up_row) m.gathered_up = from.take<uint8_t>(routes * plan.up_row);
 }
 
-size_t carve_shared(std::byte* base, const MixturePlan& plan, MixtureMemory& m) {
+size_t carve_shared(std::byte* base, const MoePlan& plan, MoeMemory& m) {
   Carver from(base);
   m.inner = from.take<uint8_t>(linear_scratch_bytes(plan.max_tokens * plan.chosen, plan.experts.inner(), plan.experts.down.data(), 1, true));
   carve_routed(from, plan, plan.max_tokens, m);
@@ -45,10 +45,10 @@ size_t carve_shared(std::byte* base, const MixturePlan& plan, MixtureMemory& m) 
 }
 
 // With room for the routes of few tokens, which are then not the shared ones.
-size_t carve_own(std::byte* base, const MixturePlan& plan, bool few, MixtureMemory& m) {
+size_t carve_own(std::byte* base, const MoePlan& plan, bool few, MoeMemory& m) {
   Carver from(base);
   m.list = RouteList(from.take<int32_t>(RouteList::length(plan.experts.count(), plan.max_tokens * plan.chosen)), plan.experts.count());
-  if (few) carve_routed(from, plan, std::min(kMixtureFew, plan.max_tokens), m);
+  if (few) carve_routed(from, plan, std::min(kMoeFew, plan.max_tokens), m);
   return from.used();
 }
 
@@ -63,7 +63,7 @@ RowBytes bytes_of(const ActivationRows& rows, const float* x) {
 }
 
 // The same for a weight at a level, learnt from one row.
-size_t gathered_bytes(const Weight& w, const MixtureSource& source, Level level) {
+size_t gathered_bytes(const Weight& w, const MoeSource& source, Level level) {
   const Weight* weights[] = {&w};
   const float x = 0;
   std::vector<uint8_t> scratch(linear_scratch_bytes(1, w.columns, weights, 1, source.norm));
@@ -74,20 +74,20 @@ size_t gathered_bytes(const Weight& w, const MixtureSource& source, Level level)
 
 }  // namespace
 
-MixturePlan::MixturePlan(Experts all, MixtureSource from, int per_token, bool sum_to_one, int64_t most, Level level)
+MoePlan::MoePlan(Experts all, MoeSource from, int per_token, bool sum_to_one, int64_t most, Level level)
     : experts(std::move(all)), source(from), chosen(per_token), normalise(sum_to_one), max_tokens(most), used(std::make_unique<std::atomic<uint64_t>[]>(experts.gate.size())) {
   const Weight &gate = *experts.gate[0], &up = *experts.up[0];
   gate_row = gathered_bytes(gate, source, level);
   up_row = gate.format == up.format ? 0 : gathered_bytes(up, source, level);
-  MixtureMemory unused{nullptr, nullptr, nullptr, nullptr, nullptr, {nullptr, 0}, nullptr};
+  MoeMemory unused{nullptr, nullptr, nullptr, nullptr, nullptr, {nullptr, 0}, nullptr};
   shared_bytes = carve_shared(nullptr, *this, unused);
   own_bytes = (carve_own(nullptr, *this, true, unused) + 127) / 128 * 128;  // lines are fetched in pairs
 }
 
-MixtureMemory memory_of(const MixtureArgs& a, int thread) {
-  MixtureMemory m{nullptr, nullptr, nullptr, nullptr, nullptr, {nullptr, 0}, nullptr};
+MoeMemory memory_of(const MoeArgs& a, int thread) {
+  MoeMemory m{nullptr, nullptr, nullptr, nullptr, nullptr, {nullptr, 0}, nullptr};
   carve_shared(a.shared, *a.plan, m);
-  carve_own(a.own + static_cast<size_t>(thread) * a.plan->own_bytes, *a.plan, mixture_is_few(a.tokens), m);
+  carve_own(a.own + static_cast<size_t>(thread) * a.plan->own_bytes, *a.plan, moe_is_few(a.tokens), m);
   return m;
 }
 
@@ -127,8 +127,8 @@ void choose_experts(const float* logits, int experts, int chosen, bool normalise
   for (int i = 0; i < chosen; ++i) weights[i] = static_cast<float>(weights[i] / total);
 }
 
-void choose_all(const MixtureArgs& a, const MixtureMemory& m, int64_t begin, int64_t end) {
-  const MixturePlan& plan = *a.plan;
+void choose_all(const MoeArgs& a, const MoeMemory& m, int64_t begin, int64_t end) {
+  const MoePlan& plan = *a.plan;
   for (int64_t t = begin; t < end; ++t) {
     const int64_t first = t * plan.chosen;
     choose_experts(a.logits + t * a.logits_stride, plan.experts.total(), plan.chosen, plan.normalise, m.indices + first, m.weights + first);
@@ -137,7 +137,7 @@ void choose_all(const MixtureArgs& a, const MixtureMemory& m, int64_t begin, int
   }
 }
 
-MixtureInput::MixtureInput(const MixtureArgs& a, const MixtureMemory& m)
+MoeInput::MoeInput(const MoeArgs& a, const MoeMemory& m)
     : call_(a), memory_(m), weights_{a.plan->experts.gate[0], a.plan->experts.up[0], a.plan->source.router},
       args_{a.x, a.x_stride, a.tokens, weights_, a.plan->source.router ? 3 : 2, nullptr, nullptr, 0, nullptr, 0, m.prepared},
       table_(linear_table(current_level())) {
@@ -145,7 +145,7 @@ MixtureInput::MixtureInput(const MixtureArgs& a, const MixtureMemory& m)
   args_.eps = a.plan->source.eps;
 }
 
-void MixtureInput::multiply_router(int64_t begin, int64_t end, int thread, int threads) const {
+void MoeInput::multiply_router(int64_t begin, int64_t end, int thread, int threads) const {
   const ActivationRows rows = rows_for(args_, *weights_[2], table_);
   const auto* first = reinterpret_cast<const float*>(rows.data + static_cast<size_t>(begin) * rows.stride);
   linear_multiply({first, static_cast<int64_t>(rows.stride / sizeof(float)), end - begin, &weights_[2], 1, nullptr, nullptr, 0,
@@ -153,12 +153,12 @@ void MixtureInput::multiply_router(int64_t begin, int64_t end, int thread, int t
                   thread, threads);
 }
 
-void MixtureInput::gather(int64_t begin, int64_t end) const {
+void MoeInput::gather(int64_t begin, int64_t end) const {
   gather_for(0, begin, end, memory_.gathered);
   if (memory_.gathered_up != memory_.gathered) gather_for(1, begin, end, memory_.gathered_up);
 }
 
-void MixtureInput::gather_for(int which, int64_t begin, int64_t end, uint8_t* to) const {
+void MoeInput::gather_for(int which, int64_t begin, int64_t end, uint8_t* to) const {
   const ActivationRows rows = rows_for(args_, *weights_[which], table_);
   const RowBytes bytes = bytes_of(rows, call_.x);
   for (int64_t slot = begin; slot < end; ++slot) {
@@ -167,7 +167,7 @@ void MixtureInput::gather_for(int which, int64_t begin, int64_t end, uint8_t* to
   }
 }
 
-ActivationRows MixtureInput::by_slot(int which, const uint8_t* gathered) const {
+ActivationRows MoeInput::by_slot(int which, const uint8_t* gathered) const {
   ActivationRows rows = rows_for(args_, *weights_[which], table_);
   rows.stride = call_.tokens == 1 ? 0 : bytes_of(rows, call_.x).stride;
   if (call_.tokens > 1) rows.data = gathered;
@@ -175,7 +175,7 @@ ActivationRows MixtureInput::by_slot(int which, const uint8_t* gathered) const {
   return rows;
 }
 
-LinearArgs inner_product(const MixtureArgs& a, const MixtureMemory& m) {
+LinearArgs inner_product(const MoeArgs& a, const MoeMemory& m) {
   LinearArgs args{nullptr, 0, a.routes(), a.plan->experts.down.data(), 1, nullptr, nullptr, 0, nullptr, 0, m.inner};
   args.filled = true;
   return args;

@@ -1,4 +1,4 @@
-"""The team: barriers that hold, sleepers that wake, threads that rest when there is nothing to do."""
+"""The pool: barriers that hold, sleepers that wake, threads that rest when there is nothing to do."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from homenode.errors import HostError, UserError
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
 @pytest.mark.parametrize("spin_us", [0, 30])
 def test_barriers_let_nobody_through_early(threads: int, spin_us: int) -> None:
-    team = _native.Team([-1] * threads, spin_us, False)
-    assert team.exercise(50, 40) == 0
+    pool = _native.ThreadPool([-1] * threads, spin_us, False)
+    assert pool.exercise(50, 40) == 0
 
 
 def test_more_threads_than_cpus_on_one_cpu() -> None:
     cpu = min(os.sched_getaffinity(0))
-    assert _native.Team([cpu] * 4, 0, True).exercise(20, 20) == 0
+    assert _native.ThreadPool([cpu] * 4, 0, True).exercise(20, 20) == 0
 
 
 def test_many_short_runs_wake_sleepers() -> None:
     """With no spinning, every run finds the workers asleep or falling asleep: a lost wake-up would hang here."""
-    assert _native.Team([-1] * 3, 0, False).exercise(3000, 1) == 0
+    assert _native.ThreadPool([-1] * 3, 0, False).exercise(3000, 1) == 0
 
 
 _names = st.integers(-1, 2)
@@ -45,27 +45,27 @@ _shapes = st.lists(st.lists(_names, max_size=3), min_size=1, max_size=9)
 @settings(max_examples=40, deadline=None)
 @given(groups=_shapes, spin_us=st.sampled_from([0, 5, 100]))
 def test_groups_of_any_shape_let_nobody_through_early(groups: list[list[int]], spin_us: int) -> None:
-    """Nested groups, groups of one, members of no group; more members than most test machines have CPUs."""
-    team = _native.Team([-1] * len(groups), spin_us, False, groups)
-    assert team.exercise(3, 30) == 0
+    """Nested groups, groups of one, threads of no group; more threads than most test machines have CPUs."""
+    pool = _native.ThreadPool([-1] * len(groups), spin_us, False, groups)
+    assert pool.exercise(3, 30) == 0
 
 
 @pytest.mark.parametrize(
     "groups", [[(0, 0), (0, 0), (0, 1), (0, 1), (1, 2), (1, 2), (1, 3), (1, 3)], [(i,) for i in range(8)]]
 )
-def test_groups_hold_when_all_members_share_one_cpu(groups: list[tuple[int, ...]]) -> None:
+def test_groups_hold_when_all_threads_share_one_cpu(groups: list[tuple[int, ...]]) -> None:
     cpu = min(os.sched_getaffinity(0))
-    assert _native.Team([cpu] * 8, 20, True, groups).exercise(20, 20) == 0
+    assert _native.ThreadPool([cpu] * 8, 20, True, groups).exercise(20, 20) == 0
 
 
 def test_impossible_groups_are_refused() -> None:
-    with pytest.raises(ValueError, match="groups of 1 members for a team of 2"):
-        _native.Team([-1, -1], 0, False, [(0,)])
+    with pytest.raises(ValueError, match="groups of 1 threads for a thread pool of 2"):
+        _native.ThreadPool([-1, -1], 0, False, [(0,)])
     with pytest.raises(ValueError, match="groups 9 deep; at most 8"):
-        _native.Team([-1], 0, False, [range(9)])
+        _native.ThreadPool([-1], 0, False, [range(9)])
 
 
-def test_members_that_share_cpus_watch_for_a_short_time_only() -> None:
+def test_threads_that_share_cpus_watch_for_a_short_time_only() -> None:
     cpus = sorted(os.sched_getaffinity(0))
     assert NativeBackend(cpus, spin_us=1000).statistics()["spin_us"] == 1000
     assert NativeBackend([-1] * len(cpus), spin_us=1000).statistics()["spin_us"] == 1000
@@ -73,8 +73,8 @@ def test_members_that_share_cpus_watch_for_a_short_time_only() -> None:
         assert NativeBackend(sharing, spin_us=1000).statistics()["spin_us"] < 10
 
 
-def test_members_whose_cpu_others_want_notice_it() -> None:
-    """Two members, each on a CPU of its own or on the only one, and on each of them two more threads that never rest."""
+def test_threads_whose_cpu_others_want_notice_it() -> None:
+    """Two threads, each on a CPU of its own or on the only one, and on each of them two more threads that never rest."""
     cpus = sorted(os.sched_getaffinity(0))
     backend = NativeBackend([cpus[0], cpus[-1]], spin_us=1000)
     assert backend.statistics()["lost_cpu_shares"] == [0.0, 0.0]
@@ -87,7 +87,7 @@ def test_members_whose_cpu_others_want_notice_it() -> None:
         deadline = time.monotonic() + 60
         while interrupted(backend.statistics()) is None:
             assert time.monotonic() < deadline, backend.statistics()
-            assert backend._team.exercise(1, 5000) == 0
+            assert backend._pool.exercise(1, 5000) == 0
     finally:
         for process in busy:
             process.kill()
@@ -95,9 +95,9 @@ def test_members_whose_cpu_others_want_notice_it() -> None:
 
 
 def test_runs_from_several_threads_take_turns() -> None:
-    team = _native.Team([-1, -1], 0, False)
+    pool = _native.ThreadPool([-1, -1], 0, False)
     missed: list[int] = []
-    callers = [threading.Thread(target=lambda: missed.append(team.exercise(50, 5))) for _ in range(4)]
+    callers = [threading.Thread(target=lambda: missed.append(pool.exercise(50, 5))) for _ in range(4)]
     for caller in callers:
         caller.start()
     for caller in callers:
@@ -106,28 +106,28 @@ def test_runs_from_several_threads_take_turns() -> None:
 
 
 def test_idle_team_uses_no_cpu() -> None:
-    team = _native.Team([-1] * 4, 50, False)
-    team.exercise(10, 10)
+    pool = _native.ThreadPool([-1] * 4, 50, False)
+    pool.exercise(10, 10)
     begin_cpu, begin = time.process_time(), time.monotonic()
     threading.Event().wait(0.5)
     used, passed = time.process_time() - begin_cpu, time.monotonic() - begin
     assert used < 0.05 * passed
 
 
-def test_threads_end_with_the_team() -> None:
-    gc.collect()  # teams that earlier tests left in cycles
+def test_threads_end_with_the_pool() -> None:
+    gc.collect()  # pools that earlier tests left in cycles
     before = len(os.listdir("/proc/self/task"))  # noqa: PTH208
-    team = _native.Team([-1] * 5, 50, False)
+    pool = _native.ThreadPool([-1] * 5, 50, False)
     assert len(os.listdir("/proc/self/task")) == before + 4  # noqa: PTH208
-    del team
+    del pool
     gc.collect()
     assert len(os.listdir("/proc/self/task")) == before  # noqa: PTH208
 
 
-def test_members_are_pinned_and_the_caller_gets_its_cpus_back() -> None:
+def test_threads_are_pinned_and_the_caller_gets_its_cpus_back() -> None:
     cpus = sorted(os.sched_getaffinity(0))
     backend = NativeBackend(cpus, spin_us=0)
-    backend.kv_cache(KvGeometry(1, 1, 8, 32, "f32"), 4)  # a run of the team
+    backend.kv_cache(KvGeometry(1, 1, 8, 32, "f32"), 4)  # a run of the pool
     affinities = [os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")]  # noqa: PTH208
     assert os.sched_getaffinity(0) == set(cpus)
     if len(cpus) > 1:

@@ -1,4 +1,4 @@
-#include "host/gate.h"
+#include "host/event_count.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -8,7 +8,7 @@
 
 namespace homenode {
 
-int64_t Gate::sleep_while(uint32_t seen) {
+int64_t EventCount::sleep_while(uint32_t seen) {
   const int64_t begin = now_ns();
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
   while (word_.load(std::memory_order_seq_cst) == seen) {
@@ -18,6 +18,6 @@ int64_t Gate::sleep_while(uint32_t seen) {
   return now_ns() - begin;
 }
 
-void Gate::wake() { syscall(SYS_futex, &word_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
+void EventCount::wake() { syscall(SYS_futex, &word_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
 
 }  // namespace homenode

@@ -1,17 +1,17 @@
 // Mixtures of experts: each token is multiplied with the matrices of the few experts a router chose for it.
 //
 // Routes are sorted by expert, so that an expert's matrices are read once for all its tokens, and matrices of experts without tokens not at all.
-// Every thread multiplies its own rows of each expert's matrices: one token is work for the whole team. A token's experts are added to its output
+// Every thread multiplies its own rows of each expert's matrices: one token is work for the whole pool. A token's experts are added to its output
 // in ascending order, each as one row of a product; so its value does not depend on the tokens beside it.
 //
 // Phases, a barrier between each two; every thread calls those that a step needs:
-//   many tokens (more than kMixtureFew)
-//     mixture_route    row by row: activations normalised and as the matrices want them, logits, the experts of each token
-//     mixture_gather   the activations of an expert's tokens beside each other
+//   many tokens (more than kMoeFew)
+//     moe_route    row by row: activations normalised and as the matrices want them, logits, the experts of each token
+//     moe_gather   the activations of an expert's tokens beside each other
 //   few tokens
-//     mixture_logits   every thread prepares all activations for itself and multiplies its rows of the router
-//   mixture_gate_up    silu(gate) * up of each token and expert
-//   mixture_down       the weighted sum
+//     moe_logits   every thread prepares all activations for itself and multiplies its rows of the router
+//   moe_gate_up    silu(gate) * up of each token and expert
+//   moe_down       the weighted sum
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -26,7 +26,7 @@
 
 namespace homenode {
 
-constexpr int64_t kMixtureFew = 8;
+constexpr int64_t kMoeFew = 8;
 
 // One gated MLP for each expert. `check_experts` says whether they fit together.
 struct Experts {
@@ -39,19 +39,19 @@ struct Experts {
 };
 std::optional<Error> check_experts(const Experts&);
 
-// What comes before the choice, where the mixture does it.
-struct MixtureSource {
+// What comes before the choice, where the MoE layer does it.
+struct MoeSource {
   const Weight* router = nullptr;  // makes the logits; its matrix takes rows of float32. Null: they are there
   const float* norm = nullptr;     // the rows are rms_norm of x with this weight and eps; only with a router
   float eps = 0;
 };
 
-// A mixture and how much memory steps of at most `max_tokens` tokens need for it at a level.
-struct MixturePlan {
-  MixturePlan(Experts, MixtureSource, int chosen, bool normalise, int64_t max_tokens, Level);
+// A MoE layer and how much memory steps of at most `max_tokens` tokens need for it at a level.
+struct MoePlan {
+  MoePlan(Experts, MoeSource, int chosen, bool normalise, int64_t max_tokens, Level);
 
   Experts experts;
-  MixtureSource source;
+  MoeSource source;
   int chosen;          // experts of a token, at most as many as there are in all
   bool normalise;      // their weights add up to 1
   int64_t max_tokens;
@@ -67,8 +67,8 @@ struct MixturePlan {
   }
 };
 
-struct MixtureArgs {
-  const MixturePlan* plan;
+struct MoeArgs {
+  const MoePlan* plan;
   int64_t tokens;
   const float* x; int64_t x_stride;        // [tokens, columns]
   float* logits; int64_t logits_stride;    // [tokens, experts]
@@ -79,12 +79,12 @@ struct MixtureArgs {
   int64_t routes() const { return tokens * plan->chosen; }
 };
 
-inline bool mixture_is_few(int64_t tokens) { return tokens <= kMixtureFew; }
-void mixture_route(const MixtureArgs&, int thread, int threads);
-void mixture_logits(const MixtureArgs&, int thread, int threads);  // only with a router
-void mixture_gather(const MixtureArgs&, int thread, int threads);
-void mixture_gate_up(const MixtureArgs&, int thread, int threads);
-void mixture_down(const MixtureArgs&, int thread, int threads);
+inline bool moe_is_few(int64_t tokens) { return tokens <= kMoeFew; }
+void moe_route(const MoeArgs&, int thread, int threads);
+void moe_logits(const MoeArgs&, int thread, int threads);  // only with a router
+void moe_gather(const MoeArgs&, int thread, int threads);
+void moe_gate_up(const MoeArgs&, int thread, int threads);
+void moe_down(const MoeArgs&, int thread, int threads);
 
 // The `chosen` largest of a row's logits, of equal ones the lowest index first, and their weights: softmax over all, or over the chosen ones.
 // Whatever the logits are, NaN or infinite, the indices are different ones below `experts`.
