@@ -10,8 +10,9 @@ from homenode.cli.flags.settings import Setting, settings_of
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 _INTRODUCTION = """# Settings
 
-Every setting of `homenode serve`, and in the last part of `homenode proxy`, which has those of the log as well. A value comes from the flag, else from the variable, else from the file given by `--config` (TOML, keys are the
-flags' names), else from the default. `--show-config` prints each value and where it came from, and (`serve`) the
+Every setting of `homenode serve`, and in the last part of `homenode proxy`, which has those of the log as well. A value
+comes from the flag, else from the variable, else from the file given by `--config` (TOML, keys are the flags' names),
+else from the default. `--show-config` prints each value and where it came from, and (`serve`) the
 [tokens that end an answer](models.md#tokens-that-end-an-answer); `--check-config` validates them and exits.
 Counts of tokens may be written `8k` (8192) or `1m` (1048576), sizes `512KiB` or `2GiB`, times `250ms` or `5min`.
 `serve --help` shows the few that one needs first, `serve --help-all` all of them.

@@ -19,6 +19,7 @@ from homenode.compute.ops import Backend, FloatArray
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.weights.load import load_model
 from tests.model.driver import Driver
+from tests.model.parity import spread_error
 from tests.model.transformers_models import CASES, greedy, load, logprobs, make, prompts
 
 pytestmark = pytest.mark.torch
@@ -76,11 +77,6 @@ def continued(theirs: Any, least_lead: float = 0) -> list[list[int]]:
         assert lead >= least_lead, "the toy model hesitates between two tokens: choose another seed"
         texts.append(prompt + tokens)
     return texts
-
-
-def spread_error(ours: FloatArray, theirs: FloatArray) -> float:
-    """Largest difference as a share of the spread of `theirs`."""
-    return float(np.abs(ours - theirs).max() / (theirs.max() - theirs.min()))
 
 
 def usual_error(name: str, ours: FloatArray, theirs: FloatArray) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -104,17 +106,36 @@ OF_FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@contextmanager
+def quiet_and_on_one_thread() -> Iterator[None]:
+    """At these sizes more threads only wait for each other, and transformers has something to say of every change."""
+    import torch
+    from transformers.utils import logging
+
+    threads, verbosity = torch.get_num_threads(), logging.get_verbosity()
+    torch.set_num_threads(1)
+    logging.set_verbosity(logging.CRITICAL)
+    yield
+    logging.set_verbosity(verbosity)
+    torch.set_num_threads(threads)
+
+
 def make(name: str, folder: Path, dtype: str = "float32") -> Any:
-    """The toy model `name` with weights random but fixed, saved to `folder` in `dtype`, returned computing in float32 on the saved values.
+    """The toy model `name` of `CASES` or `OF_FIELDS`, saved to `folder` in `dtype`, returned computing in float32 on the saved values."""
+    kind, changes = (CASES | OF_FIELDS)[name]
+    return make_model(kind, changes, folder, dtype, seed=sum(map(ord, name)))
+
+
+def make_model(kind: str, changes: Mapping[str, Any], folder: Path, dtype: str = "float32", *, seed: int = 0) -> Any:
+    """The same of a `model_type` of transformers with these changes to the configuration, its weights random but fixed by `seed`.
 
     Norms, biases and embeddings are random too (transformers starts them as ones, zeros and almost nothing), so that a forgotten one shows.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    kind, changes = (CASES | OF_FIELDS)[name]
     config = AutoConfig.for_model(kind, **(changes if "text_config" in changes else {**SIZES, **changes}))
-    torch.manual_seed(sum(map(ord, name)))
+    torch.manual_seed(seed)
     model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for key, parameter in model.named_parameters():

@@ -220,7 +220,7 @@ class HandoverBench(Bench):
             case seam.Reserved(ticket, blocks, held):
                 self._open(ticket, blocks, held)
             case seam.ReservationFailed(ticket, free_blocks, reason):
-                assert free_blocks == self.scheduler._residents.pool.num_free and reason
+                assert free_blocks == self.scheduler._allocator.pool.num_free and reason
                 self.coming[ticket].refused = reason
             case seam.Fetch(ticket, blocks, held):
                 coming = self.coming[ticket]

@@ -94,7 +94,7 @@ def _plain(lookahead: int, seed: int) -> Iterator[int]:
     yield record.checksum()
 
 
-def _handover(lookahead: int, seed: int) -> Iterator[int]:
+def _coordinator(lookahead: int, seed: int) -> Iterator[int]:
     rng = random.Random(seed)
     bench: HandoverBench = test_handover_properties._bench(rng, lookahead, faults=seed % 2 == 1)
     record = _Record(bench)
@@ -106,7 +106,7 @@ def _handover(lookahead: int, seed: int) -> Iterator[int]:
     yield record.checksum()
 
 
-KINDS = {"plain": _plain, "handover": _handover, "storm": _storm}
+KINDS = {"plain": _plain, "handover": _coordinator, "storm": _storm}
 
 
 def history(kind: str, lookahead: int, seed: int) -> Iterator[int]:

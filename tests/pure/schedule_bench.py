@@ -160,9 +160,9 @@ class Bench:
 
     def step(self) -> Step | None:
         """Ask for a step and send it."""
-        decoding = [s for s in self._running() if s.residency and s.residency.decoding and not s.exhausted]
+        decoding = [s for s in self._running() if s.allocation and s.allocation.decoding and not s.exhausted]
         before = [s for s in decoding if self.stages == 1 or not s.pending]
-        handles = {s.id: s.residency.seq for s in before if s.residency}
+        handles = {s.id: s.allocation.seq for s in before if s.allocation}
         if self.scheduler.wants_headroom():
             self.apply(KvHeadroom(self.now, self._headroom(), "this is a test"))
         step = self.scheduler.next_step()
@@ -263,9 +263,9 @@ class Bench:
 
     def check_rest(self) -> None:
         """Nothing is left of anything, and every request had its answer."""
-        pool = self.scheduler._residents.pool
+        pool = self.scheduler._allocator.pool
         assert pool.num_owned == 0
-        assert self.executor.live == set(self.scheduler._residents.ends) or self.executor._failed
+        assert self.executor.live == set(self.scheduler._allocator.ends) or self.executor._failed
         statistics = self.scheduler.statistics()
         assert (statistics.num_running, statistics.num_waiting, statistics.kv_usage) == (0, 0, 0.0)
         assert statistics.preemptions == self._finished_preemptions
@@ -319,10 +319,10 @@ class Bench:
         share = -(-decoding // self.micro_batches)
         assert decodes <= share, "a micro-batch has more than its share"
         for sequence in before if decodes < share else ():
-            residency = sequence.residency
-            if residency is None or residency.seq != handles[sequence.id] or residency.seq in inside:
+            allocation = sequence.allocation
+            if allocation is None or allocation.seq != handles[sequence.id] or allocation.seq in inside:
                 continue
-            assert residency.scheduled == len(residency.blocks) * self.limits.block_size, (
+            assert allocation.scheduled == len(allocation.blocks) * self.limits.block_size, (
                 "a decode was left out that had its block"
             )
         self._check_order(step, inside)
@@ -333,30 +333,30 @@ class Bench:
         running = self._running()
         first = running[0]
         if (
-            first.residency
+            first.allocation
             and not (self.lookahead and self.stages == 1)
-            and not (self.stages > 1 and self._is_held_up(first.residency))
+            and not (self.stages > 1 and self._is_held_up(first.allocation))
         ):
-            assert first.residency.seq in inside, "the first in order did not advance"
+            assert first.allocation.seq in inside, "the first in order did not advance"
         waiting = self.scheduler._planner.waiting.first()
         started = {start.seq for start in step.starts}
         if waiting is not None:
-            assert all(s.order < waiting.order for s in running if s.residency and s.residency.seq in started), (
+            assert all(s.order < waiting.order for s in running if s.allocation and s.allocation.seq in started), (
                 "overtaken in the queue"
             )
 
-    def _is_held_up(self, residency: BlockAllocation) -> bool:
+    def _is_held_up(self, allocation: BlockAllocation) -> bool:
         """A step in flight draws its token, or brings back the block that it needs."""
         return (
-            residency.last_step > self.scheduler._residents.landed
-            or residency.scheduled == len(residency.blocks) * self.limits.block_size
+            allocation.last_step > self.scheduler._allocator.completed_through
+            or allocation.scheduled == len(allocation.blocks) * self.limits.block_size
         )
 
     def _check_blocks(self, step: Step) -> None:
         """Cached blocks come from sequences with the same salt; fresh ones are not in use by a step in flight."""
         for sequence in self._running():
-            if sequence.residency:
-                self._salt_of_seq[sequence.residency.seq] = sequence.request.cache_salt
+            if sequence.allocation:
+                self._salt_of_seq[sequence.allocation.seq] = sequence.request.cache_salt
         started = {start.seq for start in step.starts}
         for item in step.items:
             salt = self._salt_of_seq[item.seq]

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from homenode.errors import CheckpointError, UnsupportedError
-from homenode.model.architectures.registry import ARCHITECTURES
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.spec import ModelSpec, RopeSpec
-from tests.checkpoints import CLASSES, make_folder, spec_of, toy_config, toy_tensors, write_safetensors
+from tests.checkpoints import make_folder, spec_of, toy_config, toy_tensors, write_safetensors
 from tests.memory import memory_headroom
 
 
@@ -257,10 +256,6 @@ def test_layer_kinds_that_cannot_be(folder: Path) -> None:
     for kinds in (["full_attention"], ["full_attention", "other"]):
         with pytest.raises(CheckpointError, match="layer_types"):
             spec_of(folder, "qwen2", use_sliding_window=True, layer_types=kinds)
-
-
-def test_the_classes_of_the_makers_are_ours() -> None:
-    assert {name: architecture.folder.class_name for name, architecture in ARCHITECTURES.items()} == CLASSES
 
 
 def test_the_end_token_of_the_class_counts_where_no_file_names_one(folder: Path) -> None:

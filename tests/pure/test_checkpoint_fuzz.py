@@ -26,10 +26,10 @@ from homenode.model.spec import TensorEntry
 from tests.checkpoints import (
     ARRAY,
     BOOL,
-    CLASSES,
     F32,
     MIXTURES,
     STRING,
+    TOYS,
     U8,
     U32,
     U64,
@@ -277,7 +277,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @fuzz
 @given(
-    architecture=st.sampled_from(sorted(CLASSES)),
+    architecture=st.sampled_from(sorted(TOYS)),
     changes=st.dictionaries(st.sampled_from(KEYS), JSON, max_size=3),
     generation=st.dictionaries(st.sampled_from(["eos_token_id", "temperature", "top_k", "top_p"]), JSON, max_size=2),
 )

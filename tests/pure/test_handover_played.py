@@ -119,7 +119,7 @@ class Engine:
             assert tokens == wanted[: len(tokens)]
             assert outputs[-1].finish_reason in ("abort", "error") or tokens == wanted
         assert not self.scheduler.has_work()
-        pool = self.scheduler._residents.pool
+        pool = self.scheduler._allocator.pool
         assert pool.num_free == pool.num_blocks
 
 
@@ -134,7 +134,12 @@ class SendingEngine(SenderProcess):
 
     def owner(self, block: int) -> Any:
         return next(
-            (loan.ticket for loan in self.real.scheduler._handover._loans._of.values() if block in loan.blocks), None
+            (
+                kv_export.ticket
+                for kv_export in self.real.scheduler._coordinator._kv_exports._of.values()
+                if block in kv_export.blocks
+            ),
+            None,
         )
 
     def told(self, event: Any) -> None:
@@ -172,15 +177,13 @@ class ReceivingEngine(ReceiverProcess):
         return machine
 
     def owner(self, block: int) -> Any:
-        deliveries = self.real.scheduler._handover._deliveries
+        deliveries = self.real.scheduler._coordinator._kv_imports
         owners = [d.offer.ticket for d in deliveries._of.values() if block in d.blocks[d.held // self.block_size :]]
         return (owners + [ticket for ticket, blocks in deliveries._quarantine.items() if block in blocks] + [None])[0]
 
     def told(self, event: Any) -> None:
         kind = type(event).__name__
-        self.world.count[
-            f"{kind} in place" if getattr(event, "blocks", None) and kind == "RequestArrived" else kind
-        ] += 1
+        self.world.count[f"{kind} in place" if getattr(event, "blocks", None) and kind == "Arrived" else kind] += 1
         self.real.apply(event)
 
     def bases(self, hello: Hello) -> dict[bytes, int]:

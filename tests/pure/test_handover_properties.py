@@ -191,18 +191,18 @@ def _lives(seeds: int = 30) -> None:
 def test_kv_used_before_it_has_arrived_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks are worth something only if they fail when they should."""
     honest = KvImports.arrived
-    monkeypatch.setattr(KvImports, "arrived", lambda self, delivery, tokens: honest(self, delivery, tokens + 1))
+    monkeypatch.setattr(KvImports, "arrived", lambda self, kv_import, tokens: honest(self, kv_import, tokens + 1))
     with pytest.raises((InternalError, AssertionError)):
         _lives()
 
 
 def test_a_block_freed_while_somebody_writes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def give_up(self: KvImports, delivery: KvImport) -> None:
-        if delivery.sequence is not None:
-            self.fetching.discard(delivery.sequence.id)
-        if not delivery.done:
-            self._messages.append(seam.Stopped(delivery.offer.ticket))
-        self.drop(delivery)
+    def give_up(self: KvImports, kv_import: KvImport) -> None:
+        if kv_import.sequence is not None:
+            self.fetching.discard(kv_import.sequence.id)
+        if not kv_import.done:
+            self._messages.append(seam.Stopped(kv_import.offer.ticket))
+        self.drop(kv_import)
 
     monkeypatch.setattr(KvImports, "give_up", give_up)
     with pytest.raises((InternalError, AssertionError)):
@@ -213,11 +213,11 @@ def test_a_loan_that_ends_with_its_request_is_found(monkeypatch: pytest.MonkeyPa
     honest = KvExports.end
 
     def end(self: KvExports, *arguments: object) -> object:
-        loan = arguments[0].loan  # type: ignore[attr-defined]
+        kv_export = arguments[0].kv_export  # type: ignore[attr-defined]
         told = honest(self, *arguments)  # type: ignore[arg-type]
-        if loan is not None:
-            self._pool.release(loan.blocks)
-            loan.blocks = []
+        if kv_export is not None:
+            self._pool.release(kv_export.blocks)
+            kv_export.blocks = []
         return told
 
     monkeypatch.setattr(KvExports, "end", end)

@@ -46,7 +46,7 @@ def test_all_but_the_last_position_is_computed_and_told_of_chunk_by_chunk() -> N
     last = bench.final(0)
     assert (last.finish_reason, last.tokens) == ("length", [])
     assert bench.scheduler.has_work()  # four blocks are lent
-    assert bench.scheduler._residents.pool.num_free == 60
+    assert bench.scheduler._allocator.pool.num_free == 60
     bench.give_back(ticket)
     bench.check_rest()
     assert not bench.scheduler.has_work()
@@ -61,7 +61,7 @@ def test_pages_held_over_there_are_computed_but_not_told_of() -> None:
     (told,) = bench.told(seam.Computed)
     assert isinstance(told, seam.Computed)
     assert (told.first, len(told.blocks), told.last) == (2, 2, True)
-    assert bench.scheduler._residents.pool.num_free == 62  # the first two are not lent
+    assert bench.scheduler._allocator.pool.num_free == 62  # the first two are not lent
     bench.give_back(ticket)
     bench.check_rest()
 

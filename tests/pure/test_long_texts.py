@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import string
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -30,6 +34,9 @@ MERGES = [
     ("ĠĠ", "ĠĠ"),
     ("1", "2"),
     ("12", "3"),
+    ("k", "k"),
+    ("kk", "kk"),
+    ("kkkk", "kkkk"),
 ]
 
 
@@ -53,7 +60,7 @@ def byte_level(pre: str) -> Library:
 
 def sentencepiece(*steps: normalizers.Normalizer, strips: bool = False) -> Library:
     merges = [(a.replace("Ġ", "▁"), b.replace("Ġ", "▁")) for a, b in MERGES]
-    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"athe123é猫각"]
+    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"athe123é猫각k"]
     library = Library(models.BPE(vocab=vocabulary(words, merges), merges=merges, byte_fallback=True, fuse_unk=True))
     library.normalizer = normalizers.Sequence([*steps, normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     library.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
@@ -109,7 +116,7 @@ KINDS: dict[str, Callable[[], Library]] = {
 SCRAPS = [
     "a", "A", "the", " the", " ", "\n", "\r\n", "\t", "1", "123", "'s", "...",
     "é", "e\u0301", "\u1112\u1161\u11ab", "각", "猫", "🦊", "👩‍👩‍👧", "ก็", "हिन्दी", "\u00a0",
-    "𝐀", "ﷺ", "İ", "<|end|>", "<sep>", "<|", "▁", "\u0344", "\u212b",
+    "𝐀", "𝐚", "\u212a", "\u1100\u1161\u11a8", "ﷺ", "İ", "<|end|>", "<sep>", "<|", "▁", "\u0344", "\u212b",
 ]
 # fmt: on
 TEXTS = st.lists(st.tuples(st.sampled_from(SCRAPS), st.sampled_from([1, 1, 1, 2, 3, 50])), max_size=40).map(
@@ -132,6 +139,31 @@ def test_pieces_are_the_whole(kind: str, text: str, around: bool) -> None:
     assert found == library.encode(text, add_special_tokens=around).ids
 
 
+def ladders() -> tuple[Library, str, str]:
+    """A vocabulary with two long tokens, and these: the first is put together from its beginning on, the second from
+    its end back, and side by side they are one token. Without that end of them both stay letters.
+    """
+    first, second = string.ascii_letters[:40], (string.ascii_letters[40:] + string.punctuation)[:40]
+    merges = [(first[:length], first[length]) for length in range(1, 40)]
+    merges += [(second[place], second[place + 1 :]) for place in reversed(range(39))]
+    merges += [(first, second)]
+    library = Library(models.BPE(vocab=vocabulary(LETTERS, merges), merges=merges))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return library, first, second
+
+
+def test_pieces_are_not_joined_where_each_of_them_lacks_what_would_merge_there() -> None:
+    """Both may end a token at the place, and the whole none: one piece lacks the beginning of what stands before it,
+    the other the end of what follows.
+    """
+    library, first, second = ladders()
+    encoder = PieceEncoder(library, piece_characters=128)
+    for before in range(40, 300):
+        text = "9" * before + first + second + "9" * 300
+        found = [token for piece in encoder.pieces(text) for token in piece]
+        assert found == library.encode(text).ids, before
+
+
 def test_texts_are_divided_where_they_can_be() -> None:
     for kind in KINDS.keys() - {"words"}:
         encoder = PieceEncoder(made(kind), piece_characters=128)
@@ -152,6 +184,9 @@ def test_a_text_that_cannot_be_divided_is_refused(monkeypatch: pytest.MonkeyPatc
 @example("▁" * 3)
 @example("▁" * 50)
 @example(" ▁" * 20)
+@example("𝐚" * 50)  # these become letters of a byte where a normaliser takes compatible forms or lower case,
+@example("\u212a" * 50)
+@example("\u1100\u1161\u11a8" * 50)  # and this one of three characters where it composes
 def test_no_text_has_fewer_tokens_than_foretold(kind: str, text: str) -> None:
     library = made(kind)
     bound = TokenBound(library, Tokenizer(library, {}, {}).token_bytes)
@@ -174,3 +209,60 @@ def test_the_tokenizer_takes_texts_of_any_length() -> None:
     text = "The quick brown fox, 123 times.\n" * 2500 + "\ud800"
     assert tokenizer.encode(text) == library.encode(text.replace("\ud800", "\ufffd")).ids
     assert tokenizer.encode(text, False) == tokenizer.encode(text)[1:-1]
+
+
+class Watched:
+    """A library that notes how often another thread ran during each of its calls about a long text or many tokens."""
+
+    def __init__(self, library: Library, ticks: Callable[[], int]) -> None:
+        self._library, self._ticks = library, ticks
+        self.ran: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._library, name)
+        if name not in ("encode", "encode_batch", "decode", "decode_batch"):
+            return found
+
+        def call(given: Any, **rest: Any) -> Any:
+            before = self._ticks()
+            try:
+                return found(given, **rest)
+            finally:
+                if len(given[0] if name.endswith("_batch") else given) > 10_000:
+                    self.ran.append(self._ticks() - before)
+
+        return call
+
+
+@contextmanager
+def ticking() -> Iterator[Callable[[], int]]:
+    """How often a thread has run that wants to, two thousand times a second."""
+    count, over = [0], threading.Event()
+
+    def run() -> None:
+        while not over.wait(0.0005):
+            count[0] += 1
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield lambda: count[0]
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("kind", ["cut of default", "one word", "sentencepiece", "words"])
+def test_other_threads_run_while_a_long_text_is_worked_on(kind: str) -> None:
+    """A call that kept the interpreter's lock would stop the event loop: none runs twice while such a call lasts."""
+    with ticking() as ticks:
+        library = Watched(made(kind), ticks)
+        tokenizer = Tokenizer(library, {}, {})  # type: ignore[arg-type]
+        assert library.ran == []
+        ids = tokenizer.encode("the quick brown fox\n" * 25_000, add_special_tokens=False)
+        encoding, library.ran = library.ran, []
+        tokenizer.decode(ids * 4)
+        decoding = library.ran
+    assert encoding and bool(decoding) == (kind == "words")  # other kinds are decoded by code of ours
+    for calls in filter(None, (encoding, decoding)):
+        assert sum(calls) > 2 * len(calls), calls

@@ -202,7 +202,7 @@ def test_a_planted_double_free_is_found(monkeypatch: pytest.MonkeyPatch) -> None
     honest = KvAllocator.end
 
     def frees_twice(self: KvAllocator, sequence: Sequence) -> None:
-        blocks = sequence.residency.blocks if sequence.residency else []
+        blocks = sequence.allocation.blocks if sequence.allocation else []
         honest(self, sequence)
         self.pool.release(blocks[:1])
 
@@ -225,8 +225,8 @@ def test_a_planted_early_publication_is_found(monkeypatch: pytest.MonkeyPatch) -
     def admit(self: KvAllocator, sequence: Sequence, proposal: object, spare: int) -> bool:
         if not honest(self, sequence, proposal, spare):  # type: ignore[arg-type]
             return False
-        assert sequence.residency is not None
-        self.cache.publish(sequence.chain, sequence.tokens, sequence.residency.blocks, 0, len(sequence.tokens))
+        assert sequence.allocation is not None
+        self.cache.publish(sequence.chain, sequence.tokens, sequence.allocation.blocks, 0, len(sequence.tokens))
         return True
 
     monkeypatch.setattr(KvAllocator, "admit", admit)

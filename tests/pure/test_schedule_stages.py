@@ -87,9 +87,9 @@ def test_nobody_is_left_behind(stages: int) -> None:
         for sent in _turn(bench):
             drawn |= {item.seq: step for item in sent.items}
         for sequence in bench._running():
-            assert sequence.residency is not None
-            if sequence.residency.decoding and not sequence.exhausted:
-                assert step - drawn.setdefault(sequence.residency.seq, step) <= 3 * stages, "left out again and again"
+            assert sequence.allocation is not None
+            if sequence.allocation.decoding and not sequence.exhausted:
+                assert step - drawn.setdefault(sequence.allocation.seq, step) <= 3 * stages, "left out again and again"
     bench.run()
 
 
@@ -176,7 +176,7 @@ def test_the_lost_go_on_where_they_were_and_say_nothing_twice(stages: int) -> No
     _turn(bench, 3)
     before = [len(bench.tokens(n)) for n in range(6)]
     bench.lose()
-    assert bench.scheduler.statistics().num_running == 0 and bench.scheduler._residents.usage == 0
+    assert bench.scheduler.statistics().num_running == 0 and bench.scheduler._allocator.usage == 0
     bench.submit([1, 2], max_tokens=3, ignore_eos=True)
     bench.restore()
     step = bench.step()

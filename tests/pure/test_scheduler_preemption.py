@@ -204,7 +204,7 @@ def test_a_block_on_its_way_back_serves_one_only() -> None:
     _ahead(bench, 5)
     bench.submit([9] * 3, max_tokens=12)
     _ahead(bench, 6)
-    assert bench.scheduler._residents.pool.num_free == 1
+    assert bench.scheduler._allocator.pool.num_free == 1
     bench.abort(3)
     step = bench.step()
     assert step is not None and [item.seq for item in step.items] == [0]
@@ -236,7 +236,7 @@ def test_nobody_is_admitted_in_a_step_that_preempted_even_if_there_is_room() -> 
 def _sequence(number: int, *, priority: int = 0, preemptions: int = 0) -> Sequence:
     bench = Bench()
     bench.submit([1, 2, 3], max_tokens=9, priority=priority)
-    sequence = bench.scheduler._live[0]
+    sequence = bench.scheduler._requests[0]
     sequence.order = (priority, 0.0, number)
     sequence.preemptions = preemptions
     return sequence
@@ -254,7 +254,9 @@ def test_no_victim_is_more_important_than_the_needy() -> None:
 
 def test_one_about_to_finish_is_no_victim() -> None:
     first, middle, last = _sequence(0), _sequence(1), _sequence(2)
-    last.residency = BlockAllocation(seq=0, blocks=[0, 1, 2], scheduled=11, computed=3, goal=3, score_base=3)
+    last.allocation = BlockAllocation(
+        seq=0, blocks=[0, 1, 2], scheduled=11, computed=3, prefill_target=3, first_unscored=3
+    )
     assert last.pending == 9 and last.exhausted  # all it may draw is being drawn
     assert choose_victim(first, [first, middle, last], first, 8, lambda s: 5) is middle
     assert choose_victim(first, [first, last], first, 8, lambda s: 5) is None

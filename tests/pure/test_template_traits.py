@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Library
+from tokenizers import models
 
+from homenode.model.tokenizer import Tokenizer
 from homenode.model.tokenizer.chat import ChatTemplate
 from homenode.model.tokenizer.template_traits import Form, TemplateTraits, read_traits, with_text_behind
 from tests.paths import DATA, needs_data
@@ -53,6 +56,22 @@ def test_the_words_are_shown_whichever_form_the_client_sends(case: str) -> None:
         assert "'type'" not in text
         shown.add(text)
     assert len(shown) == 1
+
+
+@pytest.mark.parametrize("case", TEMPLATES)
+def test_a_tokenizer_gives_its_template_the_form_that_this_one_shows(case: str) -> None:
+    """Each of its templates: that of conversations with tools may want another form."""
+    library = Library(models.WordLevel({"a": 0}, unk_token="a"))
+    sources = {"default": TEMPLATES[case][0], "tool_use": TEMPLATES["selected parts"][0]}
+    tokenizer = Tokenizer(library, {}, sources)
+    for tools in (None, [{"type": "function", "function": {"name": "f"}}]):
+        contents = ("What is NUMA?", [{"type": "text", "text": "What is NUMA?"}])
+        shown = {
+            tokenizer.render_chat([{"role": "user", "content": content}], tools=tools)  # type: ignore[dict-item]
+            for content in contents
+        }
+        assert len(shown) == 1 and shown.pop().count("What is NUMA?") == 1
+    tokenizer.close()
 
 
 def test_each_role_may_want_a_form_of_its_own() -> None:

@@ -85,7 +85,7 @@ API = Api(
             body=LinesRequest,
             streams=Lines,
             failures=POST_FAILURES,
-            always_open=False,
+            admits=True,
         ),
     )
 )

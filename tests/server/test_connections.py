@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from homenode.engine.messages import Output
-from homenode.server.http.acceptor import Acceptor, ConnectionLimits
+from homenode.server.http.acceptor import Acceptor, DescriptorBudget
 from homenode.server.http.idle import IdleConnections
 from tests.paths import ROOT
 from tests.server.conftest import Running, Start
@@ -287,7 +287,7 @@ def test_a_system_without_descriptors_is_asked_a_few_times_a_second_and_idle_con
                 idle,
                 lambda: 0,
                 at_once=64,
-                limits=ConnectionLimits(1000, 1000, 1024),
+                limits=DescriptorBudget(1000, 1000, 1024),
             )
             acceptor.start(10)
             with socket.create_connection(listener.getsockname()):

@@ -7,6 +7,7 @@ import http.client
 import json
 import selectors
 import socket
+from collections.abc import Iterator
 from typing import Any, cast
 
 import httpx
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from homenode.engine.messages import Output
 from tests.server.conftest import Running, Start
-from tests.server.fakes import MAX_MODEL_LEN, VOCAB, ScriptedClient, scripted
+from tests.server.fakes import MAX_MODEL_LEN, VOCAB, ByteTokenizer, ScriptedClient, scripted
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 COMPLETIONS = [
@@ -247,6 +248,40 @@ def test_prompts_that_are_too_much_together(start: Start) -> None:
     assert (
         response.status_code == 400 and "5120000 prompt tokens" in error_of(response)["message"] and not client.requests
     )
+
+
+class CountingTokenizer(ByteTokenizer):
+    """Counts the tokens that were made of texts. `foretells`: whether it tells beforehand how many there are at least."""
+
+    def __init__(self, foretells: bool) -> None:
+        super().__init__()
+        self.foretells, self.encoded = foretells, 0
+
+    def fewest_tokens(self, text: str) -> int:
+        return super().fewest_tokens(text) if self.foretells else 0
+
+    def encode_pieces(self, *arguments: Any, **rest: Any) -> Iterator[list[int]]:
+        for piece in super().encode_pieces(*arguments, **rest):
+            self.encoded += len(piece)
+            yield piece
+
+
+@pytest.mark.parametrize(("foretells", "most"), [(True, 0), (False, 2000)])
+def test_of_a_text_that_cannot_fit_no_more_is_encoded_than_shows_that(foretells: bool, most: int, start: Start) -> None:
+    """Its pieces have a thousand tokens each, and the context has fewer than one of them."""
+    tokenizer = CountingTokenizer(foretells)
+    server = start(tokenizer=tokenizer)
+    asked = (
+        lambda text: server.complete(prompt=text),
+        lambda text: server.complete(prompt=["short", text]),
+        lambda text: server.chat(messages=[{"role": "user", "content": text}]),
+    )
+    for ask in asked:
+        tokenizer.encoded = 0
+        answer = ask("x" * 100_000)
+        assert answer.status_code == 400 and error_of(answer)["code"] == "context_length_exceeded"
+        assert tokenizer.encoded <= most + len("<s>short")
+    assert not server.client.requests
 
 
 def test_many_large_bodies_together_do_not_fit(start: Start) -> None:

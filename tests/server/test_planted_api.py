@@ -13,6 +13,7 @@ import pytest
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
 from homenode.server.app import APIS, create_app
+from homenode.server.core.state import ServerState
 from homenode.server.http.config import ServerConfig
 from tests.server import planted_api
 from tests.server.fakes import ByteTokenizer, ScriptedClient, scripted
@@ -22,9 +23,8 @@ def ask(method: str, path: str, body: Any = None, client: ScriptedClient | None 
     """What the application answers that serves the planted API beside its own."""
 
     async def run() -> httpx.Response:
-        made = create_app(
-            client or ScriptedClient(), ByteTokenizer(), ServerConfig(port=0), apis=(*APIS, planted_api.API)
-        )
+        state = ServerState(client or ScriptedClient(), ByteTokenizer(), ServerConfig(port=0))
+        made = create_app(state, (*APIS, planted_api.API))
         transport = httpx.ASGITransport(made)
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as asking:
             return await asking.request(method, path, json=body)

@@ -1,9 +1,10 @@
-"""Text work of many clients at once: bounded memory, waits with an end, turns."""
+"""Text work of many clients at once: bounded memory, waits with an end, turns; and what is done at once."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
@@ -11,12 +12,16 @@ import pytest
 
 from homenode.server.core.text_work import TextWork
 from homenode.server.http.failures import ApiError
+from tests.server.conftest import Start
+from tests.server.fakes import ByteTokenizer
+
+_PATIENCE_S = 20.0
 
 
 def run_in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     @functools.wraps(test)
     def run() -> None:
-        asyncio.run(test())
+        asyncio.run(asyncio.wait_for(test(), _PATIENCE_S))
 
     return run
 
@@ -85,3 +90,35 @@ async def test_few_items_are_worked_on_at_once() -> None:
     assert await work.run(lambda: asyncio.get_running_loop(), items=10) is asyncio.get_running_loop()
     with pytest.raises(RuntimeError, match="no running event loop"):
         await work.run(lambda: asyncio.get_running_loop(), items=10**6)
+
+
+class WitnessTokenizer(ByteTokenizer):
+    """Keeps on which threads texts were encoded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: set[int] = set()
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.threads.add(threading.get_ident())
+        return super().encode(text, add_special_tokens)
+
+    def encode_pieces(self, *arguments: Any, **rest: Any) -> Iterator[list[int]]:
+        yield from super().encode_pieces(*arguments, **rest)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_short"),
+    [("x" * 200, True), (["x" * 200] * 3, True), (["x" * 200] * 50, False), (["x" * 10] * 900, False)],
+    ids=["one", "a few", "longer together", "many"],
+)
+def test_the_texts_of_a_request_count_together(prompt: str | list[str], is_short: bool, start: Start) -> None:
+    """Short ones are encoded on the event loop, all others on threads of their own; each of these is short by itself."""
+    tokenizer = WitnessTokenizer()
+    server = start(tokenizer=tokenizer)
+    loop: list[int] = []
+    server.call(lambda: loop.append(threading.get_ident()))
+    tokenizer.threads.clear()  # of what the server asked to begin with
+    assert server.complete(prompt=prompt, max_tokens=1).status_code == 200
+    assert (tokenizer.threads == set(loop)) == is_short
+    assert is_short or not tokenizer.threads & set(loop)

@@ -19,7 +19,7 @@ class TextStream(Protocol):
         """The rest of the text at its end; bytes that are no character become U+FFFD."""
 
 
-class TextPart(NamedTuple):
+class DecodedText(NamedTuple):
     """What one output adds to a sequence's text.
 
     `num_tokens`: how many of the output's tokens belong to the sequence, fewer than there are where a stop string ended
@@ -55,7 +55,7 @@ class SequenceText:
         """Whether some of the text may be held back because a stop string may begin with it."""
         return self._stops is not None
 
-    def feed(self, output: Output) -> TextPart:
+    def feed(self, output: Output) -> DecodedText:
         """The text that became certain with `output`. After a stop string the engine may not have finished yet."""
         last, text = len(output.tokens) - 1, ""
         offsets: list[int] = []
@@ -67,13 +67,13 @@ class SequenceText:
             shown, matched = self._take(self._stream.push((token,)), self._hidden.get(token, ""))
             text += shown
             if matched:
-                return TextPart(text, i + 1, offsets, "stop", True)
+                return DecodedText(text, i + 1, offsets, "stop", True)
         if output.finish_reason is None:
-            return TextPart(text, last + 1, offsets, None, False)
+            return DecodedText(text, last + 1, offsets, None, False)
         shown, matched = self._take(self._stream.flush())
         if not matched and self._stops is not None:
             shown += self._stops.flush()
-        return TextPart(text + shown, last + 1, offsets, "stop" if matched else output.finish_reason, matched)
+        return DecodedText(text + shown, last + 1, offsets, "stop" if matched else output.finish_reason, matched)
 
     def _take(self, text: str, hidden: str = "") -> tuple[str, bool]:
         """What may be shown of `text`, and whether it, or the special token `hidden` after it, completes a stop string."""

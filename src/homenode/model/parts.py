@@ -181,7 +181,8 @@ def _among(
     if shares is not None:
         return shares
     can = [n for n in range(1, min(ranks, spec.num_heads + 1)) if cut(n) is not None]
-    blocks = f", stored in blocks of {alignment.needed}," if alignment.needed > 1 else ""
+    reason = alignment.reason or f"stored in blocks of {alignment.needed}"
+    blocks = f", {reason}," if alignment.needed > 1 else ""
     raise UserError(
         f"--tensor-parallel-size {ranks}: {what}{blocks} cannot be divided among {format_count(ranks, 'rank')}; give {' or '.join(map(str, can[-4:]))}"
         + (", or make stages (--pipeline-parallel-size)" if ranks > 1 else ""),

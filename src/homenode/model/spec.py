@@ -69,9 +69,11 @@ class ModelSpec:
     sliding_layers: tuple[bool, ...] = ()  # which layers use it; empty: all
     local_rope: RopeSpec | None = None  # of the layers that use it; None: that of all others
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and MLP add to a row
     attention_scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
     attention_softcap: float | None = None  # of scores; None: no cap
     logits_softcap: float | None = None
+    logits_scale: float = 1.0
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()  # by number; model.tokenizer.stop_tokens has what ends an answer besides
     storage: str = "F32"  # the DType most weight bytes are in

@@ -11,33 +11,16 @@ from homenode.server.apis.openai import models
 from homenode.server.apis.openai.chat import endpoint as chat
 from homenode.server.apis.openai.completions import endpoint as completions
 from homenode.server.core.api import Api, Operation
-from homenode.server.core.state import ALONE, FrontIdentity, ServerState
-from homenode.server.http.config import ServerConfig
+from homenode.server.core.state import ServerState
 from homenode.server.http.endpoint import Endpoint
 from homenode.server.http.middleware import HttpApplication
-from homenode.server.interfaces.client import EngineClient
-from homenode.server.interfaces.tokenizer import TokenizerLike
 
 APIS = (models.API, completions.API, chat.API, tokenize.API, kv_transfer.API, health.API)
 
 
-def create_app(
-    client: EngineClient,
-    tokenizer: TokenizerLike,
-    config: ServerConfig,
-    front: FrontIdentity = ALONE,
-    apis: Sequence[Api] = APIS,
-) -> Application:
-    """The application over a started engine client; `front`: which one it is of those that serve together."""
-    return Application(ServerState(client, tokenizer, config, front), apis)
-
-
-class Application(HttpApplication):
-    """The server of one model."""
-
-    def __init__(self, state: ServerState, apis: Sequence[Api]) -> None:
-        super().__init__(_routes(state, apis), state.config.api_key, lambda: state.draining or state.lost is not None)
-        self.state = state
+def create_app(state: ServerState, apis: Sequence[Api] = APIS) -> HttpApplication:
+    """The application that answers for the engine client of `state`, which is started."""
+    return HttpApplication(_routes(state, apis), state.config.api_key, lambda: state.draining or state.lost is not None)
 
 
 def _routes(state: ServerState, apis: Sequence[Api]) -> list[Route]:
@@ -46,5 +29,5 @@ def _routes(state: ServerState, apis: Sequence[Api]) -> list[Route]:
 
 def _route(state: ServerState, operation: Operation) -> Route:
     path = operation.path.replace("{model}", "{model:path}")  # names of models may have slashes
-    endpoint = Endpoint(state, operation.handler, admits=not operation.always_open)
+    endpoint = Endpoint(state, operation.handler, admits=operation.admits)
     return Route(path, endpoint, methods=[operation.method.upper()])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -18,6 +18,7 @@ from homenode.server.http.exchange import read_json
 from homenode.server.http.failures import ApiError
 from homenode.transfer import published
 from homenode.transfer.published import Published
+from homenode.transfer.wire.message import PROTOCOL
 
 
 class ReleaseRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -34,6 +35,9 @@ class KvReleased(Struct):
     status: Literal["released"] = "released"
 
 
+_FLAGS = ("do_remote_decode", "do_remote_prefill")
+# A tuple whose entries are alike, without `prefixItems`, which not every reader of these documents gets right.
+_VERSIONS = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2, "default": list(PROTOCOL)}
 _decode_release = decode_as(ReleaseRequest, HINTS)
 
 
@@ -68,6 +72,30 @@ def published_of(state: ServerState) -> Published:
     return state.kv_transfer
 
 
+def _tighten(components: dict[str, Any], state: ServerState) -> None:
+    """`kv_transfer_params` as this server takes them: a flag of the other part, or of any where it has none, can only
+    be off.
+    """
+    components["Published"]["properties"]["protocol"] = _VERSIONS
+    role = state.kv_transfer.role if state.kv_transfer is not None else None
+    works = {"sender": "do_remote_decode", "receiver": "do_remote_prefill"}.get(role or "")
+    params = components["KvTransferParams"]
+    for flag in _FLAGS:
+        if flag != works:
+            params["properties"][flag] = {"enum": [False, None], "default": None}
+    if works is None:
+        return
+    needed = {"ticket": {"type": "string"}}
+    if role == "sender":
+        params["properties"]["peer"]["anyOf"][0] = {
+            "allOf": [params["properties"]["peer"]["anyOf"][0], {"properties": {"role": {"const": "receiver"}}}]
+        }
+        needed["peer"] = {"type": "object"}
+    params.setdefault("allOf", []).append(
+        {"anyOf": [{"properties": {works: {"enum": [False, None]}}}, {"properties": needed, "required": list(needed)}]}
+    )
+
+
 API = Api(
     operations=(
         Operation(
@@ -88,5 +116,6 @@ API = Api(
             body=ReleaseRequest,
             failures=POST_FAILURES,  # taken while draining, too: it ends work
         ),
-    )
+    ),
+    tighten=_tighten,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import cleandoc
 from typing import Any
 
 import msgspec
@@ -13,7 +14,6 @@ from homenode import __version__
 from homenode.server.core.api import Api, Operation
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ErrorBody
-from homenode.server.openapi_transfer import tighten_transfer
 
 _REFS = "#/components/schemas/{name}"
 _FAILURES = {
@@ -53,9 +53,11 @@ def document(state: ServerState, apis: Sequence[Api]) -> dict[str, Any]:
     }
     named = sorted(types | {ErrorBody}, key=lambda t: t.__name__)
     _, components = msgspec.json.schema_components(named, ref_template=_REFS)
+    for schema in components.values():
+        if "description" in schema:  # a docstring, indented as in its source
+            schema["description"] = cleandoc(schema["description"])
     for api in apis:
         api.tighten(components, state)
-    tighten_transfer(components, state)
     paths: dict[str, Any] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation, state)

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable
 
 from homenode.server.app import create_app
+from homenode.server.core.state import ServerState
 from homenode.server.http.config import ServerConfig
 from homenode.server.http.listener import Ending, Server, bind, url_of, uvicorn_config, warn_if_open
 from homenode.server.http.stop_signals import StopSignals, signals
@@ -33,9 +34,11 @@ async def serve(
     """
     listener = listener or bind(config)
     warn_if_open(config)
-    app = create_app(client, tokenizer, config)
-    server = Server(uvicorn_config(app, config), lambda: on_listening(url_of(listener)) if on_listening else None)
-    ending = Ending(app.state, server, config.shutdown_timeout)
+    state = ServerState(client, tokenizer, config)
+    server = Server(
+        uvicorn_config(create_app(state), config), lambda: on_listening(url_of(listener)) if on_listening else None
+    )
+    ending = Ending(state, server, config.shutdown_timeout)
     client.on_engine_lost = ending.engine_lost
     with signals(ending.signalled, stop):
         await client.heartbeat(config.health_timeout)  # it may have died before anybody listened for that

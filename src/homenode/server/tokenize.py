@@ -199,7 +199,7 @@ API = Api(
             answer=Tokenized,
             body=TokenizeRequest,
             failures=POST_FAILURES,
-            always_open=False,
+            admits=True,
         ),
         Operation(
             path="/detokenize",
@@ -209,7 +209,7 @@ API = Api(
             answer=Detokenized,
             body=DetokenizeRequest,
             failures=POST_FAILURES,
-            always_open=False,
+            admits=True,
         ),
     ),
     tighten=_tighten,

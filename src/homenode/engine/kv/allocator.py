@@ -1,6 +1,6 @@
 """The running sequences' side of the KV memory: giving handles and blocks, growing, publishing, taking back.
 
-Blocks of a residency that ended while a step containing it was in flight are taken back when that step is done, not before: the step
+Blocks of a allocation that ended while a step containing it was in flight are taken back when that step is done, not before: the step
 still writes to them.
 """
 
@@ -15,7 +15,7 @@ from homenode.engine.kv.sequence import BlockAllocation, Sequence
 
 
 class KvAllocator:
-    """Makes and ends residencies; every owned block of the pool is owned by one of them, or by a hand-over of KV (`loans`, `deliveries`)."""
+    """Makes and ends allocations; every owned block of the pool is owned by one of them, or by a hand-over of KV (`kv_exports`, `kv_imports`)."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class KvAllocator:
             str
         ] = []  # tickets whose pages nobody here reads in place any more; the agent has yet to be told
         self.ends: list[int] = []  # handles the worker has yet to be told are gone
-        self.landed = -1  # the number of the newest step that is not in flight any more
+        self.completed_through = -1  # the number of the newest step that is not in flight any more
         self._next_seq = 0
         self._leaving: dict[int, BlockAllocation] = {}  # ended, but in a step in flight
 
@@ -42,7 +42,7 @@ class KvAllocator:
         return -(-positions // self.block_size)
 
     def propose(self, sequence: Sequence) -> BlockAllocation:
-        """The residency a waiting sequence would get now, with the blocks found in the cache. Nothing is taken yet."""
+        """The allocation a waiting sequence would get now, with the blocks found in the cache. Nothing is taken yet."""
         hits = [] if sequence.scoring else self.cache.lookup(sequence.chain, sequence.tokens)
         found = len(hits) * self.block_size
         return BlockAllocation(
@@ -50,8 +50,8 @@ class KvAllocator:
             blocks=hits,
             scheduled=found,
             computed=found,
-            goal=sequence.goal,
-            score_base=len(sequence.scores) - 1 if sequence.scoring else sequence.num_prompt,
+            prefill_target=sequence.prefill_target,
+            first_unscored=len(sequence.scores) - 1 if sequence.scoring else sequence.num_prompt,
             published=len(hits),
         )
 
@@ -61,11 +61,11 @@ class KvAllocator:
         One more token and `spare` blocks must fit as well, or the sequence would soon be preempted. Taking all blocks at once keeps a prompt
         in one piece and means that a prefill, once begun, never runs out of memory.
         """
-        blocks = self.take(proposal.blocks, proposal.goal, self.blocks_for(len(sequence.tokens) + 1) + spare)
+        blocks = self.take(proposal.blocks, proposal.prefill_target, self.blocks_for(len(sequence.tokens) + 1) + spare)
         if blocks is None:
             return False
         proposal.blocks = blocks
-        self.settle_in(sequence, proposal)
+        self.start(sequence, proposal)
         return True
 
     def take(self, hits: list[int], positions: int, room: int, in_place: int = 0) -> list[int] | None:
@@ -81,29 +81,29 @@ class KvAllocator:
             *self.pool.allocate(self.blocks_for(positions) - there, after=hits[-1] if hits else -1),
         ]
 
-    def settle_in(self, sequence: Sequence, residency: BlockAllocation) -> None:
+    def start(self, sequence: Sequence, allocation: BlockAllocation) -> None:
         """Begin a stay whose blocks are there already."""
-        residency.seq = self._next_seq
-        residency.last = sequence.last
+        allocation.seq = self._next_seq
+        allocation.last = sequence.last
         self._next_seq += 1
-        sequence.residency = residency
+        sequence.allocation = allocation
 
-    def grow(self, residency: BlockAllocation) -> bool:
+    def grow(self, allocation: BlockAllocation) -> bool:
         """Add the block of its next position if it lacks one. False when none is free, or the machine has no memory for one."""
-        if residency.scheduled < len(residency.blocks) * self.block_size:
+        if allocation.scheduled < len(allocation.blocks) * self.block_size:
             return True
         while self.pool.num_free:
-            block = self.pool.allocate(1, after=residency.blocks[-1])
+            block = self.pool.allocate(1, after=allocation.blocks[-1])
             if self.pool.secure(block):
-                residency.blocks += block
+                allocation.blocks += block
                 return True
             self.pool.release(block)  # the next one comes out of the memory there is, if it comes at all
         return False
 
-    def secure(self, residency: BlockAllocation, count: int) -> bool:
+    def secure(self, allocation: BlockAllocation, count: int) -> bool:
         """See that the blocks of its next `count` positions have memory. False when the machine has not enough."""
-        first, past = residency.scheduled // self.block_size, self.blocks_for(residency.scheduled + count)
-        return self.pool.secure(residency.blocks[first:past])
+        first, past = allocation.scheduled // self.block_size, self.blocks_for(allocation.scheduled + count)
+        return self.pool.secure(allocation.blocks[first:past])
 
     def take_ahead(self, running: int) -> None:
         """Have memory taken before it is needed: a block for each of those who run, a little in every step."""
@@ -112,61 +112,61 @@ class KvAllocator:
 
     def end(self, sequence: Sequence) -> None:
         """End the sequence's stay, if it has one: its blocks come back now or with the last step in flight that contains it."""
-        residency = sequence.residency
-        if residency is None:
+        allocation = sequence.allocation
+        if allocation is None:
             return
-        sequence.residency = None
-        residency.ended = True
-        if residency.started:
-            self.ends.append(residency.seq)
-        sequence.last_step = residency.last_step
-        if residency.last_step > self.landed:
-            self._leaving[residency.seq] = residency
+        sequence.allocation = None
+        allocation.ended = True
+        if allocation.started:
+            self.ends.append(allocation.seq)
+        sequence.last_step = allocation.last_step
+        if allocation.last_step > self.completed_through:
+            self._leaving[allocation.seq] = allocation
         else:
-            self._release(residency)
+            self._release(allocation)
 
-    def settle(self, residency: BlockAllocation) -> None:
+    def finish_step(self, allocation: BlockAllocation) -> None:
         """The step that landed contained it. Takes the blocks back if that was what its end waited for."""
-        if residency.ended and residency.last_step <= self.landed and residency.seq in self._leaving:
-            del self._leaving[residency.seq]
-            self._release(residency)
+        if allocation.ended and allocation.last_step <= self.completed_through and allocation.seq in self._leaving:
+            del self._leaving[allocation.seq]
+            self._release(allocation)
 
-    def flies(self, sequence: Sequence) -> bool:
+    def in_flight(self, sequence: Sequence) -> bool:
         """Whether a sequence that waits is in a step in flight, from before it had to."""
-        return sequence.last_step > self.landed
+        return sequence.last_step > self.completed_through
 
-    def _release(self, residency: BlockAllocation) -> None:
-        self.pool.release(self.pool.own(residency.blocks))
-        if residency.placed:
-            self.unused.append(residency.placed)
+    def _release(self, allocation: BlockAllocation) -> None:
+        self.pool.release(self.pool.own(allocation.blocks))
+        if allocation.placed:
+            self.unused.append(allocation.placed)
 
-    def publish(self, sequence: Sequence, residency: BlockAllocation) -> None:
+    def publish(self, sequence: Sequence, allocation: BlockAllocation) -> None:
         """Let others find the blocks that were filled by steps that are done; not those behind pages of another engine, which nobody finds."""
-        if residency.placed:
+        if allocation.placed:
             return
-        residency.published = self.cache.publish(
-            sequence.chain, sequence.tokens, residency.blocks, residency.published, residency.computed
+        allocation.published = self.cache.publish(
+            sequence.chain, sequence.tokens, allocation.blocks, allocation.published, allocation.computed
         )
 
     def num_returning(self) -> int:
         """Blocks that steps in flight will bring back."""
-        return sum(self.num_exclusive(residency) for residency in self._leaving.values())
+        return sum(self.num_exclusive(allocation) for allocation in self._leaving.values())
 
-    def num_exclusive(self, residency: BlockAllocation) -> int:
+    def num_exclusive(self, allocation: BlockAllocation) -> int:
         """Blocks that would become available if it ended."""
-        return self.pool.num_exclusive(self.pool.own(residency.blocks))
+        return self.pool.num_exclusive(self.pool.own(allocation.blocks))
 
     def leaving(self) -> Iterator[BlockAllocation]:
-        """Residencies that ended but still own blocks."""
+        """Allocations that ended but still own blocks."""
         return iter(self._leaving.values())
 
     def recompute_cost(self, sequence: Sequence) -> int:
         """Tokens that would be computed again if the sequence lost its blocks; what it shares with others would stay in the cache."""
-        residency = sequence.residency
-        if residency is None:
+        allocation = sequence.allocation
+        if allocation is None:
             return 0
-        shared = len(self.pool.own(residency.blocks)) - self.num_exclusive(residency)
-        return max(0, residency.scheduled - shared * self.block_size)
+        shared = len(self.pool.own(allocation.blocks)) - self.num_exclusive(allocation)
+        return max(0, allocation.scheduled - shared * self.block_size)
 
     @property
     def usage(self) -> float:

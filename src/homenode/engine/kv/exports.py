@@ -1,6 +1,6 @@
 """At a sender: blocks that another engine reads, or that are being sent to it.
 
-A block that the agent was told of belongs to a loan until the agent returns it, whatever becomes of its request. Only complete pages are told
+A block that the agent was told of belongs to an export until the agent returns it, whatever becomes of its request. Only complete pages are told
 of, and nobody writes to a complete page again: it stays right when its request is preempted, aborted, or lost with a failed step.
 """
 
@@ -14,7 +14,7 @@ from homenode.transfer.seam import Abandoned, Computed, SendWanted
 
 
 class KvExports:
-    """All loans by ticket."""
+    """All exports by ticket."""
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         self._pool = pool
@@ -25,53 +25,53 @@ class KvExports:
         return ticket in self._of
 
     def find(self, ticket: str) -> KvExport | None:
-        """The loan of a ticket, if there is one."""
+        """The export of a ticket, if there is one."""
         return self._of.get(ticket)
 
     def open(self, sequence: Sequence) -> SendWanted:
-        """Begin the loan of a request whose ticket is not in use."""
+        """Begin the export of a request whose ticket is not in use."""
         kv = sequence.request.kv
         assert kv is not None  # asked for by its ticket
         tokens = len(sequence.tokens) - 1
-        sequence.loan = self._of[kv.ticket] = KvExport(kv.ticket, sequence, tokens)
+        sequence.kv_export = self._of[kv.ticket] = KvExport(kv.ticket, sequence, tokens)
         return SendWanted(kv.ticket, kv.peer, tokens, sequence.chain.identities(sequence.tokens, tokens))
 
-    def lend(self, loan: KvExport, residency: BlockAllocation) -> Computed | None:
+    def export_complete(self, kv_export: KvExport, allocation: BlockAllocation) -> Computed | None:
         """What to tell of the pages that have become complete; None: nothing new. Pages told already, from an earlier stay, are not told again."""
-        last = residency.computed >= loan.tokens
-        complete = -(-loan.tokens // self._block_size) if last else residency.computed // self._block_size
-        if loan.closed or (complete <= loan.told and not last):
+        last = allocation.computed >= kv_export.tokens
+        complete = -(-kv_export.tokens // self._block_size) if last else allocation.computed // self._block_size
+        if kv_export.closed or (complete <= kv_export.told and not last):
             return None
-        first, blocks = loan.told, residency.blocks[loan.told : complete]
+        first, blocks = kv_export.told, allocation.blocks[kv_export.told : complete]
         self._pool.acquire(blocks)
-        loan.blocks += blocks
-        loan.told = max(loan.told, complete)
-        loan.closed = last
-        return Computed(loan.ticket, first, blocks, last)
+        kv_export.blocks += blocks
+        kv_export.told = max(kv_export.told, complete)
+        kv_export.closed = last
+        return Computed(kv_export.ticket, first, blocks, last)
 
     def end(self, sequence: Sequence, reason: str) -> Abandoned | None:
         """The request has ended; what to tell if that was too early. What was told of stays lent."""
-        loan, sequence.loan = sequence.loan, None
-        if loan is None:
+        kv_export, sequence.kv_export = sequence.kv_export, None
+        if kv_export is None:
             return None
-        loan.sequence = None
-        if not loan.blocks:
-            self._of.pop(loan.ticket, None)
-        return None if loan.closed else Abandoned(loan.ticket, reason)
+        kv_export.sequence = None
+        if not kv_export.blocks:
+            self._of.pop(kv_export.ticket, None)
+        return None if kv_export.closed else Abandoned(kv_export.ticket, reason)
 
     def returned(self, ticket: str) -> KvExport | None:
-        """Nobody reads the blocks of a ticket any more. Its loan, which is over; None if there was none."""
-        loan = self._of.pop(ticket, None)
-        if loan is not None:
-            self._pool.release(loan.blocks)
-            loan.blocks = []
-            loan.closed = True
-        return loan
+        """Nobody reads the blocks of a ticket any more. Its export, which is over; None if there was none."""
+        kv_export = self._of.pop(ticket, None)
+        if kv_export is not None:
+            self._pool.release(kv_export.blocks)
+            kv_export.blocks = []
+            kv_export.closed = True
+        return kv_export
 
     def hold_blocks(self) -> bool:
         """Whether any block is lent."""
-        return any(loan.blocks for loan in self._of.values())
+        return any(kv_export.blocks for kv_export in self._of.values())
 
     def tables(self) -> Iterator[list[int]]:
-        """The blocks of each loan."""
-        return (loan.blocks for loan in self._of.values())
+        """The blocks of each export."""
+        return (kv_export.blocks for kv_export in self._of.values())

@@ -1,7 +1,7 @@
 """One request on its way through the scheduler.
 
 A `Sequence` lives as long as its request. While it runs it has a `BlockAllocation`: a handle on the worker and KV blocks. A preempted sequence
-loses its residency and later gets a new one, in which prompt and output so far are computed again.
+loses its allocation and later gets a new one, in which prompt and output so far are computed again.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class BlockAllocation:
     seq: int  # the worker's handle, never reused
     blocks: list[int]
     scheduled: int  # positions in the KV memory or on their way: found in the cache, computed, in flight
-    goal: int  # positions to compute before the first token is drawn
-    score_base: int  # the prompt tokens after this position still lack a log-probability
+    prefill_target: int  # positions to compute before the first token is drawn
+    first_unscored: int  # the prompt tokens after this position still lack a log-probability
     started: bool = False  # the worker knows the handle
     ended: bool = False
     sent_blocks: int = 0  # blocks the worker knows
@@ -30,7 +30,7 @@ class BlockAllocation:
     computed: int = 0  # positions whose step came back, which were found in the cache, or which were handed over
     last: int = 0  # tokens there will be at most
     last_step: int = -1  # the number of the newest step that contains it
-    until: int = (
+    unchecked_until: int = (
         -1
     )  # while it decodes: up to this position there is nothing to look at, neither a block it lacks nor its end
     placed: str = ""  # the ticket whose pages it reads where another engine has them
@@ -38,7 +38,7 @@ class BlockAllocation:
     @property
     def decoding(self) -> bool:
         """All that was known at the start is scheduled: from now on one position a step."""
-        return self.scheduled >= self.goal
+        return self.scheduled >= self.prefill_target
 
 
 @dataclass(eq=False, slots=True)
@@ -55,11 +55,11 @@ class Sequence:
     scores: list[TokenLogprob | None] = field(
         default_factory=lambda: [None]
     )  # of the prompt tokens known so far; the first has none
-    residency: BlockAllocation | None = None
+    allocation: BlockAllocation | None = None
     last_step: int = -1  # the number of the newest step that contained it under an earlier handle
-    look: int = 0  # once there are so many tokens there is more to do than to pass the newest on
-    loan: KvExport | None = None  # its KV goes to another engine
-    delivery: KvImport | None = None  # KV that comes from another engine, until it is taken over
+    next_check_len: int = 0  # once there are so many tokens there is more to do than to pass the newest on
+    kv_export: KvExport | None = None  # its KV goes to another engine
+    kv_import: KvImport | None = None  # KV that comes from another engine, until it is taken over
     preemptions: int = 0
     losses: int = 0  # how often workers were lost while it was computed
     cached_tokens: int = 0  # prompt tokens found in the prefix cache, or handed over, when it was first admitted
@@ -95,15 +95,15 @@ class Sequence:
         return self.params.max_tokens > 0
 
     @property
-    def goal(self) -> int:
-        """Positions a new residency has to compute before it draws (or, without drawing, has all scores)."""
+    def prefill_target(self) -> int:
+        """Positions a new allocation has to compute before it draws (or, without drawing, has all scores)."""
         return len(self.tokens) - (0 if self.samples else 1)
 
     @property
     def pending(self) -> int:
         """Tokens being drawn by steps in flight, while it runs."""
-        residency = self.residency
-        return residency.scheduled + 1 - len(self.tokens) if residency and residency.decoding and self.samples else 0
+        allocation = self.allocation
+        return allocation.scheduled + 1 - len(self.tokens) if allocation and allocation.decoding and self.samples else 0
 
     @property
     def exhausted(self) -> bool:
@@ -120,10 +120,10 @@ class Sequence:
             return "stop", token
         return ("length", None) if len(self.tokens) >= self.last else (None, None)
 
-    def look_again(self, block_size: int) -> None:
-        """Set `look` anew: to when it ends or another block is full; at once if its log-probabilities are wanted."""
+    def set_next_check(self, block_size: int) -> None:
+        """Set `next_check_len` anew: to when it ends or another block is full; at once if its log-probabilities are wanted."""
         if self.params.logprobs is None:
-            self.look = min(self.last, (len(self.tokens) - 1) // block_size * block_size + block_size + 1)
+            self.next_check_len = min(self.last, (len(self.tokens) - 1) // block_size * block_size + block_size + 1)
 
 
 @dataclass(eq=False, slots=True)
@@ -165,4 +165,4 @@ class KvImport:
 
 def allocations_of(running: list[Sequence]) -> list[BlockAllocation]:
     """Of sequences that run, and so have one."""
-    return [sequence.residency for sequence in running]  # type: ignore[misc]
+    return [sequence.allocation for sequence in running]  # type: ignore[misc]

@@ -32,19 +32,19 @@ class Arrivals:
         eos_token_ids: Iterable[int],
         seeds: random.Random,
         *,
-        residents: KvAllocator,
+        allocator: KvAllocator,
         planner: Planner,
-        handover: KvCoordinator,
-        live: RequestTable,
+        coordinator: KvCoordinator,
+        requests: RequestTable,
     ) -> None:
         self._config = config
         self._limits = limits
         self._eos = frozenset(eos_token_ids)
         self._seeds = seeds
-        self._residents = residents
+        self._allocator = allocator
         self._planner = planner
-        self._handover = handover
-        self._live = live
+        self._coordinator = coordinator
+        self._requests = requests
         self._draining = False
         self._arrivals = 0
 
@@ -54,13 +54,13 @@ class Arrivals:
 
     def take(self, request: Request, now: float) -> None:
         """Let a request in, or tell its client why not. InternalError when its id is in use."""
-        if request.id in self._live:
+        if request.id in self._requests:
             raise InternalError(f"request id {request.id} is in use", id=request.id)
         error = refusal(request, self._config, self._limits)
         if not error and request.kv is not None:
-            error = self._handover.refusal(request.kv, request.params.max_tokens)
+            error = self._coordinator.refusal(request.kv, request.params.max_tokens)
         if error:
-            self._live.refuse(request, error, "capacity" if isinstance(error, CapacityError) else "invalid")
+            self._requests.refuse(request, error, "capacity" if isinstance(error, CapacityError) else "invalid")
             return
         reason = overload(
             request,
@@ -69,10 +69,10 @@ class Arrivals:
             waiting=self._planner.num_waiting,
             waiting_tokens=self._planner.num_waiting_tokens,
             free_slots=self._config.max_num_seqs - len(self._planner.running),
-            retry_after_s=self._live.retry_after(),
+            retry_after_s=self._requests.retry_after(),
         )
         if reason:
-            self._live.refuse(request, reason[1], reason[0])
+            self._requests.refuse(request, reason[1], reason[0])
             return
         self._enqueue(self._new_sequence(request, now))
 
@@ -89,7 +89,7 @@ class Arrivals:
             params=params,
             order=(request.priority, request.arrival, self._arrivals),
             max_len=longest_sequence(self._limits),
-            chain=self._residents.cache.chain(request.cache_salt),
+            chain=self._allocator.cache.chain(request.cache_salt),
             tokens=[*request.prompt_ids, *request.begun],
             deadline=min(times, default=None),
             stops=self._stops(params),
@@ -101,12 +101,12 @@ class Arrivals:
         return stops.union(params.stop_token_ids) if params.stop_token_ids else stops
 
     def _enqueue(self, sequence: Sequence) -> None:
-        self._live.add(sequence)
+        self._requests.add(sequence)
         kv = sequence.request.kv
-        sends = kv is not None and kv.sends and sequence.goal > 0
+        sends = kv is not None and kv.sends and sequence.prefill_target > 0
         if not sequence.samples and not sequence.scoring and not sends:  # nothing to draw, to score, or to hand over
-            self._live.finish(sequence, finish_reason="length")
+            self._requests.finish(sequence, finish_reason="length")
         elif kv is not None and (sends or not kv.sends):
-            self._handover.arrive(sequence)
+            self._coordinator.arrive(sequence)
         else:
             self._planner.waiting.push(sequence)

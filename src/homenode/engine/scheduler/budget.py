@@ -19,7 +19,7 @@ class StepPlan:
         self.tokens_left = max_tokens
         self.rows_left = max_rows
         self.decoding: list[Sequence] = []
-        self.residencies: list[BlockAllocation] = []  # of those
+        self.allocations: list[BlockAllocation] = []  # of those
         self.decodes: list[StepItem] = []  # of those
         self.parts: list[
             tuple[Sequence, BlockAllocation, int]
@@ -33,28 +33,28 @@ class StepPlan:
         """There is nothing to compute."""
         return not (self.decodes or self.parts)
 
-    def decode(self, sequences: list[Sequence], residencies: list[BlockAllocation], block_size: int) -> None:
+    def decode(self, sequences: list[Sequence], allocations: list[BlockAllocation], block_size: int) -> None:
         """Compute the next position of these sequences, which have a block for it."""
         number, add = self.number, self.decodes.append
-        self.decoding, self.residencies = sequences, residencies
-        for residency in residencies:
-            at = residency.scheduled
-            residency.scheduled = at + 1
-            residency.last_step = number
-            if at < residency.until:
-                add(StepItem(residency.seq, at, 1, _NO_BLOCKS, True))
+        self.decoding, self.allocations = sequences, allocations
+        for allocation in allocations:
+            at = allocation.scheduled
+            allocation.scheduled = at + 1
+            allocation.last_step = number
+            if at < allocation.unchecked_until:
+                add(StepItem(allocation.seq, at, 1, _NO_BLOCKS, True))
             else:
-                add(StepItem(residency.seq, at, 1, residency.blocks[residency.sent_blocks :], True))
-                residency.sent_blocks = len(residency.blocks)
-                residency.until = min(residency.sent_blocks * block_size, residency.last - 1)
+                add(StepItem(allocation.seq, at, 1, allocation.blocks[allocation.sent_blocks :], True))
+                allocation.sent_blocks = len(allocation.blocks)
+                allocation.unchecked_until = min(allocation.sent_blocks * block_size, allocation.last - 1)
         self.tokens_left -= len(sequences)
         self.rows_left -= len(sequences)
 
-    def add(self, sequence: Sequence, residency: BlockAllocation, count: int) -> None:
+    def add(self, sequence: Sequence, allocation: BlockAllocation, count: int) -> None:
         """Compute the next `count` positions of a prompt."""
-        self.parts.append((sequence, residency, count))
+        self.parts.append((sequence, allocation, count))
         self.tokens_left -= count
-        self.rows_left -= rows_of(sequence, residency, count)
+        self.rows_left -= rows_of(sequence, allocation, count)
         self.prefill += count
 
     def keep_prefill_to(self, count: int) -> None:
@@ -62,28 +62,28 @@ class StepPlan:
         self.tokens_left = min(self.tokens_left, count)
 
 
-def rows_of(sequence: Sequence, residency: BlockAllocation, count: int) -> int:
+def rows_of(sequence: Sequence, allocation: BlockAllocation, count: int) -> int:
     """Rows needed when the next `count` positions are computed."""
-    end = residency.scheduled + count
-    scored = max(0, min(end, sequence.num_prompt - 1) - max(residency.scheduled, residency.score_base))
-    return scored + (end >= residency.goal and sequence.samples)
+    end = allocation.scheduled + count
+    scored = max(0, min(end, sequence.num_prompt - 1) - max(allocation.scheduled, allocation.first_unscored))
+    return scored + (end >= allocation.prefill_target and sequence.samples)
 
 
 def prefill_count(
-    sequence: Sequence, residency: BlockAllocation, plan: StepPlan, *, max_tokens: int, chunked: bool
+    sequence: Sequence, allocation: BlockAllocation, plan: StepPlan, *, max_tokens: int, chunked: bool
 ) -> int:
     """How many of its remaining known positions fit the rest of the plan; 0: none, or not without a cut where cuts are off.
 
     Even with cuts off two kinds are cut, as they could never run otherwise: prompts with more positions to score than a step has rows, and
     preempted sequences that have grown beyond `max_tokens`.
     """
-    remaining = residency.goal - residency.scheduled
+    remaining = allocation.prefill_target - allocation.scheduled
     count = min(remaining, plan.tokens_left)
-    if residency.score_base < sequence.num_prompt - 1:
-        count = min(count, max(0, residency.score_base - residency.scheduled) + plan.rows_left)
+    if allocation.first_unscored < sequence.num_prompt - 1:
+        count = min(count, max(0, allocation.first_unscored - allocation.scheduled) + plan.rows_left)
         chunked = True
-    elif count == remaining and rows_of(sequence, residency, count) > plan.rows_left:
+    elif count == remaining and rows_of(sequence, allocation, count) > plan.rows_left:
         count -= 1
-    if count < remaining and not chunked and residency.goal <= max_tokens:
+    if count < remaining and not chunked and allocation.prefill_target <= max_tokens:
         return 0
     return count

@@ -16,7 +16,7 @@ class PendingStep:
 
     step: Step
     decoding: list[Sequence]
-    residencies: list[BlockAllocation]  # of those
+    allocations: list[BlockAllocation]  # of those
     parts: list[tuple[Sequence, BlockAllocation, StepItem]]
     prefill: int
 
@@ -32,58 +32,62 @@ class PendingStep:
 
     def drawing(self) -> list[int]:
         """The handles of those it draws a token for, in order."""
-        handles = [residency.seq for residency in self.residencies]
+        handles = [allocation.seq for allocation in self.allocations]
         return handles + [item.seq for _, _, item in self.parts if item.sample] if self.parts else handles
 
-    def lends(self) -> tuple[str, ...]:
+    def last_page_tickets(self) -> tuple[str, ...]:
         """Tickets of which it computes the last pages."""
-        loans = [(sequence.loan, item) for sequence, _, item in self.parts if sequence.loan is not None]
-        return tuple(loan.ticket for loan, item in loans if not loan.closed and item.start + item.count >= loan.tokens)
+        kv_exports = [(sequence.kv_export, item) for sequence, _, item in self.parts if sequence.kv_export is not None]
+        return tuple(
+            kv_export.ticket
+            for kv_export, item in kv_exports
+            if not kv_export.closed and item.start + item.count >= kv_export.tokens
+        )
 
     def members(self) -> Iterator[tuple[Sequence, BlockAllocation]]:
         """All it computes, in order."""
-        yield from zip(self.decoding, self.residencies, strict=True)
-        yield from ((sequence, residency) for sequence, residency, _ in self.parts)
+        yield from zip(self.decoding, self.allocations, strict=True)
+        yield from ((sequence, allocation) for sequence, allocation, _ in self.parts)
 
 
 class PendingSteps:
     """A queue of them."""
 
     def __init__(self) -> None:
-        self._flights: deque[PendingStep] = deque()
+        self._pending_steps: deque[PendingStep] = deque()
 
     def __len__(self) -> int:
-        return len(self._flights)
+        return len(self._pending_steps)
 
     @property
     def oldest(self) -> int:
         """The number of the step whose result comes next; -1: none is in flight."""
-        return self._flights[0].step.number if self._flights else -1
+        return self._pending_steps[0].step.number if self._pending_steps else -1
 
-    def lend_next(self) -> tuple[str, ...]:
+    def next_last_page_tickets(self) -> tuple[str, ...]:
         """Tickets of which the next result brings the last pages."""
-        return self._flights[0].lends() if self._flights else ()
+        return self._pending_steps[0].last_page_tickets() if self._pending_steps else ()
 
     @property
     def draw(self) -> bool:
         """Whether any of them brings back a token."""
-        return any(flight.draws for flight in self._flights)
+        return any(pending_step.draws for pending_step in self._pending_steps)
 
     @property
     def prefill(self) -> int:
         """Prompt tokens of all."""
-        return sum(flight.prefill for flight in self._flights)
+        return sum(pending_step.prefill for pending_step in self._pending_steps)
 
-    def add(self, flight: PendingStep) -> None:
+    def add(self, pending_step: PendingStep) -> None:
         """The newest."""
-        self._flights.append(flight)
+        self._pending_steps.append(pending_step)
 
     def take(self) -> PendingStep:
         """The oldest, which is in flight no more."""
-        return self._flights.popleft()
+        return self._pending_steps.popleft()
 
     def take_all(self) -> list[PendingStep]:
         """All of them, oldest first."""
-        flights = list(self._flights)
-        self._flights.clear()
-        return flights
+        pending = list(self._pending_steps)
+        self._pending_steps.clear()
+        return pending

@@ -18,27 +18,27 @@ from homenode.engine.scheduler_config import SchedulerConfig
 class Planner:
     """Moves sequences between the waiting queue and the running list, which is kept in order of priority and arrival.
 
-    Those that wait for another engine are `aside`, out of the queue. Those whose KV has come from one are ready in `deliveries`.
+    Those that wait for another engine are `waiting_for_kv`, out of the queue. Those whose KV has come from one are ready in `kv_imports`.
     """
 
     def __init__(
         self,
         config: SchedulerConfig,
         max_rows: int,
-        pace: MicroBatching,
-        residents: KvAllocator,
-        deliveries: KvImports,
-        tally: SchedulerCounters,
+        batching: MicroBatching,
+        allocator: KvAllocator,
+        kv_imports: KvImports,
+        counters: SchedulerCounters,
     ) -> None:
         self._config = config
-        self._pace = pace
+        self._batching = batching
         self._max_rows = max_rows
-        self._residents = residents
-        self._deliveries = deliveries
-        self._tally = tally
+        self._allocator = allocator
+        self._kv_imports = kv_imports
+        self._counters = counters
         self.running: list[Sequence] = []
         self.waiting = WaitingQueue()
-        self.aside: dict[int, Sequence] = {}  # by request id
+        self.waiting_for_kv: dict[int, Sequence] = {}  # by request id
         self.nothing_left: list[
             Sequence
         ] = []  # admitted, but all it is to compute is in the cache; the scheduler ends it
@@ -51,21 +51,23 @@ class Planner:
         """
         plan = StepPlan(number, self._config.max_num_batched_tokens, self._max_rows)
         # All but these decode, and have a block for it.
-        stopped = [s for s in self.running if s.residency.scheduled >= s.residency.until]  # type: ignore[union-attr]
+        stopped = [s for s in self.running if s.allocation.scheduled >= s.allocation.unchecked_until]  # type: ignore[union-attr]
         decoding = self._planned_decodes(plan, stopped)
-        plan.decode(decoding, allocations_of(decoding), self._residents.block_size)
-        prompts = [s for s in stopped if (r := s.residency) and not r.decoding]
-        if self._config.enable_chunked_prefill and self._pace.stages > 1:
-            waiting = self.waiting.num_prompt_tokens + sum(r.goal - r.scheduled for r in allocations_of(prompts))
-            plan.keep_prefill_to(self._pace.prefill(waiting, prefill_in_flight, plan.tokens_left))
-        for sequence, residency in zip(prompts, allocations_of(prompts), strict=True):
-            count = self._prefill_count(sequence, residency, plan)
-            if count > 0 and self._secure_memory(sequence, residency, count, plan):
-                plan.add(sequence, residency, count)
+        plan.decode(decoding, allocations_of(decoding), self._allocator.block_size)
+        prompts = [s for s in stopped if (r := s.allocation) and not r.decoding]
+        if self._config.enable_chunked_prefill and self._batching.stages > 1:
+            waiting = self.waiting.num_prompt_tokens + sum(
+                r.prefill_target - r.scheduled for r in allocations_of(prompts)
+            )
+            plan.keep_prefill_to(self._batching.prefill(waiting, prefill_in_flight, plan.tokens_left))
+        for sequence, allocation in zip(prompts, allocations_of(prompts), strict=True):
+            count = self._prefill_count(sequence, allocation, plan)
+            if count > 0 and self._secure_memory(sequence, allocation, count, plan):
+                plan.add(sequence, allocation, count)
         if not plan.short:
             self._admit(plan)
         if not plan.empty:
-            self._residents.take_ahead(len(self.running))
+            self._allocator.take_ahead(len(self.running))
         return plan
 
     def _planned_decodes(self, plan: StepPlan, stopped: list[Sequence]) -> list[Sequence]:
@@ -75,21 +77,21 @@ class Planner:
         left out any more once each micro-batch was filled anew.
         """
         able = self.running
-        lacking = [s for s in stopped if (r := s.residency) and r.decoding and not s.exhausted]
+        lacking = [s for s in stopped if (r := s.allocation) and r.decoding and not s.exhausted]
         left = len(able) - len(stopped) + len(lacking)
         if len(stopped) > len(lacking):
             out = {s.id for s in stopped} - {s.id for s in lacking}
             able = [s for s in able if s.id not in out]
-        if self._pace.waits_for_tokens:
-            left = self._pace.share(left)
-            able = [s for s in able if s.residency.scheduled < len(s.tokens)]  # type: ignore[union-attr]
-            lacking = [s for s in able[:left] if s.residency.scheduled >= s.residency.until]  # type: ignore[union-attr]
-        size = self._residents.block_size
+        if self._batching.waits_for_tokens:
+            left = self._batching.share(left)
+            able = [s for s in able if s.allocation.scheduled < len(s.tokens)]  # type: ignore[union-attr]
+            lacking = [s for s in able[:left] if s.allocation.scheduled >= s.allocation.unchecked_until]  # type: ignore[union-attr]
+        size = self._allocator.block_size
         wanted = sum(r.scheduled >= len(r.blocks) * size for r in allocations_of(lacking))
-        if wanted > self._residents.pool.num_free or not self._residents.pool.affords(wanted):
+        if wanted > self._allocator.pool.num_free or not self._allocator.pool.affords(wanted):
             return self._squeezed_decodes(able.copy(), left, plan)
-        for residency in allocations_of(lacking):
-            self._residents.grow(residency)
+        for allocation in allocations_of(lacking):
+            self._allocator.grow(allocation)
         return able[:left]
 
     def _squeezed_decodes(self, able: list[Sequence], left: int, plan: StepPlan) -> list[Sequence]:
@@ -98,32 +100,32 @@ class Planner:
         for sequence in able:
             if len(chosen) == left:
                 break
-            residency, preemptions = (
-                sequence.residency,
-                self._tally.preemptions,
+            allocation, preemptions = (
+                sequence.allocation,
+                self._counters.preemptions,
             )  # preemption takes some out while we go
-            if residency and self._secure_block(sequence, residency, plan):
+            if allocation and self._secure_block(sequence, allocation, plan):
                 chosen.append(sequence)
-            if self._tally.preemptions > preemptions:
-                chosen = [s for s in chosen if s.residency]
+            if self._counters.preemptions > preemptions:
+                chosen = [s for s in chosen if s.allocation]
         return chosen
 
     def let_followers_go(self) -> None:
         """Those who waited for another one's KV join the queue, unless they have ended meanwhile."""
-        for sequence in self._deliveries.released:
-            if self.aside.pop(sequence.id, None) is not None:
+        for sequence in self._kv_imports.released:
+            if self.waiting_for_kv.pop(sequence.id, None) is not None:
                 self.waiting.push(sequence)
-        self._deliveries.released.clear()
+        self._kv_imports.released.clear()
 
     def stop(self, sequence: Sequence) -> None:
-        """Take a sequence out of the running list or the queue, wherever it is, and end its stay on the worker."""
-        if sequence.residency:
+        """Take a sequence out of the running list or the queue, wherever it is, and end its allocation on the worker."""
+        if sequence.allocation:
             self.running.remove(sequence)
-            self._residents.end(sequence)
+            self._allocator.end(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
         else:
-            self.aside.pop(sequence.id, None)
+            self.waiting_for_kv.pop(sequence.id, None)
 
     def requeue(self, sequence: Sequence) -> None:
         """Send a running sequence back to its place in the queue; all its tokens will be computed again."""
@@ -133,30 +135,30 @@ class Planner:
     @property
     def num_waiting(self) -> int:
         """Sequences that do not run, for whatever reason."""
-        return len(self.waiting) + len(self.aside) + len(self._deliveries.ready)
+        return len(self.waiting) + len(self.waiting_for_kv) + len(self._kv_imports.ready)
 
     @property
     def num_waiting_tokens(self) -> int:
         """Their prompt tokens."""
-        apart = (*self.aside.values(), *self._deliveries.ready)
+        apart = (*self.waiting_for_kv.values(), *self._kv_imports.ready)
         return self.waiting.num_prompt_tokens + sum(sequence.num_prompt for sequence in apart)
 
     @property
     def spare(self) -> int:
         """Blocks to keep free for the others to grow into: without them a newcomer takes the last block and is preempted at the next block
         boundary."""
-        return max(1, self._residents.pool.num_blocks // 100) if self.running else 0
+        return max(1, self._allocator.pool.num_blocks // 100) if self.running else 0
 
-    def _prefill_count(self, sequence: Sequence, residency: BlockAllocation, plan: StepPlan) -> int:
+    def _prefill_count(self, sequence: Sequence, allocation: BlockAllocation, plan: StepPlan) -> int:
         config = self._config
         return prefill_count(
-            sequence, residency, plan, max_tokens=config.max_num_batched_tokens, chunked=config.enable_chunked_prefill
+            sequence, allocation, plan, max_tokens=config.max_num_batched_tokens, chunked=config.enable_chunked_prefill
         )
 
     def _admit(self, plan: StepPlan) -> None:
         """Start waiting sequences, strictly in order: one that does not fit yet is not overtaken, or a long prompt might wait for ever."""
-        while len(self.running) + len(self._deliveries.fetching) < self._config.max_num_seqs and plan.tokens_left > 0:
-            waiting, ready = self.waiting.first(), self._deliveries.ready
+        while len(self.running) + len(self._kv_imports.fetching) < self._config.max_num_seqs and plan.tokens_left > 0:
+            waiting, ready = self.waiting.first(), self._kv_imports.ready
             if waiting is not None and not (ready and ready[0].order < waiting.order) and self._start(waiting, plan):
                 continue
             # Those who have their blocks already do not take them from one who has to wait for some.
@@ -166,14 +168,14 @@ class Planner:
     def _start(self, sequence: Sequence, plan: StepPlan) -> bool:
         """Admit the first of the queue. False: not now."""
         # One that was preempted from a step in flight is to start again with the token that step draws, or it would be drawn twice.
-        if self._residents.flies(sequence):
+        if self._allocator.in_flight(sequence):
             return False
-        if sequence.delivery is not None:
+        if sequence.kv_import is not None:
             return self._start_fetching(sequence)
-        proposal = self._residents.propose(sequence)
+        proposal = self._allocator.propose(sequence)
         count = self._prefill_count(sequence, proposal, plan)
-        nothing_left = proposal.scheduled >= proposal.goal  # it is computed for another engine only
-        if (count <= 0 and not nothing_left) or not self._residents.admit(sequence, proposal, self.spare):
+        nothing_left = proposal.scheduled >= proposal.prefill_target  # it is computed for another engine only
+        if (count <= 0 and not nothing_left) or not self._allocator.admit(sequence, proposal, self.spare):
             return False
         self.waiting.remove(sequence)
         self._enter(sequence, proposal)
@@ -187,52 +189,52 @@ class Planner:
 
     def _start_fetching(self, sequence: Sequence) -> bool:
         """Admit one whose KV is to be fetched now. It has its place, and goes on when the KV is there, or no more of it comes."""
-        if not self._deliveries.fetch(sequence, self.spare):
+        if not self._kv_imports.fetch(sequence, self.spare):
             return False
         self.waiting.remove(sequence)
-        if sequence.id in self._deliveries.fetching:
-            self.aside[sequence.id] = sequence
+        if sequence.id in self._kv_imports.fetching:
+            self.waiting_for_kv[sequence.id] = sequence
         return True
 
     def _start_ready(self, sequence: Sequence, plan: StepPlan) -> bool:
         """Admit one whose KV has come. It has its blocks."""
-        proposal = self._deliveries.proposal(sequence)
+        proposal = self._kv_imports.proposal(sequence)
         count = self._prefill_count(sequence, proposal, plan)
         if count <= 0:
             return False
-        self._tally.handed_tokens += proposal.scheduled
-        self._deliveries.take_over(sequence, proposal)
+        self._counters.handed_tokens += proposal.scheduled
+        self._kv_imports.adopt(sequence, proposal)
         self.let_followers_go()
         self._enter(sequence, proposal, handed_over=True)
         plan.add(sequence, proposal, count)
         return True
 
-    def _enter(self, sequence: Sequence, residency: BlockAllocation, handed_over: bool = False) -> None:
+    def _enter(self, sequence: Sequence, allocation: BlockAllocation, handed_over: bool = False) -> None:
         bisect.insort(self.running, sequence, key=lambda s: s.order)
         if not sequence.admitted:
             sequence.admitted = True
-            self._count_admission(sequence, residency, handed_over)
+            self._count_admission(sequence, allocation, handed_over)
 
-    def _count_admission(self, sequence: Sequence, residency: BlockAllocation, handed_over: bool) -> None:
+    def _count_admission(self, sequence: Sequence, allocation: BlockAllocation, handed_over: bool) -> None:
         kv = sequence.request.kv
         if kv is not None and not kv.sends:
-            self._tally.recomputed_tokens += max(0, sequence.num_prompt - 1 - residency.scheduled)
+            self._counters.recomputed_tokens += max(0, sequence.num_prompt - 1 - allocation.scheduled)
         if handed_over:
-            sequence.cached_tokens = residency.scheduled
-        elif not sequence.scoring and self._residents.cache.enabled:
-            sequence.cached_tokens = residency.scheduled
-            self._tally.prefix_queries += sequence.num_prompt
-            self._tally.prefix_hits += residency.scheduled
+            sequence.cached_tokens = allocation.scheduled
+        elif not sequence.scoring and self._allocator.cache.enabled:
+            sequence.cached_tokens = allocation.scheduled
+            self._counters.prefix_queries += sequence.num_prompt
+            self._counters.prefix_hits += allocation.scheduled
 
-    def _secure_block(self, sequence: Sequence, residency: BlockAllocation, plan: StepPlan) -> bool:
+    def _secure_block(self, sequence: Sequence, allocation: BlockAllocation, plan: StepPlan) -> bool:
         """See that the next position has a block, preempting others if it must. False: the sequence is not part of this step."""
-        while not self._residents.grow(residency):
+        while not self._allocator.grow(allocation):
             plan.short = True
             if self._num_returning() > plan.claims:
                 plan.claims += 1
                 return False
             victim = choose_victim(
-                sequence, self.running, self.running[0], self._config.max_preemptions, self._residents.recompute_cost
+                sequence, self.running, self.running[0], self._config.max_preemptions, self._allocator.recompute_cost
             )
             if victim is None:
                 if sequence is self.running[0] and self._take_from_ready():
@@ -243,14 +245,14 @@ class Planner:
                 return False
         return True
 
-    def _secure_memory(self, sequence: Sequence, residency: BlockAllocation, count: int, plan: StepPlan) -> bool:
+    def _secure_memory(self, sequence: Sequence, allocation: BlockAllocation, count: int, plan: StepPlan) -> bool:
         """See that the next positions of a prompt have memory. False: the machine has none, and the sequence waits until there is some in the blocks
         that others give back. Nobody else gives way: what it has computed stays in the prefix cache, and the memory there is in use."""
-        if self._residents.secure(residency, count):
+        if self._allocator.secure(allocation, count):
             return True
         plan.short = True
         self._send_back(sequence)
-        self.warnings.append(growth_preemption_warning(sequence, self._tally.preemptions))
+        self.warnings.append(growth_preemption_warning(sequence, self._counters.preemptions))
         return False
 
     def _take_from_ready(self) -> bool:
@@ -259,25 +261,25 @@ class Planner:
         Nobody writes to the blocks of a ready one, and those of a reservation come back when the agent says so. All others are bound to
         requests that wait for the rest of their KV: the agent ends that wait in bounded time, and then they are ready.
         """
-        sequence = self._deliveries.give_way()
+        sequence = self._kv_imports.give_way()
         if sequence is None:
-            return self._deliveries.give_up_newest()
+            return self._kv_imports.give_up_newest()
         self.waiting.push(sequence)
         self.let_followers_go()
         return True
 
     def _num_returning(self) -> int:
         """Blocks that come back with the steps in flight: of sequences that ended, and of those whose last token is being drawn."""
-        last = (s.residency for s in self.running if s.pending and s.exhausted)
-        return self._residents.num_returning() + sum(self._residents.num_exclusive(r) for r in last if r)
+        last = (s.allocation for s in self.running if s.pending and s.exhausted)
+        return self._allocator.num_returning() + sum(self._allocator.num_exclusive(r) for r in last if r)
 
     def _preempt(self, victim: Sequence, needy: Sequence) -> None:
-        cost = self._residents.recompute_cost(victim)
+        cost = self._allocator.recompute_cost(victim)
         self._send_back(victim)
-        num_blocks = self._residents.pool.num_blocks
-        self.warnings.append(preemption_warning(victim, needy, num_blocks, cost, self._tally.preemptions))
+        num_blocks = self._allocator.pool.num_blocks
+        self.warnings.append(preemption_warning(victim, needy, num_blocks, cost, self._counters.preemptions))
 
     def _send_back(self, victim: Sequence) -> None:
         self.requeue(victim)
         victim.preemptions += 1
-        self._tally.preemptions += 1
+        self._counters.preemptions += 1

@@ -23,12 +23,12 @@ from homenode.units import format_count
 class RequestTable:
     """Sequences by request id. `outputs`: for the clients, not told yet. `throughput`: of the steps so far."""
 
-    def __init__(self, planner: Planner, handover: KvCoordinator, tally: SchedulerCounters) -> None:
+    def __init__(self, planner: Planner, coordinator: KvCoordinator, counters: SchedulerCounters) -> None:
         self.throughput = Throughput()
         self.outputs: list[Output] = []
         self._planner = planner
-        self._handover = handover
-        self._tally = tally
+        self._coordinator = coordinator
+        self._counters = counters
         self._sequences: dict[int, Sequence] = {}
         self._deadlines = Deadlines()
         self._warnings: list[str] = []
@@ -73,7 +73,7 @@ class RequestTable:
 
     def refuse(self, request: Request, error: HomenodeError, reason: str) -> None:
         """Tell a client that its request is not let in. `reason`: its short name for the metrics."""
-        self._tally.rejected[reason] += 1
+        self._counters.rejected[reason] += 1
         self.outputs.append(
             Output(
                 id=request.id,
@@ -94,7 +94,7 @@ class RequestTable:
         """End a request in whatever state it is, give back all it holds, and send its last output."""
         self._planner.stop(sequence)
         if sequence.request.kv is not None:
-            self._handover.end(sequence, output.get("error") or output["finish_reason"])
+            self._coordinator.end(sequence, output.get("error") or output["finish_reason"])
         self._deadlines.remove(sequence)
         sequence.finished = True
         del self._sequences[sequence.id]
@@ -111,7 +111,7 @@ class RequestTable:
 
     def end_prefill(self, sequence: Sequence) -> None:
         """All that a request was to compute, to score it or for another engine, is there."""
-        self._tally.prompt_tokens += sequence.num_prompt
+        self._counters.prompt_tokens += sequence.num_prompt
         self.finish(sequence, finish_reason="length")
 
     # Deadlines

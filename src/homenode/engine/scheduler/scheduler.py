@@ -6,7 +6,7 @@
 
 With one stage and `lookahead` 1 a step may be asked for while one is in flight: a sequence whose next token is still being drawn is scheduled
 for the position after it. If that token turns out to end the sequence, the token drawn too much is dropped. With several stages as many steps
-are in flight, each with a part of the sequences, and a sequence goes on when its token is known (`pace`).
+are in flight, each with a part of the sequences, and a sequence goes on when its token is known (`batching`).
 
 When a worker is lost all KV is, and every step in flight: who was running waits and is computed again from the tokens there are, in the same
 order, once the workers are back. What was given out is not given out again.
@@ -77,9 +77,9 @@ class Scheduler:
         UserError if the settings contradict each other, InternalError if the worker's limits do not allow them.
         """
         _check(config, limits)
-        self._pace = pace = MicroBatching(stages, lookahead, micro_batches)
+        self._batching = batching = MicroBatching(stages, lookahead, micro_batches)
         chunks = ChunkTable(limits.num_blocks, limits.chunk_blocks) if limits.chunk_blocks else None
-        self._residents = residents = KvAllocator(
+        self._allocator = allocator = KvAllocator(
             limits.num_blocks,
             limits.block_size,
             enable_prefix_caching=kv.enable_prefix_caching,
@@ -87,25 +87,34 @@ class Scheduler:
             chunks=chunks,
         )
         self._growth = (
-            None if chunks is None else Growth(residents.pool, chunks, limits.chunk_bytes, kv.kv_cache_release)
+            None if chunks is None else Growth(allocator.pool, chunks, limits.chunk_bytes, kv.kv_cache_release)
         )
-        tally = SchedulerCounters()
+        counters = SchedulerCounters()
         self._messages: list[ToAgent] = []
-        deliveries = KvImports(residents, self._messages)
-        self._planner = planner = Planner(config, limits.max_sampled_rows, pace, residents, deliveries, tally)
-        self._handover = handover = KvCoordinator(limits, residents, planner, deliveries, self._messages)
-        self._flights = flights = PendingSteps()
-        self._live = live = RequestTable(planner, handover, tally)
+        kv_imports = KvImports(allocator, self._messages)
+        self._planner = planner = Planner(config, limits.max_sampled_rows, batching, allocator, kv_imports, counters)
+        self._coordinator = coordinator = KvCoordinator(limits, allocator, planner, kv_imports, self._messages)
+        self._pending_steps = pending = PendingSteps()
+        self._requests = requests = RequestTable(planner, coordinator, counters)
         seeds = seeds or random.Random(secrets.randbits(128))
-        self._intake = Arrivals(
-            config, limits, eos_token_ids, seeds, residents=residents, planner=planner, handover=handover, live=live
+        self._arrivals = Arrivals(
+            config,
+            limits,
+            eos_token_ids,
+            seeds,
+            allocator=allocator,
+            planner=planner,
+            coordinator=coordinator,
+            requests=requests,
         )
-        self._sending = StepBuilder(residents, flights)
-        self._results = Results(limits, flights=flights, residents=residents, handover=handover, live=live, tally=tally)
+        self._step_builder = StepBuilder(allocator, pending)
+        self._results = Results(
+            limits, pending=pending, allocator=allocator, coordinator=coordinator, requests=requests, counters=counters
+        )
         self._losses = WorkerRecovery(
-            pace, flights=flights, residents=residents, planner=planner, handover=handover, live=live
+            batching, pending=pending, allocator=allocator, planner=planner, coordinator=coordinator, requests=requests
         )
-        self._books = SchedulerStats(planner, residents, handover, live, tally, self._growth)
+        self._stats = SchedulerStats(planner, allocator, coordinator, requests, counters, self._growth)
 
     def apply(self, event: Event) -> list[Instruction]:
         """Take in what happened. Returns everything to be told since the last call.
@@ -116,10 +125,10 @@ class Scheduler:
             self._growth.advance(event.now)
         match event:
             case RequestArrived(now, request):
-                self._intake.take(request, now)
+                self._arrivals.take(request, now)
             case Aborted(_, request_id, reason):
-                if request_id in self._live:
-                    self._live.finish(self._live[request_id], finish_reason=reason)
+                if request_id in self._requests:
+                    self._requests.finish(self._requests[request_id], finish_reason=reason)
             case StepDone(_, result):
                 self._results.take(result)
             case StepFailed(_, error, kind):
@@ -131,24 +140,24 @@ class Scheduler:
             case WorkersBack():
                 self._losses.workers_back()
             case DrainStarted():
-                self._intake.start_drain()
-                self._handover.start_drain()
+                self._arrivals.start_drain()
+                self._coordinator.start_drain()
             case KvHeadroom():
                 if self._growth is not None:
                     self._growth.take(event)
             case Ticked():
                 pass
             case _:
-                if refused := self._handover.take(event):
-                    self._live.fail_refused(refused)
-        self._live.end_late(event.now)
+                if refused := self._coordinator.take(event):
+                    self._requests.fail_refused(refused)
+        self._requests.end_late(event.now)
         return self.instructions()
 
     def instructions(self) -> list[Instruction]:
         """What is to be told and was not yet, such as because of `next_step`. Empties the list."""
-        instructions = self._live.tell()
-        self._messages += [Unused(ticket) for ticket in self._residents.unused]
-        self._residents.unused.clear()
+        instructions = self._requests.tell()
+        self._messages += [Unused(ticket) for ticket in self._allocator.unused]
+        self._allocator.unused.clear()
         if self._growth is not None and self._growth.warnings:
             instructions += map(Warn, self._growth.warnings)
             self._growth.warnings.clear()
@@ -160,16 +169,18 @@ class Scheduler:
 
     def next_step(self) -> Step | None:
         """The next step to send, or None: nothing to do, no workers, or the results of steps in flight must come first."""
-        if self._losses.workers_are_lost or not self._pace.may_send(len(self._flights), self._flights.draw):
+        if self._losses.workers_are_lost or not self._batching.may_send(
+            len(self._pending_steps), self._pending_steps.draw
+        ):
             return None
         withheld = self._withholds()
-        plan = self._planner.plan(self._sending.number, self._flights.prefill)
+        plan = self._planner.plan(self._step_builder.number, self._pending_steps.prefill)
         ended = self._planner.nothing_left and self._end_with_nothing_left()
         if not plan.empty:
-            return self._sending.send(plan)
-        if self._withholds() and not withheld and not self._flights:
+            return self._step_builder.send(plan)
+        if self._withholds() and not withheld and not self._pending_steps:
             return self.next_step()  # with the memory there is, as far as it goes
-        if self._live and not self._flights and not ended and not self._handover.awaits():
+        if self._requests and not self._pending_steps and not ended and not self._coordinator.awaits():
             ended = self._end_stuck()
         return self.next_step() if ended else None
 
@@ -182,38 +193,38 @@ class Scheduler:
 
     def wants_headroom(self) -> bool:
         """Whether a `KvHeadroom` event is needed before the next step: KV memory may grow."""
-        return self._growth is not None and bool(self._live) and self._growth.wants_headroom()
+        return self._growth is not None and bool(self._requests) and self._growth.wants_headroom()
 
     def lends_next(self) -> tuple[str, ...]:
         """Tickets of which the next result brings the last pages; these are told of as soon as it is taken."""
-        return self._flights.lend_next()
+        return self._pending_steps.next_last_page_tickets()
 
     def _end_with_nothing_left(self) -> bool:
         """End the requests that were only to compute what the cache holds already."""
         sequences, self._planner.nothing_left = self._planner.nothing_left, []
         for sequence in sequences:
-            if sequence.residency is not None:
-                self._handover.computed(sequence, sequence.residency)
-            self._live.end_prefill(sequence)
+            if sequence.allocation is not None:
+                self._coordinator.computed(sequence, sequence.allocation)
+            self._requests.end_prefill(sequence)
         return True
 
     def _end_stuck(self) -> bool:
         """Nothing runs, nothing is in flight and nothing is waited for: that must not be, unless blocks are out of use for good."""
-        reason: str | None = self._handover.stuck_for()
+        reason: str | None = self._coordinator.stuck_for()
         if not reason and self._growth is not None and (reason := self._growth.refuses()) == "":
             return False
         first = self._planner.running[0] if self._planner.running else self._planner.waiting.first()
         if not reason or first is None:
             raise InternalError(
-                f"{format_count(len(self._live), 'request is', 'requests are')} there, but none of them can run",
+                f"{format_count(len(self._requests), 'request is', 'requests are')} there, but none of them can run",
                 statistics=self.statistics(),
             )
-        self._live.fail(first, reason, "OverloadedError", self._live.retry_after())
+        self._requests.fail(first, reason, "OverloadedError", self._requests.retry_after())
         return True
 
     def has_work(self) -> bool:
         """Requests are unfinished, steps in flight, or KV blocks in another engine's hands."""
-        return bool(self._live or self._flights or self._handover.holds_blocks())
+        return bool(self._requests or self._pending_steps or self._coordinator.holds_blocks())
 
     def idle(self) -> bool:
         """Nothing to do until the next request."""
@@ -221,17 +232,17 @@ class Scheduler:
 
     def next_deadline(self) -> float | None:
         """When a `Ticked` event is needed at the latest, if ever."""
-        due = self._live.next_deadline()
-        growth = None if self._growth is None else self._growth.due(bool(self._live))
+        due = self._requests.next_deadline()
+        growth = None if self._growth is None else self._growth.due(bool(self._requests))
         return growth if due is None else due if growth is None else min(due, growth)
 
     def statistics(self) -> EngineStats:
         """Counters since the start and gauges of now; `compute` is left to the engine."""
-        return self._books.statistics()
+        return self._stats.statistics()
 
     def audit(self) -> None:
         """Check that every KV block is free, cached or owned, and by whom. InternalError if the books are wrong. O(blocks); for tests."""
-        self._books.audit()
+        self._stats.audit()
 
 
 def _check(config: SchedulerConfig, limits: WorkerLimits) -> None:

@@ -19,56 +19,57 @@ class SchedulerStats:
     def __init__(
         self,
         planner: Planner,
-        residents: KvAllocator,
-        handover: KvCoordinator,
-        live: RequestTable,
-        tally: SchedulerCounters,
+        allocator: KvAllocator,
+        coordinator: KvCoordinator,
+        requests: RequestTable,
+        counters: SchedulerCounters,
         growth: Growth | None = None,
     ) -> None:
         self._planner = planner
-        self._residents = residents
-        self._handover = handover
-        self._live = live
-        self._tally = tally
+        self._allocator = allocator
+        self._coordinator = coordinator
+        self._requests = requests
+        self._counters = counters
         self._growth = growth
 
     def statistics(self) -> EngineStats:
         """Counters since the start and gauges of now."""
-        tally = self._tally
+        counters = self._counters
         growth = GrowthStats() if self._growth is None else self._growth.figures()
         return EngineStats(
             num_running=len(self._planner.running),
             num_waiting=self._planner.num_waiting,
-            waiting_for_kv=len(self._planner.aside),
-            handed_tokens=tally.handed_tokens,
-            recomputed_tokens=tally.recomputed_tokens,
-            kv_usage=self._residents.usage,
-            prefix_queries=tally.prefix_queries,
-            prefix_hits=tally.prefix_hits,
-            preemptions=tally.preemptions,
-            prompt_tokens=tally.prompt_tokens,
-            generation_tokens=tally.generation_tokens,
-            steps=tally.steps,
-            step_tokens=tally.step_tokens,
-            rejected=dict(tally.rejected),
+            waiting_for_kv=len(self._planner.waiting_for_kv),
+            handed_tokens=counters.handed_tokens,
+            recomputed_tokens=counters.recomputed_tokens,
+            kv_usage=self._allocator.usage,
+            prefix_queries=counters.prefix_queries,
+            prefix_hits=counters.prefix_hits,
+            preemptions=counters.preemptions,
+            prompt_tokens=counters.prompt_tokens,
+            generation_tokens=counters.generation_tokens,
+            steps=counters.steps,
+            step_tokens=counters.step_tokens,
+            rejected=dict(counters.rejected),
             kv_released_bytes=growth.released,
             kv_growths_refused=growth.refused,
         )
 
     def audit(self) -> None:
         """Every KV block is free, cached or owned, and every live request runs or waits. InternalError if not. O(blocks)."""
-        pool = self._residents.pool
-        staying = [s.residency for s in self._planner.running if s.residency]
-        tables = [residency.blocks for residency in (*staying, *self._residents.leaving())]
-        pool.audit(map(pool.own, [*tables, *self._handover.tables()]))
+        pool = self._allocator.pool
+        staying = [s.allocation for s in self._planner.running if s.allocation]
+        tables = [allocation.blocks for allocation in (*staying, *self._allocator.leaving())]
+        pool.audit(map(pool.own, [*tables, *self._coordinator.tables()]))
         if any(
-            len(pool.own(residency.blocks)) < len(residency.blocks) and not residency.placed for residency in staying
+            len(pool.own(allocation.blocks)) < len(allocation.blocks) and not allocation.placed
+            for allocation in staying
         ):
             raise InternalError(
                 "a request reads another engine's KV blocks under no ticket", statistics=self.statistics()
             )
-        if len(self._live) != len(self._planner.running) + self._planner.num_waiting:
+        if len(self._requests) != len(self._planner.running) + self._planner.num_waiting:
             raise InternalError(
-                f"{format_count(len(self._live), 'live request')}, but not as many running and waiting",
+                f"{format_count(len(self._requests), 'requests request')}, but not as many running and waiting",
                 statistics=self.statistics(),
             )

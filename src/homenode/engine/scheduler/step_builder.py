@@ -12,41 +12,41 @@ from homenode.engine.step import StartSequence, Step, StepItem
 class StepBuilder:
     """Says of each sequence what the workers do not know of it yet. `number`: of the step that is next."""
 
-    def __init__(self, residents: KvAllocator, flights: PendingSteps) -> None:
+    def __init__(self, allocator: KvAllocator, pending: PendingSteps) -> None:
         self.number = 0
-        self._residents = residents
-        self._flights = flights
+        self._allocator = allocator
+        self._pending_steps = pending
 
     def send(self, plan: StepPlan) -> Step:
         """The step of a plan that is not empty, in flight from now on."""
         starts: list[StartSequence] = []
         parts = []
-        for sequence, residency, count in plan.parts:
-            if not residency.started:
-                residency.started = True
+        for sequence, allocation, count in plan.parts:
+            if not allocation.started:
+                allocation.started = True
                 starts.append(
-                    StartSequence(residency.seq, sequence.tokens.copy(), sequence.num_prompt, sequence.params)
+                    StartSequence(allocation.seq, sequence.tokens.copy(), sequence.num_prompt, sequence.params)
                 )
-            parts.append((sequence, residency, self._part(sequence, residency, count)))
+            parts.append((sequence, allocation, self._part(sequence, allocation, count)))
         items = [*plan.decodes, *[item for _, _, item in parts]] if parts else plan.decodes
-        step = Step(plan.number, self._residents.ends, starts, items)
-        self._residents.ends = []
+        step = Step(plan.number, self._allocator.ends, starts, items)
+        self._allocator.ends = []
         self.number += 1
-        self._flights.add(PendingStep(step, plan.decoding, plan.residencies, parts, plan.prefill))
+        self._pending_steps.add(PendingStep(step, plan.decoding, plan.allocations, parts, plan.prefill))
         return step
 
-    def _part(self, sequence: Sequence, residency: BlockAllocation, count: int) -> StepItem:
-        start, end = residency.scheduled, residency.scheduled + count
-        first_scored = max(start, residency.score_base)
-        known = residency.sent_blocks
-        residency.sent_blocks = self._residents.blocks_for(end)
-        residency.scheduled = end
-        residency.last_step = self.number
+    def _part(self, sequence: Sequence, allocation: BlockAllocation, count: int) -> StepItem:
+        start, end = allocation.scheduled, allocation.scheduled + count
+        first_scored = max(start, allocation.first_unscored)
+        known = allocation.sent_blocks
+        allocation.sent_blocks = self._allocator.blocks_for(end)
+        allocation.scheduled = end
+        allocation.last_step = self.number
         return StepItem(
-            seq=residency.seq,
+            seq=allocation.seq,
             start=start,
             count=count,
-            new_blocks=residency.blocks[known : residency.sent_blocks],
-            sample=sequence.samples and end >= residency.goal,
+            new_blocks=allocation.blocks[known : allocation.sent_blocks],
+            sample=sequence.samples and end >= allocation.prefill_target,
             score_from=first_scored if first_scored < min(end, sequence.num_prompt - 1) else -1,
         )

@@ -204,6 +204,8 @@ def leave(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
     if not part.last_stage:
         return x
     h = normed(ops, model, x, top["norm"])
+    if model.spec.logits_scale != 1.0:
+        h = ops.scale(h, model.spec.logits_scale)
     head = top["embed"] if model.spec.tie_word_embeddings else top["lm_head"]
     logits = ops.linear(h, (head,))
     if part.ranks > 1:

@@ -19,7 +19,7 @@ from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec, TensorEntry
 
 NAME = "gemma2"
-DEFAULTS = Defaults(max_position=8192, head_dim=256, special_ids=(2, 1))
+DEFAULTS = Defaults(max_position=8192, head_dim=256, bos_id=2, eos_id=1)
 ATTENTION_SOFTCAP, LOGITS_SOFTCAP = 50.0, 30.0
 PATTERN = 2  # each layer of that number sees its whole context, the others a window
 LARGE = 46  # layers of the largest model, whose scores are scaled by another length than a head's

@@ -16,7 +16,7 @@ from homenode.model.spec import ModelSpec, RopeSpec
 
 NAME = "gemma3"
 DEFAULTS = Defaults(
-    max_position=131072, heads=8, kv_heads=4, vocab=262208, head_dim=256, special_ids=(2, 1), theta=1e6, local_theta=1e4
+    max_position=131072, heads=8, kv_heads=4, vocab=262208, head_dim=256, bos_id=2, eos_id=1, theta=1e6, local_theta=1e4
 )
 PATTERN = 6  # each layer of that number sees its whole context, the others a window
 LARGE = 62  # layers of the largest model, whose scores are scaled by another length than a head's

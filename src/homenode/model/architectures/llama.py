@@ -15,7 +15,7 @@ from homenode.model.formats.fields import Fields
 from homenode.model.spec import ModelSpec
 
 NAME = "llama"
-DEFAULTS = Defaults(max_position=2048, special_ids=(1, 2))
+DEFAULTS = Defaults(max_position=2048, bos_id=1, eos_id=2)
 PARAMETERS = (
     *common.EMBEDDING_AND_HEAD,
     *common.ATTENTION,

@@ -14,7 +14,7 @@ from homenode.model.formats.fields import Fields
 from homenode.model.spec import ModelSpec
 
 NAME = "mistral"
-DEFAULTS = Defaults(max_position=131072, special_ids=(1, 2))
+DEFAULTS = Defaults(max_position=131072, bos_id=1, eos_id=2)
 
 
 def read_folder(config: FolderConfig) -> ModelSpec:

@@ -13,7 +13,7 @@ from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
 
 NAME = "mixtral"
-DEFAULTS = Defaults(max_position=131072, special_ids=(1, 2), theta=1e6, norm_eps=1e-5)
+DEFAULTS = Defaults(max_position=131072, bos_id=1, eos_id=2, theta=1e6, norm_eps=1e-5)
 EXPERTS = ExpertDefaults(experts=8, experts_per_token=2, size=0)  # config.json never says a size
 _EXPERT = "block_sparse_moe.experts.{expert}."
 PARAMETERS = (

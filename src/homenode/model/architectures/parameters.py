@@ -19,7 +19,8 @@ class Parameter:
     `name` is the Hugging Face name, with `{layer}` for the layer's number where every layer has one, and `{expert}` where every expert of a layer
     has one: its handle is a list of them. `shape` holds names of `dimensions()`: two for a matrix [rows = outputs, columns = inputs], one for a
     vector. `when` names the flag of `flags()` that says whether the part of a model, or this layer of it, has the parameter. `gguf_name` is the name
-    in GGUF files, with `{layer}` likewise; the matrices of a layer's experts are stacked in one tensor there.
+    in GGUF files, with `{layer}` likewise; the matrices of a layer's experts are stacked in one tensor there. `indivisible`: of a norm over all of a
+    dimension that is otherwise divided among ranks: none has a part of it.
     """
 
     key: str  # what the forward function calls it
@@ -27,6 +28,7 @@ class Parameter:
     shape: tuple[str, ...]
     when: str = "always"
     gguf_name: str = ""
+    indivisible: bool = False
 
     @property
     def kind(self) -> str:

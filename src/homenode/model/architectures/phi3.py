@@ -14,7 +14,7 @@ from homenode.model.formats.fused_rows import with_rows_apart
 from homenode.model.spec import ModelSpec
 
 NAME = "phi3"
-DEFAULTS = Defaults(max_position=4096, special_ids=(1, 32000), norm_eps=1e-5, original_position=4096)
+DEFAULTS = Defaults(max_position=4096, bos_id=1, eos_id=32000, norm_eps=1e-5, original_position=4096)
 PARAMETERS = (*common.EMBEDDING_AND_HEAD, *common.ATTENTION, *common.GATED_MLP)
 
 

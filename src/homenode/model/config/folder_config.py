@@ -32,7 +32,8 @@ class Defaults:
     kv_heads: int | None = None  # None: as many as query heads
     vocab: int | None = None
     head_dim: int | None = None  # None: hidden size / heads
-    special_ids: tuple[int, int] | None = None  # beginning and end of text; None: there are none
+    bos_id: int | None = None  # of the token that begins a text; None: there is none
+    eos_id: int | None = None  # of the token that ends one
     norm_eps: float = 1e-6
     theta: float = 10000.0
     local_theta: float | None = None  # of a rope of its own in layers with a window; None: all layers have one rope
@@ -203,7 +204,7 @@ class FolderConfig:
         for source in (self.generation, self.fields):
             if source.has(key):
                 return next(iter(source.token_ids(key, vocab)), None)
-        return None if defaults.special_ids is None or self.fields.is_null(key) else defaults.special_ids[0]
+        return None if self.fields.is_null(key) else defaults.bos_id
 
     def _eos_ids(self, vocab: int, defaults: Defaults) -> tuple[int, ...]:
         """What both files name together, as some models tell some of it in one only; the class's own where no file names one."""
@@ -211,9 +212,9 @@ class FolderConfig:
         named = [source for source in (self.generation, self.fields) if source.has(key)]
         if named:
             return tuple(dict.fromkeys(i for source in named for i in source.token_ids(key, vocab)))
-        if defaults.special_ids is None or self.fields.is_null(key) or self.tokenizer_names_eos:
+        if defaults.eos_id is None or self.fields.is_null(key) or self.tokenizer_names_eos:
             return ()
-        return (defaults.special_ids[1],)
+        return (defaults.eos_id,)
 
 
 def derived_head_dim(fields: Fields, hidden: int, heads: int) -> int:

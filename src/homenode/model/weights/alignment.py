@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from homenode.dtypes import BY_NAME
 from homenode.model.architectures.parameters import expected_tensors
@@ -10,18 +11,23 @@ from homenode.model.architectures.registry import architecture_of
 from homenode.model.partition import Alignment
 from homenode.model.spec import Checkpoint
 
+_NORMED = "which this model norms together"
+
 
 def alignments_of(checkpoint: Checkpoint, quantize: str | None = None) -> dict[str, Alignment]:
     """For each dimension that is the columns of some matrix the alignment at which all of these can be cut, by its name in the parameter table.
 
-    `quantize`: as `load_model` is told. Rows can be cut anywhere. Raises UnsupportedError for an unknown architecture.
+    `quantize`: as `load_model` is told. Rows can be cut anywhere, but for those of a dimension that is normed as a whole, which cannot be cut at all.
+    Raises UnsupportedError for an unknown architecture.
     """
     kept = BY_NAME[quantize.upper()].block if quantize and quantize.upper() in BY_NAME else 1
     found: dict[str, Alignment] = {}
     for expected in expected_tensors(architecture_of(checkpoint.spec.architecture).parameters, checkpoint.spec):
-        entry = checkpoint.tensors.get(expected.name)
-        if expected.parameter.kind == "matrix" and entry is not None and entry.dtype.block:
-            columns = expected.parameter.shape[1]
-            before = found.get(columns, Alignment())
-            found[columns] = Alignment(math.lcm(before.needed, entry.dtype.block), math.lcm(before.wanted, kept))
+        entry, shape = checkpoint.tensors.get(expected.name), expected.parameter.shape
+        before = found.get(shape[-1], Alignment())
+        if expected.parameter.indivisible:
+            found[shape[-1]] = replace(before, needed=math.lcm(before.needed, expected.shape[-1]), reason=_NORMED)
+        elif expected.parameter.kind == "matrix" and entry is not None and entry.dtype.block:
+            needed, wanted = math.lcm(before.needed, entry.dtype.block), math.lcm(before.wanted, kept)
+            found[shape[-1]] = replace(before, needed=needed, wanted=wanted)
     return found

@@ -94,19 +94,19 @@ class _Front:
     async def _serve(
         self, prepare: Prepare, begin: Begin, tokenizer: TokenizerLike, messages: AsyncIterator[ToFront]
     ) -> int:
-        from homenode.server.app import (
-            create_app,  # imports prometheus_client, for which files had to be reserved first
-        )
-        from homenode.server.core.state import FrontIdentity
+        # These import prometheus_client, for which files had to be reserved first.
+        from homenode.server.app import create_app
+        from homenode.server.core.state import FrontIdentity, ServerState
 
         _keep_off_compute(begin)
         client = LinkedClient(begin.front, begin.engines, self._send)
         identity = FrontIdentity(begin.front, begin.fronts, prepare.metrics, begin.started)
-        app = create_app(client, tokenizer, prepare.server, identity)
+        state = ServerState(client, tokenizer, prepare.server, identity)
         server = Server(
-            uvicorn_config(app, prepare.server, backlog=_ACCEPTED_AT_ONCE), lambda: self._send(FrontServing())
+            uvicorn_config(create_app(state), prepare.server, backlog=_ACCEPTED_AT_ONCE),
+            lambda: self._send(FrontServing()),
         )
-        ending = Ending(app.state, server, prepare.server.shutdown_timeout)
+        ending = Ending(state, server, prepare.server.shutdown_timeout)
         client.on_engine_lost = ending.engine_lost
         self._take_engines(client)
         listens = asyncio.Event()

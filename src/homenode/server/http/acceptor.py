@@ -20,7 +20,7 @@ _CLOSED_IN_NEED = 8  # idle connections, when it refuses for lack of descriptors
 
 
 @dataclass(frozen=True)
-class ConnectionLimits:
+class DescriptorBudget:
     """How many connections there may be. A number from `first_reserved` on means that as many descriptors are open,
     whatever for.
 
@@ -32,11 +32,11 @@ class ConnectionLimits:
     limit: int
 
     @staticmethod
-    def now(descriptors_each: int) -> ConnectionLimits:
+    def now(descriptors_each: int) -> DescriptorBudget:
         """For a process that has no connections yet. `descriptors_each`: how many one connection may come to need."""
         limit = descriptor_limit()
         free = limit - reserve_of(limit)
-        return ConnectionLimits(free, max(1, (free - descriptors_in_use()) // descriptors_each), limit)
+        return DescriptorBudget(free, max(1, (free - descriptors_in_use()) // descriptors_each), limit)
 
 
 class Acceptor:
@@ -54,7 +54,7 @@ class Acceptor:
         count: Callable[[], int],
         *,
         at_once: int,
-        limits: ConnectionLimits,
+        limits: DescriptorBudget,
     ) -> None:
         """`count`: how many connections there are. `at_once`: how many are accepted before others have a turn."""
         self._listener, self._make, self._idle, self._count = listener, make, idle, count

@@ -13,7 +13,7 @@ from typing import Protocol, cast
 import uvicorn
 
 from homenode.errors import UserError
-from homenode.server.http.acceptor import Acceptor, ConnectionLimits
+from homenode.server.http.acceptor import Acceptor, DescriptorBudget
 from homenode.server.http.config import HttpConfig
 from homenode.server.http.protocol import FROM_RESERVE, BoundedProtocol, bounded_protocol
 
@@ -96,7 +96,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
-        limits = ConnectionLimits.now(self._descriptors_each)
+        limits = DescriptorBudget.now(self._descriptors_each)
         at_once = min(self.config.backlog, _MOST_AT_ONCE)
         for listener in sockets or ():
             acceptor = Acceptor(

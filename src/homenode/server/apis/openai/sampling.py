@@ -1,11 +1,14 @@
-"""The sampling fields of a request as the engine's parameters."""
+"""The fields that both endpoints share, in the words of the generation core."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from homenode.sampling import SETTINGS, SamplingParams
 from homenode.server.apis.openai.requests import Sampling
+from homenode.server.core.prompts import EncodedPrompt
+from homenode.server.core.request import GenerationRequest
 
 _NO_LIMIT = -1  # as a number of tokens
 
@@ -27,6 +30,26 @@ def sampling_of(body: Sampling) -> SamplingParams:
     )
 
 
-def max_tokens_of(asked: int | None) -> int | None:
-    """The most tokens of an answer; None for as many as the context takes, which clients ask for by -1 as well."""
-    return None if asked == _NO_LIMIT else asked
+def generation_request(
+    body: Sampling,
+    prompts: Sequence[EncodedPrompt],
+    sampling: SamplingParams,
+    max_tokens: int | None,
+    *,
+    echo: bool = False,
+) -> GenerationRequest:
+    """The request of the core. `sampling`: as `sampling_of` gives it, with logprobs. `max_tokens`: -1 and None ask for as
+    many as the context takes.
+    """
+    return GenerationRequest(
+        prompts=prompts,
+        sampling=sampling,
+        max_tokens=None if max_tokens == _NO_LIMIT else max_tokens,
+        skip_special_tokens=body.skip_special_tokens is not False,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        echo=echo,
+        token_ids=bool(body.return_token_ids),
+        stream=bool(body.stream),
+        kv_transfer=body.kv_transfer_params,
+    )

@@ -13,12 +13,12 @@ from homenode.server.apis.openai.chat.request import ChatRequest
 from homenode.server.apis.openai.messages import template_messages
 from homenode.server.apis.openai.openapi import tighten_kv_transfer, tighten_sampling, tighten_template
 from homenode.server.apis.openai.requests import HINTS, REMEDIES
-from homenode.server.apis.openai.sampling import max_tokens_of, sampling_of
+from homenode.server.apis.openai.sampling import generation_request, sampling_of
 from homenode.server.core.answer import respond
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.generation import Generation
 from homenode.server.core.prompts import encode_chat
-from homenode.server.core.request import GenerationRequest, begin, check_limits
+from homenode.server.core.request import begin, check_limits
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.exchange import read_json, unless_gone_early
@@ -52,18 +52,7 @@ async def _begin(state: ServerState, body: ChatRequest) -> Generation:
         continue_final=bool(body.continue_final_message),
         add_special_tokens=body.add_special_tokens,
     )
-    asked = GenerationRequest(
-        prompts=(prompt,),
-        sampling=sampling,
-        max_tokens=_max_tokens(body),
-        skip_special_tokens=body.skip_special_tokens is not False,
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
-        token_ids=bool(body.return_token_ids),
-        stream=bool(body.stream),
-        kv_transfer=body.kv_transfer_params,
-    )
-    return await begin(state, asked)
+    return await begin(state, generation_request(body, (prompt,), sampling, _max_tokens(body)))
 
 
 def _max_tokens(body: ChatRequest) -> int | None:
@@ -71,7 +60,7 @@ def _max_tokens(body: ChatRequest) -> int | None:
     for param, asked in (("max_completion_tokens", body.max_completion_tokens), ("max_tokens", body.max_tokens)):
         if asked == 0:
             raise ApiError(400, f"`{param}`: expected `int` >= 1; {REMEDIES[param]}", param=param, code="invalid_value")
-    return max_tokens_of(body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens)
+    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
 
 
 def _tighten(components: dict[str, Any], state: ServerState) -> None:
@@ -100,7 +89,7 @@ API = Api(
             body=ChatRequest,
             streams=ChatChunk,
             failures=POST_FAILURES,
-            always_open=False,
+            admits=True,
         ),
     ),
     tighten=_tighten,

@@ -12,12 +12,12 @@ from homenode.server.apis.openai.completions.answer import CompletionFormat, Tex
 from homenode.server.apis.openai.completions.request import CompletionRequest, split_prompt
 from homenode.server.apis.openai.openapi import one_prompt, prompt_schema, tighten_kv_transfer, tighten_sampling
 from homenode.server.apis.openai.requests import HINTS
-from homenode.server.apis.openai.sampling import max_tokens_of, sampling_of
+from homenode.server.apis.openai.sampling import generation_request, sampling_of
 from homenode.server.core.answer import respond
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.generation import Generation
 from homenode.server.core.prompts import encode_prompts, texts_memory
-from homenode.server.core.request import GenerationRequest, begin, check_limits
+from homenode.server.core.request import begin, check_limits
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.exchange import read_json, unless_gone_early
@@ -45,19 +45,8 @@ async def _begin(state: ServerState, body: CompletionRequest) -> Generation:
         encoded = await encode_prompts(
             state, prompts, "prompt", add_special_tokens=body.add_special_tokens is not False, n=sampling.n
         )
-        asked = GenerationRequest(
-            prompts=encoded,
-            sampling=sampling,
-            max_tokens=_DEFAULT_MAX_TOKENS if body.max_tokens is None else max_tokens_of(body.max_tokens),
-            skip_special_tokens=body.skip_special_tokens is not False,
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
-            echo=bool(body.echo),
-            token_ids=bool(body.return_token_ids),
-            stream=bool(body.stream),
-            kv_transfer=body.kv_transfer_params,
-        )
-        return await begin(state, asked)
+        max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        return await begin(state, generation_request(body, encoded, sampling, max_tokens, echo=bool(body.echo)))
 
 
 def _tighten(components: dict[str, Any], state: ServerState) -> None:
@@ -82,7 +71,7 @@ API = Api(
             body=CompletionRequest,
             streams=TextCompletion,
             failures=POST_FAILURES,
-            always_open=False,
+            admits=True,
         ),
     ),
     tighten=_tighten,

@@ -1,0 +1,89 @@
+"""Granite 3 (dense): Llama's block with four multipliers: of embeddings, of scores, of what each half of a layer adds, and of logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from homenode.compute.ops import Ops, Tensor
+from homenode.errors import UnsupportedError
+from homenode.model.architectures import common, llama
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.spec import ModelSpec
+
+NAME = "granite"
+DEFAULTS = Defaults(max_position=2048, bos_id=1, eos_id=2)
+
+
+def read_folder(config: FolderConfig) -> ModelSpec:
+    """The figures in config.json."""
+    fields = config.fields
+    config.refuse_activation("hidden_act", "silu")
+    config.refuse_other_layers(window=None)
+    bias = fields.boolean("attention_bias", False)
+    return replace(
+        config.decoder(NAME, DEFAULTS),
+        attention_bias=bias,
+        output_bias=bias,
+        mlp_bias=fields.boolean("mlp_bias", False),
+        embedding_scale=fields.number("embedding_multiplier", 1.0),
+        attention_scale=fields.number("attention_multiplier", 1.0),
+        residual_scale=fields.number("residual_multiplier", 1.0),
+        logits_scale=1.0 / fields.number("logits_scaling", 1.0, most=1e6),
+    )
+
+
+def read_gguf(config: GgufConfig) -> ModelSpec:
+    """The figures in a GGUF file. A scale of 0 means that there is none."""
+    fields = config.fields
+    if not fields.boolean(
+        "rope.scaling.finetuned", True
+    ):  # the reference reader takes it as a switch in this architecture
+        raise UnsupportedError(
+            f"{config.path}: rope.scaling.finetuned false is not supported in {NAME}, where it means no rope; homenode runs it with rope"
+        )
+    return replace(
+        config.decoder(NAME, whole_heads=True, own_scale=True),
+        embedding_scale=fields.number("embedding_scale", 1.0, least=0.0) or 1.0,
+        attention_scale=fields.optional_number("attention.scale", least=0.0) or None,
+        residual_scale=fields.number("residual_scale", 1.0, least=0.0) or 1.0,
+        logits_scale=1.0 / (fields.number("logit_scale", 1.0, least=0.0, most=1e6) or 1.0),
+    )
+
+
+def forward(ops: Ops, model: ForwardContext) -> Tensor:
+    """Logits of the step's selected rows, or the rows for the next stage."""
+    scale = model.spec.residual_scale
+    x = common.enter(ops, model)
+    rotation = common.angles(ops, model.rope)
+    for index, layer in enumerate(model.parameters.layers):
+        qkv = common.project_qkv(ops, model, layer, common.normed(ops, model, x, layer["input_norm"]))
+        inner = common.select_last(ops, model, index, common.attended(ops, model, index, qkv, rotation))
+        out = common.project_out(ops, model, inner, layer["o"], layer.get("o_bias"), None)
+        x = ops.add(common.select_last(ops, model, index, x), ops.scale(out, scale))
+        inner = common.gated(ops, layer, common.normed(ops, model, x, layer["post_norm"]))
+        out = common.project_out(ops, model, inner, layer["down"], layer.get("down_bias"), None)
+        x = ops.add(x, ops.scale(out, scale))
+    return common.leave(ops, model, x)
+
+
+ARCHITECTURE = Architecture(
+    NAME,
+    FolderFormat(
+        "GraniteForCausalLM",
+        read_folder,
+        fields=frozenset(
+            "hidden_act attention_bias mlp_bias embedding_multiplier attention_multiplier residual_multiplier logits_scaling".split()
+        ),
+    ),
+    GgufFormat(
+        "granite",
+        read_gguf,
+        keys=frozenset(("embedding_scale", "residual_scale", "logit_scale")),
+        convert=common.interleaved_heads,
+    ),
+    llama.PARAMETERS,
+    forward,
+)

@@ -1,0 +1,68 @@
+"""OLMo 2: no norm before attention and MLP, but one after each, before it is added; and a norm over all of q and all of k before they are rotated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from homenode.compute.ops import Ops, Tensor
+from homenode.model.architectures import common
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.common import layer_weight
+from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.spec import ModelSpec
+
+NAME = "olmo2"
+DEFAULTS = Defaults(max_position=2048, norm_eps=1e-5, eos_id=50279)
+PARAMETERS = (
+    *common.EMBEDDING_AND_HEAD,
+    *common.PROJECTIONS,
+    *common.QKV_BIASES,
+    *common.OUTPUT_BIAS,
+    replace(layer_weight("q_norm", "self_attn.q_norm", "attn_q_norm", "query"), indivisible=True),
+    replace(layer_weight("k_norm", "self_attn.k_norm", "attn_k_norm", "kv"), indivisible=True),
+    layer_weight("attended_norm", "post_attention_layernorm", "post_attention_norm", "hidden"),
+    *common.GATE_UP_DOWN,
+    layer_weight("mlp_norm", "post_feedforward_layernorm", "post_ffw_norm", "hidden"),
+)
+
+
+def read_folder(config: FolderConfig) -> ModelSpec:
+    """The figures in config.json."""
+    config.refuse_activation("hidden_act", "silu")
+    config.refuse_other_layers(window=None)
+    bias = config.fields.boolean("attention_bias", False)
+    return replace(config.decoder(NAME, DEFAULTS), attention_bias=bias, output_bias=bias)
+
+
+def read_gguf(config: GgufConfig) -> ModelSpec:
+    """The figures in a GGUF file."""
+    spec = config.decoder(NAME)
+    config.refuse_window(spec)
+    return spec
+
+
+def forward(ops: Ops, model: ForwardContext) -> Tensor:
+    """Logits of the step's selected rows, or the rows for the next stage."""
+    x = common.enter(ops, model)
+    rotation = common.angles(ops, model.rope)
+    for index, layer in enumerate(model.parameters.layers):
+        q, k, v = common.project_qkv(ops, model, layer, x)
+        q = common.normed(ops, model, q, layer["q_norm"])
+        k = common.normed(ops, model, k, layer["k_norm"])
+        inner = common.select_last(ops, model, index, common.attended(ops, model, index, (q, k, v), rotation))
+        out = common.project_out(ops, model, inner, layer["o"], layer.get("o_bias"), None)
+        x = ops.add(common.select_last(ops, model, index, x), common.normed(ops, model, out, layer["attended_norm"]))
+        out = common.project_out(ops, model, common.gated(ops, layer, x), layer["down"], None, None)
+        x = ops.add(x, common.normed(ops, model, out, layer["mlp_norm"]))
+    return common.leave(ops, model, x)
+
+
+ARCHITECTURE = Architecture(
+    NAME,
+    FolderFormat("Olmo2ForCausalLM", read_folder, fields=frozenset(("hidden_act", "attention_bias"))),
+    GgufFormat("olmo2", read_gguf),
+    PARAMETERS,
+    forward,
+)

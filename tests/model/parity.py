@@ -1,0 +1,96 @@
+"""An architecture beside transformers: a random toy model of its class as a folder and as a GGUF file gives the same logits and greedy tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from homenode.compute.ops import Backend, FloatArray
+from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.weights.load import load_model
+from tests.checkpoints import interleave_heads, write_figures
+from tests.model.driver import Driver
+from tests.model.transformers_models import SIZES, greedy, logprobs, make_model, prompts, quiet_and_on_one_thread
+
+STEPS = 16
+BOUND = 5e-6  # of the spread of log-probabilities: two orders of float32 summation
+LEAST_LEAD = 1e-4  # of a greedy token over the next best, so that another order of summation cannot change it
+
+
+@dataclass(frozen=True)
+class Case:
+    """A toy model. `kind`: its `model_type` in transformers; `changes`: to the configuration; `seed`: of its weights.
+
+    `gguf_keys`: what its GGUF file says besides what every file does, without the architecture in front; `interleaved`: the converter reorders the rows
+    of q and k.
+    """
+
+    kind: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    gguf_keys: Mapping[str, Any] = field(default_factory=dict)
+    interleaved: bool = False
+    seed: int = 0
+
+
+def check_folder(case: Case, folder: Path, backend: Backend) -> None:
+    """Logits and greedy tokens of the folder that transformers saves."""
+    with quiet_and_on_one_thread():
+        _check(folder, make_model(case.kind, case.changes, folder, seed=case.seed), backend)
+
+
+def check_gguf(case: Case, folder: Path, backend: Backend) -> None:
+    """Logits and greedy tokens of the same model as a GGUF file, with the names that the gguf package has for its tensors."""
+    with quiet_and_on_one_thread():
+        theirs = make_model(case.kind, case.changes, folder, seed=case.seed)
+        _check(write_gguf(case, theirs, folder / "model.gguf"), theirs, backend)
+
+
+def write_gguf(case: Case, theirs: Any, file: Path) -> Path:
+    """The model that transformers has as a GGUF file, all of it F32."""
+    import gguf
+
+    writer = gguf.GGUFWriter(file, case.kind)
+    config = (
+        SIZES
+        | {"model_type": case.kind, "rms_norm_eps": theirs.config.rms_norm_eps, "rope_theta": 10000.0}
+        | dict(case.changes)
+    )
+    write_figures(writer, {"head_dim": config["hidden_size"] // config["num_attention_heads"]} | config)
+    for key, value in case.gguf_keys.items():
+        add: Callable[[str, Any], None] = writer.add_bool if isinstance(value, bool) else writer.add_float32
+        add(f"{case.kind}.{key}", value)
+    architecture = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == case.kind)
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    for name, tensor in theirs.state_dict().items():
+        stored, values = names.get_name(name, try_suffixes=(".weight", ".bias")), tensor.numpy()
+        assert stored is not None, name
+        if case.interleaved and (count := heads.get(name.split(".")[-2])):
+            values = interleave_heads(values, count)
+        writer.add_tensor(stored, np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def _check(path: Path, theirs: Any, backend: Backend) -> None:
+    model = load_model(open_checkpoint(path), backend)
+    driver = Driver(model, backend)
+    for prompt in prompts():
+        wanted = logprobs(theirs, prompt)
+        assert spread_error(driver.prefill(prompt)[1], wanted) < BOUND
+        tokens, lead = greedy(theirs, prompt, STEPS)
+        assert lead >= LEAST_LEAD, "the toy model hesitates between two tokens: choose another seed"
+        (ours,) = Driver(model, backend).generate([prompt], STEPS, chunk=7)
+        assert ours.tokens == prompt + tokens
+
+
+def spread_error(ours: FloatArray, theirs: FloatArray) -> float:
+    """Largest difference as a share of the spread of `theirs`."""
+    return float(np.abs(ours - theirs).max() / (theirs.max() - theirs.min()))
