@@ -52,7 +52,9 @@ async def _whole(state: ServerState, generation: Generation, answer: AnswerForma
     async with aclosing(generation.events()) as events:
         async for event in events:
             gathered[event.choice].append(event)
-    items = sum(generation.items(event) for parts in gathered for event in parts) + generation.prompt_items()
+    items = (
+        sum(event.items(generation.top_logprobs) for parts in gathered for event in parts) + generation.prompt_items()
+    )
     return await state.text_work.run(lambda: answer.whole([join_events(parts) for parts in gathered]), items)
 
 
@@ -63,6 +65,8 @@ async def _events(state: ServerState, generation: Generation, answer: AnswerForm
             if event.empty:
                 continue
             first, begun[event.choice] = not begun[event.choice], True
-            items = generation.items(event) + (generation.prompt_items() if first else 0)
+            items = event.items(generation.top_logprobs)
+            if first:
+                items += generation.prompt_items()
             yield await state.text_work.run(partial(answer.event, event, first=first), items)
     yield answer.end()

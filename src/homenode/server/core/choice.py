@@ -105,33 +105,32 @@ class ChoiceText:
         self._echo_length = len(echo.text) if echo else 0
         self._released = self._echo_length  # characters given out
         self._pending: deque[ScoredToken] = deque()  # tokens whose text is still held back
-        self._echoed = False
         self.num_tokens = 0
         self.finish_reason: str | None = None
 
     def feed(self, output: Output) -> GenerationEvent:
         """What `output` adds. After a stop string, `finish_reason` is set although the engine may not have finished."""
-        text, scored = self._take_echo(output)
         part = self._text.feed(output)
-        for i, offset in enumerate(part.offsets):
-            self._pending.append(ScoredToken(output.tokens[i], output.logprobs[i], self._echo_length + offset))
-        self._released += len(part.text)
+        text = part.text
+        scored: list[ScoredToken] = []
+        if self._echo is not None:
+            text, scored = self._echoed(self._echo, output, text)
+            self._echo = None
         self.finish_reason = part.finish_reason
-        scored += self._release(part.matched)
         self.num_tokens += part.num_tokens
-        return GenerationEvent(
-            self._index, text + part.text, output.tokens[: part.num_tokens], scored, self.finish_reason
-        )
+        if self._logprobs:
+            for i, offset in enumerate(part.offsets):
+                self._pending.append(ScoredToken(output.tokens[i], output.logprobs[i], self._echo_length + offset))
+            self._released += len(part.text)
+            scored += self._release(part.matched)
+        return GenerationEvent(self._index, text, output.tokens[: part.num_tokens], scored, self.finish_reason)
 
-    def _take_echo(self, output: Output) -> tuple[str, list[ScoredToken]]:
-        """The echoed prompt, before the first token."""
-        if self._echoed or self._echo is None:
-            return "", []
-        self._echoed = True
-        echo, scores = self._echo, output.prompt_logprobs
+    def _echoed(self, echo: PromptEcho, output: Output, text: str) -> tuple[str, list[ScoredToken]]:
+        """The first text with the prompt before it, and the prompt's tokens where they are scored."""
+        scores = output.prompt_logprobs
         if not self._logprobs or scores is None:
-            return echo.text, []
-        return echo.text, [ScoredToken(*entry) for entry in zip(echo.ids, scores, echo.offsets, strict=True)]
+            return echo.text + text, []
+        return echo.text + text, [ScoredToken(*entry) for entry in zip(echo.ids, scores, echo.offsets, strict=True)]
 
     def _release(self, matched: bool) -> list[ScoredToken]:
         """The tokens whose text has been given out. Tokens that lie wholly in a matched stop string are dropped."""

@@ -60,7 +60,7 @@ class Generation:
         """
         self._client, self._active, self._tickets = state.client, state.active, state.tickets
         self._text_work = state.text_work
-        self._top_logprobs, self._token_ids = top_logprobs, token_ids
+        self.top_logprobs, self._token_ids = top_logprobs, token_ids
         self.sequences = sequences
         self.kv_result = kv_result
 
@@ -122,10 +122,6 @@ class Generation:
     def prompt_ids(self, index: int) -> list[int]:
         """The token ids of the prompt that choice `index` continues."""
         return self.sequences[index].request.prompt_ids
-
-    def items(self, event: GenerationEvent) -> int:
-        """Tokens and log-probabilities that the answer shows of an event: a measure of the work of writing them."""
-        return event.items(self._top_logprobs)
 
     def prompt_items(self) -> int:
         """Prompt tokens that the answer shows as ids."""

@@ -132,12 +132,13 @@ class ChatFormat:
 
     def event(self, part: GenerationEvent, *, first: bool) -> bytes:
         """The role of a choice before its first part, and the part."""
-        opening = b""
-        if first:
-            role = self._chunk([_opening(part.choice)])
-            role.prompt_token_ids = UNSET if self._opened else self._prompt_ids()
-            self._opened, opening = True, event(role)
-        return opening + event(self._chunk([self._chunk_choice(part)]))
+        chunk = event(self._chunk([self._chunk_choice(part)]))
+        if not first:
+            return chunk
+        role = self._chunk([_opening(part.choice)])
+        role.prompt_token_ids = UNSET if self._opened else self._prompt_ids()
+        self._opened = True
+        return event(role) + chunk
 
     def end(self) -> bytes:
         """The totals, if they were asked for, and [DONE]."""
