@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.contender import Command, Unavailable, existing
 from homenode.bench.serving.clients import ClientLoad
+from homenode.bench.serving.server_process import end_process
 
 HUGE_PAGES = "huge pages"
 _STARTING_S = 300.0
@@ -108,12 +109,7 @@ def running(server: Server) -> Iterator[None]:
             log.seek(0)
             raise Unavailable(f"{error}: {log.read().decode(errors='replace').strip()[-400:]}") from error
         finally:
-            process.terminate()
-            try:
-                process.wait(_STOPPING_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end_process(process, _STOPPING_S)
 
 
 def _wait_until_ready(server: Server, process: subprocess.Popen[bytes]) -> None:

@@ -31,10 +31,12 @@ from typing import Any
 import httpx
 
 from benchmarks.machine import machine, own_version
+from homenode.bench.serving.server_process import end_process, pss_bytes
 from homenode.host.binding.threads import descendants
 
 _RELEASE = "5s"
 _READY_S = 600.0
+_STOPPING_S = 60.0
 _ANSWER_S = 300.0
 _LONGEST_ROUND_S = 45.0
 _LEFT_ONE_IN = 10  # requests whose client goes away
@@ -86,12 +88,7 @@ class Soak:
 
     def close(self) -> None:
         """End the server."""
-        self.process.terminate()
-        try:
-            self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        end_process(self.process, _STOPPING_S)
 
     def problems(self) -> list[str]:
         """What was wrong; empty: nothing."""
@@ -183,19 +180,11 @@ class Soak:
         verified = subprocess.run(
             [*self._command, "verify", "--pid", str(self.process.pid)], capture_output=True, timeout=120
         )
-        resident = sum(_pss(pid) for pid in pids)
+        resident = sum(pss_bytes(pid) or 0 for pid in pids)  # one that ended meanwhile has none
         descriptors = sum(
             len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids if Path(f"/proc/{pid}/fd").is_dir()
         )
         return Sample(round(time.monotonic() - begin, 1), quiet, resident, int(kv), descriptors, verified.returncode)
-
-
-def _pss(pid: int) -> int:
-    try:
-        found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
-    except OSError:
-        return 0  # it has ended meanwhile
-    return 1024 * int(found[1]) if found else 0
 
 
 def _line(sample: Sample) -> str:

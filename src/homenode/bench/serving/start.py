@@ -13,15 +13,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from homenode.bench.serving.server_process import end_process, pss_bytes
 from homenode.errors import PeerError
 from homenode.host.binding.threads import descendants
 
 _URL = re.compile(rb"ready (http://\S+)")
 _PHASE = re.compile(r"^homenode:start_phase_seconds\{([^}]*)\} (\S+)$", re.M)
 _LABEL = re.compile(r'(phase|process)="([^"]*)"')
-_PSS = re.compile(r"^Pss:\s+(\d+) kB", re.M)
 _START_S = 3600.0  # a large model from a slow disk takes its time
 _ANSWER_S = 10.0  # of one request to the server
 _END_S = 30.0
@@ -64,7 +63,9 @@ def measure_start(model: str | None, flags: Sequence[str] = ()) -> Start:
         time.sleep(_SETTLE_S)
         return Start(ready, phases_in(_read(f"{url}/metrics")), _idle_bytes(process.pid))
     finally:
-        _end(process)
+        end_process(process, _END_S)
+        assert process.stderr is not None  # a pipe
+        process.stderr.close()
 
 
 def phases_in(metrics: str) -> tuple[Phase, ...]:
@@ -143,22 +144,8 @@ def _idle_bytes(pid: int) -> int | None:
     """Memory of a process and those it has started: proportional, so that what several share counts once. None where the kernel does not tell."""
     total = 0
     for each in (pid, *descendants(pid)):
-        try:
-            found = _PSS.search(Path(f"/proc/{each}/smaps_rollup").read_text())
-        except OSError:
+        size = pss_bytes(each)
+        if size is None:
             return None
-        if found is None:
-            return None
-        total += 1024 * int(found[1])
+        total += size
     return total
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    assert process.stderr is not None  # a pipe
-    process.terminate()
-    try:
-        process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    process.stderr.close()
