@@ -70,6 +70,9 @@ def test_the_template_writes_a_section_as_the_changelog_has_them() -> None:
         (ROOT / PROJECT["tool"]["towncrier"]["template"]).read_text(encoding="utf-8"), trim_blocks=True
     )
     definitions = {kind: {"name": name} for kind, name in KINDS.items()}
-    text = template.render(definitions=definitions, sections={"": {"fixed": {"a": []}, "added": {"b": [], "c": []}}})
-    assert text.strip() == "### Added\n- b\n- c\n\n### Fixed\n- a"
+    long = "word " * 20 + "\n" + "word " * 20
+    text = template.render(definitions=definitions, sections={"": {"fixed": {long: []}, "added": {"b": [], "c": []}}})
+    head, _, last = text.strip().rpartition("### Fixed\n")
+    assert head == "### Added\n- b\n- c\n\n"
+    assert last == "- " + ("word " * 23).strip() + "\n  " + ("word " * 17).strip()
     assert PROJECT["tool"]["towncrier"]["start_string"] in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
