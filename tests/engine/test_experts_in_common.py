@@ -49,7 +49,10 @@ def using(
     program: str = "homenode.engine.runtime.process",
 ) -> None:
     async def run() -> None:
-        async with asyncio.timeout(PATIENCE_S), ReplicasClient(configs, patience=QUICK, program=program) as client:
+        async with (
+            asyncio.timeout(PATIENCE_S),
+            ReplicasClient(configs, restart_policy=QUICK, program=program) as client,
+        ):
             await use(client)
 
     asyncio.run(run())

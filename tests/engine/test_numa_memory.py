@@ -28,25 +28,25 @@ def host() -> Host:
     return read_host(synthetic("2n 8c"))
 
 
-def place(policy: str | None, **changes: object) -> EngineBinding:
+def binding(policy: str | None, **changes: object) -> EngineBinding:
     known = EngineBinding((0, 1, 4, 5), numa=policy, thread_memory=(0, 0, 1, 1) if policy else ())
     return replace(known, **changes)  # type: ignore[arg-type]
 
 
 def test_under_a_policy_threads_are_at_home_where_their_memory_is(host: Host) -> None:
-    assert team_memory(place("shard"), host) == TeamMemory((0, 0, 1, 1), (0, 1), bound=True)
-    assert team_memory(place("interleave"), host) == TeamMemory((0, 0, 1, 1), (0, 1), bound=True, interleaved=True)
-    assert team_memory(place("shard", thread_memory=(1, 1, 1, 1)), host) == TeamMemory((0, 0, 0, 0), (1,), bound=True)
+    assert team_memory(binding("shard"), host) == TeamMemory((0, 0, 1, 1), (0, 1), bound=True)
+    assert team_memory(binding("interleave"), host) == TeamMemory((0, 0, 1, 1), (0, 1), bound=True, interleaved=True)
+    assert team_memory(binding("shard", thread_memory=(1, 1, 1, 1)), host) == TeamMemory((0, 0, 0, 0), (1,), bound=True)
 
 
 def test_without_a_policy_memory_is_where_it_is_touched(host: Host) -> None:
-    assert team_memory(place(None), host) == TeamMemory((0, 0, 1, 1), (0, 1), bound=False)
-    assert team_memory(place(None, memory_nodes=(1,)), host) == TeamMemory((0, 0, 0, 0), (1,), bound=False)
+    assert team_memory(binding(None), host) == TeamMemory((0, 0, 1, 1), (0, 1), bound=False)
+    assert team_memory(binding(None, memory_nodes=(1,)), host) == TeamMemory((0, 0, 0, 0), (1,), bound=False)
 
 
 @pytest.mark.parametrize("changes", [{"team": (-1, -1)}, {"memory_nodes": (0, 1)}, {"team": (0, 99)}])
 def test_what_is_not_known_is_not_claimed(host: Host, changes: dict[str, object]) -> None:
-    assert team_memory(place(None, **changes), host) is None
+    assert team_memory(binding(None, **changes), host) is None
 
 
 @pytest.mark.parametrize(
@@ -54,18 +54,18 @@ def test_what_is_not_known_is_not_claimed(host: Host, changes: dict[str, object]
     [("shard", "split"), ("mirror", "copied"), ("interleave", "interleaved"), ("local", "split"), (None, "split")],
 )
 def test_each_policy_spreads_matrices_its_way(policy: str | None, wanted: str) -> None:
-    assert spread_of(place(policy))("model.layers.0.mlp.up_proj.weight") == wanted
+    assert spread_of(binding(policy))("model.layers.0.mlp.up_proj.weight") == wanted
 
 
 def test_chosen_tensors_are_mirrored_under_shard_only() -> None:
     patterns = ("*.embed_tokens.*", "lm_head*")
-    spread = spread_of(place("shard", mirror_tensors=patterns))
+    spread = spread_of(binding("shard", mirror_tensors=patterns))
     assert [spread(name) for name in ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight")] == [
         "copied",
         "copied",
         "split",
     ]
-    assert spread_of(place("local", mirror_tensors=patterns))("lm_head.weight") == "split"
+    assert spread_of(binding("local", mirror_tensors=patterns))("lm_head.weight") == "split"
 
 
 def seen(present: int, local: int) -> Lines:
@@ -73,12 +73,12 @@ def seen(present: int, local: int) -> Lines:
 
 
 def test_pages_elsewhere_are_a_finding_and_under_strict_a_refusal(host: Host) -> None:
-    assert away_from_home(seen(4096, 4096), place("shard", strict=True), host) == ()
-    (finding,) = away_from_home(seen(8 << 30, 6 << 30), place("shard"), host)
+    assert away_from_home(seen(4096, 4096), binding("shard", strict=True), host) == ()
+    (finding,) = away_from_home(seen(8 << 30, 6 << 30), binding("shard"), host)
     assert finding.code == "remote_pages"
     assert "8GiB of weights planned for NUMA node 1, 2GiB lie elsewhere" in finding.message
     with pytest.raises(HostError, match="--numa-strict: of 8GiB of weights"):
-        away_from_home(seen(8 << 30, 6 << 30), place("shard", strict=True), host)
+        away_from_home(seen(8 << 30, 6 << 30), binding("shard", strict=True), host)
 
 
 class Placed(Syscalls):
@@ -107,21 +107,21 @@ class Placed(Syscalls):
 
 def test_pages_that_the_kernel_put_elsewhere_are_brought_home(host: Host) -> None:
     backend = Placed(away=5, room=16)
-    assert settle_pages(backend, place("shard", strict=True), host, backend) == ()
+    assert settle_pages(backend, binding("shard", strict=True), host, backend) == ()
     assert backend.nodes == [1] * 16
 
 
 def test_what_does_not_fit_at_home_is_told_and_strictly_refused(host: Host) -> None:
     backend = Placed(away=5, room=2)
-    (finding,) = settle_pages(backend, place("shard"), host, backend)
+    (finding,) = settle_pages(backend, binding("shard"), host, backend)
     assert "64KiB of weights planned for NUMA node 1, 12KiB lie elsewhere" in finding.message
     with pytest.raises(HostError, match="--numa-strict"):
-        settle_pages(backend, place("shard", strict=True), host, backend)
+        settle_pages(backend, binding("shard", strict=True), host, backend)
 
 
 def test_nothing_is_moved_where_no_node_was_chosen(host: Host) -> None:
     backend = Placed(away=5, room=16)
-    assert settle_pages(backend, place(None), host, backend)
+    assert settle_pages(backend, binding(None), host, backend)
     assert backend.nodes.count(0) == 5
 
 
@@ -142,21 +142,21 @@ def homes(weights: dict[int, int], room: dict[int, int | None]) -> WeightNodes:
 def test_kv_memory_is_shared_as_the_native_core_does(
     nodes: tuple[int, ...], heads: int, wanted: dict[int, float]
 ) -> None:
-    assert kv_shares(place("shard", thread_memory=nodes), heads) == pytest.approx(wanted)
+    assert kv_shares(binding("shard", thread_memory=nodes), heads) == pytest.approx(wanted)
 
 
 def test_interleaved_kv_memory_lies_on_all_nodes_alike() -> None:
-    assert kv_shares(place("interleave", thread_memory=(0, 0, 0, 1)), 1) == {0: 0.5, 1: 0.5}
+    assert kv_shares(binding("interleave", thread_memory=(0, 0, 0, 1)), 1) == {0: 0.5, 1: 0.5}
 
 
 def test_the_node_that_is_full_first_bounds_kv_memory() -> None:
-    found = kv_capacity(homes({0: 4 * GIB, 1: 4 * GIB}, {0: 16 * GIB, 1: 6 * GIB}), place("shard"), 8)
+    found = kv_capacity(homes({0: 4 * GIB, 1: 4 * GIB}, {0: 16 * GIB, 1: 6 * GIB}), binding("shard"), 8)
     assert found == KvCapacity(4 * GIB, 1, 2 * GIB, 0.5)
     assert (
         "node 1 has 2GiB left beside its weights, for 50% of the KV memory"
         in found.explain(CapacityError("too much")).message
     )
-    assert kv_capacity(homes({0: GIB, 1: GIB}, {0: GIB // 2, 1: 6 * GIB}), place("mirror"), 8) == KvCapacity(
+    assert kv_capacity(homes({0: GIB, 1: GIB}, {0: GIB // 2, 1: 6 * GIB}), binding("mirror"), 8) == KvCapacity(
         0, 0, 0, 0.5
     )
 
@@ -168,6 +168,6 @@ def test_the_node_that_is_full_first_bounds_kv_memory() -> None:
 def test_where_one_node_holds_everything_its_memory_is_counted_as_a_whole(
     policy: str, changes: dict[str, object]
 ) -> None:
-    assert kv_capacity(homes({0: GIB, 1: GIB}, {0: GIB, 1: GIB}), place(policy, **changes), 8) is None
-    assert kv_capacity(None, place(None), 8) is None
-    assert kv_capacity(homes({0: GIB, 1: GIB}, {0: None, 1: None}), place("shard"), 8) is None
+    assert kv_capacity(homes({0: GIB, 1: GIB}, {0: GIB, 1: GIB}), binding(policy, **changes), 8) is None
+    assert kv_capacity(None, binding(None), 8) is None
+    assert kv_capacity(homes({0: GIB, 1: GIB}, {0: None, 1: None}), binding("shard"), 8) is None

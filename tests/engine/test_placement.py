@@ -29,14 +29,14 @@ def host(text: str = TWO_NODES, **variables: str) -> Host:
     return replace(read_host(synthetic(text)), variables=variables)
 
 
-def place(
+def binding(
     config: PlacementConfig, text: str = TWO_NODES, threads: int | None = None, **variables: str
 ) -> EngineBinding:
     return place_engine(config, threads, host(text, **variables))
 
 
 def test_without_settings_every_core_but_one_and_nothing_is_bound() -> None:
-    seen = place(PlacementConfig())
+    seen = binding(PlacementConfig())
     assert seen == EngineBinding((0, 1, 2, 3, 4, 5, 6), spare=(7, 15))
     assert alone(seen).others == seen.free_of_compute == (7, 15), (
         "an engine with a process of its own keeps its loop on the core left"
@@ -56,23 +56,23 @@ def test_without_settings_every_core_but_one_and_nothing_is_bound() -> None:
 def test_siblings_are_used_only_when_asked_for_and_the_rest_is_for_the_loop_and_the_front(
     text: str, threads: int | None, team: tuple[int, ...], free: tuple[int, ...]
 ) -> None:
-    seen = place(PlacementConfig(), text, threads)
+    seen = binding(PlacementConfig(), text, threads)
     assert (seen.team, seen.free_of_compute) == (team, free)
 
 
 def test_numa_bind_keeps_threads_and_memory_on_one_node() -> None:
-    seen = place(PlacementConfig(numa_bind=True))
+    seen = binding(PlacementConfig(numa_bind=True))
     assert (seen.team, seen.memory_nodes) == ((0, 1, 2), (0,))
     assert seen.others == (3, 11), "the loop stays on the node as well, on the core without a compute thread"
 
 
 def test_numa_bind_nodes_names_the_node() -> None:
-    seen = place(PlacementConfig(numa_bind=True, numa_bind_nodes=(1,)))
+    seen = binding(PlacementConfig(numa_bind=True, numa_bind_nodes=(1,)))
     assert (seen.team, seen.memory_nodes) == ((4, 5, 6), (1,))
 
 
 def test_numa_bind_cpus_narrow_the_node() -> None:
-    seen = place(PlacementConfig(numa_bind=True, numa_bind_nodes=(1,), numa_bind_cpus=("12-13",)))
+    seen = binding(PlacementConfig(numa_bind=True, numa_bind_nodes=(1,), numa_bind_cpus=("12-13",)))
     assert (seen.team, seen.memory_nodes) == ((12, 13), (1,)), "siblings count as cores when only they are given"
 
 
@@ -92,39 +92,39 @@ def test_numa_bind_cpus_narrow_the_node() -> None:
 )
 def test_what_cannot_be_is_refused_by_name(config: PlacementConfig, word: str) -> None:
     with pytest.raises(UserError) as caught:
-        place(config)
+        binding(config)
     assert word in caught.value.message
 
 
 def test_threads_beyond_the_list_are_refused() -> None:
     with pytest.raises(UserError, match="--threads 3: the list of this worker has 2 CPUs"):
-        place(PlacementConfig(cpu_threads_bind="4,5"), threads=3)
+        binding(PlacementConfig(cpu_threads_bind="4,5"), threads=3)
 
 
 def test_a_list_is_taken_as_written() -> None:
-    seen = place(PlacementConfig(cpu_threads_bind="5,4"))
+    seen = binding(PlacementConfig(cpu_threads_bind="5,4"))
     assert (seen.team, seen.memory_nodes) == ((5, 4), (1,))
 
 
 def test_auto_takes_one_memory_node_and_keeps_a_core() -> None:
-    seen = place(PlacementConfig(cpu_threads_bind="auto", memory_nodes="1"))
+    seen = binding(PlacementConfig(cpu_threads_bind="auto", memory_nodes="1"))
     assert seen.memory_nodes == (1,)
     assert len(seen.team) == 3, "four cores, one of them kept"
     assert {cpu % 8 for cpu in seen.team} < {4, 5, 6, 7}
 
 
 def test_nobind_leaves_every_thread_where_the_kernel_puts_it() -> None:
-    assert place(PlacementConfig(cpu_threads_bind="nobind"), threads=3).team == (UNPINNED,) * 3
+    assert binding(PlacementConfig(cpu_threads_bind="nobind"), threads=3).team == (UNPINNED,) * 3
 
 
 def test_the_fields_variable_is_read_and_ours_wins() -> None:
-    assert place(PlacementConfig(), VLLM_CPU_OMP_THREADS_BIND="4-5").team == (4, 5)
-    assert place(PlacementConfig(), VLLM_CPU_OMP_THREADS_BIND="4-5", HOMENODE_CPU_THREADS_BIND="6-7").team == (6, 7)
-    assert place(PlacementConfig(cpu_threads_bind="0-1"), HOMENODE_CPU_THREADS_BIND="6-7").team == (0, 1)
+    assert binding(PlacementConfig(), VLLM_CPU_OMP_THREADS_BIND="4-5").team == (4, 5)
+    assert binding(PlacementConfig(), VLLM_CPU_OMP_THREADS_BIND="4-5", HOMENODE_CPU_THREADS_BIND="6-7").team == (6, 7)
+    assert binding(PlacementConfig(cpu_threads_bind="0-1"), HOMENODE_CPU_THREADS_BIND="6-7").team == (0, 1)
 
 
 def test_a_reserve_is_whole_cores_for_everything_but_computing() -> None:
-    seen = place(PlacementConfig(reserve_cpus=2))
+    seen = binding(PlacementConfig(reserve_cpus=2))
     assert (seen.team, seen.others) == ((0, 1, 2, 3, 4, 5), (6, 7, 14, 15))
 
 
@@ -136,35 +136,35 @@ def test_too_few_cores_is_said() -> None:
 
 @pytest.mark.parametrize("policy", ["shard", "mirror", "interleave"])
 def test_a_policy_over_nodes_has_their_threads_node_after_node(policy: str) -> None:
-    seen = place(PlacementConfig(numa=policy))
+    seen = binding(PlacementConfig(numa=policy))
     assert (seen.team, seen.spare, seen.memory_nodes) == ((0, 1, 2, 3, 4, 5, 6), (7, 15), ())
     assert (seen.numa, seen.thread_memory) == (policy, (0,) * 4 + (1,) * 3)
     assert team_groups(host(), seen.team) == tuple((node, 0 if node == 0 else 4) for node in seen.thread_memory)
 
 
 def test_threads_keep_to_the_nodes_that_are_named_and_so_does_memory() -> None:
-    seen = place(PlacementConfig(numa="shard", numa_nodes="3,1"), "2s/4n/16c")
+    seen = binding(PlacementConfig(numa="shard", numa_nodes="3,1"), "2s/4n/16c")
     assert (seen.team, seen.thread_memory) == ((12, 13, 14, 15, 4, 5, 6, 7), (3,) * 4 + (1,) * 4)
     assert seen.memory_nodes == (3, 1), "there are nodes it could come from otherwise"
     assert seen.free_of_compute == (0, 1, 2, 3, 8, 9, 10, 11)
 
 
 def test_local_computes_on_one_node_with_the_memory_of_that() -> None:
-    seen = place(PlacementConfig(numa="local"))
+    seen = binding(PlacementConfig(numa="local"))
     assert (seen.team, seen.memory_nodes, seen.numa) == ((0, 1, 2, 3), (0,), "local")
-    assert place(PlacementConfig(numa="local", numa_nodes="1,0")).team == (4, 5, 6, 7)
+    assert binding(PlacementConfig(numa="local", numa_nodes="1,0")).team == (4, 5, 6, 7)
 
 
 def test_a_replica_is_the_engine_of_one_node_and_says_so() -> None:
-    seen = place(PlacementConfig(numa="replicate"))
+    seen = binding(PlacementConfig(numa="replicate"))
     assert (seen.team, seen.memory_nodes, seen.numa) == ((0, 1, 2, 3), (0,), "replicate")
     assert [finding.code for finding in seen.findings] == ["numa_one_replica"]
 
 
 def test_what_the_core_needs_to_know_goes_with_the_place() -> None:
-    seen = place(PlacementConfig(numa="shard", numa_mirror_tensors=("lm_head*",), numa_strict=True))
+    seen = binding(PlacementConfig(numa="shard", numa_mirror_tensors=("lm_head*",), numa_strict=True))
     assert (seen.mirror_tensors, seen.strict) == (("lm_head*",), True)
-    assert place(PlacementConfig()).thread_memory == (), "nothing is asked of it without a policy"
+    assert binding(PlacementConfig()).thread_memory == (), "nothing is asked of it without a policy"
 
 
 def test_auto_is_settled_by_what_is_asked_and_only_where_there_is_a_choice() -> None:
@@ -173,7 +173,7 @@ def test_auto_is_settled_by_what_is_asked_and_only_where_there_is_a_choice() -> 
 
     seen = place_engine(PlacementConfig(numa="auto", numa_mirror_tensors=("lm_head*",)), None, host(), choose)
     assert (seen.numa, seen.numa_why, seen.mirror_tensors) == ("mirror", "2 nodes", ())
-    assert place(PlacementConfig(numa="auto")).numa == "shard", "nothing is known of a model"
+    assert binding(PlacementConfig(numa="auto")).numa == "shard", "nothing is known of a model"
 
     def never(teams: Teams) -> Decision:
         raise AssertionError("there is one node")
@@ -183,7 +183,7 @@ def test_auto_is_settled_by_what_is_asked_and_only_where_there_is_a_choice() -> 
 
 @pytest.mark.parametrize("policy", NUMA_POLICIES)
 def test_on_one_node_every_policy_is_what_it_would_be_without(policy: str) -> None:
-    without, seen = place(PlacementConfig(), "1s/1n/4c/smt2"), place(PlacementConfig(numa=policy), "1s/1n/4c/smt2")
+    without, seen = binding(PlacementConfig(), "1s/1n/4c/smt2"), binding(PlacementConfig(numa=policy), "1s/1n/4c/smt2")
     assert (seen.team, seen.spare, seen.memory_nodes) == (without.team, without.spare, without.memory_nodes)
     assert (seen.numa, seen.thread_memory) == ("local", (0, 0, 0))
     (finding,) = seen.findings
@@ -191,14 +191,16 @@ def test_on_one_node_every_policy_is_what_it_would_be_without(policy: str) -> No
         "numa_single_node",
         "info" if policy in ("auto", "local") else "warning",
     )
-    assert place(PlacementConfig(numa=policy), "1s/0n/4c").thread_memory == (), "a host without nodes has none to name"
+    assert binding(PlacementConfig(numa=policy), "1s/0n/4c").thread_memory == (), (
+        "a host without nodes has none to name"
+    )
 
 
 def test_both_threads_of_each_core_when_asked_with_and_without_a_policy() -> None:
-    assert place(PlacementConfig(threads_per_core=2), "1s/1n/4c/smt2") == EngineBinding(
+    assert binding(PlacementConfig(threads_per_core=2), "1s/1n/4c/smt2") == EngineBinding(
         (0, 4, 1, 5, 2, 6), spare=(3, 7)
     )
-    assert place(PlacementConfig(threads_per_core=2, numa="shard")).team == (
+    assert binding(PlacementConfig(threads_per_core=2, numa="shard")).team == (
         0,
         8,
         1,
@@ -214,11 +216,13 @@ def test_both_threads_of_each_core_when_asked_with_and_without_a_policy() -> Non
         6,
         14,
     )
-    assert [f.code for f in place(PlacementConfig(threads_per_core=2), "1s/1n/4c").findings] == ["one_thread_per_core"]
+    assert [f.code for f in binding(PlacementConfig(threads_per_core=2), "1s/1n/4c").findings] == [
+        "one_thread_per_core"
+    ]
 
 
 def test_a_reserve_is_taken_from_all_nodes() -> None:
-    seen = place(PlacementConfig(numa="shard", reserve_cpus=2))
+    seen = binding(PlacementConfig(numa="shard", reserve_cpus=2))
     assert (seen.team, seen.spare) == ((0, 1, 2, 4, 5, 6), (3, 7, 11, 15))
 
 
@@ -239,14 +243,14 @@ def test_a_reserve_is_taken_from_all_nodes() -> None:
 )
 def test_settings_that_contradict_each_other_are_named(config: PlacementConfig, words: str) -> None:
     with pytest.raises(UserError) as caught:
-        place(config)
+        binding(config)
     assert words in caught.value.message
 
 
 @pytest.mark.parametrize("policy", ["shard", "mirror", "interleave", "replicate"])
 def test_strict_refuses_one_node_for_a_policy_of_several(policy: str) -> None:
     with pytest.raises(PlacementError, match="two NUMA nodes"):
-        place(PlacementConfig(numa=policy, numa_strict=True), "1s/1n/4c")
+        binding(PlacementConfig(numa=policy, numa_strict=True), "1s/1n/4c")
 
 
 def test_a_placement_error_is_a_users_error() -> None:
@@ -297,7 +301,7 @@ class WithPolicy(Syscalls):
 
 
 @pytest.mark.parametrize(
-    ("place", "kernel", "room"),
+    ("binding", "kernel", "room"),
     [
         (EngineBinding((0,)), WithPolicy(0), MemoryBudget(1000 << 10)),
         (
@@ -312,7 +316,7 @@ class WithPolicy(Syscalls):
     ids=["unbound", "preferred", "bound from outside", "bound by its place", "bound to all"],
 )
 def test_memory_of_other_nodes_is_no_room_for_an_engine_that_is_bound(
-    place: EngineBinding, kernel: Syscalls, room: MemoryBudget
+    binding: EngineBinding, kernel: Syscalls, room: MemoryBudget
 ) -> None:
     nodes = {
         f"/sys/devices/system/node/node{node}/meminfo": f"Node {node} MemFree: {free} kB"
@@ -321,7 +325,7 @@ def test_memory_of_other_nodes_is_no_room_for_an_engine_that_is_bound(
     machine = RecordedSource(
         "x86_64", {"/sys/devices/system/node/online": "0-1", "/proc/meminfo": "MemAvailable: 1000 kB", **nodes}
     )
-    assert available_memory(place, kernel, machine) == room
+    assert available_memory(binding, kernel, machine) == room
 
 
 def test_too_little_memory_on_the_nodes_is_said_with_their_numbers(
@@ -330,7 +334,7 @@ def test_too_little_memory_on_the_nodes_is_said_with_their_numbers(
     from homenode.cli.main import main
     from homenode.engine.memory import available
 
-    monkeypatch.setattr(available, "available_memory", lambda place: MemoryBudget(64 << 20, (3,)))
+    monkeypatch.setattr(available, "available_memory", lambda binding: MemoryBudget(64 << 20, (3,)))
     with pytest.raises(SystemExit) as end:
         main(["serve", "--check-config", "--backend", "reference", "--kv-cache-memory", "1GiB"])
     assert end.value.code == 2
@@ -355,10 +359,10 @@ def test_threads_are_grouped_by_node_and_last_level_cache() -> None:
     ],
 )
 def test_more_threads_than_cpus_or_cpu_time_are_said(text: str, threads: int, words: str | None) -> None:
-    place = EngineBinding((UNPINNED,) * threads)
-    found = too_many_threads(host(text), place)
+    binding = EngineBinding((UNPINNED,) * threads)
+    found = too_many_threads(host(text), binding)
     assert [(f.severity, f.code) for f in found] == ([("warning", "too_many_threads")] if words else [])
-    assert spin_us(100, host(text), place) == (2 if words else 100), "who waits leaves the CPU to those it waits for"
+    assert spin_us(100, host(text), binding) == (2 if words else 100), "who waits leaves the CPU to those it waits for"
     if words:
         remedy = 2 if "quota" in words else 4
         assert words in found[0].message and f"--threads {remedy}" in found[0].remedy

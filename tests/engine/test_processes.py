@@ -56,7 +56,7 @@ class Driver:
         ranks: int,
         start: bool = True,
         silent_s: float = PATIENCE_S,
-        lends: bool = False,
+        exports_kv: bool = False,
     ) -> None:
         config = EngineConfig.of(None, {"worker_timeout": silent_s})
         self.config = replace(config, model=replace(config.model, path=str(folder)))
@@ -68,7 +68,7 @@ class Driver:
             lambda generation: SocketChannels([p.stage for p in self.plans]),
             silent_s,
             "tests.engine.scripted_worker",
-            lends=lends,
+            exports_kv=exports_kv,
         )
         self.called: SimpleQueue[None] = SimpleQueue()
         self.executor.on_result(lambda: self.called.put(None))
@@ -85,7 +85,7 @@ class Driver:
         )
 
     def _join(self, plan: WorkerPlan) -> Join:
-        return Join(plan.number, 0, self.config, plan.device, plan.part, plan.place, [])
+        return Join(plan.number, 0, self.config, plan.device, plan.part, plan.binding, [])
 
     def begin(self, prompt: int = 3) -> None:
         """A new sequence, its prompt in one step."""
@@ -126,7 +126,7 @@ class Driver:
             self.called.get(timeout=max(0.01, deadline - time.monotonic()))
 
     def pids(self) -> list[int]:
-        processes = [member.process for member in self.executor.members]
+        processes = [member.process for member in self.executor.handles]
         return [process.pid for process in processes if isinstance(process, WorkerProcess)]
 
 
@@ -134,8 +134,10 @@ class Driver:
 def drive(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
     made: list[Driver] = []
 
-    def make(stages: int, ranks: int, start: bool = True, silent_s: float = PATIENCE_S, lends: bool = False) -> Driver:
-        made.append(Driver(tmp_path, stages, ranks, start, silent_s, lends))
+    def make(
+        stages: int, ranks: int, start: bool = True, silent_s: float = PATIENCE_S, exports_kv: bool = False
+    ) -> Driver:
+        made.append(Driver(tmp_path, stages, ranks, start, silent_s, exports_kv))
         return made[-1]
 
     yield make
@@ -191,7 +193,7 @@ def test_a_failed_step_loses_those_after_it_and_nobody_else(drive: Callable[...,
 def test_where_others_use_kv_memory_a_failure_is_told_when_nobody_is_at_the_step(
     drive: Callable[..., Driver], tmp_path: Path
 ) -> None:
-    driver = drive(1, 2, lends=True)
+    driver = drive(1, 2, exports_kv=True)
     driver.run(2)
     (tmp_path / "slow-0").touch()
     (tmp_path / "fails-1").touch()
@@ -200,7 +202,7 @@ def test_where_others_use_kv_memory_a_failure_is_told_when_nobody_is_at_the_step
     with pytest.raises(StepError) as failed:
         driver.executor.result(PATIENCE_S)
     assert failed.value.kind == "ValueError" and not isinstance(failed.value, StepsLostError)
-    assert all(member.there for member in driver.executor.members), "told too early"
+    assert all(member.is_ready for member in driver.executor.handles), "told too early"
     assert driver.executor.serving and driver.executor.pending == 0
     driver.run(3)
 
@@ -208,7 +210,7 @@ def test_where_others_use_kv_memory_a_failure_is_told_when_nobody_is_at_the_step
 def test_where_others_use_kv_memory_a_loss_takes_a_failure_s_place(
     drive: Callable[..., Driver], tmp_path: Path
 ) -> None:
-    driver = drive(1, 2, lends=True)
+    driver = drive(1, 2, exports_kv=True)
     driver.run(2)
     (tmp_path / "fails-1").touch()
     os.kill(driver.pids()[0], signal.SIGSTOP)  # in the middle of the step, as far as anybody knows

@@ -52,12 +52,12 @@ def configs(folder: Path, count: int, **settings: Any) -> list[EngineConfig]:
 async def started(
     folder: Path,
     count: int,
-    patience: RestartPolicy = QUICK,
+    restart_policy: RestartPolicy = QUICK,
     lost: Callable[[str], None] | None = None,
     **settings: Any,
 ) -> AsyncIterator[ReplicasClient]:
     client = ReplicasClient(
-        configs(folder, count, **settings), lost, patience=patience, program="tests.engine.scripted_process"
+        configs(folder, count, **settings), lost, restart_policy=restart_policy, program="tests.engine.scripted_process"
     )
     async with asyncio.timeout(PATIENCE_S), client:
         yield client

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from homenode.engine.channels.greeting import MAGIC, Group, MemoryRequest, Seated, Values, call, introduce
-from homenode.engine.channels.host_ranks import HostRanks, HostRanksName, join_site
+from homenode.engine.channels.host_ranks import HostRanks, HostRanksName, join_host_ranks
 from homenode.engine.channels.tcp_ranks import TcpRanks, hosts_of
 from homenode.engine.executor.rendezvous import Rendezvous
 from homenode.errors import PeerError, UserError
@@ -90,7 +90,11 @@ def test_the_same_bits_as_on_one_host(rendezvous: Rendezvous, hosts: str) -> Non
 
 def test_ranks_of_one_host_have_one_memory_and_no_others(rendezvous: Rendezvous) -> None:
     here, there = named(rendezvous, 3, "a"), named(rendezvous, 3, "b")
-    sites = [join_site(here, 0, PATIENCE_S), join_site(here, 1, PATIENCE_S), join_site(there, 2, PATIENCE_S)]
+    sites = [
+        join_host_ranks(here, 0, PATIENCE_S),
+        join_host_ranks(here, 1, PATIENCE_S),
+        join_host_ranks(there, 2, PATIENCE_S),
+    ]
     assert sites[0].address == sites[1].address != sites[2].address
     hosts = hosts_of([site.address for site in sites], sites[0].address)
     assert hosts == [(sites[2].address, [2])]
@@ -206,7 +210,7 @@ def test_leaving_is_heard_on_all_hosts_by_name(rendezvous: Rendezvous) -> None:
 @pytest.fixture
 def site(rendezvous: Rendezvous) -> Iterator[HostRanks]:
     """Of the first of two ranks; the other one is on another host."""
-    made = join_site(named(rendezvous, 2, "a"), 0, PATIENCE_S)
+    made = join_host_ranks(named(rendezvous, 2, "a"), 0, PATIENCE_S)
     yield made
     made.close()
 
@@ -248,7 +252,7 @@ def test_a_stranger_is_sent_away_and_others_are_served(
         stranger.connect(name.socket if unix else (IP, int(site.address.rpartition(":")[2])))
         stranger.sendall(words)
         _end_of(stranger)
-    again = join_site(name, 1, PATIENCE_S)
+    again = join_host_ranks(name, 1, PATIENCE_S)
     assert again.address == site.address
     with pytest.raises(PeerError, match="does not know the secret"):
         call(site.address, b"another", Values(GROUP, 1), PATIENCE_S)
@@ -299,7 +303,7 @@ def test_what_no_rank_sends_ends_the_group(rendezvous: Rendezvous, site: HostRan
 
 
 def test_who_begins_to_send_and_stops_is_late(rendezvous: Rendezvous) -> None:
-    site = join_site(named(rendezvous, 2, "a"), 0, 0.3)
+    site = join_host_ranks(named(rendezvous, 2, "a"), 0, 0.3)
     with call(site.address, rendezvous.secret, Values(GROUP, 1), PATIENCE_S) as slow:
         slow.sendall(FRAME.pack(1, ARRIVED, 0, 4, 0) + bytes(100))
         assert "rank 1 of 2 did not come within" in _over(site)
@@ -313,15 +317,15 @@ def test_a_name_that_a_stranger_holds_is_no_memory(rendezvous: Rendezvous) -> No
         stranger.listen()
         begin = time.monotonic()
         with pytest.raises(PeerError, match="was not handed over on this host"):
-            join_site(name, 0, 0.3)
+            join_host_ranks(name, 0, 0.3)
         assert time.monotonic() - begin < PATIENCE_S / 2
 
 
 def test_the_next_rank_makes_the_memory_where_the_keeper_is_gone(rendezvous: Rendezvous) -> None:
     name = named(rendezvous, 2, "a")
-    first = join_site(name, 0, PATIENCE_S)
+    first = join_host_ranks(name, 0, PATIENCE_S)
     first.close()
-    second = join_site(name, 1, PATIENCE_S)
+    second = join_host_ranks(name, 1, PATIENCE_S)
     assert second.address != first.address
     second.close()
 

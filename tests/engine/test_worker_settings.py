@@ -211,17 +211,17 @@ def test_matrices_that_are_cut_within_blocks_are_others() -> None:
 
 def test_a_worker_in_another_s_place_counts_the_kv_memory_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in use already, and nobody else's."""
-    monkeypatch.setattr(available, "available_memory", lambda place: MemoryBudget(100))
-    config, place = EngineConfig.of(None, {}), EngineBinding((0,))
-    assert memory_left(config, place) == 100 and memory_left(config, place, there=50) == 150
-    bounded = replace(config, replica=Replica(0, 2, place, (), 120))
-    assert memory_left(bounded, place, taken=30, there=50) == 90
+    monkeypatch.setattr(available, "available_memory", lambda binding: MemoryBudget(100))
+    config, binding = EngineConfig.of(None, {}), EngineBinding((0,))
+    assert memory_left(config, binding) == 100 and memory_left(config, binding, there=50) == 150
+    bounded = replace(config, replica=Replica(0, 2, binding, (), 120))
+    assert memory_left(bounded, binding, taken=30, there=50) == 90
     nothing = Range(0, 0)
     part = ModelPart(Range(0, 1), 0, 1, 0, 1, nothing, nothing, nothing, nothing, nothing, nothing, ())
-    join = Join(0, 0, config, "cpu", part, place, [])
-    assert replace_join(join, 1, [], 0) == Join(0, 1, config, "cpu", part, place, [])
+    join = Join(0, 0, config, "cpu", part, binding, [])
+    assert replace_join(join, 1, [], 0) == Join(0, 1, config, "cpu", part, binding, [])
     assert replace_join(join, 1, [], 4096) == Join(
-        0, 1, config, "cpu", part, place, [], kv_cache_memory=4096, kv_there=4096
+        0, 1, config, "cpu", part, binding, [], kv_cache_memory=4096, kv_there=4096
     )
 
 

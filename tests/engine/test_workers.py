@@ -78,7 +78,7 @@ def executor_of(engine: LocalEngine) -> ProcessExecutor:
 
 
 def worker_pids(engine: LocalEngine) -> list[int]:
-    processes = [member.process for member in executor_of(engine).members]
+    processes = [member.process for member in executor_of(engine).handles]
     return [process.pid for process in processes if isinstance(process, WorkerProcess)]
 
 

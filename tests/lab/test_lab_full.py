@@ -139,10 +139,10 @@ def moved_while_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some weights of the last node are sent to the first one when all are loaded and nobody has looked yet."""
     settle = numa.settle_pages
 
-    def after_moving(backend: NativeBackend, place: EngineBinding, host: Host) -> tuple[Finding, ...]:
+    def after_moving(backend: NativeBackend, binding: EngineBinding, host: Host) -> tuple[Finding, ...]:
         parts = [part for part in backend.planned()["weights"] if part.nodes == (WHOLE[-1].id,)]
         move(os.getpid(), (max(parts, key=lambda part: part.size).address, AWAY), WHOLE[0].id)
-        return settle(backend, place, host)
+        return settle(backend, binding, host)
 
     monkeypatch.setattr(build, "settle_pages", after_moving)
 

@@ -96,22 +96,22 @@ def test_whoever_does_not_answer_is_lost_and_busy_ones_are_asked_as_well() -> No
     assert silence.every == 2.0
     for second in (1.0, 2.0, 3.0):
         crew[0].heard_at = second  # of steps that it has done
-        assert silence.look(crew, second) == {}
+        assert silence.silent_workers(crew, second) == {}
     assert [len(wire(member).sent) for member in crew] == [1, 1] and isinstance(wire(crew[0]).sent[0], LivenessProbe)
     crew[0].asked_at, crew[0].told_at = None, 3.0
     for second in (5.0, 7.0, 9.0, 10.0):
-        assert silence.look(crew, second) == {}
-    assert silence.look(crew, 10.5) == {1: "did not answer for 8 s"}
+        assert silence.silent_workers(crew, second) == {}
+    assert silence.silent_workers(crew, 10.5) == {1: "did not answer for 8 s"}
 
 
 def test_nobody_is_silent_while_this_process_stood_still() -> None:
     crew, silence = members(1, asked_at=0.5), Silence(8.0, 0.0)
-    assert silence.look(crew, 100.0) == {} and crew[0].asked_at == 100.0, "asked anew"
+    assert silence.silent_workers(crew, 100.0) == {} and crew[0].asked_at == 100.0, "asked anew"
 
 
 def test_a_process_that_starts_has_a_minute_for_its_first_word() -> None:
     crew, silence = members(1, state="starting", spoke=False), Silence(2.0, 0.0)
-    lost = [second / 2 for second in range(1, 200) if silence.look(crew, second / 2)]
+    lost = [second / 2 for second in range(1, 200) if silence.silent_workers(crew, second / 2)]
     assert lost[0] == 61.0  # asked after half a second
 
 
@@ -120,9 +120,9 @@ def test_those_who_kept_others_waiting_are_guilty_a_moment_later() -> None:
     ways = traffic(crew)
     assert not ways.submit(STEP, crew, 0.0)
     assert ways.done(crew[0], WorkerStepDone(StepResult(1, [], [], 0.5)), crew, 1.0) is None
-    assert ways.patience(9.0) is None and ways.guilty(9.0) is None
+    assert ways.time_left(9.0) is None and ways.guilty(9.0) is None
     assert ways.failed(crew[2], WorkerStepFailed(1, "PeerError", "nobody came"), 9.0) is None
-    assert ways.patience(9.25) == 0.75 and ways.guilty(9.25) is None
+    assert ways.time_left(9.25) == 0.75 and ways.guilty(9.25) is None
     found = ways.guilty(10.0)
     assert found is not None and found[0] == {1: "kept others waiting in step 1"}
     assert ways.guilty(11.0) is None, "once"
@@ -133,7 +133,7 @@ def test_a_failure_of_its_own_is_nobody_elses() -> None:
     ways = traffic(crew)
     ways.submit(STEP, crew, 0.0)
     error = ways.failed(crew[1], WorkerStepFailed(1, "ValueError", "a NaN", fatal=False), 1.0)
-    assert error is not None and (error.kind, error.message) == ("ValueError", "a NaN") and ways.patience(1.0) is None
+    assert error is not None and (error.kind, error.message) == ("ValueError", "a NaN") and ways.time_left(1.0) is None
 
 
 def test_tokens_are_told_to_those_who_do_not_draw() -> None:

@@ -36,8 +36,8 @@ def planned(*on: tuple[int, ...]) -> dict[str, list[PlannedRange]]:
 def test_how_weights_lie_is_told_by_the_policys_name(
     numa: str | None, on: tuple[tuple[int, ...], ...], words: str
 ) -> None:
-    place = EngineBinding((0, 1), numa=numa, numa_why="it was asked for" if numa else "")
-    lines = memory_lines(place, TWO, planned(*on), {})
+    binding = EngineBinding((0, 1), numa=numa, numa_why="it was asked for" if numa else "")
+    lines = memory_lines(binding, TWO, planned(*on), {})
     assert words in lines[0]
     assert lines[0].endswith("(it was asked for)") == (numa is not None)
     assert [int(number) for line in lines for number in re.findall(r"^node (\d+): ", line)] == sorted(
@@ -69,8 +69,8 @@ def test_every_pinned_thread_is_on_the_line_of_its_node(team: list[int]) -> None
 
 
 def test_mirrored_tensors_of_shards_are_named() -> None:
-    place = EngineBinding((0, 1), numa="shard", mirror_tensors=("output*",))
-    assert "mirrored are those named output*" in memory_lines(place, TWO, planned((0,), (1,)), {})[0]
+    binding = EngineBinding((0, 1), numa="shard", mirror_tensors=("output*",))
+    assert "mirrored are those named output*" in memory_lines(binding, TWO, planned((0,), (1,)), {})[0]
 
 
 def test_a_machine_without_nodes_is_said_to_be_one() -> None:

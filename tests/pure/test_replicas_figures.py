@@ -44,8 +44,8 @@ def ready(blocks: int, *notes: str, length: int = 512) -> EngineReady:
 
 
 def test_what_all_engines_hold_and_what_one_sequence_may_have() -> None:
-    places = [EngineBinding((0, 1), spare=(2, 6)), EngineBinding((3, 4), others=(3, 4, 6), spare=(2, 6))]
-    seen = all_ready([ready(10, "slow disk", "x"), ready(20, "slow disk", length=256)], places)
+    bindings = [EngineBinding((0, 1), spare=(2, 6)), EngineBinding((3, 4), others=(3, 4, 6), spare=(2, 6))]
+    seen = all_ready([ready(10, "slow disk", "x"), ready(20, "slow disk", length=256)], bindings)
     assert (seen.num_blocks, seen.max_model_len) == (30, 256)
     details = seen.details
     assert (details["engines"], details["weight_bytes"], details["kv_bytes"], details["load_seconds"]) == (

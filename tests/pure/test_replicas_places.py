@@ -27,7 +27,7 @@ def host(text: str = TWO_NODES) -> Host:
     return read_host(synthetic(text))
 
 
-def places(text: str, count: int, **settings: Any) -> tuple[EngineBinding, ...]:
+def bindings(text: str, count: int, **settings: Any) -> tuple[EngineBinding, ...]:
     return replica_places(host(text), EngineConfig.of(None, settings), count)
 
 
@@ -44,27 +44,29 @@ def places(text: str, count: int, **settings: Any) -> tuple[EngineBinding, ...]:
 def test_the_cores_are_divided(
     text: str, count: int, teams: list[tuple[int, ...]], memory: list[tuple[int, ...]], spare: tuple[int, ...]
 ) -> None:
-    found = places(text, count)
-    assert [place.team for place in found] == teams
-    assert [place.memory_nodes for place in found] == memory
-    assert {place.spare for place in found} == {spare}
+    found = bindings(text, count)
+    assert [binding.team for binding in found] == teams
+    assert [binding.memory_nodes for binding in found] == memory
+    assert {binding.spare for binding in found} == {spare}
 
 
 def test_other_threads_take_a_free_core_of_their_node_or_stay_on_their_own_cores() -> None:
-    first, second = places(TWO_NODES, 2)
+    first, second = bindings(TWO_NODES, 2)
     assert first.others == first.free_of_compute == (3, 11)
     assert second.others == (4, 5, 6, 7, 12, 13, 14, 15) and second.free_of_compute == ()
 
 
 def test_threads_are_those_of_each_engine() -> None:
-    assert [place.team for place in places(TWO_NODES, 2, threads=2)] == [(0, 1), (4, 5)]
-    assert [len(place.team) for place in places(TWO_NODES, 2, threads=6)] == [6, 6], "siblings, as they were asked for"
+    assert [binding.team for binding in bindings(TWO_NODES, 2, threads=2)] == [(0, 1), (4, 5)]
+    assert [len(binding.team) for binding in bindings(TWO_NODES, 2, threads=6)] == [6, 6], (
+        "siblings, as they were asked for"
+    )
 
 
 def test_a_quota_is_divided_as_well() -> None:
     seen = host("1s/1n/8c")
     half = replace(seen, allowance=replace(seen.allowance, cpu_quota=4.0))
-    assert [len(place.team) for place in replica_places(half, EngineConfig(), 2)] == [2, 2]
+    assert [len(binding.team) for binding in replica_places(half, EngineConfig(), 2)] == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -80,8 +82,8 @@ def test_a_quota_is_divided_as_well() -> None:
 def test_placement_settings_mean_the_same_as_for_workers_of_a_plan(
     settings: Mapping[str, Any], teams: list[tuple[int, ...]], memory: list[tuple[int, ...]]
 ) -> None:
-    found = places(TWO_NODES, 2, **settings)
-    assert [(place.team, place.memory_nodes) for place in found] == list(zip(teams, memory, strict=True))
+    found = bindings(TWO_NODES, 2, **settings)
+    assert [(binding.team, binding.memory_nodes) for binding in found] == list(zip(teams, memory, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -100,15 +102,15 @@ def test_what_cannot_be_is_refused_by_name(
     text: str, count: int, settings: Mapping[str, Any], words: tuple[str, ...]
 ) -> None:
     with pytest.raises(UserError) as refused:
-        places(text, count, **settings)
+        bindings(text, count, **settings)
     assert all(word in refused.value.message for word in words), refused.value.message
 
 
 def test_too_few_cores_are_said_with_every_engine() -> None:
-    found = places("1s/1n/2c", 2)
-    assert all([finding.code for finding in place.findings] == ["too_few_cores"] for place in found)
+    found = bindings("1s/1n/2c", 2)
+    assert all([finding.code for finding in binding.findings] == ["too_few_cores"] for binding in found)
     assert found[0].findings == found[1].findings, "so that a front can tell it once"
-    assert not places("1s/1n/4c", 2)[0].findings
+    assert not bindings("1s/1n/4c", 2)[0].findings
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -120,12 +122,12 @@ def test_on_every_recorded_machine_engines_are_disjoint_and_on_allowed_cpus(name
     except (UserError, PlacementError) as error:
         assert len(seen.allowance.physical_cpus) < count, error
         return
-    teams = [cpu for place in found for cpu in place.team]
-    assert len(found) == count and all(place.team and place.others for place in found)
+    teams = [cpu for binding in found for cpu in binding.team]
+    assert len(found) == count and all(binding.team and binding.others for binding in found)
     assert len(teams) == len(set(teams)) and set(teams) <= set(seen.allowance.cpus)
-    assert all(set(place.spare).isdisjoint(teams) for place in found)
+    assert all(set(binding.spare).isdisjoint(teams) for binding in found)
     mems = set(seen.allowance.mems)
-    assert all(set(place.memory_nodes) <= mems for place in found if mems)
+    assert all(set(binding.memory_nodes) <= mems for binding in found if mems)
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ class NodeTeam:
 
 def test_a_team_for_each_node_is_bound_to_its_memory() -> None:
     found = team_places(host(), [NodeTeam(0, 0, (0, 1, 2)), NodeTeam(1, 0, (4, 5, 6))])
-    assert [(place.team, place.memory_nodes, place.others) for place in found] == [
+    assert [(binding.team, binding.memory_nodes, binding.others) for binding in found] == [
         ((0, 1, 2), (0,), (3, 11)),
         ((4, 5, 6), (0,), (7, 15)),
     ]

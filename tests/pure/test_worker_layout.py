@@ -171,8 +171,8 @@ def matrix(name: str, size: int) -> MatrixLayout:
 )
 def test_costs_are_of_bytes_or_measured(measured: list[float | None], split: tuple[int, ...]) -> None:
     spec, layout = cut_model()
-    places = [EngineBinding((0,)), EngineBinding((1,))]
-    assert balanced_layers(stage_costs(spec, layout, ["cpu", "cpu"], places, 1, measured), 6) == split
+    bindings = [EngineBinding((0,)), EngineBinding((1,))]
+    assert balanced_layers(stage_costs(spec, layout, ["cpu", "cpu"], bindings, 1, measured), 6) == split
 
 
 def cut_model() -> tuple[ModelSpec, WeightLayout]:
@@ -252,7 +252,7 @@ def host(text: str = TWO_NODES) -> Host:
     return read_host(synthetic(text))
 
 
-def places(text: str, devices: list[str], **settings: Any) -> WorkerBindings:
+def bindings(text: str, devices: list[str], **settings: Any) -> WorkerBindings:
     return worker_places(host(text), EngineConfig.of(None, settings), devices)
 
 
@@ -267,28 +267,28 @@ def places(text: str, devices: list[str], **settings: Any) -> WorkerBindings:
 def test_workers_divide_the_cores(
     text: str, count: int, teams: list[tuple[int, ...]], memory: list[tuple[int, ...]], loop: tuple[int, ...]
 ) -> None:
-    found = places(text, ["cpu"] * count)
-    assert [place.team for place in found.places] == teams
-    assert [place.memory_nodes for place in found.places] == memory
+    found = bindings(text, ["cpu"] * count)
+    assert [binding.team for binding in found.bindings] == teams
+    assert [binding.memory_nodes for binding in found.bindings] == memory
     assert found.loop == loop and not found.shared
 
 
 def test_more_workers_than_cores_share_them_and_never_spin() -> None:
-    found = places("1s/1n/2c", ["cpu"] * 3)
-    assert [place.team for place in found.places] == [(0,), (0,), (1,)]
+    found = bindings("1s/1n/2c", ["cpu"] * 3)
+    assert [binding.team for binding in found.bindings] == [(0,), (0,), (1,)]
     assert found.shared and [finding.code for finding in found.findings] == ["workers_share_cores"]
     with pytest.raises(UserError, match="3 workers share 2 physical cores"):
-        places("1s/1n/2c", ["cpu"] * 3, threads=2)
+        bindings("1s/1n/2c", ["cpu"] * 3, threads=2)
 
 
 def test_a_replicas_workers_divide_its_own_cores() -> None:
-    place = EngineBinding((4, 5, 6, 7), (3, 11), (1,))
-    config = replace(EngineConfig.of(None, {"numa_bind": True}), replica=Replica(1, 2, place))
+    binding = EngineBinding((4, 5, 6, 7), (3, 11), (1,))
+    config = replace(EngineConfig.of(None, {"numa_bind": True}), replica=Replica(1, 2, binding))
     found = worker_places(host(), config, ["cpu", "cpu"])
-    assert [p.team for p in found.places] == [(4, 5), (6, 7)] and found.loop == (3, 11)
-    assert [p.memory_nodes for p in found.places] == [(1,), (1,)]
+    assert [p.team for p in found.bindings] == [(4, 5), (6, 7)] and found.loop == (3, 11)
+    assert [p.memory_nodes for p in found.bindings] == [(1,), (1,)]
     nowhere = replace(config, replica=Replica(0, 1, EngineBinding((UNPINNED,) * 4)))
-    assert [p.team for p in worker_places(host(), nowhere, ["cpu", "cpu"]).places] == [(UNPINNED,) * 2] * 2
+    assert [p.team for p in worker_places(host(), nowhere, ["cpu", "cpu"]).bindings] == [(UNPINNED,) * 2] * 2
 
 
 def test_host_threads_of_an_accelerator_stay_near_it_and_off_the_computing_cores() -> None:
@@ -297,13 +297,13 @@ def test_host_threads_of_an_accelerator_stay_near_it_and_off_the_computing_cores
     seen = replace(seen, accelerators=Accelerators((chip,)))
     found = worker_places(seen, EngineConfig.of(None, {"cpu_threads_bind": "0-3"}), ["torch:cuda:0", "cpu"])
     assert (
-        found.places[0].team == ()
-        and found.places[0].others == chip.local_cpus
-        and found.places[0].memory_nodes == (1,)
+        found.bindings[0].team == ()
+        and found.bindings[0].others == chip.local_cpus
+        and found.bindings[0].memory_nodes == (1,)
     )
-    assert found.places[1].team == (0, 1, 2, 3)
+    assert found.bindings[1].team == (0, 1, 2, 3)
     crowded = worker_places(seen, EngineConfig.of(None, {}), ["torch:cuda:0", "cpu"])
-    assert crowded.places[0].others == (7, 15), "the core that computes nothing"
+    assert crowded.bindings[0].others == (7, 15), "the core that computes nothing"
 
 
 FOUR_NODES = "2s/4n/8c"  # cores 0-1, 2-3, 4-5, 6-7
@@ -311,11 +311,15 @@ FOUR_NODES = "2s/4n/8c"  # cores 0-1, 2-3, 4-5, 6-7
 
 @pytest.mark.parametrize("policy", ["auto", "local", "shard", "mirror", "interleave"])
 def test_a_worker_on_one_node_keeps_all_its_memory_there(policy: str) -> None:
-    found, bare = places(TWO_NODES, ["cpu"] * 2, numa=policy), places(TWO_NODES, ["cpu"] * 2)
-    assert [place.team for place in found.places] == [place.team for place in bare.places] == [(0, 1, 2), (4, 5, 6, 7)]
-    assert [place.memory_nodes for place in found.places] == [(0,), (1,)] and found.loop == bare.loop
-    assert [place.thread_memory for place in found.places] == [(0,) * 3, (1,) * 4]
-    assert [place.numa for place in found.places] == ["local", "local"]
+    found, bare = bindings(TWO_NODES, ["cpu"] * 2, numa=policy), bindings(TWO_NODES, ["cpu"] * 2)
+    assert (
+        [binding.team for binding in found.bindings]
+        == [binding.team for binding in bare.bindings]
+        == [(0, 1, 2), (4, 5, 6, 7)]
+    )
+    assert [binding.memory_nodes for binding in found.bindings] == [(0,), (1,)] and found.loop == bare.loop
+    assert [binding.thread_memory for binding in found.bindings] == [(0,) * 3, (1,) * 4]
+    assert [binding.numa for binding in found.bindings] == ["local", "local"]
     told = [finding.code for finding in found.findings]
     assert told == ([] if policy in ("auto", "local") else ["numa_single_node"])
 
@@ -324,64 +328,70 @@ def test_a_worker_on_one_node_keeps_all_its_memory_there(policy: str) -> None:
     ("policy", "own"), [("auto", "shard"), ("shard", "shard"), ("mirror", "mirror"), ("interleave", "interleave")]
 )
 def test_a_worker_on_several_nodes_spreads_over_its_own(policy: str, own: str) -> None:
-    found = places(FOUR_NODES, ["cpu"] * 2, numa=policy, numa_strict=True)
-    assert [place.team for place in found.places] == [(0, 1, 2), (4, 5, 6, 7)] and found.loop == (3,)
-    assert [place.thread_memory for place in found.places] == [(0, 0, 1), (2, 2, 3, 3)]
-    assert [place.memory_nodes for place in found.places] == [(0, 1), (2, 3)]
-    assert {place.numa for place in found.places} == {own} and all(place.strict for place in found.places)
+    found = bindings(FOUR_NODES, ["cpu"] * 2, numa=policy, numa_strict=True)
+    assert [binding.team for binding in found.bindings] == [(0, 1, 2), (4, 5, 6, 7)] and found.loop == (3,)
+    assert [binding.thread_memory for binding in found.bindings] == [(0, 0, 1), (2, 2, 3, 3)]
+    assert [binding.memory_nodes for binding in found.bindings] == [(0, 1), (2, 3)]
+    assert {binding.numa for binding in found.bindings} == {own} and all(binding.strict for binding in found.bindings)
     assert not found.findings
 
 
 def test_local_workers_on_several_nodes_compute_on_one() -> None:
-    found = places(FOUR_NODES, ["cpu"] * 2, numa="local")
-    assert [(place.team, place.memory_nodes) for place in found.places] == [((0, 1), (0,)), ((4, 5), (2,))]
+    found = bindings(FOUR_NODES, ["cpu"] * 2, numa="local")
+    assert [(binding.team, binding.memory_nodes) for binding in found.bindings] == [((0, 1), (0,)), ((4, 5), (2,))]
 
 
 def test_threads_of_a_worker_are_shared_out_over_its_nodes() -> None:
-    found = places(FOUR_NODES, ["cpu"] * 2, numa="shard", threads=2, reserve_cpus=0)
-    assert [place.team for place in found.places] == [(0, 2), (4, 6)]
+    found = bindings(FOUR_NODES, ["cpu"] * 2, numa="shard", threads=2, reserve_cpus=0)
+    assert [binding.team for binding in found.bindings] == [(0, 2), (4, 6)]
     with pytest.raises(UserError, match="--threads 9"):
-        places(FOUR_NODES, ["cpu"] * 2, numa="shard", threads=9)
+        bindings(FOUR_NODES, ["cpu"] * 2, numa="shard", threads=9)
 
 
 def test_workers_divide_the_nodes_that_are_to_compute() -> None:
-    found = places(FOUR_NODES, ["cpu"] * 2, numa="auto", numa_nodes="1,3", reserve_cpus=0)
-    assert [(place.team, place.memory_nodes) for place in found.places] == [((2, 3), (1,)), ((6, 7), (3,))]
+    found = bindings(FOUR_NODES, ["cpu"] * 2, numa="auto", numa_nodes="1,3", reserve_cpus=0)
+    assert [(binding.team, binding.memory_nodes) for binding in found.bindings] == [((2, 3), (1,)), ((6, 7), (3,))]
     with pytest.raises(PlacementError, match="node"):
-        places(FOUR_NODES, ["cpu"] * 2, numa="auto", numa_nodes="9")
+        bindings(FOUR_NODES, ["cpu"] * 2, numa="auto", numa_nodes="9")
 
 
 def test_numa_policies_that_workers_cannot_have_are_refused_with_the_reason() -> None:
     with pytest.raises(UserError, match="--numa replicate is an engine for each node") as refused:
-        places(TWO_NODES, ["cpu"] * 2, numa="replicate")
+        bindings(TWO_NODES, ["cpu"] * 2, numa="replicate")
     assert refused.value.param == "numa"
     with pytest.raises(PlacementError, match="needs several nodes"):
-        places(TWO_NODES, ["cpu"] * 2, numa="shard", numa_strict=True)
+        bindings(TWO_NODES, ["cpu"] * 2, numa="shard", numa_strict=True)
     with pytest.raises(UserError, match="both say where threads run"):
-        places(TWO_NODES, ["cpu"] * 2, numa="shard", numa_bind=True)
+        bindings(TWO_NODES, ["cpu"] * 2, numa="shard", numa_bind=True)
 
 
 def test_a_host_of_one_node_has_nothing_to_spread_over() -> None:
-    found = places("1s/1n/2c", ["cpu"] * 2, numa="auto")
-    assert [(place.team, place.memory_nodes) for place in found.places] == [((0,), ()), ((1,), ())]
+    found = bindings("1s/1n/2c", ["cpu"] * 2, numa="auto")
+    assert [(binding.team, binding.memory_nodes) for binding in found.bindings] == [((0,), ()), ((1,), ())]
 
 
 def test_what_was_settled_for_the_model_is_taken_where_a_worker_has_several_nodes() -> None:
     config = replace(EngineConfig.of(None, {"numa": "auto"}), numa_settled=Decision("mirror", "it was faster"))
-    assert [place.numa for place in worker_places(host(FOUR_NODES), config, ["cpu"] * 2).places] == ["mirror", "mirror"]
+    assert [binding.numa for binding in worker_places(host(FOUR_NODES), config, ["cpu"] * 2).bindings] == [
+        "mirror",
+        "mirror",
+    ]
     alone = replace(config, numa_settled=Decision("local", "it is small", (0,)))
-    assert [place.numa for place in worker_places(host(FOUR_NODES), alone, ["cpu"] * 2).places] == ["shard", "shard"]
+    assert [binding.numa for binding in worker_places(host(FOUR_NODES), alone, ["cpu"] * 2).bindings] == [
+        "shard",
+        "shard",
+    ]
 
 
 NOTHING = Range(0, 0)
 
 
-def layout(places: list[tuple[int, ...]], devices: list[str]) -> Layout:
+def layout(bindings: list[tuple[int, ...]], devices: list[str]) -> Layout:
     part = ModelPart(Range(0, 1), 0, 1, 0, 1, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, ())
     return Layout(
         tuple(
             WorkerPlan(n, f"w{n}", device, part, EngineBinding((n,), memory_nodes=nodes))
-            for n, (nodes, device) in enumerate(zip(places, devices, strict=True))
+            for n, (nodes, device) in enumerate(zip(bindings, devices, strict=True))
         )
     )
 

@@ -1,4 +1,4 @@
-"""A place for an engine: the CPUs of its threads and the nodes of its memory, as `placement` and `replicas.places` decide them. Plain values."""
+"""A place for an engine: the CPUs of its threads and the nodes of its memory, as `placement` and `replicas.bindings` decide them. Plain values."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Replica:
 
     number: int
     count: int
-    place: EngineBinding
+    binding: EngineBinding
     allowed: tuple[int, ...] = ()
     memory: int | None = None
 
     @property
     def node(self) -> int | None:
         """The one NUMA node its memory is bound to; None where there is none, or several."""
-        return self.place.memory_nodes[0] if len(self.place.memory_nodes) == 1 else None
+        return self.binding.memory_nodes[0] if len(self.binding.memory_nodes) == 1 else None
 
     @property
     def name(self) -> str:

@@ -20,15 +20,15 @@ from homenode.host.topology.finding import Finding
 _BRING_ALONG_S = 5.0  # some tens of MiB, which move in a fraction of a second
 
 
-def apply_binding(place: EngineBinding, kernel: Syscalls | None = None) -> tuple[Finding, ...]:
+def apply_binding(binding: EngineBinding, kernel: Syscalls | None = None) -> tuple[Finding, ...]:
     """Bind memory and the threads there are; compute threads are pinned by the team itself. Findings tell of what the kernel refused."""
     kernel = kernel or Syscalls()
     findings: tuple[Finding, ...] = ()
-    if place.memory_nodes:
-        findings = bind_memory(place.memory_nodes, kernel).findings
-        _bring_along(place.memory_nodes, kernel)
-    if place.others:
-        findings += pin_current_thread(place.others, kernel)
+    if binding.memory_nodes:
+        findings = bind_memory(binding.memory_nodes, kernel).findings
+        _bring_along(binding.memory_nodes, kernel)
+    if binding.others:
+        findings += pin_current_thread(binding.others, kernel)
     return findings
 
 

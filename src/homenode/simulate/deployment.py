@@ -76,11 +76,11 @@ def engines_on(host: Host, config: EngineConfig, checkpoint: Checkpoint, speeds:
     parallel = config.parallel
     if parallel.workers == 1 and auto_is_meant(config, host, None):
         config = replace(config, placement=replace(config.placement, numa="auto"))
-    places, config = _places(host, config, checkpoint)
+    bindings, config = _bindings(host, config, checkpoint)
     there = [f"torch:{'cuda' if chip.kind == 'rocm' else chip.kind}:{chip.id}" for chip in host.accelerators.chips]
     offered = there if speeds.accelerator else ()
-    rooms = [_room(host, place) for place in places]
-    shares = memory_shares(rooms, _available(host)) if len(places) > 1 else (None,) * len(places)
+    rooms = [_room(host, binding) for binding in bindings]
+    shares = memory_shares(rooms, _available(host)) if len(bindings) > 1 else (None,) * len(bindings)
     made: list[EngineSpec] = []
     everybody = [
         worker_devices(
@@ -89,25 +89,25 @@ def engines_on(host: Host, config: EngineConfig, checkpoint: Checkpoint, speeds:
             parallel.tensor_parallel_size,
             offered,
             number,
-            len(places),
+            len(bindings),
         )
-        for number in range(len(places))
+        for number in range(len(bindings))
     ]
-    for number, (place, share, devices) in enumerate(zip(places, shares, everybody, strict=True)):
+    for number, (binding, share, devices) in enumerate(zip(bindings, shares, everybody, strict=True)):
         own = (
             config
             if share is None
-            else replace(config, replica=Replica(number, len(places), place, host.allowance.cpus, share))
+            else replace(config, replica=Replica(number, len(bindings), binding, host.allowance.cpus, share))
         )
         if missing := [device for device in devices if is_accelerator(device) and device not in there]:
             raise UserError(f"--stage-devices: {missing[0].removeprefix('torch:')} is not there", param="stage_devices")
         if problem := expert_problem(own, checkpoint.spec):
             raise problem
-        seat = expert_group_rank(own, everybody)
-        together = None if seat is None else _Together(ExpertSharing(seat), places)
+        group_rank = expert_group_rank(own, everybody)
+        together = None if group_rank is None else _Together(ExpertSharing(group_rank), bindings)
         inline = list(devices) == ["cpu"]
         made.append(
-            _one_worker(host, own, checkpoint, place, speeds, together)
+            _one_worker(host, own, checkpoint, binding, speeds, together)
             if inline
             else _workers(host, own, checkpoint, devices, speeds, together)
         )
@@ -119,14 +119,16 @@ class _Together:
     """Engines in these places that keep experts in common, and the seat of one."""
 
     common: ExpertSharing
-    places: Sequence[EngineBinding]
+    bindings: Sequence[EngineBinding]
 
     def owners(self, layout: WeightLayout, part: ModelPart) -> Owners:
         kept = self.common.owners(layout, part)
-        return Owners(self.places, sum(m.target_bytes for m in layout.matrices if m.name in kept))
+        return Owners(self.bindings, sum(m.target_bytes for m in layout.matrices if m.name in kept))
 
 
-def _places(host: Host, config: EngineConfig, checkpoint: Checkpoint) -> tuple[tuple[EngineBinding, ...], EngineConfig]:
+def _bindings(
+    host: Host, config: EngineConfig, checkpoint: Checkpoint
+) -> tuple[tuple[EngineBinding, ...], EngineConfig]:
     """Of each engine, and the config with what --numa has come to."""
     count, numa = config.parallel.data_parallel_size, config.placement.numa
     if count > 1:
@@ -156,7 +158,7 @@ def _one_worker(
     host: Host,
     config: EngineConfig,
     checkpoint: Checkpoint,
-    place: EngineBinding,
+    binding: EngineBinding,
     speeds: Speeds,
     together: _Together | None,
 ) -> EngineSpec:
@@ -165,26 +167,26 @@ def _one_worker(
     backend = make_backend(config.compute, (UNPINNED,))
     layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
     geometry = kv_geometry_of(spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
-    replicated = place.numa == "replicate"
-    homes = None if replicated else check_homes(config, host, place, layout, backend)
-    on_nodes = kv_capacity(homes, place, spec.num_kv_heads)
+    replicated = binding.numa == "replicate"
+    homes = None if replicated else check_homes(config, host, binding, layout, backend)
+    on_nodes = kv_capacity(homes, binding, spec.num_kv_heads)
     if homes is None:
-        teams = teams_of(host, place)
+        teams = teams_of(host, binding)
         own = own_layout(layout, part, common)
         homes = plan_weight_nodes(
-            own, teams, "shard" if len(teams) > 1 else "local", (), place.numa_why, packed_group_bytes(backend)
+            own, teams, "shard" if len(teams) > 1 else "local", (), binding.numa_why, packed_group_bytes(backend)
         )
-    room = _room(host, place)[0]
+    room = _room(host, binding)[0]
     if config.replica is not None and config.replica.memory is not None:
         room = min(room, config.replica.memory)
     left = max(0, min(room, _available(host)) - kept_of(layout, part, common).own)
     sizes = resolve(config, spec, geometry, left if on_nodes is None else min(left, on_nodes.size))
     owners = together.owners(layout, part) if together else None
-    cost = cpu_worker(host, place, work_of(spec, layout, geometry, part), speeds, owners)
+    cost = cpu_worker(host, binding, work_of(spec, layout, geometry, part), speeds, owners)
     nodes = {str(node): size for node, size in homes.nodes.items() if size}
     return EngineSpec(
         config, sizes, (StageCost((cost,), 4 * spec.hidden_size),), 0.0, nodes, sizes.num_blocks * geometry.block_bytes,
-        place.numa or homes.policy, place.numa_why,
+        binding.numa or homes.policy, binding.numa_why,
     )  # fmt: skip
 
 
@@ -199,7 +201,7 @@ def _workers(
     planned = plan_engine(config, checkpoint, host, devices, common=together.common if together else None)
     workers = planned.layout.workers
     total = _available(host) if config.replica is None or config.replica.memory is None else config.replica.memory
-    rooms = [_room(host, worker.place) for worker in workers]
+    rooms = [_room(host, worker.binding) for worker in workers]
     planned = replace(
         planned, layout=with_memory(planned.layout, [planned.kept(worker).own for worker in workers], rooms, total)
     )
@@ -211,7 +213,7 @@ def _workers(
     stages = tuple(_stage(host, planned, stage, links[stage], speeds, together) for stage in range(len(links)))
     weights: dict[str, int] = {}
     for worker in workers:
-        own, nodes = planned.kept(worker).own, _nodes(host, worker.place)
+        own, nodes = planned.kept(worker).own, _nodes(host, worker.binding)
         names = (
             [worker.device.removeprefix("torch:")] if is_accelerator(worker.device) else [str(node) for node in nodes]
         )
@@ -244,7 +246,7 @@ def _stage(
             costs.append(accelerator_worker(work, speeds))
         else:
             owners = together.owners(planned.weights[n], worker.part) if together else None
-            costs.append(cpu_worker(host, worker.place, work, speeds, owners))
+            costs.append(cpu_worker(host, worker.binding, work, speeds, owners))
     part = planned.layout.workers[mine[0]].part
     sums = 2 * part.layers.count + part.first_stage + part.last_stage if len(mine) > 1 else 0
     shared = Link(link.latency, link.byte * (len(mine) - 1))  # every rank reads what all others have
@@ -257,7 +259,7 @@ def _link(host: Host, planned: Planned, first: int, speeds: Speeds) -> Link:
     if speeds.accelerator and any(is_accelerator(worker.device) for worker in workers):
         return speeds.accelerator.link
     return link_of(
-        host, [worker.place for worker in planned.layout.workers if not is_accelerator(worker.device)], speeds
+        host, [worker.binding for worker in planned.layout.workers if not is_accelerator(worker.device)], speeds
     )
 
 
@@ -301,13 +303,13 @@ def _on_accelerator(planned: Planned, number: int, speeds: Speeds) -> int:
     return have - need
 
 
-def _nodes(host: Host, place: EngineBinding) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(team.memory_node for team in teams_of(host, place)))
+def _nodes(host: Host, binding: EngineBinding) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(team.memory_node for team in teams_of(host, binding)))
 
 
-def _room(host: Host, place: EngineBinding) -> tuple[int, tuple[int, ...]]:
+def _room(host: Host, binding: EngineBinding) -> tuple[int, tuple[int, ...]]:
     """Bytes that an engine in this place may take, and the nodes its memory is bound to."""
-    nodes = place.memory_nodes
+    nodes = binding.memory_nodes
     known = [node for node in host.nodes if not nodes or node.id in nodes]
     size = sum(node.memory if node.free is None else node.free for node in known if node.memory is not None)
     return (min(size, _available(host)) if size else _available(host)), nodes

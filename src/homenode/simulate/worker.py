@@ -28,28 +28,28 @@ from homenode.simulate.speeds import DECLARED, Speeds
 class Owners:
     """The places of engines that keep `experts` bytes in common, as many each."""
 
-    places: Sequence[EngineBinding]
+    bindings: Sequence[EngineBinding]
     experts: int
 
 
 def cpu_worker(
-    host: Host, place: EngineBinding, work: WorkerWork, speeds: Speeds, owners: Owners | None = None
+    host: Host, binding: EngineBinding, work: WorkerWork, speeds: Speeds, owners: Owners | None = None
 ) -> WorkerCost:
     """A worker on these CPUs. Weights lie with the threads that read them, unless its policy puts their pages in turn on all nodes, or `owners` keep some."""
-    machine = machine_speed(teams_of(host, place), host, speeds.measured)
-    spread = round_robin(machine.nodes) if place.numa == "interleave" else at_home(machine.nodes)
+    machine = machine_speed(teams_of(host, binding), host, speeds.measured)
+    spread = round_robin(machine.nodes) if binding.numa == "interleave" else at_home(machine.nodes)
     common = None
     if owners is not None:
-        common = CommonExperts(work.model.weight_bytes - owners.experts, _byte_of(owners, host, place, speeds))
+        common = CommonExperts(work.model.weight_bytes - owners.experts, _byte_of(owners, host, binding, speeds))
     return WorkerCost(
         Rates.of(machine, spread, speeds.reached.kind), work, speeds.step_s, speeds.reached.float_cost, common
     )
 
 
-def _byte_of(owners: Owners, host: Host, place: EngineBinding, speeds: Speeds) -> float:
+def _byte_of(owners: Owners, host: Host, binding: EngineBinding, speeds: Speeds) -> float:
     """Seconds in which the threads of a place read a byte that all owners keep parts of."""
-    own = teams_of(host, place)
-    theirs = [teams_of(host, each) for each in owners.places]
+    own = teams_of(host, binding)
+    theirs = [teams_of(host, each) for each in owners.bindings]
     by_node = {team.node: team for teams in theirs for team in teams} | {team.node: team for team in own}
     machine = machine_speed(tuple(by_node.values()), host, speeds.measured)
     nodes = {team.node for team in own}
@@ -88,21 +88,21 @@ def work_of(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry, part: M
     )
 
 
-def teams_of(host: Host, place: EngineBinding) -> tuple[NodeTeam, ...]:
+def teams_of(host: Host, binding: EngineBinding) -> tuple[NodeTeam, ...]:
     """The threads of a place by node and memory node. A thread without a CPU of its own is on the first node there is."""
     first = min(host.node_by_id, default=0)
     found: dict[tuple[int, int], list[int]] = {}
-    for at, cpu in enumerate(place.team):
+    for at, cpu in enumerate(binding.team):
         known = host.cpu_by_id.get(cpu)
         node = known.node if known is not None and known.node is not None else first
-        found.setdefault((node, _memory_of(host, place, at, node)), []).append(cpu)
+        found.setdefault((node, _memory_of(host, binding, at, node)), []).append(cpu)
     return tuple(NodeTeam(node, memory, tuple(cpus), _room(host, memory)) for (node, memory), cpus in found.items())
 
 
-def link_of(host: Host, places: Sequence[EngineBinding], speeds: Speeds) -> Link:
+def link_of(host: Host, bindings: Sequence[EngineBinding], speeds: Speeds) -> Link:
     """Between workers of one host: two meetings, and bytes at the slowest way from one's node to another's memory."""
     by_node: dict[int, NodeTeam] = {}
-    for team in (team for place in places for team in teams_of(host, place)):
+    for team in (team for binding in bindings for team in teams_of(host, binding)):
         before = by_node.get(team.node)
         by_node[team.node] = team if before is None else replace(team, cpus=(*before.cpus, *team.cpus))
     machine: MachineSpeed = machine_speed(tuple(by_node.values()), host, speeds.measured)
@@ -111,11 +111,11 @@ def link_of(host: Host, places: Sequence[EngineBinding], speeds: Speeds) -> Link
     return Link(2 * barrier / 1e6, 1 / (slowest * 1e9))
 
 
-def _memory_of(host: Host, place: EngineBinding, at: int, node: int) -> int:
-    if place.thread_memory:
-        return place.thread_memory[at]
-    if place.memory_nodes and node not in place.memory_nodes:
-        return place.memory_nodes[0]
+def _memory_of(host: Host, binding: EngineBinding, at: int, node: int) -> int:
+    if binding.thread_memory:
+        return binding.thread_memory[at]
+    if binding.memory_nodes and node not in binding.memory_nodes:
+        return binding.memory_nodes[0]
     return next(iter(memory_nodes(host, (node,))), node)
 
 

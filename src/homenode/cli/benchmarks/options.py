@@ -140,14 +140,14 @@ def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Native
     from homenode.model.weights.load import plan_model
 
     host = read_host(LiveSource(), accelerators=False)
-    place = place_of_engine(config, checkpoint, host)
-    for finding in (*place.findings, *apply_binding(place)):
+    binding = place_of_engine(config, checkpoint, host)
+    for finding in (*binding.findings, *apply_binding(binding)):
         if finding.severity != "info":
             print_note(finding.text)
-    backend = make_backend(config.compute, place.team, team_groups(host, place.team), team_memory(place, host))
+    backend = make_backend(config.compute, binding.team, team_groups(host, binding.team), team_memory(binding, host))
     layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
-    check_homes(config, host, place, layout, backend)
-    return cast("NativeBackend", backend), place, host
+    check_homes(config, host, binding, layout, backend)
+    return cast("NativeBackend", backend), binding, host
 
 
 def meter_of(backend: NativeBackend) -> NativeMeter:

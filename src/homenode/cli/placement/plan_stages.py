@@ -133,8 +133,10 @@ def _planned(flags: PlanFlags, asked: dict[str, Any]) -> Planned:
     if missing := [device for device in devices if is_accelerator(device) and device not in there]:
         raise UserError(f"--stage-devices: {missing[0].removeprefix('torch:')} is not there", param="stage_devices")
     tell_unused_settings(config, devices)
-    seat = expert_group_rank(config, everybody)
-    return plan_engine(config, checkpoint, host, devices, common=None if seat is None else ExpertSharing(seat))
+    group_rank = expert_group_rank(config, everybody)
+    return plan_engine(
+        config, checkpoint, host, devices, common=None if group_rank is None else ExpertSharing(group_rank)
+    )
 
 
 def _as_one_of_several(config: EngineConfig, host: Host, flags: PlanFlags) -> EngineConfig:
@@ -150,15 +152,15 @@ def _as_one_of_several(config: EngineConfig, host: Host, flags: PlanFlags) -> En
         )
     if count == 1:
         return config
-    place = replica_places(host, config, count)[rank]
-    return replace(config, replica=Replica(rank, count, place, host.allowance.cpus))
+    binding = replica_places(host, config, count)[rank]
+    return replace(config, replica=Replica(rank, count, binding, host.allowance.cpus))
 
 
 def _line(planned: Planned, number: int) -> dict[str, Any]:
     from homenode.cpuset import format_cpu_list
 
     worker, geometry = planned.layout.workers[number], planned.geometries[number]
-    cpus = sorted(cpu for cpu in worker.place.team or worker.place.others if cpu >= 0)
+    cpus = sorted(cpu for cpu in worker.binding.team or worker.binding.others if cpu >= 0)
     return {
         "name": worker.name,
         "device": worker.device.removeprefix("torch:") if worker.device != "torch:cpu" else worker.device,
@@ -169,7 +171,7 @@ def _line(planned: Planned, number: int) -> dict[str, Any]:
         "shared_weight_bytes": planned.kept(worker).common,
         "kv_bytes_per_token": geometry.block_bytes // geometry.block_size,
         "cpus": format_cpu_list(cpus),
-        "memory_nodes": format_cpu_list(worker.place.memory_nodes),
+        "memory_nodes": format_cpu_list(worker.binding.memory_nodes),
     }
 
 

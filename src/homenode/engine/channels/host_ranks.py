@@ -66,14 +66,14 @@ class HostRanks:
     close: Callable[[], None] = lambda: None
 
 
-def join_site(name: HostRanksName, rank: int, timeout_s: float) -> HostRanks:
+def join_host_ranks(name: HostRanksName, rank: int, timeout_s: float) -> HostRanks:
     """That of this host: made if this is the first rank here. PeerError when whoever keeps it does not hand it over in time, HostError when the machine
     refuses."""
     deadline = time.monotonic() + timeout_s
     while True:
         server = _bound(name)
         if server is not None:
-            return HostRanksServer(name, server, timeout_s).site
+            return HostRanksServer(name, server, timeout_s).host_ranks
         try:
             return _asked(name, rank, deadline)
         except (PeerError, ConnectionError) as error:  # it has ended since, or was about to begin
@@ -158,7 +158,7 @@ class HostRanksServer:
             threading.Thread(target=self._listen, args=(server,), name="homenode-site", daemon=True).start()
 
     @property
-    def site(self) -> HostRanks:
+    def host_ranks(self) -> HostRanks:
         """What it keeps."""
         return HostRanks(self._memory, self._address, self.close)
 
@@ -171,7 +171,7 @@ class HostRanksServer:
             receiver.close()
 
     def _listen(self, server: socket.socket) -> None:
-        while (sock := accept_next(server, lambda: self._streams.over)) is not None:
+        while (sock := accept_next(server, lambda: self._streams.ended)) is not None:
             if not self._greetings.acquire(timeout=_GREETING_S):
                 sock.close()
                 continue
@@ -195,7 +195,7 @@ class HostRanksServer:
                 socket.send_fds(sock, [encode_frame(self._address)], [self._memory.fd])
             case Values(group, rank) if group == self._name.group and sock.family != socket.AF_UNIX:
                 with self._lock:
-                    if not self._streams.over:
+                    if not self._streams.ended:
                         self._receivers.append(receive_rank(self._memory, rank, sock, self._timeout))
             case _:
                 raise PeerError("a worker called about something else")

@@ -60,7 +60,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     config: EngineConfig
     device: str  # "cpu", or a torch device: "torch:cuda:0", "torch:cpu"
     part: ModelPart
-    place: EngineBinding
+    binding: EngineBinding
     channels: list[Channel]
     kv_cache_memory: int | None = None  # bytes of its KV memory, where set; else it says itself what fits
     kv_there: int = 0  # bytes of its KV memory that are taken already: of who had its place before

@@ -10,17 +10,17 @@ from homenode.errors import PeerError
 
 
 class SocketSet:
-    """Those of a channel. `over`: it has ended, and so have they."""
+    """Those of a channel. `ended`: it has ended, and so have they."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._socks: list[socket.socket] = []
-        self.over = False
+        self.ended = False
 
     def keep(self, sock: socket.socket) -> socket.socket:
         """The socket, to be ended with the others. PeerError when they have been already."""
         with self._lock:
-            if self.over:
+            if self.ended:
                 sock.close()
                 raise PeerError("the channel is over")
             self._socks.append(sock)
@@ -29,7 +29,7 @@ class SocketSet:
     def leave(self) -> None:
         """End all waiting in them, now and later."""
         with self._lock:
-            self.over = True
+            self.ended = True
             for sock in self._socks:
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from homenode.compute.native.ranks import NativeRankGroup, RankSender, send_rank
 from homenode.engine.channels.greeting import Seated, Values, call
-from homenode.engine.channels.host_ranks import HostRanksName, join_site
+from homenode.engine.channels.host_ranks import HostRanksName, join_host_ranks
 from homenode.engine.channels.socket_set import SocketSet
 from homenode.engine.wire import FrameSocket, decode_body
 from homenode.errors import HomenodeError, PeerError
@@ -29,14 +29,14 @@ class TcpRanks:
     """A rank's end. `group`: what it sums with."""
 
     def __init__(self, engine: str, name: HostRanksName, rank: int, timeout_s: float, spin_us: int) -> None:
-        """`engine`: where it listens. Call it on a CPU of the rank's node. Raises as `join_site` and `NativeRankGroup.join`."""
+        """`engine`: where it listens. Call it on a CPU of the rank's node. Raises as `join_host_ranks` and `NativeRankGroup.join`."""
         self._engine, self._name, self._rank, self._timeout = engine, name, rank, timeout_s
         self._streams = SocketSet()
-        self._site = join_site(name, rank, timeout_s)
+        self._host_ranks = join_host_ranks(name, rank, timeout_s)
         try:
-            self.group = NativeRankGroup.join(self._site.memory, rank, timeout_s, spin_us)
+            self.group = NativeRankGroup.join(self._host_ranks.memory, rank, timeout_s, spin_us)
         except BaseException:
-            self._site.close()
+            self._host_ranks.close()
             raise
         self._lock = threading.Lock()
         self._sender: RankSender | None = None
@@ -54,11 +54,11 @@ class TcpRanks:
             sender, self._sender = self._sender, None
         if sender is not None:
             sender.close()
-        self._site.close()
+        self._host_ranks.close()
 
     def _reach_others(self) -> None:
         try:
-            hosts = hosts_of(self._addresses(), self._site.address)
+            hosts = hosts_of(self._addresses(), self._host_ranks.address)
             with contextlib.ExitStack() as stack:
                 reached = []
                 for address, ranks in hosts:
@@ -70,10 +70,10 @@ class TcpRanks:
                     )
                     reached.append((stack.enter_context(sock), ranks))
                 with self._lock:
-                    if reached and not self._streams.over:
-                        self._sender = send_rank(self._site.memory, self._rank, reached, self._timeout)
+                    if reached and not self._streams.ended:
+                        self._sender = send_rank(self._host_ranks.memory, self._rank, reached, self._timeout)
         except (HomenodeError, OSError) as error:
-            if not self._streams.over:
+            if not self._streams.ended:
                 _log.error(
                     "rank %d of stage %d has no connection to others: %s", self._rank, self._name.group.stage, error
                 )
@@ -81,7 +81,7 @@ class TcpRanks:
 
     def _addresses(self) -> list[str]:
         """Of all ranks. Not all of them may be there for long, as one of them loads."""
-        seated = Seated(self._name.group, self._rank, self._name.ranks, self._site.address)
+        seated = Seated(self._name.group, self._rank, self._name.ranks, self._host_ranks.address)
         while True:
             begin = time.monotonic()
             with self._streams.keep(call(self._engine, self._name.secret, seated, _GREETING_S)) as sock:
@@ -96,7 +96,7 @@ class TcpRanks:
                 raise PeerError(
                     f"the engine told {format_count(len(addresses), 'address', 'addresses')} of {format_count(self._name.ranks, 'rank')}"
                 )
-            if self._streams.over or time.monotonic() - begin < self._timeout / 2:
+            if self._streams.ended or time.monotonic() - begin < self._timeout / 2:
                 raise PeerError("the engine does not tell where the others are")
 
 

@@ -21,7 +21,7 @@ class StepsInFlight:
         self._waiting: dict[int, StepResult] = {}  # results of steps that others still compute
         self.reporter = stage_of.index(stage_of[-1])
         self._first_ranks = {stage_of.index(stage): stage for stage in stage_of}
-        self._said: dict[
+        self._answered: dict[
             int, set[int]
         ] = {}  # step -> workers that are done with it, one way or the other; in the order of the steps
         self._results = 0  # of the steps in flight, how many have their result
@@ -32,12 +32,12 @@ class StepsInFlight:
     @property
     def in_flight(self) -> int:
         """Steps that wait for their result."""
-        return len(self._said) - self._results
+        return len(self._answered) - self._results
 
     @property
     def oldest(self) -> int | None:
         """The oldest step that a worker has not said anything of."""
-        return next(iter(self._said), None)
+        return next(iter(self._answered), None)
 
     def active(self, now: float) -> float:
         """Seconds in which steps were in flight."""
@@ -47,7 +47,7 @@ class StepsInFlight:
         """A step is given to all workers."""
         if not self.in_flight:
             self._since = now
-        self._said[number] = set()
+        self._answered[number] = set()
 
     def done(self, worker: int, done: WorkerStepDone, now: float) -> StepResult | None:
         """A worker is done with a step; its result if this is the one to give it."""
@@ -60,34 +60,36 @@ class StepsInFlight:
             self._results += 1
             self._waiting[done.result.number] = done.result
         number = done.result.number
-        alone = self._all_done and number in self._said and len(self._said[number] | {worker}) < len(self._stage_of)
-        self.said(worker, number)
+        alone = (
+            self._all_done and number in self._answered and len(self._answered[number] | {worker}) < len(self._stage_of)
+        )
+        self.answered(worker, number)
         return None if alone else self._waiting.pop(number, None)
 
-    def said(self, worker: int, number: int) -> None:
+    def answered(self, worker: int, number: int) -> None:
         """A worker has nothing more to do with a step."""
-        if number in self._said:
-            self._said[number].add(worker)
+        if number in self._answered:
+            self._answered[number].add(worker)
             self._tidy()
 
     def silent(self, number: int) -> list[int]:
         """Workers that have said nothing of a step."""
-        said = self._said.get(number, set())
-        return [worker for worker in range(len(self._stage_of)) if worker not in said]
+        answered = self._answered.get(number, set())
+        return [worker for worker in range(len(self._stage_of)) if worker not in answered]
 
     def clear(self, now: float) -> None:
         """All of them are lost."""
         if self.in_flight:
             self._active += now - self._since
-        self._said.clear()
+        self._answered.clear()
         self._waiting.clear()
         self._results = 0
 
     def _tidy(self) -> None:
         """Forget steps that everybody is done with."""
-        while self._said:
-            number = next(iter(self._said))
-            if len(self._said[number]) < len(self._stage_of):
+        while self._answered:
+            number = next(iter(self._answered))
+            if len(self._answered[number]) < len(self._stage_of):
                 return
-            del self._said[number]
+            del self._answered[number]
             self._results -= 1

@@ -19,15 +19,15 @@ def make_executor(
 ) -> ProcessExecutor:
     """The workers of a plan, not started yet. `make_channels` and `program`: what they have in place of shared memory, and run."""
     config, layout, common = planned.config, planned.layout, planned.common
-    seat = common.seat if common is not None and common.memories else None
+    group_rank = common.group_rank if common is not None and common.memories else None
 
     def join_of(worker: WorkerPlan) -> Join:
         own = config_of(config, layout, worker, planned.host.allowance.cpus if layout.loop else ())
         memory = config.kv.kv_cache_memory if is_accelerator(worker.device) else planned.kv_memory
-        return Join(worker.number, 0, own, worker.device, worker.part, worker.place, [], memory, experts=seat)
+        return Join(worker.number, 0, own, worker.device, worker.part, worker.binding, [], memory, experts=group_rank)
 
     def memories_of(worker: WorkerPlan) -> Sequence[int]:
-        return () if seat is None or common is None else (common.memories[worker.number],)
+        return () if group_rank is None or common is None else (common.memories[worker.number],)
 
     def shared(generation: int) -> Channels:
         from homenode.engine.channels.shared import SharedChannels  # maps memory by the native core
@@ -46,7 +46,7 @@ def make_executor(
         program,
         experts=_counted(planned),
         memories_of=memories_of,
-        lends=config.transfer.on,
+        exports_kv=config.transfer.on,
     )
 
 

@@ -64,28 +64,28 @@ class ProcessExecutor:
         launch: Launch | None = None,
         on_end: Callable[[], None] = lambda: None,
         experts: ModelSpec | None = None,
-        lends: bool = False,
+        exports_kv: bool = False,
         memories_of: MemoriesOf = lambda plan: (),
     ) -> None:
         """`plans`: stage after stage. `program`: the module that a worker runs. `worker_timeout`: seconds a worker may be silent. `launch`: starts a
         worker, at once and without waiting for it, in place of a child of this process; `on_end` is called when all have ended. `experts`: a model of
-        whose experts the use is told in `statistics`. `lends`: others read and write the KV memory, too, so that no step is over, however it ended,
+        whose experts the use is told in `statistics`. `exports_kv`: others read and write the KV memory, too, so that no step is over, however it ended,
         as long as a worker may write for it; of workers that are lost the loop hears at once, and waits with such writing until `serving`.
         `memories_of`: what a worker is given with its Join, each time it is started; it stays the caller's."""
         launch = launch or (lambda plan: WorkerProcess(plan.name, program))
         self._on_end, self._experts, self._clock = on_end, experts, clock
-        self._crew = WorkerPool(plans, join_of, make_channels, launch, experts, clock, memories_of)
-        self._lends = lends
-        self._held: StepError | None = None  # a step's failure, until all workers have ended the step
+        self._pool = WorkerPool(plans, join_of, make_channels, launch, experts, clock, memories_of)
+        self._exports_kv = exports_kv
+        self._held_failure: StepError | None = None  # a step's failure, until all workers have ended the step
         self._kv_layouts: dict[int, KvLayout] = {}
-        self._traffic = StepTraffic(plans, all_done=lends)
+        self._traffic = StepTraffic(plans, all_done=exports_kv)
         self._silence = Silence(worker_timeout, clock())
-        self._losses = WorkerFailures()
+        self._failures = WorkerFailures()
         self._plans = plans
         self._limits: WorkerLimits | None = None
         self._num_blocks = 0
         self._serving = False
-        self._told = True  # the loop knows of the last failure; until it does, what it submits is lost
+        self._failure_known = True  # the loop knows of the last failure; until it does, what it submits is lost
         self._start_error: HomenodeError | None = None
         self._progress: Progress | None = None
         self._pending = 0
@@ -93,14 +93,14 @@ class ProcessExecutor:
         self._notify: Callable[[], None] = lambda: None
         self._changed = threading.Condition()  # around everything that both threads use
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._crew.selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._pool.selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._closing = False
         self._thread = threading.Thread(target=self._watch, name="homenode-workers", daemon=True)
 
     @property
-    def members(self) -> Sequence[WorkerHandle]:
+    def handles(self) -> Sequence[WorkerHandle]:
         """The workers as they are now."""
-        return self._crew.members
+        return self._pool.handles
 
     # Starting
 
@@ -109,18 +109,18 @@ class ProcessExecutor:
         own name, and PeerError when one ends or is silent; the executor is then to be closed."""
         self._progress = progress
         start_thread(self._thread)
-        self._wait(lambda: len(self.members) == len(self._plans) and all(m.fits for m in self.members), "loaded")
-        return [m.fits for m in self.members if m.fits]
+        self._wait(lambda: len(self.handles) == len(self._plans) and all(m.fits for m in self.handles), "loaded")
+        return [m.fits for m in self.handles if m.fits]
 
     def lay(self, limits: WorkerLimits, kv_file: KvFile | None = None) -> None:
         """Have all workers take KV memory of `limits.num_blocks` blocks, in a file that is closed with this, if given, and prepare to compute. Raises as
         `start`."""
         with self._changed:
-            self._crew.kv_file = kv_file
+            self._pool.kv_file = kv_file
             self._limits, self._num_blocks = limits, limits.num_blocks
-            self._crew.grows = limits.chunk_blocks > 0
-            for member in self.members:
-                self._crew.lay(member, self._num_blocks)
+            self._pool.grows = limits.chunk_blocks > 0
+            for handle in self.handles:
+                self._pool.lay(handle, self._num_blocks)
         self._wait(lambda: self._serving, "ready")
 
     def kv_layouts(self) -> list[KvLayout]:
@@ -131,14 +131,14 @@ class ProcessExecutor:
         """Have the steps submitted from now on read another engine's KV memory in place: its block b is block (the result) + b. From any thread; ValueError
         where that cannot be. The descriptor stays the caller's."""
         with self._changed:
-            first = self._crew.attach(fd, layout, self._num_blocks)
+            first = self._pool.attach(fd, layout, self._num_blocks)
         self._wake()
         return first
 
     def detach(self, first: int) -> None:
         """End that: no step submitted from now on names those blocks. From any thread."""
         with self._changed:
-            self._crew.detach(first)
+            self._pool.detach(first)
         self._wake()
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
@@ -153,7 +153,7 @@ class ProcessExecutor:
     @property
     def serving(self) -> bool:
         """See `Executor.serving`."""
-        return self._serving and self._told
+        return self._serving and self._failure_known
 
     @property
     def pending(self) -> int:
@@ -174,16 +174,16 @@ class ProcessExecutor:
         """See `Executor.submit`."""
         self._pending += 1
         with self._changed:
-            if not self._told or not self._serving:
+            if not self._failure_known or not self._serving:
                 return  # it is lost with those before it, of which the loop is about to hear
-            behind = self._traffic.submit(step, self.members, self._clock())
+            behind = self._traffic.submit(step, self.handles, self._clock())
         if behind:
             self._wake()
 
     def change_pages(self, changes: Sequence[PageChange]) -> None:
         """See `Executor.change_pages`. Workers that are being replaced have no pages, and take them when they are used."""
         with self._changed:
-            self._crew.change_pages(changes)
+            self._pool.change_pages(changes)
         self._wake()
 
     def result(self, timeout: float | None = None) -> StepResult | None:
@@ -196,7 +196,7 @@ class ProcessExecutor:
             return None
         if isinstance(outcome, StepError):
             with self._changed:
-                self._pending, self._told = 0, True
+                self._pending, self._failure_known = 0, True
             raise outcome
         self._pending -= 1
         return outcome
@@ -207,9 +207,9 @@ class ProcessExecutor:
 
         with self._changed:
             stages = self._traffic.stages(self._clock())
-            states = [(m.plan, m.word, m.compute) for m in self.members]
-            uses = [(m.plan.part, m.uses) for m in self.members]
-        return combined_stats(states, stages, self._crew.restarts) | uses_of(uses, self._experts)
+            states = [(m.plan, m.word, m.compute) for m in self.handles]
+            uses = [(m.plan.part, m.uses) for m in self.handles]
+        return combined_stats(states, stages, self._pool.restarts) | uses_of(uses, self._experts)
 
     def close(self) -> None:
         """See `Executor.close`."""
@@ -224,7 +224,7 @@ class ProcessExecutor:
     def _watch(self) -> None:
         try:
             with self._changed:
-                self._crew.begin()
+                self._pool.begin()
             while not self._closing:
                 self._look_once()
         except HomenodeError as error:
@@ -236,7 +236,7 @@ class ProcessExecutor:
             self._end()
 
     def _look_once(self) -> None:
-        for key, events in self._crew.selector.select(self._patience()):
+        for key, events in self._pool.selector.select(self._time_left()):
             if key.data is None:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
@@ -245,10 +245,10 @@ class ProcessExecutor:
                 self._serve(key.data, events)
         with self._changed:
             self._look_at_the_clock()
-            self._crew.watch_for_room()
+            self._pool.watch_writable()
 
-    def _serve(self, member: WorkerHandle, events: int) -> None:
-        process = member.process
+    def _serve(self, handle: WorkerHandle, events: int) -> None:
+        process = handle.process
         if events & selectors.EVENT_WRITE:
             process.socket.flush()
         if not events & selectors.EVENT_READ:
@@ -256,72 +256,72 @@ class ProcessExecutor:
         try:
             frames = process.socket.receive()
             for frame in frames or ():
-                if member.process is process:  # what it said before may have been its end
-                    self._take(member, decode_body(frame, FromWorker))
+                if handle.process is process:  # what it said before may have been its end
+                    self._take(handle, decode_body(frame, FromWorker))
         except PeerError as error:
-            self._lose({member.plan.number: f"sent what is no message: {error.message}"})
+            self._lose({handle.plan.number: f"sent what is no message: {error.message}"})
             return
-        if frames is None and member.process is process:
-            self._lose({member.plan.number: process.how_it_ended(_MOMENT_S)})
+        if frames is None and handle.process is process:
+            self._lose({handle.plan.number: process.how_it_ended(_MOMENT_S)})
 
-    def _take(self, member: WorkerHandle, message: FromWorker) -> None:
-        member.heard_at, member.spoke = self._clock(), True
+    def _take(self, handle: WorkerHandle, message: FromWorker) -> None:
+        handle.heard_at, handle.spoke = self._clock(), True
         match message:
             case WorkerStepDone():
-                if not member.answers:
-                    self._step_done(member, message)
+                if not handle.answers:
+                    self._step_done(handle, message)
             case Alive(_, _, _, compute):
-                member.asked_at = None
-                if member.tells(compute, self._experts, self._clock()):
+                handle.asked_at = None
+                if handle.record_stats(compute, self._experts, self._clock()):
                     self._notify()  # so that the figures go on to whoever shows them, though nothing else happens
             case WorkerStepFailed():
-                if not member.answers:
-                    self._step_failed(member, message)
+                if not handle.answers:
+                    self._step_failed(handle, message)
             case PartLoading(done, total):
-                member.loading = (done, total)
+                handle.loading = (done, total)
                 self._tell_progress()
             case Fits():
-                member.fits, member.state = message, "fitted"
+                handle.fits, handle.state = message, "fitted"
                 if self._num_blocks:
-                    self._lay_again(member, message)
+                    self._lay_again(handle, message)
                 self._changed.notify_all()
             case Laid(compute, kv):
-                if kv is not None and self._kv_layouts.setdefault(member.plan.number, kv) != kv:
+                if kv is not None and self._kv_layouts.setdefault(handle.plan.number, kv) != kv:
                     self._lose(
-                        {member.plan.number: "lays its KV memory out otherwise than the worker in whose place it is"}
+                        {handle.plan.number: "lays its KV memory out otherwise than the worker in whose place it is"}
                     )
                     return
-                member.answers -= 1
-                member.tells(compute, self._experts, self._clock())
-                self._is_laid(member)
+                handle.answers -= 1
+                handle.record_stats(compute, self._experts, self._clock())
+                self._is_laid(handle)
             case WorkerFailed(kind, text):
-                self._broke(member, kind, text)
+                self._broke(handle, kind, text)
 
     # Steps
 
-    def _step_done(self, member: WorkerHandle, done: WorkerStepDone) -> None:
-        result = self._traffic.done(member, done, self.members, self._clock())
+    def _step_done(self, handle: WorkerHandle, done: WorkerStepDone) -> None:
+        result = self._traffic.done(handle, done, self.handles, self._clock())
         if result is not None:
             self._results.put(result)
             self._notify()
 
-    def _step_failed(self, member: WorkerHandle, failed: WorkerStepFailed) -> None:
-        error = self._traffic.failed(member, failed, self._clock())
+    def _step_failed(self, handle: WorkerHandle, failed: WorkerStepFailed) -> None:
+        error = self._traffic.failed(handle, failed, self._clock())
         if error is not None:
             self._fail(error)
 
     def _fail(self, error: StepError) -> None:
         """Everything in flight is lost, and nobody with it."""
-        if self._lends and not error.fatal:
-            self._serving, self._held = False, error
+        if self._exports_kv and not error.fatal:
+            self._serving, self._held_failure = False, error
         else:
-            self._tell(error)
+            self._report(error)
         self._start_anew({})
 
-    def _tell(self, error: StepError) -> None:
+    def _report(self, error: StepError) -> None:
         """Let the loop hear of a failure; of one that comes before it has heard of the last it need not, unless that is the end."""
-        if self._told or error.fatal:
-            self._told = False
+        if self._failure_known or error.fatal:
+            self._failure_known = False
             self._results.put(error)
             self._notify()
 
@@ -329,73 +329,73 @@ class ProcessExecutor:
 
     def _lose(self, why: dict[int, str]) -> None:
         """Workers are gone: end what is left of them and start others in their places."""
-        told = {number: f"{self.members[number].process.name} {reason}" for number, reason in why.items()}
+        told = {number: f"{self.handles[number].process.name} {reason}" for number, reason in why.items()}
         if not self._limits:
             self._start_error = PeerError(f"the engine did not start: {'; '.join(told.values())}")
             self._changed.notify_all()
             for number in why:
-                self._crew.drop(self.members[number])
+                self._pool.drop(self.handles[number])
             return
-        loss = self._losses.count(told, len(self._plans), self._clock())
-        knows = not self._serving and self._held is None
-        self._serving, self._held = False, None
+        loss = self._failures.count(told, len(self._plans), self._clock())
+        knows = not self._serving and self._held_failure is None
+        self._serving, self._held_failure = False, None
         if not knows or loss.fatal:
-            self._tell(StepsLostError(loss.text, fatal=loss.fatal))
+            self._report(StepsLostError(loss.text, fatal=loss.fatal))
         else:  # the loop knows that not all are there
             _log.error("%s", loss.text)
         if loss.fatal:
             for number in why:
-                self._crew.drop(self.members[number])
+                self._pool.drop(self.handles[number])
             return
         self._start_anew(why)
 
     def _start_anew(self, dead: dict[int, str]) -> None:
         self._traffic.clear(self._clock())
-        self._crew.start_anew(dead)
+        self._pool.start_anew(dead)
 
-    def _broke(self, member: WorkerHandle, kind: str, text: str) -> None:
+    def _broke(self, handle: WorkerHandle, kind: str, text: str) -> None:
         if not self._limits:
-            self._start_error = named_error(kind, f"{member.process.name}: {text}")
+            self._start_error = named_error(kind, f"{handle.process.name}: {text}")
             self._changed.notify_all()
-            self._crew.drop(member)
+            self._pool.drop(handle)
         else:
-            self._lose({member.plan.number: f"failed: {text}"})
+            self._lose({handle.plan.number: f"failed: {text}"})
 
     # Starting, and starting again
 
-    def _lay_again(self, member: WorkerHandle, fits: Fits) -> None:
+    def _lay_again(self, handle: WorkerHandle, fits: Fits) -> None:
         if fits.num_blocks < self._num_blocks:
             text = (
                 f"has room for {format_count(fits.num_blocks, 'KV block')} now, and the engine has {self._num_blocks}"
             )
-            self._lose({member.plan.number: text})
+            self._lose({handle.plan.number: text})
         else:
-            self._crew.lay(member, self._num_blocks)
+            self._pool.lay(handle, self._num_blocks)
 
-    def _is_laid(self, member: WorkerHandle) -> None:
-        if member.answers == 0 and member.state == "laying":
-            member.state = "ready"
-        if not self._serving and self._limits and all(m.there for m in self.members):
+    def _is_laid(self, handle: WorkerHandle) -> None:
+        if handle.answers == 0 and handle.state == "laying":
+            handle.state = "ready"
+        if not self._serving and self._limits and all(m.is_ready for m in self.handles):
             self._serving = True
-            self._losses.recovered()
-            held, self._held = self._held, None
+            self._failures.recovered()
+            held, self._held_failure = self._held_failure, None
             if held is not None:
-                self._tell(held)
-            elif self._crew.restarts:
-                _log.info("all %d workers are there again", len(self.members))
+                self._report(held)
+            elif self._pool.restarts:
+                _log.info("all %d workers are there again", len(self.handles))
             self._changed.notify_all()
             self._notify()
 
     def _tell_progress(self) -> None:
         if self._progress is not None and not self._limits:
-            told = [member.loading for member in self.members]
+            told = [handle.loading for handle in self.handles]
             if all(total for _, total in told):
                 self._progress(sum(done for done, _ in told), sum(total for _, total in told))
 
     # The clock
 
-    def _patience(self) -> float:
-        blame = self._traffic.patience(self._clock())
+    def _time_left(self) -> float:
+        blame = self._traffic.time_left(self._clock())
         return self._silence.every if blame is None else min(self._silence.every, blame)
 
     def _look_at_the_clock(self) -> None:
@@ -406,7 +406,7 @@ class ProcessExecutor:
                 self._lose(guilty)
             else:
                 self._fail(error)
-        if silent := self._silence.look(self.members, now):
+        if silent := self._silence.silent_workers(self.handles, now):
             self._lose(silent)
 
     def _wake(self) -> None:
@@ -420,14 +420,14 @@ class ProcessExecutor:
             self._serving = False
             self._start_error = self._start_error or error
             self._changed.notify_all()
-            self._tell(StepsLostError(error.message, fatal=True))
+            self._report(StepsLostError(error.message, fatal=True))
 
     def _end(self) -> None:
         with self._changed:
             self._serving = False
-            self._crew.dismiss()
-        self._crew.end()
+            self._pool.dismiss()
+        self._pool.end()
         self._on_end()
-        self._crew.selector.close()
+        self._pool.selector.close()
         os.close(self._wake_read)
         os.close(self._wake_write)

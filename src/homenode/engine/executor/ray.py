@@ -230,7 +230,7 @@ def _place(given: Neighbours, host: str) -> str:
 
 
 def _resources(plan: WorkerPlan) -> dict[str, float]:
-    needed = {"CPU": float(max(1, len(plan.place.team)))}
+    needed = {"CPU": float(max(1, len(plan.binding.team)))}
     if is_accelerator(plan.device):
         needed["GPU"] = 1.0
     return needed

@@ -29,7 +29,7 @@ class Rendezvous:
     def __init__(self, host: str, patience_s: float) -> None:
         """`patience_s`: how long who asks for rows' address may have to wait. HostError when the machine refuses."""
         self.secret = secrets.token_bytes(32)
-        self._patience = patience_s
+        self._time_left = patience_s
         try:
             self._server = socket.create_server((host, 0))
         except OSError as error:
@@ -101,7 +101,7 @@ class Rendezvous:
             elif isinstance(topic, RowsOffer):
                 self._offered(topic)
             elif isinstance(topic, Ask):
-                self._tell(sock, topic.key)
+                self._report(sock, topic.key)
             elif isinstance(topic, Seated):
                 self._seat(sock, topic)
         except HomenodeError as error:
@@ -120,7 +120,7 @@ class Rendezvous:
                 self._changed.notify_all()
 
     def _seat(self, sock: socket.socket, seated: Seated) -> None:
-        deadline, group = time.monotonic() + self._patience, seated.group
+        deadline, group = time.monotonic() + self._time_left, seated.group
         with self._changed:
             if group.generation < self._generation:
                 return
@@ -131,12 +131,12 @@ class Rendezvous:
                 lambda: len(seats) >= seated.ranks or group.generation < self._generation or self._closed,
                 max(0.0, deadline - time.monotonic()),
             )
-            there = [seats[rank] for rank in sorted(seats)] if len(seats) == seated.ranks else None
-        if there is not None:
-            FrameSocket(sock).send(there)
+            is_ready = [seats[rank] for rank in sorted(seats)] if len(seats) == seated.ranks else None
+        if is_ready is not None:
+            FrameSocket(sock).send(is_ready)
 
-    def _tell(self, sock: socket.socket, key: Key) -> None:
-        deadline = time.monotonic() + self._patience
+    def _report(self, sock: socket.socket, key: Key) -> None:
+        deadline = time.monotonic() + self._time_left
         with self._changed:
             self._changed.wait_for(
                 lambda: key in self._addresses or key.generation < self._generation or self._closed,

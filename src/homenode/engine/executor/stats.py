@@ -25,7 +25,7 @@ def combined_stats(
     found["lost_cpu_shares"] = [share for figures in each for share in figures.get("lost_cpu_shares", ())]
     found |= {key: sum(int(figures.get(key) or 0) for figures in each) for key in _SUMS}
     found |= {key: _pages([figures[key] for figures in each if figures.get(key)]) for key in _PAGES}
-    found["residency"] = _homes([figures["residency"] for figures in each if figures.get("residency")])
+    found["residency"] = _residency([figures["residency"] for figures in each if figures.get("residency")])
     found["stages"] = list(stages)
     found["workers"] = [
         {"number": plan.number, "stage": plan.stage, "device": plan.device, "state": state}
@@ -48,7 +48,7 @@ def _pages(seen: Sequence[Mapping[str, int]]) -> dict[str, int] | None:
     return {key: sum(one[key] for one in seen) for key in seen[0]} if seen else None
 
 
-def _homes(seen: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def _residency(seen: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """A line for each node that any of them planned for."""
     if not seen:
         return None

@@ -23,44 +23,44 @@ class StepTraffic:
     def __init__(self, plans: Sequence[WorkerPlan], all_done: bool = False) -> None:
         """`all_done`: as `StepsInFlight`."""
         self._last_stage = plans[-1].stage
-        self._flights = StepsInFlight([plan.stage for plan in plans], all_done)
+        self._in_flight = StepsInFlight([plan.stage for plan in plans], all_done)
         self._blame: tuple[float, WorkerStepFailed] | None = (
             None  # when to look who kept the others waiting, and what was said of it
         )
 
-    def submit(self, step: Step, members: Sequence[WorkerHandle], now: float) -> bool:
+    def submit(self, step: Step, handles: Sequence[WorkerHandle], now: float) -> bool:
         """Give a step to all; whether some of it has to wait for room."""
-        self._flights.submit(step.number, now)
+        self._in_flight.submit(step.number, now)
         behind, frames = False, {}  # whoever draws is told nothing, and all others the same
-        for member in members:
-            drawn, member.drawn = member.drawn, []
+        for handle in handles:
+            drawn, handle.drawn = handle.drawn, []
             if bool(drawn) not in frames:
                 frames[bool(drawn)] = encode_frame(RunStep(step, drawn))
-            behind |= not member.process.socket.send_frame(frames[bool(drawn)])
+            behind |= not handle.process.socket.send_frame(frames[bool(drawn)])
         return behind
 
     def done(
-        self, member: WorkerHandle, done: WorkerStepDone, members: Sequence[WorkerHandle], now: float
+        self, handle: WorkerHandle, done: WorkerStepDone, handles: Sequence[WorkerHandle], now: float
     ) -> StepResult | None:
         """A worker is done with a step; its result if that is there with this."""
-        result = self._flights.done(member.plan.number, done, now)
+        result = self._in_flight.done(handle.plan.number, done, now)
         if result is not None:
             drawn = [(one.seq, one.token) for one in result.sampled]
-            for other in members:
+            for other in handles:
                 if other.plan.stage != self._last_stage:
                     other.drawn += drawn
         return result
 
-    def failed(self, member: WorkerHandle, failed: WorkerStepFailed, now: float) -> StepError | None:
+    def failed(self, handle: WorkerHandle, failed: WorkerStepFailed, now: float) -> StepError | None:
         """A worker could not compute a step. None where it waited in vain for another: which one, the others will have said in a moment (`guilty`)."""
-        self._flights.said(member.plan.number, failed.number)
+        self._in_flight.answered(handle.plan.number, failed.number)
         if failed.kind != PeerError.__name__:
             return StepError(failed.message, kind=failed.kind, fatal=failed.fatal)
         if self._blame is None:
             self._blame = (now + _BLAME_AFTER_S, failed)
         return None
 
-    def patience(self, now: float) -> float | None:
+    def time_left(self, now: float) -> float | None:
         """Seconds until it is to be looked who is guilty; None: nobody waited in vain."""
         return None if self._blame is None else max(0.0, self._blame[0] - now)
 
@@ -70,17 +70,18 @@ class StepTraffic:
             return None
         failed = self._blame[1]
         self._blame = None
-        silent = dict.fromkeys(self._flights.silent(failed.number), f"kept others waiting in step {failed.number}")
+        silent = dict.fromkeys(self._in_flight.silent(failed.number), f"kept others waiting in step {failed.number}")
         return silent, StepError(failed.message, kind=failed.kind)
 
     def clear(self, now: float) -> None:
         """All steps in flight are lost."""
         self._blame = None
-        self._flights.clear(now)
+        self._in_flight.clear(now)
 
     def stages(self, now: float) -> list[dict[str, Any]]:
         """Of each stage the seconds it computed, and those it did not while steps were in flight."""
-        active = self._flights.active(now)
+        active = self._in_flight.active(now)
         return [
-            {"stage": s, "busy_s": busy, "wait_s": max(0.0, active - busy)} for s, busy in enumerate(self._flights.busy)
+            {"stage": s, "busy_s": busy, "wait_s": max(0.0, active - busy)}
+            for s, busy in enumerate(self._in_flight.busy)
         ]

@@ -25,23 +25,23 @@ class Silence:
         self._looked_at = now
         self._probes = 0
 
-    def look(self, members: Sequence[WorkerHandle], now: float) -> dict[int, str]:
+    def silent_workers(self, handles: Sequence[WorkerHandle], now: float) -> dict[int, str]:
         """Ask those that have not told their figures for long; the workers that did not answer, each with what is to be said of it."""
         slept, self._looked_at = now - self._looked_at, now
         if slept > 2 * self.every + _STOOD_STILL_S:  # this process itself stood still: nobody's silence counts
-            for member in members:
-                member.asked_at = None
+            for handle in handles:
+                handle.asked_at = None
         silent = {}
-        for number, member in enumerate(members):
-            if not member.watched:
+        for number, handle in enumerate(handles):
+            if not handle.watched:
                 continue
-            patience = self._timeout if member.spoke else max(self._timeout, _FIRST_WORD_S)
-            if member.asked_at is not None and now - member.asked_at > patience:
-                silent[number] = f"did not answer for {patience:g} s"
-            elif member.asked_at is None and now - member.known_at >= self.every:
+            timeout = self._timeout if handle.spoke else max(self._timeout, _FIRST_WORD_S)
+            if handle.asked_at is not None and now - handle.asked_at > timeout:
+                silent[number] = f"did not answer for {timeout:g} s"
+            elif handle.asked_at is None and now - handle.known_at >= self.every:
                 self._probes += 1
-                member.asked_at = now
-                member.process.socket.send(LivenessProbe(self._probes))
+                handle.asked_at = now
+                handle.process.socket.send(LivenessProbe(self._probes))
         return silent
 
 

@@ -43,7 +43,7 @@ class WorkerHandle:
     spoke: bool = False
     watched: bool = True
 
-    def tells(self, compute: dict[str, object], spec: ModelSpec | None, now: float) -> bool:
+    def record_stats(self, compute: dict[str, object], spec: ModelSpec | None, now: float) -> bool:
         """It tells its figures; whether experts were used, or pages of KV memory taken or given back, since it last did. PeerError when what it says of
         experts makes no sense. `spec`: of the model, where experts are counted."""
         told = compute.pop(EXPERT_USES, None)
@@ -65,9 +65,9 @@ class WorkerHandle:
     @property
     def word(self) -> str:
         """What becomes of it, for people: starting, ready, or waiting for others that were lost."""
-        return "starting" if self.state != "ready" else "ready" if self.there else "waiting"
+        return "starting" if self.state != "ready" else "ready" if self.is_ready else "waiting"
 
     @property
-    def there(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether it takes steps."""
         return self.state == "ready" and not self.answers

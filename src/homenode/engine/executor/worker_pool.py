@@ -32,7 +32,7 @@ Launch = Callable[[WorkerPlan], StartedWorker]
 
 
 class WorkerPool:
-    """`members`: one for each plan, from `begin` on. `selector`: of the connections of those that are watched, with the member as data."""
+    """`handles`: one for each plan, from `begin` on. `selector`: of the connections of those that are watched, with the member as data."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class WorkerPool:
         self.grows = False  # KV memory is taken when it is used
         self._attached = Attached()
         self._generation = 0
-        self.members: list[WorkerHandle] = []
+        self.handles: list[WorkerHandle] = []
         self.restarts = 0
         self.selector = selectors.DefaultSelector()
 
@@ -61,7 +61,7 @@ class WorkerPool:
         """Start all. HostError when the machine refuses."""
         self._channels = self._make_channels(0)
         for plan in self._plans:
-            self.members.append(self._started(plan))
+            self.handles.append(self._started(plan))
 
     def start_anew(self, dead: Collection[int]) -> None:
         """A generation in which nobody knows of any sequence, with new processes in place of dead ones."""
@@ -71,83 +71,83 @@ class WorkerPool:
             old.leave()
             old.close()
         self._channels = self._make_channels(self._generation)
-        for number, member in enumerate(self.members):
+        for number, handle in enumerate(self.handles):
             if number in dead:
-                self.drop(member)
-                member.process.end(0)
+                self.drop(handle)
+                handle.process.end(0)
                 self.restarts += 1
-                self.members[number] = self._started(member.plan, member.uses)
+                self.handles[number] = self._started(handle.plan, handle.uses)
             else:
-                member.drawn, member.answers = [], member.answers + 1
+                handle.drawn, handle.answers = [], handle.answers + 1
                 channels, descriptors = self._channels.of(number)
-                member.process.socket.send(Forget(self._generation, channels), descriptors)
+                handle.process.socket.send(Forget(self._generation, channels), descriptors)
 
-    def lay(self, member: WorkerHandle, num_blocks: int) -> None:
+    def lay(self, handle: WorkerHandle, num_blocks: int) -> None:
         """Have a worker take KV memory, or reserve it where that `grows`."""
-        member.state, member.answers = "laying", member.answers + 1
+        handle.state, handle.answers = "laying", handle.answers + 1
         file = self.kv_file
         if file is None:
-            member.process.socket.send(Lay(num_blocks, grows=self.grows))
+            handle.process.socket.send(Lay(num_blocks, grows=self.grows))
         else:
-            member.process.socket.send(Lay(num_blocks, file.shares[member.plan.number]), [file.fd])
-        for message, fd in self._attached.of(member.plan.part):
-            member.process.socket.send(message, [fd])
+            handle.process.socket.send(Lay(num_blocks, file.shares[handle.plan.number]), [file.fd])
+        for message, fd in self._attached.of(handle.plan.part):
+            handle.process.socket.send(message, [fd])
 
     def attach(self, fd: int, layout: KvLayout, num_blocks: int) -> int:
         """Have all workers read a neighbour's memory in place, now and whoever takes their place. The number of its first block; ValueError when there is
         none left. The descriptor stays the caller's."""
         first = self._attached.add(fd, layout, num_blocks)
-        for member in self._laid():
-            member.process.socket.send(Attach(first, sliced(layout, member.plan.part)), [fd])
+        for handle in self._laid():
+            handle.process.socket.send(Attach(first, sliced(layout, handle.plan.part)), [fd])
         return first
 
     def detach(self, first: int) -> None:
         """End that. ValueError where it did not begin."""
         self._attached.remove(first)
-        for member in self._laid():
-            member.process.socket.send(Detach(first))
+        for handle in self._laid():
+            handle.process.socket.send(Detach(first))
 
     def change_pages(self, changes: Sequence[PageChange]) -> None:
         """Have all workers take and give back pages of KV memory."""
         told = Pages([(change.first, change.past, bool(change.presence)) for change in changes])
-        for member in self._laid():
-            member.process.socket.send(told)
+        for handle in self._laid():
+            handle.process.socket.send(told)
 
     def _laid(self) -> list[WorkerHandle]:
         """Those that were told to take KV memory; others will be told of everything then."""
-        return [member for member in self.members if member.state in ("laying", "ready")]
+        return [handle for handle in self.handles if handle.state in ("laying", "ready")]
 
-    def drop(self, member: WorkerHandle) -> None:
+    def drop(self, handle: WorkerHandle) -> None:
         """What a worker says is read no more."""
-        if member.watched:
-            member.watched = False
-            self.selector.unregister(member.process.socket)
+        if handle.watched:
+            handle.watched = False
+            self.selector.unregister(handle.process.socket)
 
-    def watch_for_room(self) -> None:
+    def watch_writable(self) -> None:
         """Wait for room on connections that are behind."""
-        for member in self.members:
-            sock = member.process.socket
-            if member.watched:
+        for handle in self.handles:
+            sock = handle.process.socket
+            if handle.watched:
                 wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if sock.behind else 0)
                 if self.selector.get_key(sock).events != wanted:
-                    self.selector.modify(sock, wanted, member)
+                    self.selector.modify(sock, wanted, handle)
 
     def dismiss(self) -> None:
         """Tell all to leave, and take down what they have to say before they do."""
         if self._channels is not None:
             self._channels.leave()
-        for member in self.members:
-            member.process.socket.send(Leave())
+        for handle in self.handles:
+            handle.process.socket.send(Leave())
         if self._experts is not None:
             self._hear_last_figures()
-        for member in self.members:
-            self.drop(member)
+        for handle in self.handles:
+            self.drop(handle)
 
     def end(self) -> None:
         """See all end, by force where they do not by themselves."""
         deadline = self._clock() + _END_S
-        for member in self.members:
-            member.process.end(max(0.0, deadline - self._clock()))
+        for handle in self.handles:
+            handle.process.end(max(0.0, deadline - self._clock()))
         if self._channels is not None:
             self._channels.close()
         if self.kv_file is not None:
@@ -157,33 +157,33 @@ class WorkerPool:
     def _started(self, plan: WorkerPlan, uses: Table | None = None) -> WorkerHandle:
         assert self._channels is not None
         process = self._launch(plan)
-        member = WorkerHandle(plan, process, heard_at=self._clock(), uses=uses, uses_before=uses)
-        self.selector.register(process.socket, selectors.EVENT_READ, member)
+        handle = WorkerHandle(plan, process, heard_at=self._clock(), uses=uses, uses_before=uses)
+        self.selector.register(process.socket, selectors.EVENT_READ, handle)
         channels, descriptors = self._channels.of(plan.number)
-        there = self.kv_file.taken(plan.number) if self.kv_file is not None else 0
-        join = replace_join(self._join_of(plan), self._generation, channels, there)
+        is_ready = self.kv_file.taken(plan.number) if self.kv_file is not None else 0
+        join = replace_join(self._join_of(plan), self._generation, channels, is_ready)
         process.socket.send(join, [*descriptors, *self._memories_of(plan)])
-        return member
+        return handle
 
     def _hear_last_figures(self) -> None:
         """What workers have counted since they last told, if they can say it at once."""
         deadline = self._clock() + _LAST_FIGURES_S
-        while any(m.watched and m.there for m in self.members) and (left := deadline - self._clock()) > 0:
+        while any(m.watched and m.is_ready for m in self.handles) and (left := deadline - self._clock()) > 0:
             for key, _ in self.selector.select(left):
-                member = key.data
-                if member is None or not self._hear_out(member):
+                handle = key.data
+                if handle is None or not self._hear_out(handle):
                     self.selector.unregister(key.fileobj)
 
-    def _hear_out(self, member: WorkerHandle) -> bool:
+    def _hear_out(self, handle: WorkerHandle) -> bool:
         """Whether more may come of it."""
         with contextlib.suppress(PeerError):
-            for frame in (frames := member.process.socket.receive()) or ():
+            for frame in (frames := handle.process.socket.receive()) or ():
                 match decode_body(frame, FromWorker):
                     case Alive(_, _, _, compute):
-                        member.tells(compute, self._experts, self._clock())
+                        handle.record_stats(compute, self._experts, self._clock())
             if frames is not None:
                 return True
-        member.watched = False
+        handle.watched = False
         return False
 
 

@@ -15,21 +15,21 @@ from homenode.model.weights.layout import OtherParts, WeightLayout
 class ExpertSharing:
     """The seat of an engine. `memories`: the memfd of each of its workers, by their numbers; empty while settings are only looked at."""
 
-    seat: ExpertGroupRank
+    group_rank: ExpertGroupRank
     memories: Mapping[int, int] = field(default_factory=dict)
 
     def share(self, worker: int) -> ExpertShare:
         """What a worker loads with."""
-        return ExpertShare(self.memories[worker], self.seat.member, self.seat.members)
+        return ExpertShare(self.memories[worker], self.group_rank.member, self.group_rank.members)
 
     def owners(self, layout: WeightLayout, part: ModelPart) -> Mapping[str, int]:
         """Who keeps each matrix that is not everybody's own."""
-        return expert_owners(layout, part, self.seat.members)
+        return expert_owners(layout, part, self.group_rank.members)
 
     def is_there(self, worker: int) -> bool:
         """Whether the worker's share is in memory already: it had been filled before the worker, or its engine, was started again."""
         memory = self.memories.get(worker)
-        return memory is not None and share_ready(memory, self.seat.member)
+        return memory is not None and share_ready(memory, self.group_rank.member)
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def own_layout(layout: WeightLayout, part: ModelPart, experts: ExpertSharing | N
     """The matrices that a worker keeps itself."""
     if experts is None:
         return layout
-    owners, member = experts.owners(layout, part), experts.seat.member
+    owners, member = experts.owners(layout, part), experts.group_rank.member
     return _less(layout, {name for name, owner in owners.items() if owner != member})
 
 

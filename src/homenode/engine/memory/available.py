@@ -14,19 +14,19 @@ from homenode.host.topology.memory import available_on
 from homenode.host.topology.source import LiveSource, Source
 
 
-def memory_budget(config: EngineConfig, place: EngineBinding, taken: int = 0, there: int = 0) -> MemoryBudget:
+def memory_budget(config: EngineConfig, binding: EngineBinding, taken: int = 0, there: int = 0) -> MemoryBudget:
     """What may still be taken, with `there` bytes that are counted as taken and are to be used again. One of several engines keeps within its share, of
     which it has `taken` some: all of them load at once, and each would otherwise count the memory that the others are about to take."""
-    room = available_memory(place)
+    room = available_memory(binding)
     room = replace(room, size=room.size + there)
     if config.replica is None or config.replica.memory is None:
         return room
     return replace(room, size=min(room.size, max(0, config.replica.memory - taken)))
 
 
-def memory_left(config: EngineConfig, place: EngineBinding, taken: int = 0, there: int = 0) -> int:
+def memory_left(config: EngineConfig, binding: EngineBinding, taken: int = 0, there: int = 0) -> int:
     """Bytes that a worker in this place may still take, of which it has `taken` some; `there`: those that others have left it."""
-    return memory_budget(config, place, taken, there).size
+    return memory_budget(config, binding, taken, there).size
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ class MemoryBudget:
 
 
 def available_memory(
-    place: EngineBinding, kernel: Syscalls | None = None, source: Source | None = None
+    binding: EngineBinding, kernel: Syscalls | None = None, source: Source | None = None
 ) -> MemoryBudget:
     """What is left to take for an engine in this place, or bound from outside, as by numactl or `homenode run`."""
     source = source or LiveSource()
     available = Allowance.of_process(source).memory_available
-    nodes = place.memory_nodes
+    nodes = binding.memory_nodes
     if not nodes and (policy := current_policy(kernel or Syscalls())) is not None and policy.mode == MPOL_BIND:
         nodes = policy.nodes
     return MemoryBudget(min(available, available_on(FactReader(source), nodes)) if nodes else available, nodes)

@@ -18,8 +18,8 @@ def headroom_of(parts: Sequence[Sequence[int]] = (), source: Source | None = Non
     return lambda: read_headroom(FactReader(files), parts)
 
 
-def memory_parts(place: EngineBinding) -> tuple[tuple[int, ...], ...]:
+def memory_parts(binding: EngineBinding) -> tuple[tuple[int, ...], ...]:
     """The nodes that the parts of an engine's KV memory come from, about as much from each; empty: any of the machine's."""
-    if place.thread_memory:
-        return tuple((node,) for node in sorted(set(place.thread_memory)))
-    return (tuple(place.memory_nodes),) if place.memory_nodes else ()
+    if binding.thread_memory:
+        return tuple((node,) for node in sorted(set(binding.thread_memory)))
+    return (tuple(binding.memory_nodes),) if binding.memory_nodes else ()

@@ -39,49 +39,49 @@ class KvCapacity:
 def check_homes(
     config: EngineConfig,
     host: Host,
-    place: EngineBinding,
+    binding: EngineBinding,
     layout: WeightLayout,
     backend: Backend,
     owners: Mapping[str, int] = MappingProxyType({}),
 ) -> WeightNodes | None:
     """Where weights lie under --numa; None without. `owners`: the engines that keep what several have in common, by the matrices' names. Raises
     PlacementError where a node has no room for its part, UserError for patterns of tensors that match none."""
-    if place.numa is None:
+    if binding.numa is None:
         return None
     reserve = reserve_cpus(config.placement.reserve_cpus, host.variables, cpu_workers=True)
-    first = host.cpu_by_id.get(place.team[0])
-    home = (first.node,) if place.numa == "local" and first is not None and first.node is not None else ()
-    settled = Decision(place.numa, place.numa_why, home)
+    first = host.cpu_by_id.get(binding.team[0])
+    home = (first.node,) if binding.numa == "local" and first is not None and first.node is not None else ()
+    settled = Decision(binding.numa, binding.numa_why, home)
     demand = config.placement.demand(config.compute.threads, reserve)
-    replica = config.replica.number if config.replica is not None and place.numa == "replicate" else None
+    replica = config.replica.number if config.replica is not None and binding.numa == "replicate" else None
     return numa_layout(layout, host, demand, lambda _: settled, packed_group_bytes(backend), owners, replica).weights
 
 
-def kv_capacity(homes: WeightNodes | None, place: EngineBinding, kv_heads: int) -> KvCapacity | None:
+def kv_capacity(homes: WeightNodes | None, binding: EngineBinding, kv_heads: int) -> KvCapacity | None:
     """What the nodes leave for KV memory. None where one node holds everything, whose memory is counted as a whole, or nothing is known of them.
 
     It does not see buffers and the rest of the process, some tens of MiB.
     """
-    if homes is None or place.numa == "replicate" or len(set(place.thread_memory)) < 2:
+    if homes is None or binding.numa == "replicate" or len(set(binding.thread_memory)) < 2:
         return None
-    shares = kv_shares(place, kv_heads)
+    shares = kv_shares(binding, kv_heads)
     rooms = {node: room for node in shares if (room := homes.room.get(node)) is not None}
     left = {node: max(0, room - homes.nodes[node]) for node, room in rooms.items()}
     found = [KvCapacity(int(left[node] / shares[node]), node, left[node], shares[node]) for node in left]
     return min(found, key=lambda room: room.size, default=None)
 
 
-def kv_shares(place: EngineBinding, kv_heads: int) -> Mapping[int, float]:
+def kv_shares(binding: EngineBinding, kv_heads: int) -> Mapping[int, float]:
     """The part of KV memory on each node that has some: whole heads, in proportion to threads (csrc/kernels/kv_cache.cpp); pages in turn where they
     are interleaved."""
-    nodes = tuple(dict.fromkeys(place.thread_memory))
-    if place.numa == "interleave":
+    nodes = tuple(dict.fromkeys(binding.thread_memory))
+    if binding.numa == "interleave":
         return dict.fromkeys(nodes, 1 / len(nodes))
-    threads, past, shares = Counter(place.thread_memory), 0, {}
+    threads, past, shares = Counter(binding.thread_memory), 0, {}
     counted = 0
     for node in nodes:
         counted += threads[node]
-        end = kv_heads * counted // len(place.thread_memory)
+        end = kv_heads * counted // len(binding.thread_memory)
         if end > past:
             shares[node] = (end - past) / kv_heads
         past = end

@@ -26,47 +26,49 @@ _SAMPLED_PAGES = 2048  # a millisecond
 _SPREADS: Mapping[str | None, Spread] = {"mirror": "copied", "interleave": "interleaved"}
 
 
-def team_memory(place: EngineBinding, host: Host) -> TeamMemory | None:
+def team_memory(binding: EngineBinding, host: Host) -> TeamMemory | None:
     """The nodes of the threads' memory. Under a policy the kernel is asked to take it from there; else it is only known where it will be touched.
 
     None where that is not known: threads that may run anywhere, memory that is bound to several nodes, a host that tells of no nodes.
     """
-    nodes = place.thread_memory or _touched_on(place, host)
+    nodes = binding.thread_memory or _touched_on(binding, host)
     if nodes is None:
         return None
     different = tuple(dict.fromkeys(nodes))
     homes = tuple(different.index(node) for node in nodes)
-    return TeamMemory(homes, different, _bound(place, host), interleaved=place.numa == "interleave")
+    return TeamMemory(homes, different, _bound(binding, host), interleaved=binding.numa == "interleave")
 
 
-def _bound(place: EngineBinding, host: Host) -> bool:
+def _bound(binding: EngineBinding, host: Host) -> bool:
     """Whether the kernel is asked to take memory from nodes that were chosen."""
-    return place.numa is not None and len(host.nodes) > 1
+    return binding.numa is not None and len(host.nodes) > 1
 
 
-def _touched_on(place: EngineBinding, host: Host) -> tuple[int, ...] | None:
+def _touched_on(binding: EngineBinding, host: Host) -> tuple[int, ...] | None:
     """Where the kernel takes memory from that nobody has bound: the node of the CPU that touches it, or the one all memory is bound to."""
-    if place.memory_nodes:
-        return place.memory_nodes * len(place.team) if len(place.memory_nodes) == 1 else None
-    found = [host.cpu_by_id[cpu].node if cpu in host.cpu_by_id else None for cpu in place.team]
+    if binding.memory_nodes:
+        return binding.memory_nodes * len(binding.team) if len(binding.memory_nodes) == 1 else None
+    found = [host.cpu_by_id[cpu].node if cpu in host.cpu_by_id else None for cpu in binding.team]
     known = tuple(node for node in found if node is not None)
     with_memory = {node.id for node in host.nodes if node.memory}
     return known if known and len(known) == len(found) and with_memory.issuperset(known) else None
 
 
-def spread_of(place: EngineBinding) -> SpreadOf:
+def spread_of(binding: EngineBinding) -> SpreadOf:
     """How the matrix of a tensor lies under the place's policy."""
-    usual = _SPREADS.get(place.numa, "split")
+    usual = _SPREADS.get(binding.numa, "split")
 
     def spread(name: str) -> Spread:
-        mirrored = place.numa == "shard" and any(fnmatch.fnmatchcase(name, pattern) for pattern in place.mirror_tensors)
+        mirrored = binding.numa == "shard" and any(
+            fnmatch.fnmatchcase(name, pattern) for pattern in binding.mirror_tensors
+        )
         return "copied" if mirrored else usual
 
     return spread
 
 
 def settle_pages(
-    backend: PlacedBackend, place: EngineBinding, host: Host, calls: Syscalls | None = None
+    backend: PlacedBackend, binding: EngineBinding, host: Host, calls: Syscalls | None = None
 ) -> tuple[Finding, ...]:
     """Ask where all weights and KV memory lie, bring home what the kernel has put elsewhere, and tell what stays away: see `away_from_home`.
 
@@ -74,10 +76,10 @@ def settle_pages(
     """
     asked = None if len(host.nodes) > 1 else _SAMPLED_PAGES
     seen = backend.residency(asked)
-    if _bound(place, host) and any(_strays(lines) for lines in seen.values()):
+    if _bound(binding, host) and any(_strays(lines) for lines in seen.values()):
         bring_home(chain(*backend.planned().values()), calls or Syscalls())
         seen = backend.residency(asked)
-    return away_from_home(seen, place, host)
+    return away_from_home(seen, binding, host)
 
 
 def _strays(lines: Sequence[Mapping[str, Any]] | None) -> int:
@@ -85,7 +87,7 @@ def _strays(lines: Sequence[Mapping[str, Any]] | None) -> int:
 
 
 def away_from_home(
-    seen: Mapping[str, Sequence[Mapping[str, Any]] | None], place: EngineBinding, host: Host
+    seen: Mapping[str, Sequence[Mapping[str, Any]] | None], binding: EngineBinding, host: Host
 ) -> tuple[Finding, ...]:
     """A finding for each node whose planned memory the kernel has put elsewhere. HostError under --numa-strict, before anything is served.
 
@@ -96,16 +98,16 @@ def away_from_home(
         for line in lines or ():
             if away := line["present"] - line["local"]:
                 findings.append(_elsewhere(use, line["node"], away, line["present"], host))
-    if findings and place.strict:
+    if findings and binding.strict:
         raise HostError(f"--numa-strict: {findings[0].message}. {findings[0].remedy}")
     return tuple(findings)
 
 
-def leave_plan(place: EngineBinding, planned: Mapping[str, Sequence[PlannedRange]]) -> None:
+def leave_plan(binding: EngineBinding, planned: Mapping[str, Sequence[PlannedRange]]) -> None:
     """Tell `homenode verify` what was planned for this process. Nothing depends on it, so where there is no folder to write to it is left out."""
-    cpus = tuple(cpu for cpu in place.team if cpu >= 0)
+    cpus = tuple(cpu for cpu in binding.team if cpu >= 0)
     with suppress(HostError, UserError):
-        record_plan(open_state(), EnginePlan(place.numa or "", cpus, planned))
+        record_plan(open_state(), EnginePlan(binding.numa or "", cpus, planned))
 
 
 def _elsewhere(use: str, node: int, away: int, planned: int, host: Host) -> Finding:

@@ -31,21 +31,21 @@ Planned = Mapping[str, Sequence[PlannedRange]]
 Seen = Mapping[str, Sequence[Mapping[str, Any]] | None]
 
 
-def log_memory(backend: PlacedBackend, place: EngineBinding, host: Host) -> None:
+def log_memory(backend: PlacedBackend, binding: EngineBinding, host: Host) -> None:
     """Log how memory lies, where that is asked for: to look at all pages takes a while."""
     if _log.isEnabledFor(logging.DEBUG):
-        for line in memory_lines(place, host, backend.planned(), backend.residency()):
+        for line in memory_lines(binding, host, backend.planned(), backend.residency()):
             _log.debug("%s", line)
 
 
-def memory_lines(place: EngineBinding, host: Host, planned: Planned, seen: Seen) -> list[str]:
+def memory_lines(binding: EngineBinding, host: Host, planned: Planned, seen: Seen) -> list[str]:
     """A line about all nodes, and one about each. `planned` and `seen`: as `PlacedBackend` has them. Pure."""
     sizes = _sizes(planned)
     if not any(sizes.values()):
         return [_UNKNOWN]
     nodes = sorted({node for of_use in sizes.values() for node in of_use} - {-1})
-    lines = [_layout(place, sorted({node for part in planned["weights"] for node in part.nodes}))]
-    lines += [_node_line(node, place, host, sizes, seen) for node in nodes]
+    lines = [_layout(binding, sorted({node for part in planned["weights"] for node in part.nodes}))]
+    lines += [_node_line(node, binding, host, sizes, seen) for node in nodes]
     turns = [f"{format_bytes(of_use[-1])} {_USES[use]}" for use, of_use in sizes.items() if of_use[-1]]
     return lines + ([f"over several nodes in turn: {', '.join(turns)}"] if turns else [])
 
@@ -60,17 +60,17 @@ def _sizes(planned: Planned) -> dict[str, Counter[int]]:
     return sizes
 
 
-def _layout(place: EngineBinding, nodes: Sequence[int]) -> str:
+def _layout(binding: EngineBinding, nodes: Sequence[int]) -> str:
     usual = _ONE_NODE if len(nodes) == 1 else _BY_TOUCH
-    text = _LAYOUTS.get(place.numa or "", usual).format(nodes=format_cpu_list(nodes))
-    if place.mirror_tensors:
-        text += f"; mirrored are those named {', '.join(place.mirror_tensors)}"
-    return f"{text} ({place.numa_why})" if place.numa_why else text
+    text = _LAYOUTS.get(binding.numa or "", usual).format(nodes=format_cpu_list(nodes))
+    if binding.mirror_tensors:
+        text += f"; mirrored are those named {', '.join(binding.mirror_tensors)}"
+    return f"{text} ({binding.numa_why})" if binding.numa_why else text
 
 
-def _node_line(node: int, place: EngineBinding, host: Host, sizes: Mapping[str, Counter[int]], seen: Seen) -> str:
+def _node_line(node: int, binding: EngineBinding, host: Host, sizes: Mapping[str, Counter[int]], seen: Seen) -> str:
     parts = [_use(use, of_use[node], node, seen.get(use)) for use, of_use in sizes.items() if of_use[node]]
-    cpus = _threads(place, host).get(node, ())
+    cpus = _threads(binding, host).get(node, ())
     many = "" if len(cpus) == 1 else "s"
     threads = [f"{len(cpus)} compute thread{many} on CPU{many} {format_cpu_list(cpus)}"] if cpus else []
     return f"node {node}: {', '.join((*parts, *threads))}"
@@ -89,12 +89,12 @@ def _use(use: str, size: int, node: int, lines: Sequence[Mapping[str, Any]] | No
     return f"{text} ({line['local'] / line['present']:.0%}{touched} is there)"
 
 
-def _threads(place: EngineBinding, host: Host) -> dict[int, list[int]]:
+def _threads(binding: EngineBinding, host: Host) -> dict[int, list[int]]:
     """The CPUs of the pinned compute threads, by the node that their memory is on."""
     found: dict[int, list[int]] = defaultdict(list)
-    for number, cpu in enumerate(place.team):
+    for number, cpu in enumerate(binding.team):
         known = host.cpu_by_id.get(cpu)
-        node = place.thread_memory[number] if place.thread_memory else (known.node if known else None)
+        node = binding.thread_memory[number] if binding.thread_memory else (known.node if known else None)
         if node is not None and cpu >= 0:
             found[node].append(cpu)
     return found

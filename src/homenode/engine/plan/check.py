@@ -55,13 +55,13 @@ def check_config(config: EngineConfig) -> list[UserError]:
         read_layer_split(config.parallel.layer_split)
     except UserError as error:
         return [error]
-    seat = expert_group_rank(config, everybody)
-    common = None if seat is None else ExpertSharing(seat)
+    group_rank = expert_group_rank(config, everybody)
+    common = None if group_rank is None else ExpertSharing(group_rank)
     if not inline:
         return check_engine_of_workers(config, devices, common)
     host = read_host(LiveSource(), accelerators=False)
     found: list[UserError] = []
-    place = EngineBinding(())
+    binding = EngineBinding(())
     try:
         config = with_kv_memory_variable(config, host)
     except UserError as error:
@@ -71,10 +71,10 @@ def check_config(config: EngineConfig) -> list[UserError]:
         found.append(problem)
     config = with_numa_decided(config, checkpoint, host)
     try:
-        place = binding_of(config, checkpoint, host)
+        binding = binding_of(config, checkpoint, host)
     except UserError as error:
         found.append(error)
-    return found + model_problems(config, checkpoint, host, place, common)
+    return found + model_problems(config, checkpoint, host, binding, common)
 
 
 def unused_settings(config: EngineConfig) -> tuple[Finding, ...]:

@@ -15,9 +15,9 @@ TELLING_SHARE = 0.1
 SHORT_SPIN_US = 2
 
 
-def too_many_threads(host: Host, place: EngineBinding) -> tuple[Finding, ...]:
+def too_many_threads(host: Host, binding: EngineBinding) -> tuple[Finding, ...]:
     """A warning when the compute threads outnumber the CPUs they may run on, or the CPU time of this process's cgroup."""
-    threads, allowance = len(place.team), host.allowance
+    threads, allowance = len(binding.team), host.allowance
     cpus = len(allowance.cpus)
     if threads > cpus:
         message = (
@@ -37,9 +37,9 @@ def too_many_threads(host: Host, place: EngineBinding) -> tuple[Finding, ...]:
     )
 
 
-def spin_us(wanted: int, host: Host, place: EngineBinding) -> int:
+def spin_us(wanted: int, host: Host, binding: EngineBinding) -> int:
     """How long compute threads shall watch for each other: where CPU time is short, watching takes it from those who are waited for."""
-    return min(wanted, SHORT_SPIN_US) if too_many_threads(host, place) else wanted
+    return min(wanted, SHORT_SPIN_US) if too_many_threads(host, binding) else wanted
 
 
 def interrupted(figures: Mapping[str, Any]) -> Finding | None:

@@ -42,7 +42,7 @@ def expert_settings_problem(config: EngineConfig, spec: ModelSpec) -> UserError 
 
 def binding_of(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EngineBinding:
     """The engine's place: as the front decided for all of several engines, else by its own settings."""
-    return config.replica.place if config.replica else place_of_engine(config, checkpoint, host)
+    return config.replica.binding if config.replica else place_of_engine(config, checkpoint, host)
 
 
 def place_of_engine(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EngineBinding:
@@ -57,14 +57,14 @@ def with_numa_decided(config: EngineConfig, checkpoint: Checkpoint, host: Host) 
         return config
     asked = replace(config, placement=replace(config.placement, numa="auto"))
     try:
-        place = place_of_engine(asked, checkpoint, host)
+        binding = place_of_engine(asked, checkpoint, host)
     except UserError:
         return config
-    if place.numa in (None, "replicate") or model_problems(asked, checkpoint, host, place):
+    if binding.numa in (None, "replicate") or model_problems(asked, checkpoint, host, binding):
         return config
-    node = host.cpu_by_id[place.team[0]].node
-    home = (node,) if place.numa == "local" and node is not None else ()
-    return replace(asked, numa_settled=Decision(str(place.numa), place.numa_why, home))
+    node = host.cpu_by_id[binding.team[0]].node
+    home = (node,) if binding.numa == "local" and node is not None else ()
+    return replace(asked, numa_settled=Decision(str(binding.numa), binding.numa_why, home))
 
 
 def numa_choice(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> Callable[[Teams], Chosen]:
@@ -87,7 +87,7 @@ def plan_weights(
     config: EngineConfig,
     checkpoint: Checkpoint,
     host: Host,
-    place: EngineBinding,
+    binding: EngineBinding,
     common: ExpertSharing | None = None,
 ) -> tuple[WeightLayout, KvCapacity | None]:
     """How every matrix is kept, and what the nodes leave for KV memory. Raises what `plan_model` and `check_homes` raise."""
@@ -95,20 +95,20 @@ def plan_weights(
     layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
     whole = ModelPart.whole(checkpoint.spec)
     wanted = missing_layout(layout, whole, common) if common and common.is_there(0) else layout
-    homes = check_homes(config, host, place, wanted, backend, common.owners(wanted, whole) if common else {})
-    return layout, kv_capacity(homes, place, checkpoint.spec.num_kv_heads)
+    homes = check_homes(config, host, binding, wanted, backend, common.owners(wanted, whole) if common else {})
+    return layout, kv_capacity(homes, binding, checkpoint.spec.num_kv_heads)
 
 
 def model_problems(
     config: EngineConfig,
     checkpoint: Checkpoint,
     host: Host,
-    place: EngineBinding,
+    binding: EngineBinding,
     common: ExpertSharing | None = None,
 ) -> list[UserError]:
-    room = memory_budget(config, place)
+    room = memory_budget(config, binding)
     try:
-        layout, on_nodes = plan_weights(config, checkpoint, host, place, common)
+        layout, on_nodes = plan_weights(config, checkpoint, host, binding, common)
     except UserError as error:
         return [error, *transfer_problems(config)]
     mine = kept_of(layout, ModelPart.whole(checkpoint.spec), common)

@@ -58,7 +58,7 @@ def layer_capacities(
     host: Host,
     config: EngineConfig,
     devices: Sequence[str],
-    places: Sequence[EngineBinding],
+    bindings: Sequence[EngineBinding],
     devices_memory: Mapping[str, int],
     needs: Needs,
 ) -> tuple[LayerCapacity, ...]:
@@ -68,8 +68,8 @@ def layer_capacities(
     own = [n for n, device in enumerate(devices) if is_accelerator(device)]
     rest = [n for n in range(len(devices)) if n not in own]
     found = [_room(devices[n].removeprefix("torch:"), devices_memory.get(devices[n]), [n], ranks, needs) for n in own]
-    for nodes in dict.fromkeys(frozenset(places[n].memory_nodes) for n in rest):
-        within = [n for n in rest if places[n].memory_nodes and nodes.issuperset(places[n].memory_nodes)]
+    for nodes in dict.fromkeys(frozenset(bindings[n].memory_nodes) for n in rest):
+        within = [n for n in rest if bindings[n].memory_nodes and nodes.issuperset(bindings[n].memory_nodes)]
         if within:
             found.append(
                 _room(f"memory of NUMA node {format_cpu_list(nodes)}", _free(host, nodes), within, ranks, needs)

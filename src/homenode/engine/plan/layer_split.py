@@ -20,15 +20,15 @@ def layers_of_stages(
     spec: ModelSpec,
     whole: WeightLayout,
     devices: Sequence[str],
-    places: Sequence[EngineBinding],
+    bindings: Sequence[EngineBinding],
     rooms: tuple[tuple[LayerCapacity, ...], tuple[LayerCapacity, ...]],
 ) -> tuple[int, ...]:
     """Within the first rooms if there is a way. Where only KV memory and buffers are too large, within the others: that is said of the settings they
     come from (`Planned.problems`)."""
     seen = read_seconds(cache_file())
-    keys = [key_of(spec, whole, device, len(place.team)) for device, place in zip(devices, places, strict=True)]
+    keys = [key_of(spec, whole, device, len(binding.team)) for device, binding in zip(devices, bindings, strict=True)]
     costs = stage_costs(
-        spec, whole, devices, places, config.parallel.tensor_parallel_size, [seen.get(key) for key in keys]
+        spec, whole, devices, bindings, config.parallel.tensor_parallel_size, [seen.get(key) for key in keys]
     )
     try:
         return balanced_layers(costs, spec.num_layers, rooms[0])
@@ -40,7 +40,7 @@ def layers_alike(
     spec: ModelSpec, whole: WeightLayout, devices: Sequence[str], ranks: int, rooms: tuple[LayerCapacity, ...]
 ) -> tuple[int, ...]:
     """The same of engines that keep experts in common: whatever CPUs and memory each has, all come to one division. `ranks`: of a stage."""
-    places = [EngineBinding((UNPINNED,))] * len(devices)
-    costs = stage_costs(spec, whole, devices, places, ranks, [None] * len(devices))
+    bindings = [EngineBinding((UNPINNED,))] * len(devices)
+    costs = stage_costs(spec, whole, devices, bindings, ranks, [None] * len(devices))
     layers = balanced_layers(costs, spec.num_layers)
     return layers if all(room.holds(layers) for room in rooms) else balanced_layers(costs, spec.num_layers, rooms)

@@ -23,7 +23,7 @@ class WorkerPlan:
     name: str
     device: str
     part: ModelPart
-    place: EngineBinding
+    binding: EngineBinding
     memory: int | None = None
 
     @property
@@ -47,16 +47,21 @@ class Layout:
     findings: tuple[Finding, ...] = ()
 
 
-def lay_out(config: EngineConfig, parts: Sequence[ModelPart], devices: Sequence[str], places: WorkerBindings) -> Layout:
+def lay_out(
+    config: EngineConfig, parts: Sequence[ModelPart], devices: Sequence[str], bindings: WorkerBindings
+) -> Layout:
     """The workers, one for each part."""
     first = config.replica.number * len(parts) if config.replica else 0
     workers = tuple(
-        WorkerPlan(number, f"homenode-worker-{first + number}", device, part, place)
-        for number, (part, device, place) in enumerate(zip(parts, devices, places.places, strict=True))
+        WorkerPlan(number, f"homenode-worker-{first + number}", device, part, binding)
+        for number, (part, device, binding) in enumerate(zip(parts, devices, bindings.bindings, strict=True))
     )
-    findings = () if config.replica else places.findings  # of several engines it is said with their places
+    findings = () if config.replica else bindings.findings  # of several engines it is said with their places
     return Layout(
-        workers, places.loop, places.shared, (*findings, *(f for place in places.places for f in place.findings))
+        workers,
+        bindings.loop,
+        bindings.shared,
+        (*findings, *(f for binding in bindings.bindings for f in binding.findings)),
     )
 
 
@@ -90,7 +95,7 @@ def config_of(config: EngineConfig, layout: Layout, worker: WorkerPlan, allowed:
     `layout.loop`, to which it has moved."""
     compute = replace(config.compute, spin_us=0) if layout.shared else config.compute
     allowed = config.replica.allowed if config.replica else allowed
-    own = Replica(worker.number, len(layout.workers), worker.place, allowed, worker.memory)
+    own = Replica(worker.number, len(layout.workers), worker.binding, allowed, worker.memory)
     return replace(config, compute=compute, replica=own)
 
 

@@ -38,9 +38,9 @@ def divided_host(host: Host, placement: PlacementConfig) -> Host:
     return replace(host, allowance=cut(host, host.allowance, cpus))
 
 
-def own_host(host: Host, place: EngineBinding) -> Host:
+def own_host(host: Host, binding: EngineBinding) -> Host:
     """The host as far as it is a worker's: the cores of its compute threads."""
-    cores = {core_of(host, cpu) for cpu in place.team}
+    cores = {core_of(host, cpu) for cpu in binding.team}
     cpus = tuple(cpu for cpu in host.allowance.cpus if core_of(host, cpu) in cores)
     own = cut(host, host.allowance, cpus)
     quota = own.cpu_quota
@@ -48,38 +48,45 @@ def own_host(host: Host, place: EngineBinding) -> Host:
 
 
 def over_own_nodes(
-    host: Host, config: EngineConfig, places: Sequence[EngineBinding]
+    host: Host, config: EngineConfig, bindings: Sequence[EngineBinding]
 ) -> tuple[tuple[EngineBinding, ...], tuple[Finding, ...]]:
     """The places of CPU workers, which divide the cores already, under --numa; and what is to be told of them. UserError for a policy that workers
     cannot have, PlacementError where --numa-strict asks for more nodes than any worker has."""
     placement = config.placement
     several = (
-        len({cpu.node for place in places for number in place.team if (cpu := host.cpu_by_id.get(number)) is not None})
+        len(
+            {
+                cpu.node
+                for binding in bindings
+                for number in binding.team
+                if (cpu := host.cpu_by_id.get(number)) is not None
+            }
+        )
         > 1
     )
     if placement.numa == "replicate" and several:
         raise UserError(
-            f"--numa replicate is an engine for each node, and these are the {format_count(len(places), 'worker')} of one engine; `homenode serve` makes such engines, each "
+            f"--numa replicate is an engine for each node, and these are the {format_count(len(bindings), 'worker')} of one engine; `homenode serve` makes such engines, each "
             "with workers of its own. Elsewhere give auto, or leave it out",
             param="numa",
         )
-    made = tuple(place if UNPINNED in place.team else _over(host, config, place) for place in places)
-    spread = any(place.numa in _OVER_SEVERAL for place in made)
+    made = tuple(binding if UNPINNED in binding.team else _over(host, config, binding) for binding in bindings)
+    spread = any(binding.numa in _OVER_SEVERAL for binding in made)
     if placement.numa in (*_OVER_SEVERAL, "replicate") and not spread:
-        return made, (_nothing_to_spread(placement, len(places)),)
+        return made, (_nothing_to_spread(placement, len(bindings)),)
     return made, ()
 
 
-def _over(host: Host, config: EngineConfig, place: EngineBinding) -> EngineBinding:
+def _over(host: Host, config: EngineConfig, binding: EngineBinding) -> EngineBinding:
     policy = "local" if config.placement.numa == "replicate" else config.placement.numa
     own = replace(config.placement, numa=policy, numa_nodes=None, reserve_cpus=0, numa_strict=False)
-    found = place_engine(own, config.compute.threads, own_host(host, place), lambda teams: _settled(config, teams))
+    found = place_engine(own, config.compute.threads, own_host(host, binding), lambda teams: _settled(config, teams))
     findings = tuple(finding for finding in found.findings if finding.code != "numa_single_node")
     return replace(
         found,
-        others=place.others,
-        spare=place.spare,
-        findings=(*place.findings, *findings),
+        others=binding.others,
+        spare=binding.spare,
+        findings=(*binding.findings, *findings),
         strict=config.placement.numa_strict,
     )
 

@@ -36,9 +36,9 @@ from homenode.units import format_count
 UNPINNED = -1
 
 
-def alone(place: EngineBinding) -> EngineBinding:
+def alone(binding: EngineBinding) -> EngineBinding:
     """The place of an engine that has its process to itself: its other threads go where no compute thread is, if there is room."""
-    return replace(place, others=place.others or place.spare)
+    return replace(binding, others=binding.others or binding.spare)
 
 
 def place_engine(
@@ -143,10 +143,10 @@ def _free(threads: int | None, host: Host, allowance: Allowance, reserve: int | 
 
 def _within(plan: Plan, worker: WorkerBinding, threads: int | None, host: Host, reserve: int | None) -> EngineBinding:
     """The worker's CPUs are its whole world."""
-    place = _free(threads, host, cut(host, host.allowance, worker.cpus), reserve)
+    binding = _free(threads, host, cut(host, host.allowance, worker.cpus), reserve)
     return replace(
-        place,
-        others=place.others or place.spare or worker.cpus,
+        binding,
+        others=binding.others or binding.spare or worker.cpus,
         memory_nodes=worker.memory_nodes,
         findings=plan.findings,
     )
@@ -199,13 +199,13 @@ def _over_nodes(
         findings += (Finding("info", "numa_one_replica", message),)
     team = tuple(cpu for own in teams for cpu in own.cpus)
     taken = {core_of(host, cpu) for cpu in team}
-    place = EngineBinding(team, spare=tuple(cpu for cpu in host.allowance.cpus if core_of(host, cpu) not in taken))
+    binding = EngineBinding(team, spare=tuple(cpu for cpu in host.allowance.cpus if core_of(host, cpu) not in taken))
     if config.numa is None:
-        return replace(place, findings=tuple(finding for finding in findings if finding.code != "numa_single_node"))
+        return replace(binding, findings=tuple(finding for finding in findings if finding.code != "numa_single_node"))
     memory = tuple(dict.fromkeys(own.memory_node for own in teams)) if host.nodes else ()
     bound = memory if len(memory) < len([node for node in permitted_nodes(host) if has_memory(host, node)]) else ()
     return replace(
-        place,
+        binding,
         memory_nodes=bound,
         findings=findings,
         numa=plan.policy,
@@ -231,7 +231,7 @@ def _path(host: Host, cpu: int) -> tuple[int, ...]:
     return (known.node if known.node is not None else 0, known.l3 if known.l3 is not None else -1)
 
 
-def too_few_cores(host: Host, place: EngineBinding, engines: int = 1, what: str = "engine") -> tuple[Finding, ...]:
+def too_few_cores(host: Host, binding: EngineBinding, engines: int = 1, what: str = "engine") -> tuple[Finding, ...]:
     """A warning when the front, the scheduler and the compute threads of all engines have to share physical cores."""
     needed = requirements(host, Demand(workers=engines)).homenode
     if needed.met:
@@ -241,5 +241,5 @@ def too_few_cores(host: Host, place: EngineBinding, engines: int = 1, what: str 
         f"{format_count(needed.physical_cores, 'physical core is', 'physical cores are')} the least for {f'this {what}' if engines == 1 else f'{engines} {what}s'} "
         f"({', '.join(f'{what}: {n}' for what, n in needed.parts)}), and this process may use {cores}"
     )
-    remedy = f"Allow more CPUs, or expect the {format_count(len(place.team), 'compute thread')} to be interrupted by HTTP and scheduling."
+    remedy = f"Allow more CPUs, or expect the {format_count(len(binding.team), 'compute thread')} to be interrupted by HTTP and scheduling."
     return (Finding("warning", "too_few_cores", message, remedy),)

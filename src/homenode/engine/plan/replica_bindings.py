@@ -66,21 +66,21 @@ def divided_places(host: Host, config: EngineConfig, count: int, what: str, flag
     threads, words = config.compute.threads, _Words(what, flags)
     plan, reserve = plan_workers(config.placement, host, workers=count), reserved_cores(config.placement, host)
     if plan is None:
-        places = _settled(
+        bindings = _settled(
             host, [(cpus, _memory(host, cpus)) for cpus in _divided(host, threads, count, reserve, words)]
         )
     else:
         wanted = threads if plan.workers[0].bound else threads or max(1, host.allowance.usable_threads // count)
-        places = tuple(place_worker(plan, worker, wanted, host, reserve) for worker in plan.workers)
-    _check_apart(places, words)
-    return _with_warning(host, places, words)
+        bindings = tuple(place_worker(plan, worker, wanted, host, reserve) for worker in plan.workers)
+    _check_apart(bindings, words)
+    return _with_warning(host, bindings, words)
 
 
 def team_places(host: Host, teams: Sequence[Team]) -> tuple[EngineBinding, ...]:
     """A place for an engine on each of these nodes: its threads on the team's CPUs, all its memory on the team's node."""
-    places = _settled(host, [(team.cpus, (team.memory_node,) if host.nodes else ()) for team in teams])
-    _check_apart(places, _ENGINES)
-    return _with_warning(host, places, _ENGINES)
+    bindings = _settled(host, [(team.cpus, (team.memory_node,) if host.nodes else ()) for team in teams])
+    _check_apart(bindings, _ENGINES)
+    return _with_warning(host, bindings, _ENGINES)
 
 
 def memory_shares(rooms: Sequence[tuple[int, tuple[int, ...]]], total: int) -> tuple[int, ...]:
@@ -152,14 +152,14 @@ def _settled(host: Host, teams: Sequence[tuple[tuple[int, ...], tuple[int, ...]]
     cores: they are to disturb no other engine."""
     taken = {core_of(host, cpu) for cpus, _ in teams for cpu in cpus}
     spare = tuple(cpu for cpu in host.allowance.cpus if core_of(host, cpu) not in taken)
-    places = []
+    bindings = []
     for cpus, memory in teams:
         nodes = {host.cpu_by_id[cpu].node for cpu in cpus}
         near = tuple(cpu for cpu in spare if host.cpu_by_id[cpu].node in nodes)
         own = {core_of(host, cpu) for cpu in cpus}
         others = near or tuple(cpu for cpu in host.allowance.cpus if core_of(host, cpu) in own)
-        places.append(EngineBinding(cpus, others, memory, spare=spare))
-    return tuple(places)
+        bindings.append(EngineBinding(cpus, others, memory, spare=spare))
+    return tuple(bindings)
 
 
 def _memory(host: Host, cpus: tuple[int, ...]) -> tuple[int, ...]:
@@ -167,10 +167,10 @@ def _memory(host: Host, cpus: tuple[int, ...]) -> tuple[int, ...]:
     return memory_of_cpus(host, cpus) if len(host.nodes) > 1 else ()
 
 
-def _check_apart(places: Sequence[EngineBinding], words: _Words) -> None:
+def _check_apart(bindings: Sequence[EngineBinding], words: _Words) -> None:
     owner: dict[int, int] = {}
-    for number, place in enumerate(places):
-        for cpu in place.team:
+    for number, binding in enumerate(bindings):
+        for cpu in binding.team:
             other = owner.setdefault(cpu, number)
             if cpu != UNPINNED and other != number:
                 raise UserError(
@@ -180,8 +180,8 @@ def _check_apart(places: Sequence[EngineBinding], words: _Words) -> None:
                 )
 
 
-def _with_warning(host: Host, places: tuple[EngineBinding, ...], words: _Words) -> tuple[EngineBinding, ...]:
+def _with_warning(host: Host, bindings: tuple[EngineBinding, ...], words: _Words) -> tuple[EngineBinding, ...]:
     """With what is to be said of all of them together."""
-    everybody = EngineBinding(tuple(cpu for place in places for cpu in place.team))
-    said = too_few_cores(host, everybody, len(places), words.what)
-    return tuple(replace(place, findings=(*place.findings, *said)) for place in places)
+    everybody = EngineBinding(tuple(cpu for binding in bindings for cpu in binding.team))
+    said = too_few_cores(host, everybody, len(bindings), words.what)
+    return tuple(replace(binding, findings=(*binding.findings, *said)) for binding in bindings)

@@ -38,9 +38,9 @@ def replica_configs(config: EngineConfig) -> tuple[EngineConfig, ...]:
     if count > 1:
         return configs_in(config, host, replica_places(host, config, count))
     plan = _plan(config, host)
-    places = node_places(config, host, plan)
-    if len(places) > 1:
-        return configs_in(config, host, places)
+    bindings = node_places(config, host, plan)
+    if len(bindings) > 1:
+        return configs_in(config, host, bindings)
     _require_ports(config, 1)
     return (_settled(config, plan),)
 
@@ -69,14 +69,14 @@ def node_places(config: EngineConfig, host: Host, plan: NumaPlan | None = None) 
         return ()
     return tuple(
         replace(
-            place,
+            binding,
             numa="replicate",
             numa_why=plan.why,
             thread_memory=(team.memory_node,) * len(team.cpus) if host.nodes else (),
-            findings=(*plan.findings, *place.findings),
+            findings=(*plan.findings, *binding.findings),
             strict=placement.numa_strict,
         )
-        for team, place in zip(plan.teams, team_places(host, plan.teams), strict=True)
+        for team, binding in zip(plan.teams, team_places(host, plan.teams), strict=True)
     )
 
 
@@ -87,20 +87,20 @@ def _choice(config: EngineConfig, host: Host) -> Callable[[Teams], Chosen]:
     return numa_choice(config, open_checkpoint(Path(str(config.model.path))), host)
 
 
-def configs_in(config: EngineConfig, host: Host, places: Sequence[EngineBinding]) -> tuple[EngineConfig, ...]:
+def configs_in(config: EngineConfig, host: Host, bindings: Sequence[EngineBinding]) -> tuple[EngineConfig, ...]:
     """A config for an engine in each of these places, with its share of the memory that is free now, and of the ports. UserError where there are not as many
     of these as engines have ranks."""
-    _require_ports(config, len(places))
+    _require_ports(config, len(bindings))
     ranks = config.parallel.tensor_parallel_size
-    rooms = [available_memory(place) for place in places]
+    rooms = [available_memory(binding) for binding in bindings]
     shares = memory_shares([(room.size, room.nodes) for room in rooms], Allowance.of_process().memory_available)
     return tuple(
         replace(
             config,
-            replica=Replica(number, len(places), place, host.allowance.cpus, share),
+            replica=Replica(number, len(bindings), binding, host.allowance.cpus, share),
             transfer=config.transfer.of_engine(number, ranks),
         )
-        for number, (place, share) in enumerate(zip(places, shares, strict=True))
+        for number, (binding, share) in enumerate(zip(bindings, shares, strict=True))
     )
 
 

@@ -21,7 +21,7 @@ def stage_costs(
     spec: ModelSpec,
     layout: WeightLayout,
     devices: Sequence[str],
-    places: Sequence[EngineBinding],
+    bindings: Sequence[EngineBinding],
     ranks: int,
     measured: Sequence[float | None],
 ) -> tuple[StageTime, ...]:
@@ -34,18 +34,18 @@ def stage_costs(
     costs = []
     for stage in range(stages):
         own = range(stage * ranks, (stage + 1) * ranks)
-        speed = ranks * min(read_speed(devices[worker], places[worker]) for worker in own)
+        speed = ranks * min(read_speed(devices[worker], bindings[worker]) for worker in own)
         if len(known) == len(devices):
             speed = ranks * layer_bytes / max(known[worker] for worker in own)
         costs.append(StageTime(layer_bytes / speed, output / speed if stage == stages - 1 else 0.0))
     return tuple(costs)
 
 
-def read_speed(device: str, place: EngineBinding) -> float:
+def read_speed(device: str, binding: EngineBinding) -> float:
     """Bytes a second that a worker reads its weights at."""
     if is_accelerator(device):
         return _ACCELERATOR
-    return min(max(1, len(place.team)) * _CORE, max(1, len(place.memory_nodes)) * _NODE)
+    return min(max(1, len(binding.team)) * _CORE, max(1, len(binding.memory_nodes)) * _NODE)
 
 
 def in_layers(layout: WeightLayout) -> int:

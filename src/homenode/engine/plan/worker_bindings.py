@@ -1,7 +1,7 @@
 """Where the workers of one engine run: they divide the engine's CPUs, nodes kept whole where there are enough of them. Pure.
 
 Host threads of accelerators are bound to the CPUs that are local to the device and compute nothing. Without settings CPU workers divide what the
-engine may use as several engines divide a host (`replicas.places`); with them, a worker is one of the plan that `homenode plan` would print. Under `--numa`
+engine may use as several engines divide a host (`replicas.bindings`); with them, a worker is one of the plan that `homenode plan` would print. Under `--numa`
 each keeps its weights on its own nodes (`node_policy`).
 """
 
@@ -25,10 +25,10 @@ from homenode.units import format_count
 
 @dataclass(frozen=True)
 class WorkerBindings:
-    """`places`: of each worker. `loop`: CPUs of the engine's own threads, empty: wherever they are. `shared`: CPU workers have to share cores, so none
+    """`bindings`: of each worker. `loop`: CPUs of the engine's own threads, empty: wherever they are. `shared`: CPU workers have to share cores, so none
     may watch for another. `findings`: of all together."""
 
-    places: tuple[EngineBinding, ...]
+    bindings: tuple[EngineBinding, ...]
     loop: tuple[int, ...] = ()
     shared: bool = False
     findings: tuple[Finding, ...] = ()
@@ -36,24 +36,24 @@ class WorkerBindings:
 
 def worker_places(host: Host, config: EngineConfig, devices: Sequence[str]) -> WorkerBindings:
     """A place for the worker of each device. UserError and PlacementError for what this host cannot meet."""
-    within = _within(host, config.replica.place) if config.replica else host
+    within = _within(host, config.replica.binding) if config.replica else host
     on_cpu = [number for number, device in enumerate(devices) if not is_accelerator(device)]
-    if config.replica and UNPINNED in config.replica.place.team:
-        made = _unpinned(len(config.replica.place.team), len(on_cpu))
+    if config.replica and UNPINNED in config.replica.binding.team:
+        made = _unpinned(len(config.replica.binding.team), len(on_cpu))
     else:
         made = _on_cpus(within, config, len(on_cpu))
-    found = dict(zip(on_cpu, made.places, strict=True))
-    team = {core_of(host, cpu) for place in made.places for cpu in place.team}
+    found = dict(zip(on_cpu, made.bindings, strict=True))
+    team = {core_of(host, cpu) for binding in made.bindings for cpu in binding.team}
     for number, device in enumerate(devices):
         if number not in found:
             found[number] = _beside(within, device, team)
     loop = made.loop or tuple(cpu for cpu in within.allowance.cpus if core_of(host, cpu) not in team)
-    return replace(made, places=tuple(found[number] for number in range(len(devices))), loop=loop)
+    return replace(made, bindings=tuple(found[number] for number in range(len(devices))), loop=loop)
 
 
-def _within(host: Host, place: EngineBinding) -> Host:
+def _within(host: Host, binding: EngineBinding) -> Host:
     """The host as far as it is the engine's: its compute threads' cores are what its workers divide."""
-    cpus = tuple(cpu for cpu in place.team if cpu != UNPINNED)
+    cpus = tuple(cpu for cpu in binding.team if cpu != UNPINNED)
     if not cpus:
         return host
     quota = host.allowance.cpu_quota
@@ -79,13 +79,13 @@ def _on_cpus(host: Host, config: EngineConfig, count: int) -> WorkerBindings:
     )  # what was asked for made the engine's place
     if config.replica:  # where the loop goes was decided with it, so every core of it computes
         settings = replace(settings, placement=replace(settings.placement, reserve_cpus=0))
-    places = divided_places(
+    bindings = divided_places(
         host, settings, count, what="worker", flags="--pipeline-parallel-size x --tensor-parallel-size"
     )
-    findings = dict.fromkeys(finding for place in places for finding in place.findings)
-    apart = tuple(replace(place, findings=()) for place in places)
+    findings = dict.fromkeys(finding for binding in bindings for finding in binding.findings)
+    apart = tuple(replace(binding, findings=()) for binding in bindings)
     return WorkerBindings(
-        apart, config.replica.place.others if config.replica else places[0].spare, findings=tuple(findings)
+        apart, config.replica.binding.others if config.replica else bindings[0].spare, findings=tuple(findings)
     )
 
 
@@ -96,8 +96,8 @@ def _under_a_policy(host: Host, config: EngineConfig, count: int) -> WorkerBindi
     if len(host.allowance.physical_cpus) < count:
         return _sharing(host, bare, count)
     made = _on_cpus(host, replace(bare, compute=replace(bare.compute, threads=None)), count)
-    places, findings = over_own_nodes(host, config, made.places)
-    return replace(made, places=places, findings=(*made.findings, *findings))
+    bindings, findings = over_own_nodes(host, config, made.bindings)
+    return replace(made, bindings=bindings, findings=(*made.findings, *findings))
 
 
 def _sharing(host: Host, config: EngineConfig, count: int) -> WorkerBindings:
@@ -115,8 +115,8 @@ def _sharing(host: Host, config: EngineConfig, count: int) -> WorkerBindings:
         message,
         f"Allow {format_count(count, 'core')} or more, or have fewer stages and ranks.",
     )
-    places = tuple(EngineBinding((cores[number * len(cores) // count],)) for number in range(count))
-    return WorkerBindings(places, shared=True, findings=(finding,))
+    bindings = tuple(EngineBinding((cores[number * len(cores) // count],)) for number in range(count))
+    return WorkerBindings(bindings, shared=True, findings=(finding,))
 
 
 def _beside(host: Host, device: str, computing: set[int]) -> EngineBinding:

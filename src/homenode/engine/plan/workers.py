@@ -99,18 +99,18 @@ class Planned:
 
     def _home_problem(self, worker: WorkerPlan) -> UserError | None:
         """Why a node has no room for what --numa puts there."""
-        if worker.place.numa is None or is_accelerator(worker.device) or not self.host.nodes:
+        if worker.binding.numa is None or is_accelerator(worker.device) or not self.host.nodes:
             return None
         placement = replace(
-            self.config.placement, numa=worker.place.numa, numa_nodes=None, reserve_cpus=0, numa_strict=False
+            self.config.placement, numa=worker.binding.numa, numa_nodes=None, reserve_cpus=0, numa_strict=False
         )
         own = replace(
-            self.config, placement=placement, compute=replace(self.config.compute, threads=len(worker.place.team))
+            self.config, placement=placement, compute=replace(self.config.compute, threads=len(worker.binding.team))
         )
         try:
             backend = make_backend(self.config.compute, (UNPINNED,))
             layout = missing_layout(self.weights[worker.number], worker.part, self.common, worker.number)
-            check_homes(own, own_host(self.host, worker.place), worker.place, layout, backend)
+            check_homes(own, own_host(self.host, worker.binding), worker.binding, layout, backend)
         except UserError as error:
             return error
         return None
@@ -137,7 +137,7 @@ def plan_engine(
     ):
         raise problem
     memory = with_kv_memory_variable(config, host).kv.kv_cache_memory
-    places = worker_places(host, config, devices)
+    bindings = worker_places(host, config, devices)
     backend, kept = make_backend(config.compute, (UNPINNED,)), config.model
     whole = plan_model(checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype)
     missing = missing_layout(whole, ModelPart.whole(checkpoint.spec), common)
@@ -147,12 +147,13 @@ def plan_engine(
     geometry = kv_geometry_of(checkpoint.spec, whole, config.kv.block_size, config.kv.kv_cache_dtype)
     needs = with_the_rest(weights_alone, config, checkpoint.spec, geometry, memory)
     rooms, without_kv = (
-        layer_capacities(host, config, devices, places.places, devices_memory, need) for need in (needs, weights_alone)
+        layer_capacities(host, config, devices, bindings.bindings, devices_memory, need)
+        for need in (needs, weights_alone)
     )
     layers = read_layer_split(config.parallel.layer_split)
     if layers is None:
         if common is None:
-            layers = layers_of_stages(config, checkpoint.spec, whole, devices, places.places, (rooms, without_kv))
+            layers = layers_of_stages(config, checkpoint.spec, whole, devices, bindings.bindings, (rooms, without_kv))
         else:
             layers = layers_alike(checkpoint.spec, whole, devices, config.parallel.tensor_parallel_size, without_kv)
     parts = plan_parts(
@@ -166,7 +167,7 @@ def plan_engine(
         for part, kept_as in zip(parts, weights, strict=True)
     )
     return Planned(
-        config, checkpoint, host, lay_out(config, parts, devices, places), weights, geometries, memory, rooms, common
+        config, checkpoint, host, lay_out(config, parts, devices, bindings), weights, geometries, memory, rooms, common
     )
 
 
@@ -187,7 +188,7 @@ def _division(
 def with_available_memory(planned: Planned) -> Planned:
     """The plan with the memory that each worker may take of what is free on this host now."""
     config, layout = planned.config, planned.layout
-    rooms = [available_memory(worker.place) for worker in layout.workers]
+    rooms = [available_memory(worker.binding) for worker in layout.workers]
     mine = [planned.kept(worker) for worker in layout.workers]
     held = sum(each.held for each in mine)  # it is where it will be again, and no less free for being taken already
     total = Allowance.of_process().memory_available + held

@@ -46,19 +46,20 @@ class ReplicasClient(Dispatcher):
         configs: Sequence[EngineConfig],
         on_engine_lost: Callable[[str], None] | None = None,
         *,
-        patience: RestartPolicy | None = None,
+        restart_policy: RestartPolicy | None = None,
         program: str = ENGINE_PROGRAM,
     ) -> None:
         """`configs`: as `configs.replica_configs` makes them; `program`: as in `AsyncEngineClient`."""
-        settings, patience = dispatch_settings(configs[0]), patience or RestartPolicy()
-        super().__init__(settings, patience, Router(settings.block_size, settings.prefix_caching))
+        settings, restart_policy = dispatch_settings(configs[0]), restart_policy or RestartPolicy()
+        super().__init__(settings, restart_policy, Router(settings.block_size, settings.prefix_caching))
         self.on_engine_lost = on_engine_lost
-        self._places = [config.replica.place for config in configs if config.replica is not None]
+        self._bindings = [config.replica.binding for config in configs if config.replica is not None]
         self._experts = ExpertMemoryFiles(configs)
-        self._keepers = [
-            EngineSupervisor(config, self, patience, lambda each: self._client_of(each, program)) for config in configs
+        self._supervisors = [
+            EngineSupervisor(config, self, restart_policy, lambda each: self._client_of(each, program))
+            for config in configs
         ]
-        self._engines = self._keepers
+        self._engines = self._supervisors
         self._ready: EngineReady | None = None
 
     def _client_of(self, config: EngineConfig, program: str) -> AsyncEngineClient:
@@ -80,8 +81,10 @@ class ReplicasClient(Dispatcher):
 
         Raises what the first one of them that fails could not start for; the others are ended then.
         """
-        told = Progress(len(self._keepers), progress)
-        starts = [asyncio.ensure_future(keeper.start(told.of(keeper.number))) for keeper in self._keepers]
+        told = Progress(len(self._supervisors), progress)
+        starts = [
+            asyncio.ensure_future(supervisor.start(told.of(supervisor.number))) for supervisor in self._supervisors
+        ]
         try:
             parts = await asyncio.gather(*starts)
         except BaseException:
@@ -90,23 +93,23 @@ class ReplicasClient(Dispatcher):
             await asyncio.gather(*starts, return_exceptions=True)
             await self.close()
             raise
-        self._ready = all_ready(parts, self._places)
+        self._ready = all_ready(parts, self._bindings)
         return self._ready
 
     async def close(self) -> None:
         """End all engines. Pending requests get an error."""
         self._ending = self._ending or "the engines were closed"
-        await asyncio.gather(*(keeper.close() for keeper in self._keepers))
+        await asyncio.gather(*(supervisor.close() for supervisor in self._supervisors))
         self._experts.close()
-        for journey in tuple(self._journeys.values()):
-            self._fail(journey, self._ending)
+        for stream in tuple(self._streams.values()):
+            self._fail(stream, self._ending)
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more requests; returns when all engines have finished theirs, at most `timeout_s` seconds from now, and ended."""
         self._ending, self._draining = "the server is shutting down", True
-        for journey in tuple(self._held.values()):
-            self._fail(journey, self._ending)
-        await asyncio.gather(*(keeper.drain(timeout_s) for keeper in self._keepers))
+        for stream in tuple(self._unrouted.values()):
+            self._fail(stream, self._ending)
+        await asyncio.gather(*(supervisor.drain(timeout_s) for supervisor in self._supervisors))
         await self.close()
 
     # Use
@@ -121,35 +124,35 @@ class ReplicasClient(Dispatcher):
     @property
     def statistics(self) -> EngineStats:
         """Of all engines together."""
-        return total([keeper.figures.statistics for keeper in self._keepers])
+        return total([supervisor.figures.statistics for supervisor in self._supervisors])
 
     @property
     def pids(self) -> tuple[int | None, ...]:
         """The process of each engine."""
-        return tuple(keeper.client.pid for keeper in self._keepers)
+        return tuple(supervisor.client.pid for supervisor in self._supervisors)
 
     def moving_from(self, engine: int) -> None:
         """Another one goes on with a request of this engine."""
-        self._keepers[engine].moved += 1
+        self._supervisors[engine].moved += 1
 
     # What becomes of engines
 
-    def engine_up(self, keeper: EngineSupervisor[AsyncEngineClient], ready: EngineReady | None) -> None:
+    def engine_up(self, supervisor: EngineSupervisor[AsyncEngineClient], ready: EngineReady | None) -> None:
         """It takes requests: first those that wait for one."""
         if ready is not None:
-            self._router.add(keeper.number, ready.num_blocks)
+            self._router.add(supervisor.number, ready.num_blocks)
         self._send_held()
 
-    def engine_silent(self, keeper: EngineSupervisor[AsyncEngineClient]) -> None:
+    def engine_silent(self, supervisor: EngineSupervisor[AsyncEngineClient]) -> None:
         """`EngineSupervisor.takes` says so already."""
 
-    def engine_down(self, keeper: EngineSupervisor[AsyncEngineClient]) -> None:
+    def engine_down(self, supervisor: EngineSupervisor[AsyncEngineClient]) -> None:
         """Nothing is cached there any more."""
-        self._router.forget(keeper.number)
+        self._router.forget(supervisor.number)
 
-    def engine_gone(self, keeper: EngineSupervisor[AsyncEngineClient], reason: str) -> None:
+    def engine_gone(self, supervisor: EngineSupervisor[AsyncEngineClient], reason: str) -> None:
         """The service goes on while there is another one, or one may come back."""
-        if self._ending is not None or not all(other.state == "gone" for other in self._keepers):
+        if self._ending is not None or not all(other.state == "gone" for other in self._supervisors):
             return
         reason = f"no engine is left; the last was lost because {reason}"
         self._end(reason)

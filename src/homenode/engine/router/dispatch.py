@@ -73,12 +73,12 @@ class Dispatcher:
     A request whose engine is lost goes on after the tokens it had; when it cannot its last output has the error kind `WorkerLostError`.
     """
 
-    def __init__(self, settings: DispatchSettings, patience: RestartPolicy, router: Router) -> None:
-        self._settings, self._patience, self._router = settings, patience, router
+    def __init__(self, settings: DispatchSettings, restart_policy: RestartPolicy, router: Router) -> None:
+        self._settings, self._restart_policy, self._router = settings, restart_policy, router
         self._engines: Sequence[RoutedEngine] = ()
         self._seeds = random.Random(secrets.randbits(128) if settings.seed is None else settings.seed)
-        self._journeys: dict[int, RoutedStream] = {}
-        self._held: dict[int, RoutedStream] = {}  # those of them that wait for an engine, oldest first
+        self._streams: dict[int, RoutedStream] = {}
+        self._unrouted: dict[int, RoutedStream] = {}  # those of them that wait for an engine, oldest first
         self._ending: str | None = None  # why nothing is given to an engine any more
         self._draining = False
 
@@ -97,29 +97,29 @@ class Dispatcher:
 
     def submit(self, request: Request) -> RoutedStream:
         """Start `request` with the engine that will have the least to do. Closing the stream early aborts it."""
-        if request.id in self._journeys:
+        if request.id in self._streams:
             raise InternalError(f"request id {request.id} is in use", id=request.id)
         if request.params.seed is None:  # known here, so that another engine can draw what this one would have
             params = msgspec.structs.replace(request.params, seed=self._seeds.getrandbits(63))
             request = msgspec.structs.replace(request, params=params)
-        journey = RoutedStream(self, request, self._router.ticket(request.prompt_ids, request.cache_salt))
-        self._journeys[request.id] = journey
+        stream = RoutedStream(self, request, self._router.ticket(request.prompt_ids, request.cache_salt))
+        self._streams[request.id] = stream
         if self._ending is None:
-            self._send(journey)
+            self._send(stream)
         elif self._draining:
-            journey.fail("OverloadedError", f"{self._ending} and takes no new requests", retry_after_s=1.0)
+            stream.fail("OverloadedError", f"{self._ending} and takes no new requests", retry_after_s=1.0)
         else:
-            self._fail(journey, self._ending)
-        return journey
+            self._fail(stream, self._ending)
+        return stream
 
     async def abort(self, id: int, reason: str = "abort") -> None:
         """End request `id` with `reason` as its finish reason, in its last output; an unknown or finished one is ignored."""
         self._end_request(id, reason)
 
     def _end_request(self, id: int, reason: str) -> None:
-        if (journey := self._held.get(id)) is not None:
-            journey.put(Output(id, finish_reason=reason))
-        elif (journey := self._journeys.get(id)) is not None and (engine := self._engine_of(journey)) is not None:
+        if (stream := self._unrouted.get(id)) is not None:
+            stream.put(Output(id, finish_reason=reason))
+        elif (stream := self._streams.get(id)) is not None and (engine := self._engine_of(stream)) is not None:
             engine.client.end(id, reason)
 
     async def release_kv(self, ticket: str, reason: str) -> None:
@@ -131,16 +131,16 @@ class Dispatcher:
 
     def _end_ticket(self, ticket: str) -> None:
         """End the request that came with this ticket, if it is one of these."""
-        for journey in [
-            each for each in self._journeys.values() if each.request.kv is not None and each.request.kv.ticket == ticket
+        for stream in [
+            each for each in self._streams.values() if each.request.kv is not None and each.request.kv.ticket == ticket
         ]:
-            self._end_request(journey.request.id, "abort")
+            self._end_request(stream.request.id, "abort")
 
     def forget(self, request_id: int) -> None:
         """Abort a request nobody listens to any more."""
-        if (journey := self._journeys.get(request_id)) is not None:
-            engine = self._engine_of(journey)
-            self.ended(journey)
+        if (stream := self._streams.get(request_id)) is not None:
+            engine = self._engine_of(stream)
+            self.ended(stream)
             if engine is not None:
                 engine.client.forget(request_id)
 
@@ -162,92 +162,92 @@ class Dispatcher:
 
     # Routing
 
-    def _send(self, journey: RoutedStream) -> None:
+    def _send(self, stream: RoutedStream) -> None:
         """Give it to an engine, or hold it until one takes requests."""
         takers = [engine for engine in self._engines if engine.takes]
         computing = [engine for engine in takers if engine.hindrance is None]
-        at_home = [engine for engine in takers if _holds_kv_of(engine, journey.request)]
+        at_home = [engine for engine in takers if _holds_kv_of(engine, stream.request)]
         able = {engine.number: engine.kv_usage for engine in at_home or computing or takers}
-        if (route := self._router.route(journey.ticket, able)) is None:
-            return self._hold(journey)
-        self.booked(journey)
+        if (route := self._router.route(stream.ticket, able)) is None:
+            return self._hold(stream)
+        self.booked(stream)
         try:
-            self._engines[route.number].client.submit(journey.rest, journey)
+            self._engines[route.number].client.submit(stream.rest, stream)
         except CapacityError as error:
-            journey.fail("CapacityError", error.message)
+            stream.fail("CapacityError", error.message)
 
-    def _hold(self, journey: RoutedStream) -> None:
+    def _hold(self, stream: RoutedStream) -> None:
         limit = self._settings.max_num_queued_requests
         if all(engine.state == "gone" for engine in self._engines):
-            self._fail(journey, "no engine is left")
-        elif 0 < limit <= len(self._held):
-            self._refuse(journey, len(self._held))
+            self._fail(stream, "no engine is left")
+        elif 0 < limit <= len(self._unrouted):
+            self._refuse(stream, len(self._unrouted))
         else:
-            self._held[journey.request.id] = journey
+            self._unrouted[stream.request.id] = stream
 
     def _send_held(self) -> None:
         """An engine takes requests: first those that wait for one."""
-        held, self._held = self._held, {}
-        for journey in held.values():
-            self._send(journey)
+        held, self._unrouted = self._unrouted, {}
+        for stream in held.values():
+            self._send(stream)
 
-    def _engine_of(self, journey: RoutedStream) -> RoutedEngine | None:
-        return None if journey.ticket.route is None else self._engines[journey.ticket.route.number]
+    def _engine_of(self, stream: RoutedStream) -> RoutedEngine | None:
+        return None if stream.ticket.route is None else self._engines[stream.ticket.route.number]
 
-    def _refuse(self, journey: RoutedStream, waiting: int) -> None:
+    def _refuse(self, stream: RoutedStream, waiting: int) -> None:
         text = (
             f"{format_count(waiting, 'request waits', 'requests wait')} for an engine that takes them; try again later"
         )
-        journey.fail("OverloadedError", text, retry_after_s=self._patience.silent_after_s)
+        stream.fail("OverloadedError", text, retry_after_s=self._restart_policy.silent_after_s)
 
-    def _fail(self, journey: RoutedStream, reason: str) -> None:
-        journey.fail("WorkerLostError", f"this request cannot be finished: {reason}")
+    def _fail(self, stream: RoutedStream, reason: str) -> None:
+        stream.fail("WorkerLostError", f"this request cannot be finished: {reason}")
 
     def _end(self, reason: str) -> None:
         """No engine is left, nor will be: whoever waits for one hears it."""
         self._ending = reason
-        for journey in tuple(self._held.values()):
-            self._fail(journey, reason)
+        for stream in tuple(self._unrouted.values()):
+            self._fail(stream, reason)
 
     # What becomes of requests
 
-    def booked(self, journey: RoutedStream) -> None:
+    def booked(self, stream: RoutedStream) -> None:
         """An engine is about to get it; `Router.route` said which."""
 
-    def began(self, journey: RoutedStream) -> None:
+    def began(self, stream: RoutedStream) -> None:
         """Its first output came."""
-        self._router.began(journey.ticket)
+        self._router.began(stream.ticket)
 
-    def ended(self, journey: RoutedStream) -> None:
+    def ended(self, stream: RoutedStream) -> None:
         """Its last output came, or nobody waits for it."""
-        self._journeys.pop(journey.request.id, None)
-        self._held.pop(journey.request.id, None)
-        self._router.ended(journey.ticket, journey.tokens if journey.given else None)
+        self._streams.pop(stream.request.id, None)
+        self._unrouted.pop(stream.request.id, None)
+        self._router.ended(stream.ticket, stream.tokens if stream.given else None)
 
-    def taken_back(self, journey: RoutedStream) -> None:
+    def taken_back(self, stream: RoutedStream) -> None:
         """Its engine was lost."""
-        self._router.ended(journey.ticket)
+        self._router.ended(stream.ticket)
 
     def moving_from(self, engine: int) -> None:
         """Another one goes on with a request of this engine."""
 
-    def engine_lost_under(self, journey: RoutedStream, reason: str) -> None:
+    def engine_lost_under(self, stream: RoutedStream, reason: str) -> None:
         """Let another engine go on with it, unless engines keep dying of it."""
-        engine = self._engine_of(journey)
-        self.taken_back(journey)
-        journey.ticket.tokens = journey.tokens  # all of them are to be computed again
-        journey.losses += 1
+        engine = self._engine_of(stream)
+        self.taken_back(stream)
+        stream.ticket.tokens = stream.tokens  # all of them are to be computed again
+        stream.losses += 1
         if self._ending is not None:
-            self._fail(journey, self._ending)
-        elif journey.losses >= self._patience.losses:
+            self._fail(stream, self._ending)
+        elif stream.losses >= self._restart_policy.losses:
             self._fail(
-                journey,
-                f"{format_count(journey.losses, 'engine was', 'engines were')} lost under it, the last because {reason}",
+                stream,
+                f"{format_count(stream.losses, 'engine was', 'engines were')} lost under it, the last because {reason}",
             )
         else:
             if engine is not None:
                 self.moving_from(engine.number)
-            self._send(journey)
+            self._send(stream)
 
 
 def _holds_kv_of(engine: RoutedEngine, request: Request) -> bool:

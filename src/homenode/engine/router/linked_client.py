@@ -48,7 +48,7 @@ class LinkedSettings:
     ready: EngineReady
     engines: int
     dispatch: DispatchSettings
-    patience: RestartPolicy
+    restart_policy: RestartPolicy
     key: bytes
     favourite: int = 0
 
@@ -94,7 +94,7 @@ class LinkedEngine:
         self.figures = ReplicaStats(number, None, "loading", 0, 0, EngineStats())
         self.hindrance: str | None = None
         self.client: EngineLink = _NotYet()
-        self.reached = (
+        self.connected_process = (
             self.booked
         ) = -1  # the process that `client` leads to, and the one that the router's books are of
 
@@ -116,7 +116,7 @@ class LinkedEngine:
     @property
     def in_touch(self) -> bool:
         """Whether the stream leads to the process that there is, and the books are of it."""
-        return self.client.lost is None and self.reached == self.booked == self.figures.restarts
+        return self.client.lost is None and self.connected_process == self.booked == self.figures.restarts
 
     @property
     def kv_usage(self) -> float:
@@ -127,16 +127,16 @@ class LinkedEngine:
 class LinkedClient(Dispatcher):
     """All engines, for the requests of this front. `on_engine_lost` is called with the reason when no engine is left nor will be."""
 
-    def __init__(self, front: int, settings: LinkedSettings, tell: Callable[[FromLinked], None]) -> None:
-        """`front`: the number of this process. `tell`: takes what the coordinator, or other fronts, are to know."""
+    def __init__(self, front: int, settings: LinkedSettings, notify: Callable[[FromLinked], None]) -> None:
+        """`front`: the number of this process. `notify`: takes what the coordinator, or other fronts, are to know."""
         dispatch, router = settings.dispatch, settings.router()
         if dispatch.seed is not None:  # fronts that draw alike would give equal prompts equal answers
             dispatch = replace(dispatch, seed=f"{dispatch.seed}/{front}")
-        super().__init__(dispatch, settings.patience, router)
+        super().__init__(dispatch, settings.restart_policy, router)
         self.on_engine_lost: Callable[[str], None] | None = None
         self.ready = settings.ready
-        self._front, self._tell = front, tell
-        self._elsewhere = RemoteLoad(router)
+        self._front, self._notify = front, notify
+        self._remote_load = RemoteLoad(router)
         self._linked = [LinkedEngine(number) for number in range(settings.engines)]
         self._engines = self._linked
         self._waiting: set[int] = set()  # requests of which the coordinator knows that they wait
@@ -163,106 +163,106 @@ class LinkedClient(Dispatcher):
         """A stream to an engine, perhaps in place of another one."""
         engine, link = self._linked[way.engine], _Link(self._front, way, self._link_lost)
         await link.attach(connected)
-        if way.process < engine.reached:  # streams may be ready in another order than they came
+        if way.process < engine.connected_process:  # streams may be ready in another order than they came
             link.abandon("there is a newer process of it")
             return
         engine.client.abandon("there is another stream to it")
-        engine.client, engine.reached = link, way.process
+        engine.client, engine.connected_process = link, way.process
         self._let_go(engine)
 
     def _let_go(self, engine: LinkedEngine) -> None:
         """Those that wait for an engine, if this one takes any."""
-        if self._held and engine.takes:
+        if self._unrouted and engine.takes:
             self._send_held()
 
     async def release_kv(self, ticket: str, reason: str) -> None:
         """As of every client; the request that came with the ticket may be another front's."""
-        self._tell(TicketGivenUp(ticket))
+        self._notify(TicketGivenUp(ticket))
         await super().release_kv(ticket, reason)
 
-    def take(self, told: ToLinked) -> None:
+    def take(self, message: ToLinked) -> None:
         """The coordinator said this."""
-        match told:
+        match message:
             case EngineSeen():
-                self._see(told)
+                self._see(message)
             case TicketGivenUp(ticket):
                 self._end_ticket(ticket)
             case TooMany(request, waiting):
                 self._waiting.discard(request)
-                if (journey := self._held.get(request)) is not None:
-                    self._refuse(journey, waiting)
+                if (stream := self._unrouted.get(request)) is not None:
+                    self._refuse(stream, waiting)
             case EnginesGone(reason):
                 self._end(reason)
                 if self.on_engine_lost is not None:
                     self.on_engine_lost(reason)
             case _:
-                self._elsewhere.take(told)
+                self._remote_load.take(message)
 
-    def _see(self, told: EngineSeen) -> None:
-        engine, process = self._linked[told.figures.number], told.figures.restarts
-        engine.figures, engine.hindrance = told.figures, told.hindrance
-        if told.num_blocks and engine.booked != process:  # what follows of others' requests is about this process
-            if engine.reached < process:
+    def _see(self, message: EngineSeen) -> None:
+        engine, process = self._linked[message.figures.number], message.figures.restarts
+        engine.figures, engine.hindrance = message.figures, message.hindrance
+        if message.num_blocks and engine.booked != process:  # what follows of others' requests is about this process
+            if engine.connected_process < process:
                 engine.client.abandon("the engine was started again")
-            self._elsewhere.add(engine.number, told.num_blocks)
+            self._remote_load.add(engine.number, message.num_blocks)
             engine.booked = process
         self._let_go(engine)
 
     def _link_lost(self, link: _Link) -> None:
-        self._elsewhere.drop(link.way.engine)
-        self._tell(LinkLost(link.way.engine, link.way.process))
+        self._remote_load.drop(link.way.engine)
+        self._notify(LinkLost(link.way.engine, link.way.process))
 
     # What the coordinator is told
 
-    def booked(self, journey: RoutedStream) -> None:
+    def booked(self, stream: RoutedStream) -> None:
         """An engine is about to get it."""
-        self._waits_no_more(journey.request.id)
-        ticket = journey.ticket
+        self._waits_no_more(stream.request.id)
+        ticket = stream.ticket
         assert ticket.route is not None  # booked
-        self._tell(
-            Booked(journey.request.id, ticket.route.number, ticket.route.work, self._digests(journey, ticket.tokens))
+        self._notify(
+            Booked(stream.request.id, ticket.route.number, ticket.route.work, self._digests(stream, ticket.tokens))
         )
 
-    def began(self, journey: RoutedStream) -> None:
+    def began(self, stream: RoutedStream) -> None:
         """Its first output came."""
-        super().began(journey)
-        self._tell(Began(journey.request.id))
+        super().began(stream)
+        self._notify(Began(stream.request.id))
 
-    def ended(self, journey: RoutedStream) -> None:
+    def ended(self, stream: RoutedStream) -> None:
         """Its last output came, or nobody waits for it."""
-        self._waits_no_more(journey.request.id)
-        had_engine, known = journey.ticket.route is not None, len(self._digests(journey, journey.ticket.tokens))
-        super().ended(journey)
+        self._waits_no_more(stream.request.id)
+        had_engine, known = stream.ticket.route is not None, len(self._digests(stream, stream.ticket.tokens))
+        super().ended(stream)
         if had_engine:
-            self._tell(RequestEnded(journey.request.id, self._digests(journey, journey.tokens)[known:]))
+            self._notify(RequestEnded(stream.request.id, self._digests(stream, stream.tokens)[known:]))
 
-    def taken_back(self, journey: RoutedStream) -> None:
+    def taken_back(self, stream: RoutedStream) -> None:
         """Its engine was lost."""
-        super().taken_back(journey)
-        self._tell(RequestEnded(journey.request.id))
+        super().taken_back(stream)
+        self._notify(RequestEnded(stream.request.id))
 
     def moving_from(self, engine: int) -> None:
         """Another one goes on with a request of this engine."""
-        self._tell(Moved(engine))
+        self._notify(Moved(engine))
 
-    def _hold(self, journey: RoutedStream) -> None:
-        super()._hold(journey)
-        if journey.request.id in self._held and journey.request.id not in self._waiting:
-            self._waiting.add(journey.request.id)
-            self._tell(Held(journey.request.id))
+    def _hold(self, stream: RoutedStream) -> None:
+        super()._hold(stream)
+        if stream.request.id in self._unrouted and stream.request.id not in self._waiting:
+            self._waiting.add(stream.request.id)
+            self._notify(Held(stream.request.id))
 
     def _waits_no_more(self, request: int) -> None:
         if request in self._waiting:
             self._waiting.discard(request)
-            self._tell(Unheld(request))
+            self._notify(Unheld(request))
 
-    def _digests(self, journey: RoutedStream, tokens: list[int]) -> list[bytes]:
+    def _digests(self, stream: RoutedStream, tokens: list[int]) -> list[bytes]:
         return (
-            cacheable(journey.ticket.chain, tokens, self._settings.block_size) if self._settings.prefix_caching else []
+            cacheable(stream.ticket.chain, tokens, self._settings.block_size) if self._settings.prefix_caching else []
         )
 
-    def _fail(self, journey: RoutedStream, reason: str) -> None:
+    def _fail(self, stream: RoutedStream, reason: str) -> None:
         if len(self._linked) > 1:
-            super()._fail(journey, reason)
+            super()._fail(stream, reason)
         else:
-            journey.fail("PeerError", f"the engine is gone: {reason}")
+            stream.fail("PeerError", f"the engine is gone: {reason}")

@@ -6,18 +6,18 @@ from collections.abc import Callable
 
 
 class Progress:
-    """Adds up how far the engines have loaded, and tells `tell` (bytes done, bytes in all)."""
+    """Adds up how far the engines have loaded, and tells `report` (bytes done, bytes in all)."""
 
-    def __init__(self, count: int, tell: Callable[[int, int], None] | None) -> None:
-        self._done, self._total, self._tell = [0] * count, [0] * count, tell
+    def __init__(self, count: int, report: Callable[[int, int], None] | None) -> None:
+        self._done, self._total, self._report = [0] * count, [0] * count, report
 
     def of(self, number: int) -> Callable[[int, int], None]:
         """Told by one engine: (bytes done, bytes in all)."""
 
         def take(done: int, total: int) -> None:
             self._done[number], self._total[number] = done, total
-            if self._tell is not None:
-                self._tell(
+            if self._report is not None:
+                self._report(
                     sum(self._done), sum(each or max(self._total) for each in self._total)
                 )  # all read the same files, or parts of them
 

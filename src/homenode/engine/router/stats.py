@@ -43,7 +43,7 @@ def total(parts: Sequence[EngineStats]) -> EngineStats:
     )
 
 
-def all_ready(parts: Sequence[EngineReady], places: Sequence[EngineBinding]) -> EngineReady:
+def all_ready(parts: Sequence[EngineReady], bindings: Sequence[EngineBinding]) -> EngineReady:
     """What all engines together hold, and of a single sequence what each of them takes."""
     first = parts[0]
     return msgspec.structs.replace(
@@ -62,7 +62,7 @@ def all_ready(parts: Sequence[EngineReady], places: Sequence[EngineBinding]) -> 
             else "",
             "notes": _notes(parts),
             "compute": _compute([part.details.get("compute") for part in parts]),
-            "free_cpus": list(_free_cpus(places)),
+            "free_cpus": list(_free_cpus(bindings)),
         },
     )
 
@@ -103,7 +103,9 @@ def _compute(parts: Sequence[object]) -> dict[str, Any]:
     return found
 
 
-def _free_cpus(places: Sequence[EngineBinding]) -> tuple[int, ...]:
+def _free_cpus(bindings: Sequence[EngineBinding]) -> tuple[int, ...]:
     """Where the front disturbs no compute thread of any engine."""
-    computing = {cpu for place in places for cpu in place.team}
-    return tuple(sorted({cpu for place in places for cpu in (place.spare or place.free_of_compute)} - computing))
+    computing = {cpu for binding in bindings for cpu in binding.team}
+    return tuple(
+        sorted({cpu for binding in bindings for cpu in (binding.spare or binding.free_of_compute)} - computing)
+    )

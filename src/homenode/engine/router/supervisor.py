@@ -27,16 +27,16 @@ _NO_FIGURES = EngineStats()
 class Watcher(Protocol):
     """Who hears what becomes of an engine: `client.ReplicasClient`."""
 
-    def engine_up(self, keeper: EngineSupervisor[Any], ready: EngineReady | None) -> None:
+    def engine_up(self, supervisor: EngineSupervisor[Any], ready: EngineReady | None) -> None:
         """It takes requests: started anew (`ready`), or answering again (None)."""
 
-    def engine_silent(self, keeper: EngineSupervisor[Any]) -> None:
+    def engine_silent(self, supervisor: EngineSupervisor[Any]) -> None:
         """Its loop does not answer."""
 
-    def engine_down(self, keeper: EngineSupervisor[Any]) -> None:
+    def engine_down(self, supervisor: EngineSupervisor[Any]) -> None:
         """It was lost, and its memory with it."""
 
-    def engine_gone(self, keeper: EngineSupervisor[Any], reason: str) -> None:
+    def engine_gone(self, supervisor: EngineSupervisor[Any], reason: str) -> None:
         """It was lost and is not started any more."""
 
 
@@ -47,11 +47,15 @@ class EngineSupervisor(Generic[Client]):
     """One engine over all its processes. `client`: the present one. `number`: which of several engines it is, `node`: the one its memory is on."""
 
     def __init__(
-        self, config: EngineConfig, watcher: Watcher, patience: RestartPolicy, make: Callable[[EngineConfig], Client]
+        self,
+        config: EngineConfig,
+        watcher: Watcher,
+        restart_policy: RestartPolicy,
+        make: Callable[[EngineConfig], Client],
     ) -> None:
         """`make` makes the engine's client, for each of its processes."""
         self.number, self.node = (config.replica.number, config.replica.node) if config.replica else (0, None)
-        self._config, self._watcher, self._patience, self._make = config, watcher, patience, make
+        self._config, self._watcher, self._restart_policy, self._make = config, watcher, restart_policy, make
         self.client = self._new_client()
         self.state: EngineState = "loading"
         self.restarts, self.moved = 0, 0
@@ -113,11 +117,11 @@ class EngineSupervisor(Generic[Client]):
         self._failures += 1
         if (
             not wants_shared_experts(self._config)
-            or self._failures > self._patience.first_tries
+            or self._failures > self._restart_policy.first_tries
             or time.monotonic() >= deadline
         ):
             raise error
-        delay = self._patience.delay(self._failures) or 0.0
+        delay = self._restart_policy.delay(self._failures) or 0.0
         _log.warning("engine %d did not start: %s; it is started again in %g s", self.number, error.message, delay)
         await asyncio.sleep(delay)
         self.client = self._new_client()
@@ -161,7 +165,7 @@ class EngineSupervisor(Generic[Client]):
         self.state = "restarting"
         if self._looking is not None:
             self._looking.cancel()
-        if time.monotonic() - self._up_since >= self._patience.steady_s:
+        if time.monotonic() - self._up_since >= self._restart_policy.steady_s:
             self._failures = 0
         self._watcher.engine_down(self)
         self._restarting = asyncio.ensure_future(self._restart(reason))
@@ -169,14 +173,14 @@ class EngineSupervisor(Generic[Client]):
     async def _restart(self, reason: str) -> None:
         while True:
             self._failures += 1
-            delay = self._patience.delay(self._failures)
+            delay = self._restart_policy.delay(self._failures)
             if delay is None:
                 self.state = "gone"
                 _log.error(
                     "engine %d is gone: %s; it is not started again after %d tries",
                     self.number,
                     reason,
-                    self._patience.tries,
+                    self._restart_policy.tries,
                 )
                 self._watcher.engine_gone(self, reason)
                 return
@@ -201,11 +205,11 @@ class EngineSupervisor(Generic[Client]):
 
     async def _look(self, client: Client) -> None:
         """Ask the loop again and again; what it has while it is silent stays with it, until it is ended."""
-        patience, silent_since = self._patience, 0.0
+        restart_policy, silent_since = self._restart_policy, 0.0
         while client.lost is None:
-            await asyncio.sleep(patience.look_every_s)
+            await asyncio.sleep(restart_policy.look_every_s)
             with contextlib.suppress(PeerError):
-                await client.heartbeat(patience.silent_after_s)
+                await client.heartbeat(restart_policy.silent_after_s)
                 if self.state == "silent":
                     self.state = "ready"
                     _log.info("engine %d answers again", self.number)
@@ -218,9 +222,11 @@ class EngineSupervisor(Generic[Client]):
                 self.state, silent_since = "silent", now
                 self._watcher.engine_silent(self)
                 _log.warning(
-                    "engine %d has not answered for %g s; it gets no requests", self.number, patience.silent_after_s
+                    "engine %d has not answered for %g s; it gets no requests",
+                    self.number,
+                    restart_policy.silent_after_s,
                 )
-            elif now - silent_since >= patience.lost_after_s:
+            elif now - silent_since >= restart_policy.lost_after_s:
                 _log.error("engine %d has been silent for %g s and is ended", self.number, now - silent_since)
                 client.kill()
                 return

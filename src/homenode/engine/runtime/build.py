@@ -92,8 +92,8 @@ def build_engine(
     config = locate_model(config)
     everybody = devices_of_service(config)
     devices = everybody[config.replica.number if config.replica else 0]
-    seat = expert_group_rank(config, everybody)
-    common = ExpertSharing(seat, dict(enumerate(experts))) if seat is not None and experts else None
+    group_rank = expert_group_rank(config, everybody)
+    common = ExpertSharing(group_rank, dict(enumerate(experts))) if group_rank is not None and experts else None
     findings = (*not_in_common(config, everybody), *settings_without_effect(config, devices, os.environ))
     read_layer_split(config.parallel.layer_split)
     if executor_kind(config, devices) != "inline":
@@ -111,21 +111,21 @@ def build_engine(
         )  # the front, whose CPUs were inherited, may have moved to a few of them
     host = read_host(LiveSource(), accelerators=False)
     config = with_numa_decided(with_kv_memory_variable(config, host), checkpoint, host)
-    place = binding_of(config, checkpoint, host)
+    binding = binding_of(config, checkpoint, host)
     if own_process:
-        place = alone(place)
+        binding = alone(binding)
     if config.compute.backend == "torch":
-        place = replace(place, others=())  # its threads are torch's own, which inherit where this process may be
+        binding = replace(binding, others=())  # its threads are torch's own, which inherit where this process may be
     # Judged before this process is bound to its nodes: the kernel ends a process that wants more of them than there is.
-    layout, on_nodes = plan_weights(config, checkpoint, host, place, common)
+    layout, on_nodes = plan_weights(config, checkpoint, host, binding, common)
     whole = ModelPart.whole(checkpoint.spec)
     mine = kept_of(layout, whole, common)
-    crowded = () if config.replica else too_few_cores(host, place)  # of several engines it is said with their places
-    findings += (*place.findings, *crowded, *too_many_threads(host, place), *apply_binding(place))
-    compute = replace(config.compute, spin_us=spin_us(config.compute.spin_us, host, place))
-    backend = make_backend(compute, place.team, team_groups(host, place.team), team_memory(place, host))
+    crowded = () if config.replica else too_few_cores(host, binding)  # of several engines it is said with their places
+    findings += (*binding.findings, *crowded, *too_many_threads(host, binding), *apply_binding(binding))
+    compute = replace(config.compute, spin_us=spin_us(config.compute.spin_us, host, binding))
+    backend = make_backend(compute, binding.team, team_groups(host, binding.team), team_memory(binding, host))
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
-    room = memory_budget(config, place, there=mine.held)
+    room = memory_budget(config, binding, there=mine.held)
     if short := weights_shortage(config, checkpoint.spec, mine, room):
         raise with_nodes_named(short, room, on_nodes, mine.own)
     sizes_of(config, checkpoint.spec, geometry, room, on_nodes, mine.own)
@@ -139,10 +139,10 @@ def build_engine(
         max_model_len=config.model.max_model_len,
         progress=progress,
         packed_cache=packed_folder(config.model.packed_cache, Path(str(config.model.path))),
-        spread_of=spread_of(place),
+        spread_of=spread_of(binding),
         experts=None if common is None else common.share(0),
     )
-    room = memory_budget(config, place, taken=mine.own)
+    room = memory_budget(config, binding, taken=mine.own)
     sizes, left = (
         sizes_of(config, model.spec, geometry, room, on_nodes),
         step_and_kv_bytes(room, on_nodes, 0) - step_bytes(config, model.spec),
@@ -159,7 +159,7 @@ def build_engine(
     mark_phase("KV memory and buffers")
     runner = Runner(program, backend, sizes.block_size, eos_token_ids=model.spec.eos_token_ids)
     # The thread of the steps is the first of the team while it computes; staying there it is not moved about between two steps.
-    cpu = place.team[0] if compute.backend == "native" else UNPINNED
+    cpu = binding.team[0] if compute.backend == "native" else UNPINNED
     spec = model.spec
     executor = count_expert_usage(
         InlineExecutor(
@@ -186,18 +186,18 @@ def build_engine(
             hash_seed=sharing.hash_seed if sharing else None,
         )
         if isinstance(backend, PlacedBackend):
-            findings += settle_pages(backend, place, host)
-            log_memory(backend, place, host)
+            findings += settle_pages(backend, binding, host)
+            log_memory(backend, binding, host)
             if own_process:
-                leave_plan(place, backend.planned())
+                leave_plan(binding, backend.planned())
         findings += on_small_pages(backend.statistics(), host.transparent_huge_pages, disabled_for_this_process())
-        ready = _ready(config, sizes, geometry, model, mine, backend, time.monotonic() - begin, place, findings, left)
+        ready = _ready(config, sizes, geometry, model, mine, backend, time.monotonic() - begin, binding, findings, left)
         kv_transfer = None
         if sharing is not None:
             kv_transfer = sharing.hand_over(cache)
             ready.details["kv_transfer"] = msgspec.to_builtins(kv_transfer.published)
         undone.pop_all()
-    headroom = None if growing is None else headroom_of(memory_parts(place))
+    headroom = None if growing is None else headroom_of(memory_parts(binding))
     return Engine(scheduler, executor, ready, kv_transfer, headroom)
 
 
@@ -223,7 +223,7 @@ def _ready(
     mine: Kept,
     backend: Backend,
     seconds: float,
-    place: EngineBinding,
+    binding: EngineBinding,
     findings: Sequence[Finding],
     room: int,
 ) -> EngineReady:
@@ -252,7 +252,7 @@ def _ready(
             "kv_growth": growth_text(config, sizes, geometry, room),
             "kv_grows": sizes.chunk_blocks > 0,
             "compute": backend.statistics(),
-            "numa": place.numa,
-            "free_cpus": list(place.free_of_compute),  # where a front disturbs nobody
+            "numa": binding.numa,
+            "free_cpus": list(binding.free_of_compute),  # where a front disturbs nobody
         },
     )

@@ -161,8 +161,8 @@ def _engine(
 
 def _headroom(planned: Planned) -> Callable[[], Headroom]:
     """What the nodes of all workers together can give, and this machine."""
-    places = [worker.place for worker in planned.layout.workers]
-    return headroom_of(tuple(dict.fromkeys(part for place in places for part in memory_parts(place))))
+    bindings = [worker.binding for worker in planned.layout.workers]
+    return headroom_of(tuple(dict.fromkeys(part for binding in bindings for part in memory_parts(binding))))
 
 
 def _ready(planned: Planned, executor: Executor, sizes: Sizes, fits: Sequence[Fits], seconds: float) -> EngineReady:
@@ -190,7 +190,7 @@ def _ready(planned: Planned, executor: Executor, sizes: Sizes, fits: Sequence[Fi
             "kv_growth": _growth(planned, sizes),
             "kv_grows": sizes.chunk_blocks > 0,
             "compute": executor.statistics(),
-            "numa": next((worker.place.numa for worker in layout.workers if worker.place.numa), None),
+            "numa": next((worker.binding.numa for worker in layout.workers if worker.binding.numa), None),
             "free_cpus": list(layout.loop),
             "stages": [_stage(worker) for worker in layout.workers],
         },
@@ -205,7 +205,7 @@ def _growth(planned: Planned, sizes: Sizes) -> str:
 
 
 def _stage(worker: WorkerPlan) -> dict[str, Any]:
-    part, place = worker.part, worker.place
+    part, binding = worker.part, worker.binding
     layers = [part.layers.first, part.layers.end - 1]
     return {
         "worker": worker.number,
@@ -213,6 +213,6 @@ def _stage(worker: WorkerPlan) -> dict[str, Any]:
         "rank": part.rank,
         "device": worker.device,
         "layers": layers,
-        "cpus": list(place.team),
-        "numa": place.numa,
+        "cpus": list(binding.team),
+        "numa": binding.numa,
     }

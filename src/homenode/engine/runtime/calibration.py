@@ -55,7 +55,7 @@ def _step_seconds(config: EngineConfig, worker: WorkerPlan, part: ModelPart, pro
     plan = replace(worker, number=0, part=part)
     executor = ProcessExecutor(
         [plan],
-        lambda w: Join(0, 0, small, w.device, part, w.place, []),
+        lambda w: Join(0, 0, small, w.device, part, w.binding, []),
         lambda _: NoChannels(),
         small.parallel.worker_timeout,
         program,
@@ -104,7 +104,7 @@ def calibrated(planned: Planned) -> bool:
         return False
     backend, kept = make_backend(config.compute, (UNPINNED,)), config.model
     whole = plan_model(planned.checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype)
-    kinds = {key_of(spec, whole, worker.device, len(worker.place.team)): worker for worker in planned.layout.workers}
+    kinds = {key_of(spec, whole, worker.device, len(worker.binding.team)): worker for worker in planned.layout.workers}
     missing = {key: worker for key, worker in kinds.items() if key not in read_seconds(cache_file())}
     if len(kinds) == 1 or not missing:
         return False

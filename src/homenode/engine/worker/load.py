@@ -57,9 +57,9 @@ def load_part(join: Join, progress: Progress, experts: int | None = None) -> Loa
     if config.replica is not None and config.replica.allowed:
         pin_current_thread(config.replica.allowed)
     host = read_host(LiveSource(), accelerators=False)
-    place = _place(join)
-    findings = (*too_many_threads(host, place), *apply_binding(place))
-    backend = _backend(join, host, place)
+    binding = _place(join)
+    findings = (*too_many_threads(host, binding), *apply_binding(binding))
+    backend = _backend(join, host, binding)
     as_asked = config.model
     layout = plan_model(checkpoint, backend, quantize=as_asked.quantize, dtype=as_asked.dtype, part=part)
     common = None if join.experts is None or experts is None else ExpertSharing(join.experts, {join.number: experts})
@@ -68,7 +68,7 @@ def load_part(join: Join, progress: Progress, experts: int | None = None) -> Loa
     config = replace(config, kv=replace(config.kv, kv_cache_memory=join.kv_cache_memory))
     if not is_accelerator(join.device):
         there = mine.held + join.kv_there
-        resolve(config, checkpoint.spec, geometry, memory_left(config, place, there=there) - mine.own)
+        resolve(config, checkpoint.spec, geometry, memory_left(config, binding, there=there) - mine.own)
     model = load_model(
         checkpoint,
         backend,
@@ -77,15 +77,15 @@ def load_part(join: Join, progress: Progress, experts: int | None = None) -> Loa
         max_model_len=as_asked.max_model_len,
         progress=progress,
         packed_cache=packed_folder(as_asked.packed_cache, Path(str(as_asked.path))),
-        spread_of=spread_of(place),
+        spread_of=spread_of(binding),
         part=part,
         experts=None if common is None else common.share(join.number),
     )
-    sizes = _sizes(config, join, place, model, mine, backend, geometry)
+    sizes = _sizes(config, join, binding, model, mine, backend, geometry)
     if isinstance(backend, PlacedBackend):
-        findings += away_from_home(backend.residency(None if len(host.nodes) > 1 else _SAMPLED_PAGES), place, host)
-        log_memory(backend, place, host)
-        leave_plan(place, backend.planned())
+        findings += away_from_home(backend.residency(None if len(host.nodes) > 1 else _SAMPLED_PAGES), binding, host)
+        log_memory(backend, binding, host)
+        leave_plan(binding, backend.planned())
     notes = (*model.layout.notes, *model.notes, *(finding.text for finding in findings if finding.severity != "info"))
     return LoadedPart(backend, model, mine, geometry, sizes, notes)
 
@@ -93,11 +93,11 @@ def load_part(join: Join, progress: Progress, experts: int | None = None) -> Loa
 def _place(join: Join) -> EngineBinding:
     """Where this worker's process is. The threads of torch on the CPU inherit that, as nobody pins them: they are where a team of the native core would be."""
     if is_torch(join.device) and not is_accelerator(join.device):
-        return replace(join.place, others=tuple(cpu for cpu in join.place.team if cpu != UNPINNED))
-    return alone(join.place)
+        return replace(join.binding, others=tuple(cpu for cpu in join.binding.team if cpu != UNPINNED))
+    return alone(join.binding)
 
 
-def _backend(join: Join, host: Host, place: EngineBinding) -> Backend:
+def _backend(join: Join, host: Host, binding: EngineBinding) -> Backend:
     if is_torch(join.device):
         from homenode.compute.torch import open_backend
 
@@ -106,16 +106,16 @@ def _backend(join: Join, host: Host, place: EngineBinding) -> Backend:
             join.device,
             attention=compute.attention_backend,
             enforce_eager=compute.enforce_eager,
-            threads=len(place.team) or None,
+            threads=len(binding.team) or None,
         )
-    compute = replace(join.config.compute, spin_us=spin_us(join.config.compute.spin_us, host, place))
-    return make_backend(compute, place.team, team_groups(host, place.team), team_memory(place, host))
+    compute = replace(join.config.compute, spin_us=spin_us(join.config.compute.spin_us, host, binding))
+    return make_backend(compute, binding.team, team_groups(host, binding.team), team_memory(binding, host))
 
 
 def _sizes(
     config: EngineConfig,
     join: Join,
-    place: EngineBinding,
+    binding: EngineBinding,
     model: LoadedModel,
     mine: Kept,
     backend: Backend,
@@ -123,7 +123,7 @@ def _sizes(
 ) -> Sizes:
     """What fits where the KV memory is to lie. On a device with memory of its own a largest step is computed first, and what it needs is left alone."""
     if not is_accelerator(join.device):
-        return resolve(config, model.spec, geometry, memory_left(config, place, mine.own, join.kv_there))
+        return resolve(config, model.spec, geometry, memory_left(config, binding, mine.own, join.kv_there))
     if config.kv.kv_cache_memory is None:
         room = _device_room(config, join, model, backend, geometry)
         config = replace(config, kv=replace(config.kv, kv_cache_memory=room))

@@ -24,7 +24,7 @@ _CONNECT_S = 30.0
 
 def main(arguments: list[str]) -> int:
     """Connect, and be a worker until the engine leaves. Returns the exit code."""
-    address, worker, life, host, place, name = arguments
+    address, worker, life, host, binding, name = arguments
     call_itself(name)
     secret = bytes.fromhex(sys.stdin.readline().strip())
     try:
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
         print(f"{name}: {error.message}", file=sys.stderr)
         return 1
     ip = str(sock.getsockname()[0])
-    here = _Here(place)
+    here = _Here(binding)
     opened = open_tcp(address, ip, secret, host)
     words = [str(sock.detach()), str(os.getppid()), name]
     return worker_main.main(words, make=lambda join: PartWorker(here(join)), open_for=lambda join: opened(here(join)))
@@ -42,8 +42,8 @@ def main(arguments: list[str]) -> int:
 class _Here:
     """What the engine said, as it is on this host: planned once."""
 
-    def __init__(self, place: str) -> None:
-        self._place = place
+    def __init__(self, binding: str) -> None:
+        self._place = binding
         self._planned: Join | None = None
 
     def __call__(self, join: Join) -> Join:
@@ -63,14 +63,14 @@ def planned_here(join: Join, index: int, count: int) -> Join:
 
     host = read_host(LiveSource(), accelerators=is_accelerator(join.device))
     own = worker_places(host, replace(join.config, replica=None), [join.device] * count)
-    there = own.places[index]
+    there = own.bindings[index]
     replica = join.config.replica
     if replica is not None:
-        replica = replace(replica, place=there, allowed=(), memory=host.allowance.memory_available // count)
+        replica = replace(replica, binding=there, allowed=(), memory=host.allowance.memory_available // count)
     config = replace(join.config, replica=replica)
     if own.shared:
         config = replace(config, compute=replace(config.compute, spin_us=0))
-    return msgspec.structs.replace(join, place=there, config=config)
+    return msgspec.structs.replace(join, binding=there, config=config)
 
 
 if __name__ == "__main__":

@@ -287,5 +287,5 @@ class Coordinator:
         self._end_fronts(EnginesGone(self._lost), _ENDING_S)
 
     def _all_ready(self, parts: Sequence[EngineReady]) -> EngineReady:
-        places = [config.replica.place for config in self._configs if config.replica is not None]
-        return all_ready(parts, places) if len(parts) > 1 else parts[0]
+        bindings = [config.replica.binding for config in self._configs if config.replica is not None]
+        return all_ready(parts, bindings) if len(parts) > 1 else parts[0]
