@@ -24,7 +24,7 @@ from homenode.compute.ops import FloatArray, StepArrays
 from homenode.compute.reference import ReferenceBackend
 from homenode.compute.reference.ops import EagerOps
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.locate import BUILTIN_NAME, builtin_model
+from homenode.model.hub.locate import BUILTIN_NAME, builtin_model
 from homenode.model.weights.load import LoadedModel, load_model
 
 Rounding = Callable[[FloatArray], FloatArray]

@@ -15,7 +15,7 @@ from homenode.cli.benchmarks.options import engine_backend
 from homenode.engine.config import EngineConfig
 from homenode.engine.memory.numa import spread_of
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.locate import locate
+from homenode.model.hub.locate import locate
 from homenode.model.weights.load import load_model
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from homenode.cli.generation.chat import _answer
 from homenode.engine.api.completion import Completion, Timings
-from homenode.model.locate import BUILTIN_NAME
+from homenode.model.hub.locate import BUILTIN_NAME
 from homenode.sampling import SamplingParams
 from tests.engine.live import BUILTIN
 

@@ -16,7 +16,7 @@ from homenode import LLM, SamplingParams
 from homenode.engine.api.completion import Answer
 from homenode.engine.messages import Output
 from homenode.errors import CapacityError, InternalError, UserError
-from homenode.model.locate import builtin_model
+from homenode.model.hub.locate import builtin_model
 from homenode.model.tokenizer.stream import WindowStream
 from tests.engine.engines import greedy
 from tests.paths import STORIES, needs_data

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from homenode.errors import CheckpointError, UnsupportedError
-from homenode.model.locate import builtin_model
-from homenode.model.tokenizer import load_tokenizer, trial_cache, trial_run
+from homenode.model.hub.locate import builtin_model
+from homenode.model.tokenizer import load_tokenizer, trial_run
 from homenode.model.tokenizer.tokenizer import begin_trial, load_untried
 from tests.tokenizer_files import HOSTILE, folder_of, model, tokenizer_json, with_changes
 
@@ -22,7 +22,7 @@ TEXT = "hello é Z 中 the end"
 
 @pytest.fixture(autouse=True)
 def nothing_was_tried_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_cache, "_USABLE", set())
+    monkeypatch.setattr(trial_run, "_USABLE", set())
 
 
 def test_a_sound_file_is_loaded_and_knows_its_texts(tmp_path: Path) -> None:

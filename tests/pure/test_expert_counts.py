@@ -17,7 +17,8 @@ from homenode.engine.experts.usage import EXPERT_USES, of_engine, of_part, read_
 from homenode.engine.experts.usage_file import add_counts, counts_problem
 from homenode.engine.step import WorkerLimits
 from homenode.errors import UserError
-from homenode.model.expert_placement import ExpertUse, read_counts, read_placement
+from homenode.model.expert_placement import ExpertUse
+from homenode.model.formats.expert_counts import read_counts, read_placement
 from homenode.model.part import ModelPart
 from homenode.model.parts import PartitionSpec, plan_parts
 from tests.model.toys import toy_spec

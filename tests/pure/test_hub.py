@@ -31,7 +31,7 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.model_path import locate
 from homenode.errors import UserError
 from homenode.host.topology.allowance import Allowance
-from homenode.model.locate import locate
+from homenode.model.hub.locate import locate
 
 class Machine:
     memory_available = int(sys.argv[2])

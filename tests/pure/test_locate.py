@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from homenode.errors import CapacityError, HomenodeError, HostError, InternalError, UserError
-from homenode.model import locate as module
-from homenode.model.locate import builtin_model, locate
+from homenode.model.hub import locate as module
+from homenode.model.hub.locate import builtin_model, locate
 from tests.checkpoints import make_folder
 
 hub = pytest.importorskip("huggingface_hub")

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from homenode.errors import UserError
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import ARCHITECTURES, architecture_of
-from homenode.model.expert_placement import ExpertUse, place_experts, read_placement
+from homenode.model.expert_placement import ExpertUse, place_experts
+from homenode.model.formats.expert_counts import read_placement
 from homenode.model.part import ModelPart, Range
 from homenode.model.partition import Alignment, divide, divide_heads
 from homenode.model.parts import PartitionSpec, plan_parts, read_layer_split

@@ -81,7 +81,7 @@ def model(
     from homenode.engine.memory.numa import spread_of
     from homenode.engine.memory.report import log_memory
     from homenode.model.checkpoint.index import open_checkpoint
-    from homenode.model.locate import locate
+    from homenode.model.hub.locate import locate
     from homenode.model.weights.load import load_model
     from homenode.model.weights.packed_cache import packed_folder
 

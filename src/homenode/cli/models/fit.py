@@ -57,7 +57,7 @@ def fit(names: tuple[str, ...], source: str | None, node_memory: int | None, as_
 def _judged(name: str, config: EngineConfig, host: Host) -> Judgement:
     """UserError for a shape with a figure that cannot be, and a model that is not on this machine."""
     from homenode.cli.models.judge import judge, judge_path
-    from homenode.model.locate import locate
+    from homenode.model.hub.locate import locate
     from homenode.simulate.shape import PREFIX, shape_checkpoint
 
     if name.startswith(PREFIX):

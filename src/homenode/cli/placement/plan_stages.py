@@ -106,7 +106,7 @@ def _planned(flags: PlanFlags, asked: dict[str, Any]) -> Planned:
     from homenode.engine.plan.workers import plan_engine
     from homenode.host.discovery.read import read_host
     from homenode.model.checkpoint.index import open_checkpoint
-    from homenode.model.locate import locate
+    from homenode.model.hub.locate import locate
 
     model = asked.pop("stages")
     settings = {name: tuple(v) if isinstance(v, list) else v for name, v in asked.items() if v not in (None, (), False)}

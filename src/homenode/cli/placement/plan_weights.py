@@ -114,7 +114,7 @@ def _layout(host: Host, asked: dict[str, Any], reserve: int | None) -> NumaLayou
     from homenode.engine.plan.placement import UNPINNED
     from homenode.host.placement.numa_policy import numa_plan
     from homenode.model.checkpoint.index import open_checkpoint
-    from homenode.model.locate import locate
+    from homenode.model.hub.locate import locate
     from homenode.model.part import ModelPart
     from homenode.model.parts import check_experts
     from homenode.model.weights.expert_share import expert_owners

@@ -182,7 +182,7 @@ def _speeds(
 
 def _checkpoint(model: str) -> Checkpoint:
     from homenode.model.checkpoint.index import open_checkpoint
-    from homenode.model.locate import locate
+    from homenode.model.hub.locate import locate
     from homenode.simulate.shape import PREFIX, shape_checkpoint
 
     if model.startswith(PREFIX):

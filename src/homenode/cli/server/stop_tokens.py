@@ -20,7 +20,7 @@ def print_stop_tokens(model: ModelConfig, text: TextConfig) -> None:
     there is no such line.
     """
     from homenode.model.checkpoint.index import open_checkpoint
-    from homenode.model.locate import locate
+    from homenode.model.hub.locate import locate
 
     try:
         path = Path(model.path) if model.path else locate(model.model, revision=model.revision, offline=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from homenode.engine.experts.usage import Table, empty
 from homenode.errors import HostError, UserError
-from homenode.model.expert_placement import read_counts
+from homenode.model.formats.expert_counts import read_counts
 from homenode.model.part import every_expert
 from homenode.model.spec import ModelSpec
 

@@ -10,7 +10,7 @@ from homenode.engine.config import EngineConfig
 from homenode.errors import CapacityError
 from homenode.model.formats.reading import refuse_links
 from homenode.model.hub.candidate import Candidate
-from homenode.model.locate import BUILTIN_NAME, locate
+from homenode.model.hub.locate import BUILTIN_NAME, locate
 
 # Told, before weights are fetched, which model that is and, where it was chosen among several, why.
 Announce = Callable[[Candidate, str], None]

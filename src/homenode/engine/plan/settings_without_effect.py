@@ -17,7 +17,7 @@ from homenode.engine.plan.layout import executor_kind
 from homenode.host.placement.threads_bind import AUTO, NOBIND
 from homenode.host.placement.variables import threads_bind
 from homenode.host.topology.finding import Finding
-from homenode.model.locate import BUILTIN_NAME
+from homenode.model.hub.locate import BUILTIN_NAME
 from homenode.transfer.settings import TransferConfig
 
 

@@ -28,7 +28,7 @@ from homenode.engine.plan.worker_bindings import worker_places
 from homenode.errors import UserError
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.host import Host
-from homenode.model.expert_placement import read_placement
+from homenode.model.formats.expert_counts import read_placement
 from homenode.model.part import ModelPart
 from homenode.model.parts import PartitionSpec, plan_parts, read_layer_split
 from homenode.model.spec import Checkpoint

@@ -27,8 +27,7 @@ from homenode.model.tokenizer.surrounding_tokens import read_surrounding_tokens
 from homenode.model.tokenizer.template_traits import TemplateTraits, read_traits
 from homenode.model.tokenizer.token_bound import TokenBound
 from homenode.model.tokenizer.token_bytes import TokenBytes, byte_rule, piece_bytes
-from homenode.model.tokenizer.trial_cache import is_usable
-from homenode.model.tokenizer.trial_run import TokenizerTrial
+from homenode.model.tokenizer.trial_run import TokenizerTrial, is_usable
 
 _LARGEST_FILE = 256 * 2**20
 _SHORT_TEXT = 8192  # characters, or tokens; the library keeps the interpreter's lock meanwhile, for milliseconds
@@ -243,7 +242,7 @@ def begin_trial(path: Path) -> TokenizerTrial | None:
     None where that needs no trial: the file is not there, it is homenode's own, which is as trusted as its code, or its content was tried
     by this process before.
     """
-    from homenode.model.locate import builtin_model  # not for the process of a trial, which is to start fast
+    from homenode.model.hub.locate import builtin_model  # not for the process of a trial, which is to start fast
 
     file = vocabulary_file(path)
     if not file.is_file() or path == builtin_model() or is_usable(path, file):

@@ -6,13 +6,14 @@ process of the trial, the file is refused by name, and nothing else has happened
 
 from __future__ import annotations
 
+import hashlib
 import time
 from pathlib import Path
 from typing import NoReturn
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
+from homenode.model.formats.reading import is_there, open_file
 from homenode.model.sandbox.process import ProcessLostError, SandboxProcess
-from homenode.model.tokenizer.trial_cache import digest_content, remember_usable
 
 _MODULE = "homenode.model.tokenizer.trial_process"
 _MIB = 1 << 20
@@ -24,6 +25,12 @@ _CPU_S, _CPU_S_A_MIB = 8.0, 1.0
 # waits for a processor on a busy or an emulated machine, where only starting takes 15 s.
 _WAIT_S, _WAIT_S_A_MIB = 60.0, 8.0
 _ERRORS: dict[str, type[UserError]] = {e.__name__: e for e in (CheckpointError, UnsupportedError, UserError)}
+
+# A second engine of the process, or another copy of the same model, needs no second trial of the same bytes.
+_FOLDER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")  # what a trial reads of a folder
+_LARGEST_BYTES = 64 << 20  # of all files together; reading more takes as long as a trial
+_MOST_DIGESTS = 4096
+_USABLE: set[bytes] = set()  # digests of what trials have found usable in this process
 
 
 class TokenizerTrial:
@@ -72,3 +79,37 @@ def _size(file: Path) -> int:
         return file.stat().st_size
     except OSError:
         return 0  # loading says what is wrong with it
+
+
+def digest_content(path: Path, file: Path) -> bytes | None:
+    """A digest of all that a trial reads of the model at `path`, whose vocabulary is in `file`.
+
+    None where that is too much, or cannot be read: what is wrong with it is for the trial to say.
+    """
+    files = [path / name for name in _FOLDER_FILES] if file.name == "tokenizer.json" else [file]
+    digest, left = hashlib.blake2b(digest_size=32), _LARGEST_BYTES
+    try:
+        for each in files:
+            if not is_there(each):
+                digest.update(b"missing")
+                continue
+            with open_file(each) as opened:
+                data = opened.read(left + 1)
+            left -= len(data)
+            if left < 0:
+                return None
+            digest.update(len(data).to_bytes(8, "little") + data)
+    except (CheckpointError, OSError, MemoryError):
+        return None
+    return digest.digest()
+
+
+def is_usable(path: Path, file: Path) -> bool:
+    """Whether a trial of what the model's files hold now has come to a good end before."""
+    return bool(_USABLE) and digest_content(path, file) in _USABLE
+
+
+def remember_usable(digest: bytes | None) -> None:
+    """A trial of this content has come to a good end."""
+    if digest is not None and len(_USABLE) < _MOST_DIGESTS:
+        _USABLE.add(digest)
