@@ -28,7 +28,7 @@ _LOCATE = """
 import sys
 from functools import partial
 from homenode.engine.config import EngineConfig
-from homenode.engine.model_path import locate
+from homenode.engine.model_path.locate import choose
 from homenode.errors import UserError
 from homenode.host.topology.allowance import Allowance
 from homenode.model.hub.locate import locate
@@ -40,7 +40,7 @@ Allowance.of_process = lambda source: Machine()
 def announce(taken, why):
     print("taking", taken.file, "of figures" if taken.spec else "", why, file=sys.stderr)
 try:
-    choice = partial(locate.choose, EngineConfig(), announce)
+    choice = partial(choose, EngineConfig(), announce)
     print(locate(sys.argv[1], progress=len(sys.argv) > 3, choice=choice))
 except UserError as error:
     print("refused:", error.message)
