@@ -17,8 +17,8 @@ class Operation:
     """A path, what answers there, and what the OpenAPI document says about it.
 
     `answer`: the type of the body, None for text, dict for any object. `streams`: the type of the events, where the
-    answer can be a stream. `may_be_list`: the answer can be a list as well. `admits`: requests are refused while the server drains, and the drain waits
-    for those under way.
+    answer can be a stream. `may_be_list`: the answer can be a list as well. `admits`: requests are refused while the
+    server drains, and the drain waits for those under way.
     """
 
     path: str

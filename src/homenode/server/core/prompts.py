@@ -188,8 +188,8 @@ def check_prompt_tokens(tokens: int) -> None:
     if tokens > _MOST_PROMPT_TOKENS:
         raise ApiError(
             400,
-            f"`prompt` and `n` ask for {format_count(tokens, 'prompt token')} or more; at most {_MOST_PROMPT_TOKENS} are taken "
-            "in one request",
+            f"`prompt` and `n` ask for {format_count(tokens, 'prompt token')} or more; at most "
+            f"{_MOST_PROMPT_TOKENS} are taken in one request",
             param="n",
             code="invalid_value",
         )

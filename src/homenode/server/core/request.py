@@ -52,7 +52,8 @@ def check_limits(state: ServerState, num_prompts: int, sampling: SamplingParams)
     if count > most:
         raise ApiError(
             400,
-            f"`prompt` and `n` ask for {format_count(count, 'sequence')}; at most {most} are taken (--max-sequences-per-request)",
+            f"`prompt` and `n` ask for {format_count(count, 'sequence')}; at most {most} are taken "
+            "(--max-sequences-per-request)",
             param="n",
             code="invalid_value",
         )

@@ -1,4 +1,4 @@
-"""What the endpoints of one application front."""
+"""What the endpoints of one application share."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class FrontProcess:
         self.send_frame(encode_frame(message))
 
     def send_frame(self, frame: bytes) -> None:
-        """The same of a message that others get as well."""
+        """Send a message that was encoded once for several front processes."""
         if self._writer is not None and not self.left.done():
             self._writer.write(frame)
 

@@ -20,15 +20,15 @@ _STOOD_STILL_S = 0.5
 
 
 class FrontEvents(Protocol):
-    """Who has them: `coordinator.Coordinator`."""
+    """What the owner of the front processes, `coordinator.Coordinator`, is told of them."""
 
     def front_begins(self, front: FrontProcess) -> None:
-        """It has read the vocabulary: it is told all that the others know."""
+        """`front` has read the vocabulary; the owner sends it all that the other fronts know."""
 
     def front_says(self, front: FrontProcess, message: FromFront) -> None: ...
 
     def front_left(self, front: FrontProcess) -> None:
-        """It has ended, and its requests with it."""
+        """`front` has ended, and its requests with it."""
 
 
 class FrontSupervisor:
@@ -106,7 +106,7 @@ class FrontSupervisor:
 
     @property
     def running(self) -> tuple[FrontProcess, ...]:
-        """Those that have begun."""
+        """The front processes that have begun."""
         return tuple(self._serving.values())
 
     def has(self, number: int) -> bool:

@@ -81,7 +81,7 @@ class Acceptor:
         self._loop.remove_reader(self._listener.fileno())
 
     async def wait_closed(self) -> None:
-        """Until no connection is being made any more."""
+        """Wait until no connection is being made any more."""
         await asyncio.gather(*self._connecting, return_exceptions=True)
 
     def _accept(self) -> None:

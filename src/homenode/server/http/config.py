@@ -70,7 +70,8 @@ class ServerConfig(HttpConfig):
 
     served_model_name: tuple[str, ...] = option(
         (),
-        "Names clients may give for the model, separated by commas; the first is the one in answers. Default: the model's own.",
+        "Names clients may give for the model, separated by commas; the first is the one in answers. Default: the "
+        "model's own.",
         parse=_names,
     )
     api_server_count: int | None = option(
@@ -85,7 +86,8 @@ class ServerConfig(HttpConfig):
     )
     generation_config: str = option(
         "auto",
-        "Where sampling parameters a request leaves open come from; auto is the model's generation_config.json, none is neutral values.",
+        "Where sampling parameters a request leaves open come from; auto is the model's generation_config.json, "
+        "none is neutral values.",
         choices=("auto", "none"),
     )
     max_sequences_per_request: int = option(2048, "Most sequences (prompts times n) in one HTTP request.", minimum=1)

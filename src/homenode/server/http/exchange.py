@@ -19,7 +19,7 @@ _CLOSE = {"Connection": "close"}  # the rest of the body is not read
 
 
 class BodyLimits(Protocol):
-    """What bounds the bodies of an application: all of them together, and each."""
+    """The limits of request bodies of an application: of all together, and of each."""
 
     bodies: Bodies
 
@@ -28,7 +28,7 @@ class BodyLimits(Protocol):
 
 
 class ClientGone(Exception):
-    """Nobody is left to answer."""
+    """The client has closed its connection before it was answered."""
 
 
 async def read_json(state: BodyLimits, request: Request, decode: Callable[[bytes], T]) -> T:

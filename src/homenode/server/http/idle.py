@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class IdleConnections:
-    """Those of one server. Whoever has been idle longest is the first to go when descriptors run out."""
+    """The idle connections of one server. The one idle longest is closed first when descriptors run out."""
 
     def __init__(self) -> None:
         self._closers: dict[object, Callable[[], object]] = {}  # a dict keeps their order
@@ -15,7 +15,7 @@ class IdleConnections:
         return len(self._closers)
 
     def add(self, connection: object, close: Callable[[], object]) -> None:
-        """It is idle from now on; if it was so before, it keeps its place. `close` closes it at once."""
+        """`connection` is idle from now on; if it was so before, its order stays. `close` closes it at once."""
         self._closers.setdefault(connection, close)
 
     def remove(self, connection: object) -> None:

@@ -62,7 +62,8 @@ def bind(config: HttpConfig) -> socket.socket:
     except OSError as error:
         listener.close()
         raise UserError(
-            f"cannot listen on {config.host} port {config.port}: {error.strerror}; choose another with --port (0 takes a free one) or --host",
+            f"cannot listen on {config.host} port {config.port}: {error.strerror}; choose another with "
+            "--port (0 takes a free one) or --host",
             param="port",
         ) from error
     listener.setblocking(False)

@@ -46,7 +46,7 @@ def ignore_signal() -> None:
 
 @contextmanager
 def signals(handler: Callable[[], None], stop: StopSignals | None = None) -> Iterator[None]:
-    """`handler` for SIGTERM and SIGINT, only inside the context. `stop` is used if given, and ignores them afterwards."""
+    """`handler` for SIGTERM and SIGINT inside the context. `stop` is used if given, and ignores them afterwards."""
     if stop is None:
         with StopSignals(handler):
             yield

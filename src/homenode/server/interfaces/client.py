@@ -41,7 +41,7 @@ class EngineClient(Protocol):
 
     @property
     def engines(self) -> tuple[ReplicaStats, ...]:
-        """Those of several engines, one by one; empty where there is one."""
+        """The statistics of each of several engines; empty where there is one."""
 
     @property
     def hindrance(self) -> str | None:

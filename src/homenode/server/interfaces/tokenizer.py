@@ -24,7 +24,9 @@ class TokenizerLike(Protocol):
     def encode_pieces(
         self, text: str, add_special_tokens: bool = True, hidden: HiddenNames | None = None
     ) -> Iterator[list[int]]:
-        """The same ids, some at a time. `hidden`: the names that were hidden in the text before it was rendered."""
+        """The ids that `encode` gives, some at a time. `hidden`: the names that were hidden in the text before it was
+        rendered.
+        """
 
     def hidden_names(self) -> HiddenNames:
         """For one conversation: hides the names of control tokens in it, so that they do not become tokens."""

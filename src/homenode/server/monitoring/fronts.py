@@ -42,5 +42,5 @@ class Refusals:
         self._counter = Counter(_REFUSED, "Requests a front turned away.", ("reason",), registry=CollectorRegistry())
 
     def count(self, reason: str) -> None:
-        """One more."""
+        """Count one more refused request."""
         self._counter.labels(reason).inc()

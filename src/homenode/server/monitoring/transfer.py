@@ -14,7 +14,8 @@ from homenode.transfer.figures import BOUNDS_S, TransferFigures
 _GAUGES = (
     (
         "pinned_pages",
-        "Pages of KV kept still for a hand-over: until the receiver has read them (sender), or a request takes them (receiver).",
+        "Pages of KV kept still for a hand-over: until the receiver has read them (sender), or a request takes them "
+        "(receiver).",
     ),
     ("waiting", "Hand-overs that wait: for room (sender), or for the rest of their KV (receiver)."),
     ("peers", "Engines connected."),

@@ -116,7 +116,7 @@ def _text_units(text: bytes) -> tuple[Sequence[int], int]:
 
 
 def _salt(fields: Mapping[str, msgspec.Raw], chat: bool) -> str:
-    """What else makes equal texts different prompts."""
+    """The fields besides the text that make prompts of equal text different in a prefix cache."""
     names = ("model", "cache_salt", "chat_template_kwargs", "add_special_tokens")
     kinds = itertools.chain((b"chat" if chat else b"text",), (bytes(fields.get(name, b"")) for name in names))
     return b"\0".join(kinds).decode("utf-8", "surrogateescape")

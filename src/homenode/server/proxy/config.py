@@ -50,7 +50,8 @@ class ProxyConfig(HttpConfig):
     )
     min_handover_tokens: int = option(
         0,
-        "A prompt of which the decoder probably lacks fewer tokens is computed there (four bytes of text count as a token).",
+        "A prompt of which the decoder probably lacks fewer tokens is computed there (four bytes of text count as a "
+        "token).",
         parse=parse_tokens,
         minimum=0,
     )
@@ -86,7 +87,8 @@ class ProxyConfig(HttpConfig):
     )
     sse_keep_alive: float = option(
         2.0,
-        "A stream whose answer has not begun yet gets its head after a second, and a comment line this often. 0: neither.",
+        "A stream whose answer has not begun yet gets its head after a second, and a comment line this often. "
+        "0: neither.",
         parse=parse_seconds,
         minimum=0,
     )

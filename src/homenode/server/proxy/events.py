@@ -49,7 +49,7 @@ class Events:
 
     @property
     def between(self) -> bool:
-        """What was passed on ends with a whole event."""
+        """Whether the bytes passed on so far end with a whole event."""
         return not self._within
 
     @property

@@ -77,7 +77,7 @@ class Forwarder:
         self._waits_for = ""
 
     async def run(self) -> None:
-        """To the end. Raises ApiError when nothing was sent and there is no answer."""
+        """Carry the request to its end. Raises ApiError when nothing was sent and there is no answer."""
         self._state.proxied_requests.add(self.proxied)
         gone = asyncio.ensure_future(disconnected(self._request.receive))
         if self._asked.stream and (every_s := self._state.config.sse_keep_alive):
@@ -150,7 +150,7 @@ class Forwarder:
             left = began + step.wait_s - time.monotonic()
             if left <= 0:
                 break
-            await self._state.watch.bell.wait(min(left, _LOOK_AGAIN_S))
+            await self._state.watch.changes.wait(min(left, _LOOK_AGAIN_S))
         waited = time.monotonic() - began
         if choice is None:
             return self.proxied.chosen(None, None, waited)
@@ -202,7 +202,7 @@ class Forwarder:
         return self._read(step.prefiller, answer)
 
     def _read(self, prefiller: str, answer: UpstreamAnswer) -> Fault | None:
-        """What a prefill server's answer means."""
+        """The fault that a prefill server's answer stands for, None for a good one."""
         self._state.instances[prefiller].heard_at = time.monotonic()
         if answer.status == 200:
             return None if _is_object(answer.body) else "failed"
@@ -298,7 +298,7 @@ class Forwarder:
         await self._client.write(event_of(b"".join(body)) if within_stream else self._events.flush(), more=False)
 
     async def _finish(self, step: Over) -> None:
-        """What the client is told at the end, if it was not told everything."""
+        """Send the client the rest of its answer, or the problem that ended the request."""
         if step.problem is not None and not self._client.started:
             raise _error(step.problem)
         is_stream = self._client.early or (self._opened is not None and self._opened.is_stream)

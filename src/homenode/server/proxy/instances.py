@@ -1,4 +1,5 @@
-"""What is known of each server: whether it answers, what it publishes, whether its requests fail. Pure: times and sights are told.
+"""What is known of each server: whether it answers, what it publishes, whether its requests fail. Pure: the caller
+gives times and what was seen.
 
 starting -> ready <-> draining | unhealthy | unfit       what its answers say
             ready  -> suspect -> ready | down            a connection broke: the next look tells

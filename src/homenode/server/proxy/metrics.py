@@ -18,7 +18,7 @@ _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 
 
 
 class _Now(Collector):
-    """What is at the moment: servers and requests."""
+    """Gauges of the present: servers and requests."""
 
     def __init__(self, instances: Iterable[Instance], loads: LoadTable, proxied_requests: set[ProxiedRequest]) -> None:
         self._instances, self._loads, self._proxied = list(instances), loads, proxied_requests

@@ -34,7 +34,7 @@ class RetryLimits:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a client is told."""
+    """An error that the client is told of."""
 
     status: int
     code: str
@@ -103,7 +103,7 @@ Action = ReleaseTicket | Step
 
 @dataclass(eq=False)
 class ProxiedRequest:
-    """One request. `ticket`: the name of its first ticket. `handover`: it is to be handed over if that can be."""
+    """One request. `ticket`: the name of its first ticket. `handover`: its KV is to be handed over if possible."""
 
     ticket: str
     handover: bool
@@ -192,7 +192,7 @@ class ProxiedRequest:
         return [*self._release("the answer broke off"), self._end("cut", Problem(502, "decoder_lost", reason))]
 
     def client_gone(self) -> list[Action]:
-        """Nobody is left to answer; at any time."""
+        """The client has closed its connection; at any time."""
         return [*self._release("the client is gone"), self._end("client_gone", None)]
 
     def aborted(self) -> list[Action]:

@@ -16,7 +16,7 @@ _MOST_AT_ONCE = 4096
 
 
 class Releases:
-    """Those under way. `count` is told how each ended: ok, failed, late or dropped."""
+    """The releases of tickets under way. `count` is called with how each ended: ok, failed, late or dropped."""
 
     def __init__(self, upstreams: Mapping[str, Upstream], timeout_s: float, count: Callable[[str], None]) -> None:
         self._upstreams, self._timeout_s, self._count = upstreams, timeout_s, count

@@ -131,7 +131,7 @@ class LoadTable:
         entry.waiting = 0.0
 
     def end(self, entry: RoutedLoad) -> None:
-        """It is there no more. To be called once."""
+        """The request has left its target. To be called once."""
         self.answered(entry)
         entry.load.requests -= 1
         if not entry.load.requests:
@@ -143,7 +143,7 @@ class LoadTable:
             load.prefixes.forget()
 
     def divide(self, server: str, engines: int) -> None:
-        """So many engines of the server divide what is sent there."""
+        """`engines` engines of the server share the work that is sent there."""
         self._load(RouteTarget(server)).engines = max(1, engines)
 
     def keep(self, server: str, engines: Collection[str]) -> None:
@@ -156,7 +156,7 @@ class LoadTable:
             del self._loads[target]
 
     def requests(self, server: str) -> int:
-        """Those it has."""
+        """How many requests the server has."""
         return sum(load.requests for load in self._of(server))
 
     def waiting(self, server: str) -> float:

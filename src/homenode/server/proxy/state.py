@@ -67,7 +67,7 @@ class ProxyState(RequestAdmission):
         return [instance for instance in self.instances.values() if instance.role == role]
 
     def usable(self, role: Role) -> list[str]:
-        """Those that a request may go to now."""
+        """Addresses of the servers that a request may go to now."""
         now = time.monotonic()
         return [instance.url for instance in self.of(role) if instance.usable(now)]
 

@@ -35,7 +35,7 @@ class UpstreamAnswerTooLong(Exception):
 
 @dataclass(frozen=True)
 class UpstreamAnswer:
-    """One that was read whole."""
+    """An answer of a server that was read whole."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -43,7 +43,7 @@ class UpstreamAnswer:
 
 
 class Upstream:
-    """One server."""
+    """The connections to one server."""
 
     def __init__(self, url: str, config: ProxyConfig) -> None:
         self.url = url

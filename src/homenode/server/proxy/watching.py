@@ -17,19 +17,19 @@ from homenode.transfer import published
 _LOG = logging.getLogger("homenode.proxy")
 
 
-class Bell:
+class ChangeSignal:
     """Wakes everybody who waits for a change."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Something changed."""
         self._event.set()
         self._event = asyncio.Event()
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Until the next ring, or for so long."""
+        """Wait until the next change, or for at most `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._event.wait()
@@ -38,7 +38,7 @@ class Bell:
 
 
 class HealthWatch:
-    """One look after another at each server. `on_change` is called with a server about which something changed."""
+    """Polls each server. `on_change` is called with the address of a server about which something changed."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class HealthWatch:
         upstreams: Mapping[str, Upstream],
         on_change: Callable[[str], None],
     ) -> None:
-        self.bell = Bell()
+        self.changes = ChangeSignal()
         self._config, self._instances, self._upstreams, self._on_change = config, instances, upstreams, on_change
         self._nudges = {url: asyncio.Event() for url in instances}
         self._tasks: list[asyncio.Task[None]] = []
@@ -66,14 +66,14 @@ class HealthWatch:
         """A connection to this server broke: look at once."""
         self._instances[url].broke(time.monotonic())
         self._nudges[url].set()
-        self.bell.ring()
+        self.changes.notify()
 
     async def until_lost(self, url: str, patience_s: float) -> None:
         """Returns when those who wait at the server should give up."""
         instance = self._instances[url]
         life = instance.lives
         while (left := instance.lost_in(time.monotonic(), life, patience_s)) is None or left > 0:
-            await self.bell.wait(left)
+            await self.changes.wait(left)
 
     async def _watch(self, instance: Instance) -> None:
         nudge = self._nudges[instance.url]
@@ -87,7 +87,7 @@ class HealthWatch:
                     "%s server %s is %s%s", instance.role, instance.url, instance.state, f": {instance.reason}" if instance.reason else "",
                 )  # fmt: skip
                 self._on_change(instance.url)
-                self.bell.ring()
+                self.changes.notify()
             try:
                 async with asyncio.timeout(self._config.poll_interval):
                     await nudge.wait()

@@ -37,7 +37,7 @@ async def models(state: ServerState, request: Request) -> Response:
 
 
 async def model(state: ServerState, request: Request) -> Response:
-    """One of them."""
+    """One of these names, with what is known of its model."""
     return _json(_model(state, state.model(request.path_params["model"])))
 
 

@@ -47,7 +47,7 @@ def tighten_kv_transfer(schema: dict[str, Any], state: ServerState, *own: dict[s
 
 
 def token_schema(state: ServerState) -> dict[str, Any]:
-    """One token id."""
+    """The schema of a token id of the served model."""
     return {"type": "integer", "minimum": 0, "maximum": state.ready.vocab_size - 1}
 
 

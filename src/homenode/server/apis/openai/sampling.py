@@ -38,8 +38,8 @@ def generation_request(
     *,
     echo: bool = False,
 ) -> GenerationRequest:
-    """The request of the core. `sampling`: as `sampling_of` gives it, with logprobs. `max_tokens`: -1 and None ask for as
-    many as the context takes.
+    """The request of the core. `sampling`: as `sampling_of` gives it, with logprobs. `max_tokens`: -1 and None ask for
+    as many as the context takes.
     """
     return GenerationRequest(
         prompts=prompts,

@@ -54,7 +54,7 @@ class ChatMessage(Struct, kw_only=True):
 
 
 class ChatChoice(Struct, kw_only=True):
-    """One answer."""
+    """One answer of several, `index` among them."""
 
     index: int
     message: ChatMessage

@@ -106,7 +106,7 @@ class CompletionFormat:
 
 
 def _logprobs(tokenizer: TokenizerLike, scored: list[ScoredToken], top: int) -> CompletionLogprobs:
-    """The parallel lists of the API. `top_logprobs` has the `top` likeliest tokens and the one that came; null for 0."""
+    """Parallel lists. `top_logprobs` has the `top` likeliest tokens and the one that came; null for 0."""
     return CompletionLogprobs(
         tokens=[tokenizer.token_text(entry.token) for entry in scored],
         token_logprobs=[
