@@ -144,11 +144,11 @@ void check_attached(Random& random) {
   const KvShape shape{2, 2, 16, 32, KvType::bf16};
   const auto pool = pool_of(1);
   const auto cache = taken(KvCache::create(*pool, shape, random.between(1, 5)));
-  const auto pool = taken(KvMemory::pool(shape, 3, Sharing::readable, {}));
-  const auto mapped = taken(KvMemory::map(pool->fd(), pool->layout(), false));
+  const auto memory = taken(KvMemory::pool(shape, 3, Sharing::readable, {}));
+  const auto mapped = taken(KvMemory::map(memory->fd(), memory->layout(), false));
   const int32_t first = taken(cache->attach(mapped));
   std::thread other([&] {
-    for (int i = 0; i < 50; ++i) require(!cache->detach(taken(cache->attach(pool))), "what was attached can be detached");
+    for (int i = 0; i < 50; ++i) require(!cache->detach(taken(cache->attach(memory))), "what was attached can be detached");
   });
   for (int i = 0; i < 50; ++i) {
     const KvCache::Reading reading(*cache);

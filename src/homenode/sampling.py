@@ -23,7 +23,7 @@ _MOST_ANSWERS = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SamplingSetting:
     """A row of the table. `off`: the value that changes nothing, which stands where neither request nor model has one.
 
     `low` to `high`: what is taken, without `low` itself where `above`. `api`: the range of the field of the HTTP APIs
@@ -59,41 +59,47 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     # The table, in the order in which the settings are applied.
     repetition_penalty: Annotated[
         float | None,
-        Setting(
+        SamplingSetting(
             "divides the logits above 0 of tokens of the prompt and the answer, and multiplies those below",
             off=1, low=1e-3, high=1e3, api=(0.01, 100),
         ),
     ] = None  # fmt: skip
     frequency_penalty: Annotated[
         float,
-        Setting("taken from a token's logit, times its count in the answer", off=0, low=-1e6, high=1e6, api=(-2, 2)),
+        SamplingSetting(
+            "taken from a token's logit, times its count in the answer", off=0, low=-1e6, high=1e6, api=(-2, 2)
+        ),
     ] = 0.0
     presence_penalty: Annotated[
         float,
-        Setting("taken from the logits of all tokens of the answer", off=0, low=-1e6, high=1e6, api=(-2, 2)),
+        SamplingSetting("taken from the logits of all tokens of the answer", off=0, low=-1e6, high=1e6, api=(-2, 2)),
     ] = 0.0
     temperature: Annotated[
         float | None,
-        Setting("divides the logits; 0 takes the most likely token", off=1, low=0, high=1e6, api=(0, 2)),
+        SamplingSetting("divides the logits; 0 takes the most likely token", off=1, low=0, high=1e6, api=(0, 2)),
     ] = None
     top_n_sigma: Annotated[
         float,
-        Setting("keeps logits >= the largest - n standard deviations of all; n <= 0 keeps all", off=0, low=-1, high=1e3),
+        SamplingSetting("keeps logits >= the largest - n standard deviations of all; n <= 0 keeps all", off=0, low=-1, high=1e3),
     ] = 0.0  # fmt: skip
     top_k: Annotated[
         int | None,
-        Setting("keeps the k most likely tokens; 0 keeps all", off=0, low=0, high=_MOST, api=(-1, _MOST), least=0),
+        SamplingSetting(
+            "keeps the k most likely tokens; 0 keeps all", off=0, low=0, high=_MOST, api=(-1, _MOST), least=0
+        ),
     ] = None
     top_p: Annotated[
         float | None,
-        Setting(
+        SamplingSetting(
             "keeps the most likely tokens that together have the probability p, at least one",
             off=1, low=0, high=1, least=1e-9, above=True,
         ),
     ] = None  # fmt: skip
     min_p: Annotated[
         float | None,
-        Setting("keeps tokens of at least p times the probability of the most likely one", off=0, low=0, high=1),
+        SamplingSetting(
+            "keeps tokens of at least p times the probability of the most likely one", off=0, low=0, high=1
+        ),
     ] = None
     # What is no number of a row.
     max_tokens: int = DEFAULT_TOKENS
@@ -157,11 +163,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 _HINTS = get_type_hints(SamplingParams, include_extras=True)
-SETTINGS: dict[str, Setting] = {  # the table, by name, in the order of the fields
+SETTINGS: dict[str, SamplingSetting] = {  # the table, by name, in the order of the fields
     name: note
     for name, hint in _HINTS.items()
     for note in getattr(hint, "__metadata__", ())
-    if isinstance(note, Setting)
+    if isinstance(note, SamplingSetting)
 }
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("max_tokens", 0, _MOST),

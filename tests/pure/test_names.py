@@ -123,7 +123,7 @@ transfer.tally transfer.turns
 )
 BANNED_CLASSES = frozenset(
     """
-AgentStatistics AtOnce Departed Feeder Grace Hearing IncomingEnds IncomingPages IncomingReads IncomingSaid Intake Lending
+AgentStatistics AtOnce Departed Feeder Grace Hearing IncomingEnds IncomingPages IncomingReads IncomingSaid Intake
 Performer Promises Receivers Reception Senders Tally TransferFigures Turns _Books
 """.split()
 )
