@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from homenode.cli.flags.settings import Setting, settings_of
+from homenode.cli.flags.settings import ConfigSetting, settings_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 _INTRODUCTION = """# Settings
@@ -50,7 +50,7 @@ def page() -> str:
     return "\n".join(parts) + "\n"
 
 
-def _row(setting: Setting) -> str:
+def _row(setting: ConfigSetting) -> str:
     flag = f"`--{setting.flag}`" if setting.kind is not bool else f"`--{setting.flag}` / `--no-{setting.flag}`"
     return f"| {flag} | `{setting.variable}` | {_default(setting.default)} | {setting.option.help}{_range(setting)} |"
 
@@ -61,7 +61,7 @@ def _default(value: Any) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else f"`{value}`"
 
 
-def _range(setting: Setting) -> str:
+def _range(setting: ConfigSetting) -> str:
     option = setting.option
     if option.choices:
         return f" One of {', '.join(option.choices)}."

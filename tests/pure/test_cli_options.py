@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from homenode.cli.flags.settings import Setting, build, settings_of, shown_settings, with_settings
+from homenode.cli.flags.settings import ConfigSetting, build, settings_of, shown_settings, with_settings
 from homenode.engine.config import EngineConfig
 from homenode.options import option
 from homenode.server.http.config import ServerConfig
@@ -146,7 +146,7 @@ VALUES = {  # of settings that hold several: what the flag takes, and what it me
 }
 
 
-def taken(config: type[Any], setting: Setting, *arguments: str, env: dict[str, str] | None = None) -> Result:
+def taken(config: type[Any], setting: ConfigSetting, *arguments: str, env: dict[str, str] | None = None) -> Result:
     """What a command with all settings of `config` makes of one of them."""
     seen: dict[str, Any] = {}
 
@@ -165,7 +165,9 @@ def taken(config: type[Any], setting: Setting, *arguments: str, env: dict[str, s
 
 
 @pytest.mark.parametrize(("config", "setting"), SECRETS, ids=[setting.flag for _, setting in SECRETS])
-def test_no_empty_secret_is_taken_wherever_it_comes_from(config: type[Any], setting: Setting, tmp_path: Path) -> None:
+def test_no_empty_secret_is_taken_wherever_it_comes_from(
+    config: type[Any], setting: ConfigSetting, tmp_path: Path
+) -> None:
     texts = EMPTY + ([",", " , ", "k1,", ",k1"] if setting.many else [])
     files = [f'{setting.flag} = "{text}"' for text in (" ", *texts) if "\t" not in text]
     files += [f'{setting.flag} = ["k1", ""]'] if setting.many else []
@@ -184,7 +186,9 @@ def test_no_empty_secret_is_taken_wherever_it_comes_from(config: type[Any], sett
 
 
 @pytest.mark.parametrize(("config", "setting"), MANY, ids=[setting.flag for _, setting in MANY])
-def test_variables_and_files_take_the_text_that_flags_take(config: type[Any], setting: Setting, tmp_path: Path) -> None:
+def test_variables_and_files_take_the_text_that_flags_take(
+    config: type[Any], setting: ConfigSetting, tmp_path: Path
+) -> None:
     text, wanted = VALUES[setting.name]
     file = tmp_path / "settings.toml"
     for content in (f'{setting.flag} = "{text}"', f'{setting.flag} = ["{text}"]'):
@@ -195,7 +199,9 @@ def test_variables_and_files_take_the_text_that_flags_take(config: type[Any], se
 
 
 @pytest.mark.parametrize(("config", "setting"), ALL, ids=[setting.flag for _, setting in ALL])
-def test_a_file_value_of_another_kind_is_refused_by_name(config: type[Any], setting: Setting, tmp_path: Path) -> None:
+def test_a_file_value_of_another_kind_is_refused_by_name(
+    config: type[Any], setting: ConfigSetting, tmp_path: Path
+) -> None:
     file = tmp_path / "settings.toml"
     wrong = ["{ a = 1 }", "1979-05-27", "[[1]]"] + (["2.5"] if setting.kind in (int, str) else [])
     for value in wrong + ([] if setting.kind is bool else ["true"]) + ([] if setting.many else ["[1]"]):

@@ -44,7 +44,7 @@ NUMA_SETTINGS = tuple(options_of(NumaSettings))  # for every command that comput
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class ConfigSetting:
     """One declared setting: its name (`max_num_seqs`), where it lives in the config, its type and its Option."""
 
     name: str
@@ -65,7 +65,7 @@ class Setting:
         return "HOMENODE_" + self.flag.replace("-", "_").upper()
 
 
-def settings_of(config: type[Any], path: tuple[str, ...] = ()) -> Iterator[Setting]:
+def settings_of(config: type[Any], path: tuple[str, ...] = ()) -> Iterator[ConfigSetting]:
     """Every setting of a config class and of the config classes it is composed of, in order."""
     hints = typing.get_type_hints(config)
     declared = options_of(config)
@@ -73,7 +73,7 @@ def settings_of(config: type[Any], path: tuple[str, ...] = ()) -> Iterator[Setti
         if field.name in declared:
             kind, many = _kind(hints[field.name])
             default = field.default if field.default is not dataclasses.MISSING else _made(field)
-            yield Setting(field.name, (*path, field.name), kind, many, default, declared[field.name][1])
+            yield ConfigSetting(field.name, (*path, field.name), kind, many, default, declared[field.name][1])
         elif dataclasses.is_dataclass(hints[field.name]):
             yield from settings_of(typing.cast(type[Any], hints[field.name]), (*path, field.name))
 
@@ -94,7 +94,7 @@ def _kind(hint: Any) -> tuple[type, bool]:
 class _Value(click.ParamType[Any]):
     """Turns the text of a flag, a variable or a TOML value into a setting's value."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ConfigSetting) -> None:
         self.setting = setting
         self.name = setting.option.metavar or {int: "N", float: "X"}.get(setting.kind, "TEXT")
 
@@ -189,7 +189,7 @@ def with_some_settings(config: type[Any], *names: str) -> Callable[[Any], Any]:
     return decorate
 
 
-def _click_option(setting: Setting) -> Callable[[Any], Any]:
+def _click_option(setting: ConfigSetting) -> Callable[[Any], Any]:
     common: dict[str, Any] = {
         "help": _help(setting),
         "envvar": setting.variable,
@@ -208,7 +208,7 @@ def _click_option(setting: Setting) -> Callable[[Any], Any]:
     return click.option(f"--{setting.flag}", setting.name, type=kind, multiple=setting.many, secret=secret, **common)
 
 
-def _help(setting: Setting) -> str:
+def _help(setting: ConfigSetting) -> str:
     default = setting.default
     if setting.kind is bool:
         shown = "on" if default else "off"
@@ -240,7 +240,7 @@ def _read_config(configs: tuple[type[Any], ...]) -> Callable[[click.Context, cli
     return callback
 
 
-def _from_file(file: Path, key: str, value: Any, setting: Setting | None) -> Any:
+def _from_file(file: Path, key: str, value: Any, setting: ConfigSetting | None) -> Any:
     """A TOML value as the parameter takes it: what a flag may be given several times is a list, or one text cut as the
     flag's is.
 
