@@ -11,6 +11,7 @@ pytest.importorskip("transformers", reason="needs transformers, which the `torch
 
 from homenode.compute.ops import Backend
 from homenode.errors import UnsupportedError
+from homenode.model.architectures.granite import Multipliers
 from homenode.model.checkpoint.index import open_checkpoint
 from tests.model.config_fields import check_fields
 from tests.model.parity import Case, check_folder, check_gguf, write_gguf
@@ -43,7 +44,7 @@ def test_a_gguf_file_without_rope_is_refused(tmp_path: Path) -> None:
         case = Case("granite", gguf_keys=keys, interleaved=True)
         file = write_gguf(case, make_model("granite", {}, tmp_path), tmp_path / "model.gguf")
         if keys["rope.scaling.finetuned"]:
-            assert open_checkpoint(file).spec.residual_scale == 1.0
+            assert open_checkpoint(file).spec.own == Multipliers(1.0, 1.0)
         else:
             with pytest.raises(UnsupportedError, match=r"rope\.scaling\.finetuned false is not supported"):
                 open_checkpoint(file)

@@ -11,6 +11,7 @@ import numpy as np
 
 from homenode.compute.ops import FloatArray
 from homenode.dtypes import BY_NAME, DType
+from homenode.model.architectures.granite import Multipliers
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import architecture_of
 from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec, TensorEntry
@@ -30,6 +31,8 @@ GEMMAS = {
     "gemma3": _GEMMA | {"local_rope": RopeSpec(theta=100.0)},
 }
 
+OWN: dict[str, object] = {"granite": Multipliers(residual=0.5, logits=2.0)}
+
 
 def toy_spec(architecture: str = "llama", **changes: object) -> ModelSpec:
     """A model of two layers whose widths are all different, so that no two matrices can be mistaken for each other."""
@@ -38,7 +41,7 @@ def toy_spec(architecture: str = "llama", **changes: object) -> ModelSpec:
         vocab_size=80, max_position=256, rms_norm_eps=1e-5, rope=RopeSpec(), tie_word_embeddings=False,
         attention_bias=architecture in ("qwen2", "qwen2_moe"), moe=MIXTURES.get(architecture),
     )  # fmt: skip
-    spec = replace(spec, **GEMMAS.get(architecture, {}))
+    spec = replace(spec, own=OWN.get(architecture), **GEMMAS.get(architecture, {}))
     return replace(spec, **changes)  # type: ignore[arg-type]
 
 

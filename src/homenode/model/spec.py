@@ -11,7 +11,8 @@ from homenode.dtypes import DType
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary embedding. `kind`: default, linear, llama3, yarn, dynamic, longrope. `factors`: GGUF's per-pair divisors (`rope_freqs.weight`), if any.
+    """Rotary embedding. `kind`: default, linear, llama3, yarn, dynamic, longrope. `factors`: GGUF's per-pair divisors
+    (`rope_freqs.weight`), if any.
 
     `short_factors`, `long_factors`: of longrope, divisors for contexts up to the original length and above it.
     """
@@ -69,22 +70,21 @@ class ModelSpec:
     sliding_layers: tuple[bool, ...] = ()  # which layers use it; empty: all
     local_rope: RopeSpec | None = None  # of the layers that use it; None: that of all others
     embedding_scale: float = 1.0
-    residual_scale: float = 1.0  # of what attention and MLP add to a row
     attention_scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
     attention_softcap: float | None = None  # of scores; None: no cap
     logits_softcap: float | None = None
-    logits_scale: float = 1.0
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()  # by number; model.tokenizer.stop_tokens has what ends an answer besides
     storage: str = "F32"  # the DType most weight bytes are in
-    generation: dict[str, float | int] = field(
-        default_factory=dict
-    )  # temperature, top_p, top_k... of generation_config.json
+    generation: dict[str, float | int] = field(default_factory=dict)  # temperature, top_p... of generation_config.json
+    own: object = None  # figures that no other architecture has, of a class in its file
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where a tensor's bytes are. Name and shape are in Hugging Face terms ([rows, columns], row-major), whatever the file calls it."""
+    """Where a tensor's bytes are. Name and shape are in Hugging Face terms ([rows, columns], row-major), whatever the
+    file calls it.
+    """
 
     name: str
     dtype: DType
@@ -119,11 +119,12 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class CodedMatrix:
-    """A matrix that lies in a folder as codes, scales and perhaps zero points: weight = (code - zero) * scale. coded_rows.py puts it together.
+    """A matrix that lies in a folder as codes, scales and perhaps zero points: weight = (code - zero) * scale.
+    coded_rows.py puts it together.
 
-    `packing`: "gptq" (words of one row's next columns, all rows of those columns after each other), "awq" (words of eight rows of a column), "rows"
-    (words of one row's next columns, row after row), "int8" (a signed byte each), "float8" (F8_E4M3) or "float4" (E2M1, two to a byte, the first in the
-    lower half).
+    `packing`: "gptq" (words of one row's next columns, all rows of those columns after each other), "awq" (words of
+    eight rows of a column), "rows" (words of one row's next columns, row after row), "int8" (a signed byte each),
+    "float8" (F8_E4M3) or "float4" (E2M1, two to a byte, the first in the lower half).
     """
 
     label: str  # for people, such as "AWQ 4-bit"

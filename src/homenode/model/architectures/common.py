@@ -1,4 +1,6 @@
-"""Pieces that most decoders share: lines of a parameter table, parts of a forward function on `Ops`, and conversions of stored tensors."""
+"""Pieces that most decoders share: lines of a parameter table, parts of a forward function on `Ops`, and conversions of
+stored tensors.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from homenode.compute.ops import Experts, Ops, Tensor
-from homenode.model.architectures.parameters import ForwardContext, Parameter
+from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter, always
 from homenode.model.architectures.rope import Rope
 from homenode.model.formats.reading import damaged
+from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec, TensorEntry
 from homenode.units import format_count
 
@@ -17,24 +20,60 @@ Layer = Mapping[str, Any]
 Tensors = Mapping[str, TensorEntry]
 
 
-def layer_weight(key: str, name: str, gguf: str, *shape: str, when: str = "always") -> Parameter:
+def has_embedding(spec: ModelSpec, part: ModelPart, _layer: int | None) -> bool:
+    """The part looks up tokens, or multiplies with the table of a tied model."""
+    return part.first_stage or (part.last_stage and spec.tie_word_embeddings)
+
+
+def has_output(_spec: ModelSpec, part: ModelPart, _layer: int | None) -> bool:
+    """The part computes logits."""
+    return part.last_stage
+
+
+def has_output_matrix(spec: ModelSpec, part: ModelPart, _layer: int | None) -> bool:
+    """The part computes logits with a matrix of their own."""
+    return part.last_stage and not spec.tie_word_embeddings
+
+
+def has_qkv_biases(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
+    """q, k and v have biases."""
+    return spec.attention_bias
+
+
+def has_output_bias(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
+    """o has a bias."""
+    return spec.output_bias
+
+
+def has_mlp_biases(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
+    """The matrices of the MLP have biases."""
+    return spec.mlp_bias
+
+
+def has_experts(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
+    """The layer has experts."""
+    return spec.moe is not None and layer not in spec.moe.dense_layers
+
+
+def has_mlp(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
+    """The layer has an MLP."""
+    return not has_experts(spec, part, layer)
+
+
+def layer_weight(key: str, name: str, gguf: str, *shape: str, when: Condition = always) -> Parameter:
     """A matrix or a norm that every layer has: its names within a layer, in Hugging Face folders and in GGUF files."""
-    return Parameter(
-        key, f"model.layers.{{layer}}.{name}.weight", shape, when=when, gguf_name=f"blk.{{layer}}.{gguf}.weight"
-    )
+    return Parameter(key, f"model.layers.{{layer}}.{name}.weight", shape, f"blk.{{layer}}.{gguf}.weight", when)
 
 
-def layer_bias(key: str, name: str, gguf: str, length: str, when: str) -> Parameter:
+def layer_bias(key: str, name: str, gguf: str, length: str, when: Condition) -> Parameter:
     """The bias of a matrix that every layer has."""
-    return Parameter(
-        key, f"model.layers.{{layer}}.{name}.bias", (length,), when=when, gguf_name=f"blk.{{layer}}.{gguf}.bias"
-    )
+    return Parameter(key, f"model.layers.{{layer}}.{name}.bias", (length,), f"blk.{{layer}}.{gguf}.bias", when)
 
 
 EMBEDDING_AND_HEAD = (
-    Parameter("embed", "model.embed_tokens.weight", ("vocabulary", "hidden"), "embedding", "token_embd.weight"),
-    Parameter("norm", "model.norm.weight", ("hidden",), "output", "output_norm.weight"),
-    Parameter("lm_head", "lm_head.weight", ("vocabulary", "hidden"), "untied", "output.weight"),
+    Parameter("embed", "model.embed_tokens.weight", ("vocabulary", "hidden"), "token_embd.weight", has_embedding),
+    Parameter("norm", "model.norm.weight", ("hidden",), "output_norm.weight", has_output),
+    Parameter("lm_head", "lm_head.weight", ("vocabulary", "hidden"), "output.weight", has_output_matrix),
 )
 PROJECTIONS = (
     layer_weight("q", "self_attn.q_proj", "attn_q", "query", "hidden"),
@@ -48,39 +87,51 @@ HEAD_NORMS = (
     layer_weight("k_norm", "self_attn.k_norm", "attn_k_norm", "head"),
 )
 QKV_BIASES = (
-    layer_bias("q_bias", "self_attn.q_proj", "attn_q", "query", when="attention_bias"),
-    layer_bias("k_bias", "self_attn.k_proj", "attn_k", "kv", when="attention_bias"),
-    layer_bias("v_bias", "self_attn.v_proj", "attn_v", "kv", when="attention_bias"),
+    layer_bias("q_bias", "self_attn.q_proj", "attn_q", "query", when=has_qkv_biases),
+    layer_bias("k_bias", "self_attn.k_proj", "attn_k", "kv", when=has_qkv_biases),
+    layer_bias("v_bias", "self_attn.v_proj", "attn_v", "kv", when=has_qkv_biases),
 )
-OUTPUT_BIAS = (layer_bias("o_bias", "self_attn.o_proj", "attn_output", "hidden", when="output_bias"),)
+OUTPUT_BIAS = (layer_bias("o_bias", "self_attn.o_proj", "attn_output", "hidden", when=has_output_bias),)
 POST_NORM = (layer_weight("post_norm", "post_attention_layernorm", "ffn_norm", "hidden"),)
 GATE_UP_DOWN = (
-    layer_weight("gate", "mlp.gate_proj", "ffn_gate", "intermediate", "hidden", when="dense"),
-    layer_weight("up", "mlp.up_proj", "ffn_up", "intermediate", "hidden", when="dense"),
-    layer_weight("down", "mlp.down_proj", "ffn_down", "hidden", "intermediate", when="dense"),
+    layer_weight("gate", "mlp.gate_proj", "ffn_gate", "intermediate", "hidden", when=has_mlp),
+    layer_weight("up", "mlp.up_proj", "ffn_up", "intermediate", "hidden", when=has_mlp),
+    layer_weight("down", "mlp.down_proj", "ffn_down", "hidden", "intermediate", when=has_mlp),
 )
 GATED_MLP = (*POST_NORM, *GATE_UP_DOWN)
 MLP_BIASES = (
-    layer_bias("gate_bias", "mlp.gate_proj", "ffn_gate", "intermediate", when="mlp_bias"),
-    layer_bias("up_bias", "mlp.up_proj", "ffn_up", "intermediate", when="mlp_bias"),
-    layer_bias("down_bias", "mlp.down_proj", "ffn_down", "hidden", when="mlp_bias"),
+    layer_bias("gate_bias", "mlp.gate_proj", "ffn_gate", "intermediate", when=has_mlp_biases),
+    layer_bias("up_bias", "mlp.up_proj", "ffn_up", "intermediate", when=has_mlp_biases),
+    layer_bias("down_bias", "mlp.down_proj", "ffn_down", "hidden", when=has_mlp_biases),
 )
 EXPERTS = (
-    layer_weight("router", "mlp.gate", "ffn_gate_inp", "experts", "hidden", when="moe"),
+    layer_weight("router", "mlp.gate", "ffn_gate_inp", "experts", "hidden", when=has_experts),
     layer_weight(
-        "expert_gate", "mlp.experts.{expert}.gate_proj", "ffn_gate_exps", "expert_intermediate", "hidden", when="moe"
+        "expert_gate",
+        "mlp.experts.{expert}.gate_proj",
+        "ffn_gate_exps",
+        "expert_intermediate",
+        "hidden",
+        when=has_experts,
     ),
     layer_weight(
-        "expert_up", "mlp.experts.{expert}.up_proj", "ffn_up_exps", "expert_intermediate", "hidden", when="moe"
+        "expert_up", "mlp.experts.{expert}.up_proj", "ffn_up_exps", "expert_intermediate", "hidden", when=has_experts
     ),
     layer_weight(
-        "expert_down", "mlp.experts.{expert}.down_proj", "ffn_down_exps", "hidden", "expert_intermediate", when="moe"
+        "expert_down",
+        "mlp.experts.{expert}.down_proj",
+        "ffn_down_exps",
+        "hidden",
+        "expert_intermediate",
+        when=has_experts,
     ),
 )
 
 
 def enter(ops: Ops, model: ForwardContext) -> Tensor:
-    """The rows that the first of this stage's layers begins with: from the embedding table, or from the stage before."""
+    """The rows that the first of this stage's layers begins with: from the embedding table, or from the
+    stage before.
+    """
     part, scale = model.part, model.spec.embedding_scale
     if not part.first_stage:
         return ops.received(model.spec.hidden_size)
@@ -103,7 +154,9 @@ def normed(ops: Ops, model: ForwardContext, x: Tensor, weight: Tensor) -> Tensor
 
 
 def project_qkv(ops: Ops, model: ForwardContext, layer: Layer, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """h through the three projections: q [tokens, query], k and v [tokens, kv] of the heads that are here, not yet rotated."""
+    """h through the three projections: q [tokens, query], k and v [tokens, kv] of the heads that are here, not yet
+    rotated.
+    """
     spec, part = model.spec, model.part
     biases = (layer.get("q_bias"), layer.get("k_bias"), layer.get("v_bias"))
     qkv = ops.linear(h, (layer["q"], layer["k"], layer["v"]), biases)
@@ -115,7 +168,9 @@ def project_qkv(ops: Ops, model: ForwardContext, layer: Layer, h: Tensor) -> tup
 def attend(
     ops: Ops, model: ForwardContext, index: int, x: Tensor, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor
 ) -> Tensor:
-    """x plus the attention of layer `index` of this stage, projected; of the model's last layer the selected rows only."""
+    """x plus the attention of layer `index` of this stage, projected; of the model's last layer the selected
+    rows only.
+    """
     layer = model.parameters.layers[index]
     inner = select_last(ops, model, index, attended(ops, model, index, qkv, rotation))
     if model.part.adds_residual:
@@ -124,14 +179,18 @@ def attend(
 
 
 def select_last(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:
-    """After the attention of the model's last layer the rows that the step samples, as nothing reads the others. In other layers all of x."""
+    """After the attention of the model's last layer the rows that the step samples, as nothing reads the others. In
+    other layers all of x.
+    """
     return ops.select(x) if model.part.layers.first + index == model.spec.num_layers - 1 else x
 
 
 def attended(
     ops: Ops, model: ForwardContext, index: int, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor
 ) -> Tensor:
-    """What layer `index` of this stage attends to: rotate q and k, attend over the cache, within the layer's window, if any."""
+    """What layer `index` of this stage attends to: rotate q and k, attend over the cache, within the layer's window, if
+    any.
+    """
     spec = model.spec
     q, k, v = qkv
     q = ops.rope(q, rotation, spec.head_dim)
@@ -153,7 +212,9 @@ def gated(ops: Ops, layer: Layer, h: Tensor) -> Tensor:
 
 
 def feed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:
-    """x plus what follows attention in layer `index` of this stage: a mixture of experts (MoE) of normed x, or an MLP."""
+    """x plus what follows attention in layer `index` of this stage: a mixture of experts (MoE) of normed x,
+    or an MLP.
+    """
     layer, part = model.parameters.layers[index], model.part
     if "router" not in layer:
         return gated_mlp(ops, model, layer, x)
@@ -174,7 +235,9 @@ def feed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tens
 
 
 def _add_shared_expert(ops: Ops, layer: Layer, h: Tensor, x: Tensor) -> Tensor:
-    """x plus the expert that every token uses, if there is one, scaled by sigmoid of a product of its own; of its inner columns those that are here."""
+    """x plus the expert that every token uses, if there is one, scaled by sigmoid of a product of its own; of its inner
+    columns those that are here.
+    """
     if "shared_router" not in layer:
         return x
     inner = ops.silu_mul(ops.linear(h, (layer["shared_gate"], layer["shared_up"])))
@@ -184,7 +247,9 @@ def _add_shared_expert(ops: Ops, layer: Layer, h: Tensor, x: Tensor) -> Tensor:
 def project_out(
     ops: Ops, model: ForwardContext, inner: Tensor, weight: Any, bias: Tensor | None, x: Tensor | None
 ) -> Tensor:
-    """The product of the inner columns, bias included, plus x where there is one; ranks add up those of the columns they have."""
+    """The product of the inner columns, bias included, plus x where there is one; ranks add up those of the columns
+    they have.
+    """
     if not model.part.adds_residual:
         bias = x = None
     return over_ranks(ops, model, ops.linear(inner, (weight,), (bias,), residual=x))
@@ -196,7 +261,8 @@ def over_ranks(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
 
 
 def leave(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
-    """What the stage returns: its rows for the next one, or logits [sampled rows, vocabulary], x being those that `select_last` left.
+    """What the stage returns: its rows for the next one, or logits [sampled rows, vocabulary], x being those that
+    `select_last` left.
 
     A tied model multiplies with its embedding table.
     """
@@ -204,8 +270,6 @@ def leave(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
     if not part.last_stage:
         return x
     h = normed(ops, model, x, top["norm"])
-    if model.spec.logits_scale != 1.0:
-        h = ops.scale(h, model.spec.logits_scale)
     head = top["embed"] if model.spec.tie_word_embeddings else top["lm_head"]
     logits = ops.linear(h, (head,))
     if part.ranks > 1:
@@ -221,7 +285,8 @@ def window(model: ForwardContext, index: int) -> int | None:
 
 
 def interleaved_heads(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
-    """The tensors of a GGUF file whose converter reordered the rows of q and k, weights and biases alike, for a rope that turns neighbours.
+    """The tensors of a GGUF file whose converter reordered the rows of q and k, weights and biases alike, for a rope
+    that turns neighbours.
 
     CheckpointError for one that has not as many rows as its heads.
     """

@@ -1,8 +1,10 @@
-"""Granite 3 (dense): Llama's block with four multipliers: of embeddings, of scores, of what each half of a layer adds, and of logits."""
+"""Granite 3 (dense): Llama's block with four multipliers: of embeddings, of scores, of what each half of a layer adds,
+and of logits.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from homenode.compute.ops import Ops, Tensor
 from homenode.errors import UnsupportedError
@@ -15,6 +17,14 @@ from homenode.model.spec import ModelSpec
 
 NAME = "granite"
 DEFAULTS = Defaults(max_position=2048, bos_id=1, eos_id=2)
+
+
+@dataclass(frozen=True)
+class Multipliers:
+    """`residual`: of what attention and MLP add to a row. `logits`: what logits are divided by."""
+
+    residual: float
+    logits: float
 
 
 def read_folder(config: FolderConfig) -> ModelSpec:
@@ -30,8 +40,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
         mlp_bias=fields.boolean("mlp_bias", False),
         embedding_scale=fields.number("embedding_multiplier", 1.0),
         attention_scale=fields.number("attention_multiplier", 1.0),
-        residual_scale=fields.number("residual_multiplier", 1.0),
-        logits_scale=1.0 / fields.number("logits_scaling", 1.0, most=1e6),
+        own=Multipliers(fields.number("residual_multiplier", 1.0), fields.number("logits_scaling", 1.0, most=1e6)),
     )
 
 
@@ -48,25 +57,29 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
         config.decoder(NAME, whole_heads=True, own_scale=True),
         embedding_scale=fields.number("embedding_scale", 1.0, least=0.0) or 1.0,
         attention_scale=fields.optional_number("attention.scale", least=0.0) or None,
-        residual_scale=fields.number("residual_scale", 1.0, least=0.0) or 1.0,
-        logits_scale=1.0 / (fields.number("logit_scale", 1.0, least=0.0, most=1e6) or 1.0),
+        own=Multipliers(
+            fields.number("residual_scale", 1.0, least=0.0) or 1.0,
+            fields.number("logit_scale", 1.0, least=0.0, most=1e6) or 1.0,
+        ),
     )
 
 
 def forward(ops: Ops, model: ForwardContext) -> Tensor:
     """Logits of the step's selected rows, or the rows for the next stage."""
-    scale = model.spec.residual_scale
+    own = model.spec.own
+    assert isinstance(own, Multipliers)
     x = common.enter(ops, model)
     rotation = common.angles(ops, model.rope)
     for index, layer in enumerate(model.parameters.layers):
         qkv = common.project_qkv(ops, model, layer, common.normed(ops, model, x, layer["input_norm"]))
         inner = common.select_last(ops, model, index, common.attended(ops, model, index, qkv, rotation))
         out = common.project_out(ops, model, inner, layer["o"], layer.get("o_bias"), None)
-        x = ops.add(common.select_last(ops, model, index, x), ops.scale(out, scale))
+        x = ops.add(common.select_last(ops, model, index, x), ops.scale(out, own.residual))
         inner = common.gated(ops, layer, common.normed(ops, model, x, layer["post_norm"]))
         out = common.project_out(ops, model, inner, layer["down"], layer.get("down_bias"), None)
-        x = ops.add(x, ops.scale(out, scale))
-    return common.leave(ops, model, x)
+        x = ops.add(x, ops.scale(out, own.residual))
+    x = common.leave(ops, model, x)
+    return ops.scale(x, 1.0 / own.logits) if model.part.last_stage else x
 
 
 ARCHITECTURE = Architecture(

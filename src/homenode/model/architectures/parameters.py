@@ -1,8 +1,10 @@
-"""An architecture's parameters as data: their names in a checkpoint, their shapes in the model's terms, and when they exist."""
+"""An architecture's parameters as data: their names in a checkpoint, their shapes in the model's terms, and when they
+exist.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,23 +13,32 @@ from homenode.model.architectures.rope import Rope
 from homenode.model.part import ModelPart, Range
 from homenode.model.spec import ModelSpec
 
+# Of the figures, the part, and the number of a layer (None: of what is outside the layers).
+Condition = Callable[[ModelSpec, ModelPart, int | None], bool]
+
+
+def always(_spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
+    """The condition of a parameter that every part of a model, or every layer, has."""
+    return True
+
 
 @dataclass(frozen=True)
 class Parameter:
     """One line of an architecture's table.
 
-    `name` is the Hugging Face name, with `{layer}` for the layer's number where every layer has one, and `{expert}` where every expert of a layer
-    has one: its handle is a list of them. `shape` holds names of `dimensions()`: two for a matrix [rows = outputs, columns = inputs], one for a
-    vector. `when` names the flag of `flags()` that says whether the part of a model, or this layer of it, has the parameter. `gguf_name` is the name
-    in GGUF files, with `{layer}` likewise; the matrices of a layer's experts are stacked in one tensor there. `indivisible`: of a norm over all of a
-    dimension that is otherwise divided among ranks: none has a part of it.
+    `name` is the Hugging Face name, with `{layer}` for the layer's number where every layer has one, and `{expert}`
+    where every expert of a layer has one: its handle is a list of them. `gguf_name` is the name in GGUF files, with
+    `{layer}` likewise; the matrices of a layer's experts are stacked in one tensor there. `shape` holds names of
+    `dimensions()`: two for a matrix [rows = outputs, columns = inputs], one for a vector. `when` says whether a part
+    of a model, or a layer of it, has the parameter. `indivisible`: of a norm over all of a dimension that is otherwise
+    divided among ranks: no rank has a part of it.
     """
 
     key: str  # what the forward function calls it
     name: str
     shape: tuple[str, ...]
-    when: str = "always"
-    gguf_name: str = ""
+    gguf_name: str
+    when: Condition = always
     indivisible: bool = False
 
     @property
@@ -59,8 +70,9 @@ class Parameters:
 
 @dataclass(frozen=True)
 class ForwardContext:
-    """What a forward function is given besides the ops: figures of the whole model, and the part of it that is here: its parameters, and the KV
-    memory of its layers and heads for this program."""
+    """What a forward function is given besides the ops: figures of the whole model, and the part of it that is here:
+    its parameters, and the KV memory of its layers and heads for this program.
+    """
 
     spec: ModelSpec
     parameters: Parameters
@@ -99,26 +111,10 @@ def ranges(spec: ModelSpec, part: ModelPart) -> dict[str, Range]:
     }
 
 
-def flags(spec: ModelSpec, part: ModelPart, layer: int | None = None) -> dict[str, bool]:
-    """The conditions `Parameter.when` can name, for a layer or for what is outside the layers."""
-    moe = spec.moe if spec.moe is not None and layer not in spec.moe.dense_layers else None
-    return {
-        "always": True,
-        "embedding": part.first_stage or (part.last_stage and spec.tie_word_embeddings),
-        "output": part.last_stage,
-        "untied": part.last_stage and not spec.tie_word_embeddings,
-        "attention_bias": spec.attention_bias,
-        "output_bias": spec.output_bias,
-        "mlp_bias": spec.mlp_bias,
-        "dense": moe is None,
-        "moe": moe is not None,
-        "shared_expert": moe is not None and moe.shared_intermediate_size > 0,
-    }
-
-
 @dataclass(frozen=True)
 class ExpectedTensor:
-    """A tensor the checkpoint must hold. `layer` is None for those outside the layers, `expert` for those that are no expert's.
+    """A tensor the checkpoint must hold. `layer` is None for those outside the layers, `expert` for those that are no
+    expert's.
 
     `cut`: what is wanted of each dimension of `shape`.
     """
@@ -134,10 +130,11 @@ class ExpectedTensor:
 def expected_tensors(
     table: tuple[Parameter, ...], spec: ModelSpec, part: ModelPart | None = None
 ) -> Iterator[ExpectedTensor]:
-    """Every tensor that a part of a model of these figures has (None: all of it), layer by layer, in the order they are used; a layer's experts'
-    matrices of one kind beside each other."""
+    """Every tensor that a part of a model of these figures has (None: all of it), layer by layer, in the order they are
+    used; a layer's experts' matrices of one kind beside each other.
+    """
     part = part or ModelPart.whole(spec)
-    sizes, has, present = dimensions(spec), ranges(spec, part), flags(spec, part)
+    sizes, has = dimensions(spec), ranges(spec, part)
 
     # The same in every layer.
     shapes = {p.key: (tuple(sizes[d] for d in p.shape), tuple(has[d] for d in p.shape)) for p in table}
@@ -148,11 +145,10 @@ def expected_tensors(
         )
 
     for parameter in table:
-        if not parameter.per_layer and present[parameter.when]:
+        if not parameter.per_layer and parameter.when(spec, part, None):
             yield expected(parameter)
     for layer, experts in enumerate(part.experts, part.layers.first):
-        present = flags(spec, part, layer)
         for parameter in table:
-            if parameter.per_layer and present[parameter.when]:
+            if parameter.per_layer and parameter.when(spec, part, layer):
                 for expert in experts if parameter.per_expert else (None,):
                     yield expected(parameter, layer, expert)

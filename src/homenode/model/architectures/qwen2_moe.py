@@ -1,4 +1,6 @@
-"""Qwen 2 MoE (and 1.5): Qwen 2's block with a mixture of experts and one expert that every token uses; some layers may have an MLP instead."""
+"""Qwen 2 MoE (and 1.5): Qwen 2's block with a mixture of experts and one expert that every token uses; some layers may
+have an MLP instead.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from homenode.model.architectures.qwen2 import WINDOW_FIELDS, window_of
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
+from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec, MoeSpec, TensorEntry
 
 NAME = "qwen2_moe"
@@ -24,24 +27,42 @@ EXPERT_FIELDS = frozenset(
 )
 ROUTER = "model.layers.{layer}.mlp.gate.weight"
 _SHARED = "mlp.shared_expert"
+
+
+def _has_shared_expert(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
+    return common.has_experts(spec, part, layer) and spec.moe is not None and spec.moe.shared_intermediate_size > 0
+
+
 PARAMETERS = (
     *DENSE_PARAMETERS,
     *common.EXPERTS,
-    layer_weight("shared_router", f"{_SHARED}_gate", "ffn_gate_inp_shexp", "one", "hidden", when="shared_expert"),
+    layer_weight("shared_router", f"{_SHARED}_gate", "ffn_gate_inp_shexp", "one", "hidden", when=_has_shared_expert),
     layer_weight(
-        "shared_gate", f"{_SHARED}.gate_proj", "ffn_gate_shexp", "shared_intermediate", "hidden", when="shared_expert"
+        "shared_gate",
+        f"{_SHARED}.gate_proj",
+        "ffn_gate_shexp",
+        "shared_intermediate",
+        "hidden",
+        when=_has_shared_expert,
     ),
     layer_weight(
-        "shared_up", f"{_SHARED}.up_proj", "ffn_up_shexp", "shared_intermediate", "hidden", when="shared_expert"
+        "shared_up", f"{_SHARED}.up_proj", "ffn_up_shexp", "shared_intermediate", "hidden", when=_has_shared_expert
     ),
     layer_weight(
-        "shared_down", f"{_SHARED}.down_proj", "ffn_down_shexp", "hidden", "shared_intermediate", when="shared_expert"
+        "shared_down",
+        f"{_SHARED}.down_proj",
+        "ffn_down_shexp",
+        "hidden",
+        "shared_intermediate",
+        when=_has_shared_expert,
     ),
 )
 
 
 def read_experts(config: FolderConfig, defaults: ExpertDefaults, layers: int, shared: int = 0) -> MoeSpec | None:
-    """The experts of a Qwen; None where all layers are said to have an MLP. `shared`: of an expert that every token uses, the size when nobody says."""
+    """The experts of a Qwen; None where all layers are said to have an MLP. `shared`: of an expert that every token
+    uses, the size when nobody says.
+    """
     fields = config.fields
     _, experts = config.experts(defaults)
     step, listed = fields.integer("decoder_sparse_step", 1), set(fields.integers("mlp_only_layers"))
