@@ -8,8 +8,12 @@ import re
 
 import homenode
 from homenode import errors
+from homenode.cli.flags.settings import settings_of
 from homenode.cli.output.report import exit_code
+from homenode.engine.config import EngineConfig
 from homenode.errors import HomenodeError
+from homenode.server.http.config import ServerConfig
+from homenode.server.proxy.config import ProxyConfig
 from tests.paths import ROOT
 
 PAGE = (ROOT / "docs/compatibility.md").read_text(encoding="utf-8")
@@ -54,3 +58,16 @@ def test_the_wire_protocol_is_where_the_page_says() -> None:
     assert place is not None
     oldest, newest = importlib.import_module(place[1]).PROTOCOL
     assert oldest <= newest
+
+
+def test_every_setting_is_a_flag_a_variable_and_a_key_of_the_file() -> None:
+    for config in (ServerConfig, EngineConfig, ProxyConfig):
+        for setting in settings_of(config):
+            assert setting.variable == f"HOMENODE_{setting.flag.upper().replace('-', '_')}"
+
+
+def test_every_metric_is_under_the_name_of_the_page() -> None:
+    found: set[str] = set()
+    for path in sorted((ROOT / "src/homenode/server").rglob("*.py")):
+        found |= set(re.findall(r'"(\w+:)\w+"', path.read_text(encoding="utf-8")))
+    assert found == {"homenode:"}
