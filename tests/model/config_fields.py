@@ -1,8 +1,10 @@
-"""The fields of a configuration, changed one by one: the logits are those of transformers, or the load is refused by a sentence of ours.
+"""The fields of a configuration, changed one by one: the logits are those of transformers, or the load is refused by a
+sentence of ours.
 
-A folder of a toy model keeps its weights while one value of its config.json is changed, taken away or added, among them fields that the family's
-class does not have and the older spellings of those it has. What transformers makes of it is the measure: it reads the field, leaves it alone, or
-fails. A field that is read there and not here, or here and not there, shows as other logits.
+A folder of a toy model keeps its weights while one value of its config.json is changed, taken away or added, among them
+fields that the family's class does not have and the older spellings of those it has. What transformers makes of it is
+the measure: it reads the field, leaves it alone, or fails. A field that is read there and not here, or here and not
+there, shows as other logits.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ ADDED_TO_ROPE: dict[str, Any] = {
     "type": "linear", "finetuned": True, "extrapolation_factor": 0.5, "mrope_section": [2, 2, 4], "short_factor": [1.0] * 4, "long_factor": [1.5] * 4,
     "alpha": 2.0, "short_mscale": 1.3,
 }  # fmt: skip
-# Refused although transformers leaves them alone: other engines follow them, their tensors are missing, or no model has such a value.
+# Refused although transformers leaves them alone: other engines follow them, their tensors are missing, or no model has
+# such a value.
 REFUSED_ANYWAY = frozenset(
     ("attention_bias", "mlp_bias", "use_bidirectional_attention", "partial_rotary_factor", "attn_logit_softcapping", "layer_types", "intermediate_size",
      "rms_norm_eps", "factor")
@@ -144,7 +147,8 @@ def judged(key: str, wanted: FloatArray | None, found: FloatArray | UserError, b
 
 
 def check_fields(kind: str, changes: Mapping[str, Any], folder: Path, only: frozenset[str] | None = None) -> None:
-    """AssertionError that lists every change, of fields in `only` if given, of which the load makes something else than transformers does.
+    """AssertionError that lists every change, of fields in `only` if given, of which the load makes something else than
+    transformers does.
 
     The model is `make_model(kind, changes)`.
     """

@@ -1,4 +1,6 @@
-"""An architecture beside transformers: a random toy model of its class as a folder and as a GGUF file gives the same logits and greedy tokens."""
+"""An architecture beside transformers: a random toy model of its class as a folder and as a GGUF file gives the same
+logits and greedy tokens.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ LEAST_LEAD = 1e-4  # of a greedy token over the next best, so that another order
 class Case:
     """A toy model. `kind`: its `model_type` in transformers; `changes`: to the configuration; `seed`: of its weights.
 
-    `gguf_keys`: what its GGUF file says besides what every file does, without the architecture in front; `interleaved`: the converter reorders the rows
-    of q and k.
+    `gguf_keys`: what its GGUF file says besides what every file does, without the architecture in front; `interleaved`:
+    the converter reorders the rows of q and k.
     """
 
     kind: str
@@ -43,7 +45,9 @@ def check_folder(case: Case, folder: Path, backend: Backend) -> None:
 
 
 def check_gguf(case: Case, folder: Path, backend: Backend) -> None:
-    """Logits and greedy tokens of the same model as a GGUF file, with the names that the gguf package has for its tensors."""
+    """Logits and greedy tokens of the same model as a GGUF file, with the names that the gguf package has for its
+    tensors.
+    """
     with quiet_and_on_one_thread():
         theirs = make_model(case.kind, case.changes, folder, seed=case.seed)
         _check(write_gguf(case, theirs, folder / "model.gguf"), theirs, backend)

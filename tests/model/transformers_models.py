@@ -121,15 +121,19 @@ def quiet_and_on_one_thread() -> Iterator[None]:
 
 
 def make(name: str, folder: Path, dtype: str = "float32") -> Any:
-    """The toy model `name` of `CASES` or `OF_FIELDS`, saved to `folder` in `dtype`, returned computing in float32 on the saved values."""
+    """The toy model `name` of `CASES` or `OF_FIELDS`, saved to `folder` in `dtype`, returned computing in float32 on
+    the saved values.
+    """
     kind, changes = (CASES | OF_FIELDS)[name]
     return make_model(kind, changes, folder, dtype, seed=sum(map(ord, name)))
 
 
 def make_model(kind: str, changes: Mapping[str, Any], folder: Path, dtype: str = "float32", *, seed: int = 0) -> Any:
-    """The same of a `model_type` of transformers with these changes to the configuration, its weights random but fixed by `seed`.
+    """The same of a `model_type` of transformers with these changes to the configuration, its weights random but fixed
+    by `seed`.
 
-    Norms, biases and embeddings are random too (transformers starts them as ones, zeros and almost nothing), so that a forgotten one shows.
+    Norms, biases and embeddings are random too (transformers starts them as ones, zeros and almost nothing), so that a
+    forgotten one shows.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -151,7 +155,9 @@ def make_model(kind: str, changes: Mapping[str, Any], folder: Path, dtype: str =
 
 
 def load(folder: Path, dtype: str) -> Any:
-    """A saved model computing in `dtype`. Loaded afresh, as `Module.to` would also round the rotary frequencies, which loading does not."""
+    """A saved model computing in `dtype`. Loaded afresh, as `Module.to` would also round the rotary frequencies, which
+    loading does not.
+    """
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
@@ -168,7 +174,9 @@ def logprobs(model: Any, tokens: list[int]) -> FloatArray:
 
 
 def greedy(model: Any, prompt: list[int], count: int) -> tuple[list[int], float]:
-    """`count` greedy tokens, the whole text recomputed for each, and the smallest lead any of them had over the runner-up."""
+    """`count` greedy tokens, the whole text recomputed for each, and the smallest lead any of them had over the
+    runner-up.
+    """
     tokens, lead = list(prompt), float("inf")
     for _ in range(count):
         row = logprobs(model, tokens)[-1]

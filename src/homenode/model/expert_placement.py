@@ -1,4 +1,6 @@
-"""Which ranks have which experts of an MoE model, where experts are divided as wholes: in turn, in runs, or by how often each is used. Pure."""
+"""Which ranks have which experts of an MoE model, where experts are divided as wholes: in turn, in runs, or by how
+often each is used. Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ Experts = tuple[tuple[int, ...], ...]  # of each rank, ascending
 
 @dataclass(frozen=True)
 class ExpertUse:
-    """How often each expert of each layer was used: `counts[layer][expert]`; layers without experts may have anything."""
+    """How often each expert of each layer was used: `counts[layer][expert]`; layers without experts may have
+    anything.
+    """
 
     counts: tuple[tuple[float, ...], ...]
 
@@ -23,7 +27,9 @@ ExpertPlacement = Literal["spread", "packed"] | ExpertUse
 def place_experts(
     experts: Sequence[int], layer: int, ranks: int, placement: ExpertPlacement, accelerators: Collection[int] = ()
 ) -> Experts:
-    """The experts of layer `layer` for each rank, as many for each as can be. `accelerators`: ranks that get the most used, by counts."""
+    """The experts of layer `layer` for each rank, as many for each as can be. `accelerators`: ranks that get the most
+    used, by counts.
+    """
     if isinstance(placement, ExpertUse):
         return _by_use({e: placement.counts[layer][e] for e in experts}, ranks, accelerators)
     if placement == "spread":
@@ -33,7 +39,9 @@ def place_experts(
 
 
 def _by_use(counts: dict[int, float], ranks: int, accelerators: Collection[int]) -> Experts:
-    """The most used to accelerators; among ranks of a kind the next goes to the one with the least to do that has room."""
+    """The most used to accelerators; among ranks of a kind the next goes to the one with the least to do
+    that has room.
+    """
     order = sorted(range(ranks), key=lambda rank: rank not in accelerators)
     room = {rank: len(counts) // ranks + (place < len(counts) % ranks) for place, rank in enumerate(order)}
     load = dict.fromkeys(range(ranks), 0.0)

@@ -1,9 +1,11 @@
-"""Which part of a model one worker holds and computes: a stage of its layers, and a tensor-parallel rank's share of every matrix. Plain data.
+"""Which part of a model one worker holds and computes: a stage of its layers, and a tensor-parallel rank's share of
+every matrix. Plain data.
 
-A model cut into stages (pipeline parallel) gives each stage a run of layers; the first has the embedding table, the last the output matrix. Ranks
-of one stage (tensor parallel; Shoeybi et al. 2019, Megatron-LM) have the same layers and divide what is inside them: heads, the inner columns of
-MLPs, the vocabulary; or whole experts (expert parallel). The lengths that a rank's matrices have are the `Range`s here, so the names of a parameter
-table's shape ("query", "kv", "intermediate"...) say how each matrix is cut: by rows, by columns, or not at all.
+A model cut into stages (pipeline parallel) gives each stage a run of layers; the first has the embedding table, the
+last the output matrix. Ranks of one stage (tensor parallel; Shoeybi et al. 2019, Megatron-LM) have the same layers and
+divide what is inside them: heads, the inner columns of MLPs, the vocabulary; or whole experts (expert parallel). The
+lengths that a rank's matrices have are the `Range`s here, so the names of a parameter table's shape ("query", "kv",
+"intermediate"...) say how each matrix is cut: by rows, by columns, or not at all.
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ class Range:
 
 @dataclass(frozen=True)
 class ModelPart:
-    """What one worker has. All ranges are in elements of the whole model: layers, heads, columns, rows of the vocabulary.
+    """What one worker has. All ranges are in elements of the whole model: layers, heads, columns, rows of the
+    vocabulary.
 
-    `heads` query heads and the `kv_heads` they read; every rank has at least one of each, and within a rank all KV heads have equally many query
-    heads. A KV head is with several ranks where there are more ranks than KV heads. `vocabulary`: rows of the embedding table and of the output
-    matrix, and `vocabulary_widths` how many each rank of the stage has, in their order. `experts`: for each of the layers here the experts that are
-    here, ascending, none where the layer has an ordinary MLP; the inner columns of each are cut (`expert_intermediate`) unless experts are divided
-    as wholes. The router is with every rank.
+    `heads` query heads and the `kv_heads` they read; every rank has at least one of each, and within a rank all KV
+    heads have equally many query heads. A KV head is with several ranks where there are more ranks than KV heads.
+    `vocabulary`: rows of the embedding table and of the output matrix, and `vocabulary_widths` how many each rank of
+    the stage has, in their order. `experts`: for each of the layers here the experts that are here, ascending, none
+    where the layer has an ordinary MLP; the inner columns of each are cut (`expert_intermediate`) unless experts are
+    divided as wholes. The router is with every rank.
     """
 
     layers: Range
@@ -83,7 +87,9 @@ class ModelPart:
 
     @property
     def adds_residual(self) -> bool:
-        """Of the ranks that add up their shares this is the one that brings in what is whole: the residual, and a bias of the output."""
+        """Of the ranks that add up their shares this is the one that brings in what is whole: the residual, and a bias
+        of the output.
+        """
         return self.rank == 0
 
     @property

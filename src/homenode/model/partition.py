@@ -1,6 +1,7 @@
 """Dividing heads and lengths among ranks as evenly as their alignment allows. Pure arithmetic.
 
-Ranks wait for each other after every divided product, so the largest share counts: shares differ by one aligned unit at most, the larger ones first.
+Ranks wait for each other after every divided product, so the largest share counts: shares differ by one aligned unit at
+most, the larger ones first.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ _LONG = 32 * _SIMD  # a share so long loses little by being rounded to _SIMD
 
 @dataclass(frozen=True)
 class Alignment:
-    """Where a dimension may be cut: at multiples of `needed`, the block in which it is stored, and better at those of `wanted` as well, the block in
-    which it will be kept: then a share has the values that the whole has. `reason`: for `needed`, other than such a block."""
+    """Where a dimension may be cut: at multiples of `needed`, the block in which it is stored, and better at those of
+    `wanted` as well, the block in which it will be kept: then a share has the values that the whole has. `reason`: for
+    `needed`, other than such a block.
+    """
 
     needed: int = 1
     wanted: int = 1
@@ -43,9 +46,11 @@ def divide(count: int, ranks: int, alignment: Alignment = Alignment()) -> tuple[
 def divide_heads(
     heads: int, kv_heads: int, head_dim: int, ranks: int, alignment: Alignment
 ) -> tuple[tuple[Range, Range], ...] | None:
-    """For each rank its query heads and the KV heads that they read; `alignment`: of the columns that the query heads are. None where it cannot be.
+    """For each rank its query heads and the KV heads that they read; `alignment`: of the columns that the query heads
+    are. None where it cannot be.
 
-    Whole KV heads as long as there are enough of them. Then each is with several ranks, which divide the query heads that read it.
+    Whole KV heads as long as there are enough of them. Then each is with several ranks, which divide the query heads
+    that read it.
     """
     group = heads // kv_heads
     for size in alignment.tries():

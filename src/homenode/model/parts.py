@@ -1,4 +1,5 @@
-"""Cutting a model into the parts of its workers: a run of layers for each stage, a share of every matrix for each rank. Pure.
+"""Cutting a model into the parts of its workers: a run of layers for each stage, a share of every matrix for each rank.
+Pure.
 
 What cannot be cut is refused with the setting, the numbers and what would work.
 """
@@ -24,8 +25,9 @@ _Share = TypeVar("_Share")
 class PartitionSpec:
     """How a model is to be cut.
 
-    `layers`: of each stage; None: evenly, the first stages getting one more. `experts_whole`: each rank has whole experts, by `placement`, instead of
-    a part of each. `accelerators`: numbers of workers, counted stage after stage, that the most used experts go to first.
+    `layers`: of each stage; None: evenly, the first stages getting one more. `experts_whole`: each rank has whole
+    experts, by `placement`, instead of a part of each. `accelerators`: numbers of workers, counted stage after stage,
+    that the most used experts go to first.
     """
 
     stages: int = 1
@@ -39,8 +41,9 @@ class PartitionSpec:
 def plan_parts(spec: ModelSpec, alignments: Mapping[str, Alignment], how: PartitionSpec) -> tuple[ModelPart, ...]:
     """The part of each worker, stage after stage.
 
-    `alignments`: where the dimensions that a parameter table names may be cut (`weights.alignment`); one that no matrix of the model has is missing.
-    UserError, naming tensor_parallel_size, pipeline_parallel_size, layer_split or enable_expert_parallel, for what cannot be.
+    `alignments`: where the dimensions that a parameter table names may be cut (`weights.alignment`); one that no matrix
+    of the model has is missing. UserError, naming tensor_parallel_size, pipeline_parallel_size, layer_split or
+    enable_expert_parallel, for what cannot be.
     """
     stages = _stages(spec, how)
     shares = _RankShards.of(spec, alignments, how)

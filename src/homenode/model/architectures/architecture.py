@@ -1,4 +1,6 @@
-"""What describes an architecture: its figures and tensors in Hugging Face folders and in GGUF files, its parameters, and its forward function."""
+"""What describes an architecture: its figures and tensors in Hugging Face folders and in GGUF files, its parameters,
+and its forward function.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,11 @@ def _always(_fields: Fields) -> bool:
 class FolderFormat:
     """A model of the architecture as a Hugging Face folder.
 
-    `class_name`: its class in transformers, which config.json names; `model_types`: what a config.json without a class may call it besides the
-    architecture's own name; `picture_class`: the class of a model that sees pictures and has one of this architecture for text. `read`: the figures.
-    `fields`: the fields of config.json that `read` asks for besides those of every architecture (`known_fields.READ`); `harmless`: fields that change
-    nothing in this architecture, with the reason. `convert`: what its tensors are turned to, such as matrices that lie in one.
+    `class_name`: its class in transformers, which config.json names; `model_types`: what a config.json without a class
+    may call it besides the architecture's own name; `picture_class`: the class of a model that sees pictures and has
+    one of this architecture for text. `read`: the figures. `fields`: the fields of config.json that `read` asks for
+    besides those of every architecture (`known_fields.READ`); `harmless`: fields that change nothing in this
+    architecture, with the reason. `convert`: what its tensors are turned to, such as matrices that lie in one.
     """
 
     class_name: str
@@ -46,10 +49,11 @@ class FolderFormat:
 class GgufFormat:
     """A model of the architecture as a GGUF file.
 
-    `name`: what `general.architecture` says; `accepts`: of the key-value pairs, whether they mean this one of several architectures that have that
-    name. `read`: the figures. `keys`: those that `read` asks for besides those of every architecture (`known_keys.READ`). `names`: tensors that are no
-    parameter by themselves, such as several matrices in one: their name in the file -> the Hugging Face name, both with `{layer}`. `convert`: what
-    the tensors are turned to, such as rows of q and k in another order.
+    `name`: what `general.architecture` says; `accepts`: of the key-value pairs, whether they mean this one of several
+    architectures that have that name. `read`: the figures. `keys`: those that `read` asks for besides those of every
+    architecture (`known_keys.READ`). `names`: tensors that are no parameter by themselves, such as several matrices in
+    one: their name in the file -> the Hugging Face name, both with `{layer}`. `convert`: what the tensors are turned
+    to, such as rows of q and k in another order.
     """
 
     name: str
@@ -64,7 +68,8 @@ class GgufFormat:
 class Architecture:
     """A kind of decoder. `name`: that of its module.
 
-    `forward` is written on `Ops` only. It returns the logits of the selected rows, or of a stage that is not the last its rows of all tokens.
+    `forward` is written on `Ops` only. It returns the logits of the selected rows, or of a stage that is not the last
+    its rows of all tokens.
     """
 
     name: str

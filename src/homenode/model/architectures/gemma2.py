@@ -1,4 +1,5 @@
-"""Gemma 2: every other layer sees a window only, scores and logits are capped, and each half of a layer is normed again before it is added.
+"""Gemma 2: every other layer sees a window only, scores and logits are capped, and each half of a layer is normed again
+before it is added.
 
 Folders hold the weights of norms less one; GGUF files hold them whole.
 """
@@ -24,8 +25,8 @@ ATTENTION_SOFTCAP, LOGITS_SOFTCAP = 50.0, 30.0
 PATTERN = 2  # each layer of that number sees its whole context, the others a window
 LARGE = 46  # layers of the largest model, whose scores are scaled by another length than a head's
 FIELDS = frozenset(
-    "hidden_activation sliding_window sliding_window_pattern _sliding_window_pattern query_pre_attn_scalar attn_logit_softcapping "
-    "final_logit_softcapping use_bidirectional_attention attention_bias".split()
+    "hidden_activation sliding_window sliding_window_pattern _sliding_window_pattern query_pre_attn_scalar "
+    "attn_logit_softcapping final_logit_softcapping use_bidirectional_attention attention_bias".split()
 )
 HARMLESS = {"hidden_act": "the class reads hidden_activation"}
 PARAMETERS = (
@@ -84,7 +85,9 @@ def norms_plus_one(tensors: Mapping[str, TensorEntry], _spec: ModelSpec) -> dict
 
 
 def gguf_decoder(config: GgufConfig, name: str, *, theta: float, pattern: int, large: int) -> ModelSpec:
-    """The figures in a GGUF file that Gemmas have in common. What it leaves out is what the reference reader supposes."""
+    """The figures in a GGUF file that Gemmas have in common. What it leaves out is what the reference reader
+    supposes.
+    """
     spec = config.decoder(name, theta=theta)
     window, sliding = config.window(default=4096), window_layers(spec.num_layers, pattern)
     length = spec.hidden_size / spec.num_heads if spec.num_layers == large else spec.head_dim
@@ -109,7 +112,9 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
 def layer_of(
     ops: Ops, model: ForwardContext, index: int, x: Tensor, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor
 ) -> Tensor:
-    """x after layer `index` of this stage, of which q, k and v are there, not yet rotated; of the model's last layer the selected rows only."""
+    """x after layer `index` of this stage, of which q, k and v are there, not yet rotated; of the model's last layer
+    the selected rows only.
+    """
     layer = model.parameters.layers[index]
     inner = common.select_last(ops, model, index, common.attended(ops, model, index, qkv, rotation))
     out = common.project_out(ops, model, inner, layer["o"], None, None)

@@ -1,4 +1,6 @@
-"""Gemma 3, its text: Gemma 2's layer with an RMS norm over each head of q and k, and another rope in the layers that see a window only."""
+"""Gemma 3, its text: Gemma 2's layer with an RMS norm over each head of q and k, and another rope in the layers that
+see a window only.
+"""
 
 from __future__ import annotations
 

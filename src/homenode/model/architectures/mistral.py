@@ -1,4 +1,6 @@
-"""Mistral: Llama's block whose attention may be limited to a sliding window. GGUF files call it llama, too: a window tells the two apart."""
+"""Mistral: Llama's block whose attention may be limited to a sliding window. GGUF files call it llama, too: a window
+tells the two apart.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Mixtral: Mistral's block with a mixture of experts in every layer, the weights of a token's experts adding up to 1. GGUF files call it llama, too."""
+"""Mixtral: Mistral's block with a mixture of experts in every layer, the weights of a token's experts adding up to 1.
+GGUF files call it llama, too.
+"""
 
 from __future__ import annotations
 

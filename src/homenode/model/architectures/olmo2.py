@@ -1,4 +1,6 @@
-"""OLMo 2: no norm before attention and MLP, but one after each, before it is added; and a norm over all of q and all of k before they are rotated."""
+"""OLMo 2: no norm before attention and MLP, but one after each, before it is added; and a norm over all of q and all of
+k before they are rotated.
+"""
 
 from __future__ import annotations
 

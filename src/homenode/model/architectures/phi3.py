@@ -1,4 +1,6 @@
-"""Phi 3 and 4: Llama's forward function, with a sliding window. Its files hold q, k and v in one matrix, and gate and up in one."""
+"""Phi 3 and 4: Llama's forward function, with a sliding window. Its files hold q, k and v in one matrix, and gate and
+up in one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The architectures there are: every module of this folder that has an `ARCHITECTURE`. A new one is a file like its neighbours."""
+"""The architectures there are: every module of this folder that has an `ARCHITECTURE`. A new one is a file like its
+neighbours.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Rotary position embedding: from a model's RopeSpec to one frequency for each pair of elements of a head.
 
-Kinds and formulas, all float32: `default` (Su et al. 2021) theta^(-2i/d); `linear` divides positions, here frequencies, by the factor; `dynamic`
-is the default as long as contexts stay within the trained length; `llama3` divides low frequencies by the factor, keeps high ones and blends
-between (Llama 3.1 release); `yarn` blends by how often a pair turns within the trained length, and scales cos and sin (Peng et al. 2023); `longrope`
-divides each by a factor of its own, of one list for contexts up to the trained length and of another above it, and scales both (Ding et al. 2024).
+Kinds and formulas, all float32: `default` (Su et al. 2021) theta^(-2i/d); `linear` divides positions, here frequencies,
+by the factor; `dynamic` is the default as long as contexts stay within the trained length; `llama3` divides low
+frequencies by the factor, keeps high ones and blends between (Llama 3.1 release); `yarn` blends by how often a pair
+turns within the trained length, and scales cos and sin (Peng et al. 2023); `longrope` divides each by a factor of its
+own, of one list for contexts up to the trained length and of another above it, and scales both (Ding et al. 2024).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 @dataclass(frozen=True)
 class Rope:
-    """Arguments of `Ops.rope_angles`: frequencies [rotary_dim / 2] in radians per position, and the scale of cos and sin.
+    """Arguments of `Ops.rope_angles`: frequencies [rotary_dim / 2] in radians per position, and the scale of cos and
+    sin.
 
     `local`: of layers that see a window only, where theirs is another one.
     """
@@ -97,7 +99,9 @@ def _check(rope: RopeSpec, rotary: int, head_dim: int) -> None:
 
 
 def _llama3(frequencies: FloatArray, rope: RopeSpec, trained: int) -> FloatArray:
-    """Keep pairs that turn more than high_freq_factor times within `trained` positions, slow down those below low_freq_factor, blend between."""
+    """Keep pairs that turn more than high_freq_factor times within `trained` positions, slow down those below
+    low_freq_factor, blend between.
+    """
     turns = np.float32(trained) * frequencies / np.float32(2 * math.pi)
     blend = (turns - np.float32(rope.low_freq_factor)) / np.float32(rope.high_freq_factor - rope.low_freq_factor)
     keep = np.clip(blend, 0, 1)
@@ -105,7 +109,9 @@ def _llama3(frequencies: FloatArray, rope: RopeSpec, trained: int) -> FloatArray
 
 
 def _yarn(frequencies: FloatArray, rope: RopeSpec, rotary: int, trained: int) -> FloatArray:
-    """Pairs turning at least beta_fast times within `trained` positions keep their frequency, below beta_slow it is divided by the factor."""
+    """Pairs turning at least beta_fast times within `trained` positions keep their frequency, below beta_slow it is
+    divided by the factor.
+    """
 
     def pair_turning(times: float) -> float:
         return rotary * math.log(trained / (times * 2 * math.pi)) / (2 * math.log(rope.theta))

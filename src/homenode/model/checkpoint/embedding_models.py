@@ -1,7 +1,8 @@
-"""Models that turn a text into one vector or one score, told by their files. homenode generates text, so they are refused by that name.
+"""Models that turn a text into one vector or one score, told by their files. homenode generates text, so they are
+refused by that name.
 
-Such a model has the architecture of a text generator, and would answer with nonsense where it was served as one. Sources: the folders that the
-sentence-transformers project writes, and the pooling types of the GGUF specification.
+Such a model has the architecture of a text generator, and would answer with nonsense where it was served as one.
+Sources: the folders that the sentence-transformers project writes, and the pooling types of the GGUF specification.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def refuse_embedding_folder(folder: Path) -> None:
 
 
 def refuse_embedding_gguf(path: Path, metadata: Mapping[str, Any], architecture: str) -> None:
-    """UnsupportedError for a GGUF file whose `pooling_type` asks for one vector or one score of a text. `architecture`: the file's name of it."""
+    """UnsupportedError for a GGUF file whose `pooling_type` asks for one vector or one score of a text. `architecture`:
+    the file's name of it.
+    """
     fields = Fields(path, metadata, f"{architecture}.")
     kind = fields.optional_integer("pooling_type", minimum=-1, maximum=2**32 - 1)
     if kind is None or kind < 0 or kind in _NO_POOLING:
@@ -46,7 +49,9 @@ def refuse_embedding_gguf(path: Path, metadata: Mapping[str, Any], architecture:
 
 
 def refuse_base_model(folder: Path, tensors: Iterable[str]) -> None:
-    """UnsupportedError for tensors named as those of a model by itself, without what makes text of its vectors, as embedding models are saved."""
+    """UnsupportedError for tensors named as those of a model by itself, without what makes text of its vectors, as
+    embedding models are saved.
+    """
     names = set(tensors)
     base = limits.EMBEDDING.removeprefix("model.")
     if limits.EMBEDDING not in names and base in names:

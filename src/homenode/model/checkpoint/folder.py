@@ -38,7 +38,9 @@ _JSON_FILES = (CONFIG, GENERATION, "tokenizer_config.json", "special_tokens_map.
 
 
 def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[str, object]]:
-    """Figures, tensors and the JSON files (by file name) of the model in `folder`. Headers only; tokenizer.json is left alone."""
+    """Figures, tensors and the JSON files (by file name) of the model in `folder`. Headers only; tokenizer.json is left
+    alone.
+    """
     config = read_json(folder / CONFIG, _MOST_JSON_BYTES)  # first: the most telling thing to be missing
     metadata: dict[str, object] = {CONFIG: config}
     for name in _JSON_FILES[1:]:
@@ -61,7 +63,8 @@ def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[s
 
 
 def spec_without_weights(folder: Path) -> ModelSpec | None:
-    """The figures that the JSON files of `folder` tell, whose weights need not be there; None where they depend on tensors.
+    """The figures that the JSON files of `folder` tell, whose weights need not be there; None where they depend on
+    tensors.
 
     UnsupportedError where homenode does not run the model; CheckpointError where config.json cannot be read.
     """
@@ -75,7 +78,9 @@ def spec_without_weights(folder: Path) -> ModelSpec | None:
 
 
 def _read_model(folder: Path, config: dict[str, object], of_pictures: bool) -> dict[str, TensorEntry]:
-    """The tensors of the text model, its quantised matrices put together. `of_pictures`: the folder is that of a model which sees pictures, too."""
+    """The tensors of the text model, its quantised matrices put together. `of_pictures`: the folder is that of a model
+    which sees pictures, too.
+    """
     tensors = _read_tensors(folder)
     if of_pictures:
         tensors = text_tensors(tensors)
@@ -116,7 +121,9 @@ def _names_eos(metadata: dict[str, object]) -> bool:
 
 
 def _quantisation_file(folder: Path, tensors: dict[str, TensorEntry]) -> Fields | None:
-    """What a file beside config.json says of the quantisation. A folder of plain floats is not asked: such a file is a leftover there."""
+    """What a file beside config.json says of the quantisation. A folder of plain floats is not asked: such a file is a
+    leftover there.
+    """
     if all(entry.dtype.name in _PLAIN_FLOATS for entry in tensors.values()):
         return None
     found = next((folder / name for name in QUANTISATION_FILES if is_there(folder / name)), None)

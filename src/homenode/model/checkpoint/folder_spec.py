@@ -23,7 +23,9 @@ def spec_from_config(config: FolderConfig) -> ModelSpec:
 
 
 def folder_architecture(fields: Fields) -> Architecture:
-    """The architecture that a config.json names: by its class or, where it names none, by its `model_type`. UnsupportedError for another one."""
+    """The architecture that a config.json names: by its class or, where it names none, by its `model_type`.
+    UnsupportedError for another one.
+    """
     named = fields.texts("architectures")
     model_type = fields.text("model_type")
     architecture = BY_CLASS.get(named[0]) if named else BY_MODEL_TYPE.get(model_type)

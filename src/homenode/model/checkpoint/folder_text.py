@@ -1,4 +1,6 @@
-"""The text model inside of a folder of one that sees pictures as well: its configuration and its tensors, under the names it has by itself."""
+"""The text model inside of a folder of one that sees pictures as well: its configuration and its tensors, under the
+names it has by itself.
+"""
 
 from __future__ import annotations
 

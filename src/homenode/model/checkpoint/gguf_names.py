@@ -30,7 +30,9 @@ class GgufNames:
         return stacked.format(layer=match["layer"], expert=one["expert"]) if one and stacked else name
 
     def expert_names(self, name: str, experts: int) -> tuple[str, ...]:
-        """Those of the experts whose matrices are stacked in the tensor `blk.3.ffn_gate_exps.weight`; none for another tensor."""
+        """Those of the experts whose matrices are stacked in the tensor `blk.3.ffn_gate_exps.weight`; none for another
+        tensor.
+        """
         match = _IN_LAYER.fullmatch(name)
         stacked = self._experts.get(f"blk.{{layer}}.{match['rest']}") if match else None
         if match is None or stacked is None:

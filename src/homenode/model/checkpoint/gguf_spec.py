@@ -19,8 +19,9 @@ from homenode.model.spec import ModelSpec, TensorEntry
 
 
 def gguf_architecture(path: Path, metadata: Mapping[str, Any]) -> Architecture:
-    """The architecture of the file with these key-value pairs. Where several have its `general.architecture`, as Mistral and Mixtral have that of
-    Llama, experts and other keys tell which it is. UnsupportedError for another one."""
+    """The architecture of the file with these key-value pairs. Where several have its `general.architecture`, as
+    Mistral and Mixtral have that of Llama, experts and other keys tell which it is. UnsupportedError for another one.
+    """
     refuse_other_kinds(path, metadata)
     name = Fields(path, metadata).text("general.architecture")
     named = [architecture for architecture in ARCHITECTURES.values() if architecture.gguf.name == name]
@@ -64,7 +65,9 @@ def _fields(path: Path, metadata: Mapping[str, Any]) -> Fields:
 
 
 def _check_window_layers(fields: Fields, spec: ModelSpec) -> None:
-    """UnsupportedError where the file names other layers as those with a window than the architecture has: truth values, or each n-th has none."""
+    """UnsupportedError where the file names other layers as those with a window than the architecture has: truth
+    values, or each n-th has none.
+    """
     key = "attention.sliding_window_pattern"
     if spec.sliding_window is None or not fields.has(key):
         return

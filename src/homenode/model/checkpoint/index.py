@@ -24,7 +24,9 @@ _MOST_TENSORS = 2**17 + 3 * limits.MOST_EXPERTS_IN_ALL
 
 @dataclass
 class OpenedCheckpoint:
-    """A checkpoint whose headers were read and checked (the protocol is `model.spec.Checkpoint`). No file is kept open."""
+    """A checkpoint whose headers were read and checked (the protocol is `model.spec.Checkpoint`). No file is
+    kept open.
+    """
 
     path: Path
     spec: ModelSpec
@@ -35,11 +37,12 @@ class OpenedCheckpoint:
 def open_checkpoint(path: Path) -> OpenedCheckpoint:
     """Open a Hugging Face folder, a GGUF file (any part of a split one), or a folder that holds exactly one GGUF model.
 
-    Reads headers only, and checks them before anything is allocated by what they say. A folder with both kinds is read as a Hugging Face
-    folder. GGUF tensors bear their Hugging Face names; `rope_freqs.weight` is not among them, as its values are in `spec.rope.factors`.
+    Reads headers only, and checks them before anything is allocated by what they say. A folder with both kinds is read
+    as a Hugging Face folder. GGUF tensors bear their Hugging Face names; `rope_freqs.weight` is not among them, as its
+    values are in `spec.rope.factors`.
 
-    Raises CheckpointError for damaged or hostile files, UnsupportedError for models homenode cannot run, UserError for other paths, HostError when
-    the machine refuses a file call or memory.
+    Raises CheckpointError for damaged or hostile files, UnsupportedError for models homenode cannot run, UserError for
+    other paths, HostError when the machine refuses a file call or memory.
     """
     with named_refusals(f"reading the model {path}", CheckpointError):
         return _opened(Path(path))
@@ -76,7 +79,9 @@ def _open_gguf(path: Path) -> OpenedCheckpoint:
 
 
 def _named_entries(model: GgufSet, experts: int, names: GgufNames) -> dict[str, TensorEntry]:
-    """The tensors under Hugging Face names; those that stack the matrices of `experts` experts as one entry for each."""
+    """The tensors under Hugging Face names; those that stack the matrices of `experts` experts as one entry
+    for each.
+    """
     tensors: dict[str, TensorEntry] = {}
     for stored, (file, tensor) in model.tensors.items():
         for entry in _stacked_entries(file, tensor, names.expert_names(stored, experts)) or [

@@ -1,4 +1,6 @@
-"""Whether the output matrix of a folder is the embedding once more, as many files have it although the two are said to be tied."""
+"""Whether the output matrix of a folder is the embedding once more, as many files have it although the two are said to
+be tied.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,11 @@ _MOST_ROWS = (
 
 
 def repeats_embedding(tensors: Mapping[str, TensorEntry]) -> bool:
-    """Whether there is no output matrix, or one with the embedding's bytes, in as many rows spread over it as are compared.
+    """Whether there is no output matrix, or one with the embedding's bytes, in as many rows spread over it as are
+    compared.
 
-    Of another type or shape it counts as another matrix: where the values are the same all the same, nothing but memory is lost.
+    Of another type or shape it counts as another matrix: where the values are the same all the same, nothing but memory
+    is lost.
     """
     output, embedding = tensors.get(limits.OUTPUT), tensors.get(limits.EMBEDDING)
     if output is None:

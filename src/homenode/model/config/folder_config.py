@@ -25,7 +25,9 @@ _SPELLINGS = {"silu": ("silu", "swish"), GELU: (GELU,)}
 
 @dataclass(frozen=True)
 class Defaults:
-    """What the figures of an architecture are when config.json does not tell them; None: it has to, unless said otherwise here."""
+    """What the figures of an architecture are when config.json does not tell them; None: it has to, unless said
+    otherwise here.
+    """
 
     max_position: int
     heads: int | None = None
@@ -42,7 +44,9 @@ class Defaults:
 
 @dataclass(frozen=True)
 class ExpertDefaults:
-    """The same of a mixture of experts. `keys`: under which config.json says how many experts there are; the first that it has counts."""
+    """The same of a mixture of experts. `keys`: under which config.json says how many experts there are; the first that
+    it has counts.
+    """
 
     experts: int
     experts_per_token: int
@@ -54,11 +58,13 @@ class ExpertDefaults:
 class FolderConfig:
     """A config.json. `generation`: generation_config.json, possibly empty.
 
-    `has_output`: whether the weights hold an output matrix; `output_is_embedding`: whether that, where the two are said to be tied, is the embedding
-    again (one that is not is used all the same, as transformers has it); `storage`: the type most weight bytes are in; `tokenizer_names_eos`: whether
-    the tokenizer's files name a token that ends a text, so that the class's own is not added where the configurations name none.
+    `has_output`: whether the weights hold an output matrix; `output_is_embedding`: whether that, where the two are said
+    to be tied, is the embedding again (one that is not is used all the same, as transformers has it); `storage`: the
+    type most weight bytes are in; `tokenizer_names_eos`: whether the tokenizer's files name a token that ends a text,
+    so that the class's own is not added where the configurations name none.
 
-    Its methods raise UnsupportedError, naming the field, for what homenode does not run, and CheckpointError for values that cannot be.
+    Its methods raise UnsupportedError, naming the field, for what homenode does not run, and CheckpointError for values
+    that cannot be.
     """
 
     fields: Fields
@@ -74,7 +80,9 @@ class FolderConfig:
         return self.fields.path
 
     def decoder(self, architecture: str, defaults: Defaults, *, rotates_part: bool = False) -> ModelSpec:
-        """The figures that every decoder has. `rotates_part`: the class follows `partial_rotary_factor`; the others leave it alone, or fail on it."""
+        """The figures that every decoder has. `rotates_part`: the class follows `partial_rotary_factor`; the others
+        leave it alone, or fail on it.
+        """
         self.refuse_later_context("is_causal", True)
         if not rotates_part:
             self._refuse_part_of_head()
@@ -127,7 +135,9 @@ class FolderConfig:
             )
 
     def refuse_other_layers(self, window: int | None) -> None:
-        """UnsupportedError for `layer_types` that ask for layers of two kinds, or another, where all layers of the architecture are of one."""
+        """UnsupportedError for `layer_types` that ask for layers of two kinds, or another, where all layers of the
+        architecture are of one.
+        """
         wanted = "full_attention" if window is None else "sliding_attention"
         if other := next((kind for kind in self.fields.texts("layer_types") if kind != wanted), None):
             raise UnsupportedError(
@@ -135,7 +145,9 @@ class FolderConfig:
             )
 
     def _refuse_part_of_head(self) -> None:
-        """UnsupportedError for a rope over a part of each head where the class has none: some engines leave the key alone, others follow it."""
+        """UnsupportedError for a rope over a part of each head where the class has none: some engines leave the key
+        alone, others follow it.
+        """
         fields = self.fields
         tables = [fields, *(table for key in ("rope_parameters", "rope_scaling") if (table := fields.table(key)))]
         tables += [inner for table in tables[1:] for name in table.names() if (inner := table.optional_table(name))]
@@ -154,7 +166,9 @@ class FolderConfig:
     def with_window_in(
         self, spec: ModelSpec, window: int | None, otherwise: Callable[[int], tuple[bool, ...]]
     ) -> ModelSpec:
-        """`spec` with a window in the layers that `layer_types` names; `otherwise` tells of a number of layers which they are where nobody says."""
+        """`spec` with a window in the layers that `layer_types` names; `otherwise` tells of a number of layers which
+        they are where nobody says.
+        """
         if window is None:
             return spec
         kinds = self.fields.texts("layer_types")
@@ -181,7 +195,9 @@ class FolderConfig:
         dense: tuple[int, ...] = (),
         shared: int = 0,
     ) -> MoeSpec:
-        """The experts. `size`: None: config.json says it. `dense`: layers with an MLP. `shared`: size of the expert that every token uses."""
+        """The experts. `size`: None: config.json says it. `dense`: layers with an MLP. `shared`: size of the expert
+        that every token uses.
+        """
         key, experts = self.experts(defaults)
         if experts == 0:
             raise self.fields.wrong(key, experts, f"a whole number from 1 to {limits.MOST_EXPERTS}")
@@ -207,7 +223,9 @@ class FolderConfig:
         return None if self.fields.is_null(key) else defaults.bos_id
 
     def _eos_ids(self, vocab: int, defaults: Defaults) -> tuple[int, ...]:
-        """What both files name together, as some models tell some of it in one only; the class's own where no file names one."""
+        """What both files name together, as some models tell some of it in one only; the class's own where no file
+        names one.
+        """
         key = "eos_token_id"
         named = [source for source in (self.generation, self.fields) if source.has(key)]
         if named:
@@ -236,7 +254,9 @@ def extended_position(rope: RopeSpec, position: int) -> int:
 
 
 def sampling_defaults(fields: Fields, keys: Mapping[str, str]) -> dict[str, float | int]:
-    """The model's own way of drawing tokens: the values there are, by our names; `keys` maps those to the keys of the file."""
+    """The model's own way of drawing tokens: the values there are, by our names; `keys` maps those to the keys of the
+    file.
+    """
     found: dict[str, float | int] = {}
     for name, (least, most) in {
         "temperature": (0.0, 1e6),

@@ -21,9 +21,9 @@ def ropes_from_config(
 ) -> tuple[RopeSpec, RopeSpec | None]:
     """The rope, and that of layers with a window where they have one of their own.
 
-    From `rope_parameters`, or its older spelling: `rope_scaling` with `rope_theta`, and `rope_local_base_freq`, beside it. Of both, `rope_scaling` is
-    what somebody has written by hand into a newer file, and transformers follows it. `theta`, `local_theta`, `original_position`: when nobody
-    says; without the second all layers have one rope.
+    From `rope_parameters`, or its older spelling: `rope_scaling` with `rope_theta`, and `rope_local_base_freq`, beside
+    it. Of both, `rope_scaling` is what somebody has written by hand into a newer file, and transformers follows it.
+    `theta`, `local_theta`, `original_position`: when nobody says; without the second all layers have one rope.
     """
     table = fields.table("rope_scaling")
     if table is None or not table.names():

@@ -39,11 +39,13 @@ _SAMPLING = {
 
 @dataclass(frozen=True)
 class GgufConfig:
-    """A GGUF file's description of its model. `fields`: the keys of its architecture, without the name of that in front.
+    """A GGUF file's description of its model. `fields`: the keys of its architecture, without the name of that in
+    front.
 
     `tensors`: by Hugging Face name; `factors`: tensors of `ROPE_FACTORS`, which hold figures of the rope.
 
-    Its methods raise UnsupportedError, naming the key, for what homenode does not run, and CheckpointError for values that cannot be.
+    Its methods raise UnsupportedError, naming the key, for what homenode does not run, and CheckpointError for values
+    that cannot be.
     """
 
     fields: Fields
@@ -59,8 +61,10 @@ class GgufConfig:
     def decoder(
         self, architecture: str, *, theta: float = 10000.0, whole_heads: bool = False, own_scale: bool = False
     ) -> ModelSpec:
-        """The figures that every decoder has. `theta`: of rope, when nobody says. `whole_heads`: the converter reorders the rows of whole heads, so that
-        a shorter rotation is refused; `own_scale`: the architecture reads `attention.scale` itself."""
+        """The figures that every decoder has. `theta`: of rope, when nobody says. `whole_heads`: the converter reorders
+        the rows of whole heads, so that a shorter rotation is refused; `own_scale`: the architecture reads
+        `attention.scale` itself.
+        """
         fields = self.fields
         hidden = fields.integer("embedding_length", maximum=limits.MOST_HIDDEN)
         heads = fields.integer("attention.head_count", maximum=limits.MOST_HEADS)
@@ -97,7 +101,9 @@ class GgufConfig:
         return self.fields.integer("attention.sliding_window", default, minimum=0) or None
 
     def refuse_window(self, spec: ModelSpec) -> None:
-        """UnsupportedError for a window that any layer could notice, as the file does not say which layers have it, and those may be some or none."""
+        """UnsupportedError for a window that any layer could notice, as the file does not say which layers have it, and
+        those may be some or none.
+        """
         window = self.window()
         if window is not None and window < self.fields.integer("context_length"):
             raise UnsupportedError(
@@ -107,8 +113,8 @@ class GgufConfig:
     def moe(self, spec: ModelSpec, router: str, *, size: int | None = None, normalise: bool = True) -> MoeSpec:
         """The experts: how many, of which size, and in which layers, which are those that have a router.
 
-        `router`: the Hugging Face name of a layer's, with `{layer}`. `size`: of an expert, when nobody says; None: as the reference reader has it, the
-        experts of a token share the length of an MLP. `normalise`: when nobody says.
+        `router`: the Hugging Face name of a layer's, with `{layer}`. `size`: of an expert, when nobody says; None: as
+        the reference reader has it, the experts of a token share the length of an MLP. `normalise`: when nobody says.
         """
         fields, layers, inner = self.fields, spec.num_layers, spec.intermediate_size
         self._refuse_other_routing()
@@ -187,7 +193,8 @@ class GgufConfig:
         theta = fields.number("rope.freq_base", default_theta, above=1.0, most=limits.MOST_THETA)
         rotary = fields.integer("rope.dimension_count", head_dim, maximum=limits.MOST_HEAD_DIM)
         if rotary != head_dim and whole_heads:
-            # The converter interleaves whole heads, so the stored order and a shorter rotation do not agree on which elements turn.
+            # The converter interleaves whole heads, so the stored order and a shorter rotation do not agree on which
+            # elements turn.
             raise UnsupportedError(
                 f"{self.path}: rope over {rotary} of {format_count(head_dim, 'element')} of a head is not supported in llama GGUF files; homenode wants the whole head"
             )
@@ -237,8 +244,8 @@ class GgufConfig:
 def _yarn_scale(fields: Fields, factor: float) -> float | None:
     """What cosines and sines are multiplied with; None for what YaRN prescribes for the factor.
 
-    `yarn_attn_factor` is what converters make of a folder's `attention_factor`, the whole scale; 1, 0 and -1 are how others write that there is none.
-    `attn_factor` multiplies.
+    `yarn_attn_factor` is what converters make of a folder's `attention_factor`, the whole scale; 1, 0 and -1 are how
+    others write that there is none. `attn_factor` multiplies.
     """
     times = fields.number("rope.scaling.attn_factor", 1.0, least=0.0) or 1.0
     whole = fields.number("rope.scaling.yarn_attn_factor", 1.0, least=-1.0, most=1e6)

@@ -1,7 +1,8 @@
-"""Which keys of a GGUF file homenode knows in every architecture: read, refused unless they ask for nothing, or without effect here, with the reason.
+"""Which keys of a GGUF file homenode knows in every architecture: read, refused unless they ask for nothing, or without
+effect here, with the reason.
 
-What a key does is what the reference reader makes of it for any architecture, as converters write them for some that are built on others. A key that
-is in no table is left alone and told (`homenode serve --check-config`).
+What a key does is what the reference reader makes of it for any architecture, as converters write them for some that
+are built on others. A key that is in no table is left alone and told (`homenode serve --check-config`).
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from typing import Any
 from homenode.errors import UnsupportedError
 from homenode.model.formats.reading import quoted
 
-# What is read of every architecture, without its name in front, as are all keys here; `GgufFormat.keys` has what each reads besides.
+# What is read of every architecture, without its name in front, as are all keys here; `GgufFormat.keys` has what each
+# reads besides.
 READ = frozenset(
-    "context_length embedding_length block_count feed_forward_length attention.head_count attention.head_count_kv attention.key_length "
-    "attention.value_length attention.layer_norm_rms_epsilon attention.scale attention.sliding_window attention.sliding_window_pattern "
-    "rope.freq_base rope.dimension_count rope.scale_linear rope.scaling.type "
-    "rope.scaling.factor rope.scaling.original_context_length rope.scaling.attn_factor rope.scaling.yarn_ext_factor rope.scaling.yarn_attn_factor "
-    "rope.scaling.yarn_log_multiplier rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow expert_count expert_used_count expert_group_count "
+    "context_length embedding_length block_count feed_forward_length attention.head_count attention.head_count_kv "
+    "attention.key_length attention.value_length attention.layer_norm_rms_epsilon attention.scale "
+    "attention.sliding_window attention.sliding_window_pattern rope.freq_base rope.dimension_count rope.scale_linear "
+    "rope.scaling.type rope.scaling.factor rope.scaling.original_context_length rope.scaling.attn_factor "
+    "rope.scaling.yarn_ext_factor rope.scaling.yarn_attn_factor rope.scaling.yarn_log_multiplier "
+    "rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow expert_count expert_used_count expert_group_count "
     "expert_group_used_count expert_gating_func expert_weights_scale expert_weights_norm expert_feed_forward_length "
     "expert_shared_feed_forward_length pooling_type".split()
 )
@@ -65,8 +68,9 @@ def refuse_other_kinds(path: Path, metadata: Mapping[str, Any]) -> None:
 def refuse_active_keys(
     path: Path, metadata: Mapping[str, Any], architecture: str, read: Collection[str] = frozenset()
 ) -> None:
-    """UnsupportedError, naming it, for a key of `NEUTRAL` with a value that changes the result. `architecture`: the file's name of it; `read`: the keys
-    that it follows."""
+    """UnsupportedError, naming it, for a key of `NEUTRAL` with a value that changes the result. `architecture`: the
+    file's name of it; `read`: the keys that it follows.
+    """
     for key, neutral in NEUTRAL.items():
         value = metadata.get(f"{architecture}.{key}")
         if value is not None and value not in neutral and key not in read:

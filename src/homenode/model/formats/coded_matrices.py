@@ -1,7 +1,9 @@
-"""The tensors of a quantised folder -> its matrices: `X.qweight`, `X.scales`, `X.qzeros`... become one entry `X.weight`.
+"""The tensors of a quantised folder -> its matrices: `X.qweight`, `X.scales`, `X.qzeros`... become one entry
+`X.weight`.
 
-Known from headers alone, but for the order of columns. An entry bears the block format that holds the very same codes, where there is one; else a
-float format, which says that its values are put together as floats when it is read (coded_rows.py).
+Known from headers alone, but for the order of columns. An entry bears the block format that holds the very same codes,
+where there is one; else a float format, which says that its values are put together as floats when it is read
+(coded_rows.py).
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _OF_ACTIVATIONS = re.compile(r".*\.((input|output|[qkv]|kv)_(global_)?(scale|zer
 
 
 def with_coded_matrices(tensors: dict[str, TensorEntry], quantisation: Quantisation) -> dict[str, TensorEntry]:
-    """The tensors of a folder, with those that make up a quantised matrix as one, and without those for rounding activations.
+    """The tensors of a folder, with those that make up a quantised matrix as one, and without those for rounding
+    activations.
 
     CheckpointError, naming the tensor, where parts are missing or their shapes and types do not go together.
     """
@@ -159,7 +162,9 @@ def _bytes(module: _Module, scale: str, q: Quantisation) -> _Matrix | None:
 
 
 def _nibbles(module: _Module, codes_name: str, of_all: str, divides: bool) -> _Matrix | None:
-    """4-bit floats (E2M1): MXFP4, whose 32 columns share a power of two, or NVFP4, whose 16 columns share an 8-bit float, and all one more."""
+    """4-bit floats (E2M1): MXFP4, whose 32 columns share a power of two, or NVFP4, whose 16 columns share an 8-bit
+    float, and all one more.
+    """
     if (codes := module.get(codes_name, frozenset({"U8"}), (2,))) is None:
         return None
     rows, columns = codes.shape[0], 2 * codes.shape[1]

@@ -1,4 +1,5 @@
-"""The values of a quantised folder's matrices: codes and scales -> rows of Q4_0, Q4_1, Q8_0 or MXFP4 with the same codes, or float32.
+"""The values of a quantised folder's matrices: codes and scales -> rows of Q4_0, Q4_1, Q8_0 or MXFP4 with the same
+codes, or float32.
 
 A matrix is worked on in chunks of rows, by as many threads as there are CPUs: numpy lets others run while it computes.
 """
@@ -54,7 +55,8 @@ def column_order(entry: TensorEntry, groups: int) -> Indices:
 
 
 def write_blocks(entry: TensorEntry, rows: tuple[int, int], columns: tuple[int, int], fd: int) -> None:
-    """Write rows from `rows[0]` to before `rows[1]`, and of these the columns likewise, to an open file, stored as `entry.dtype`.
+    """Write rows from `rows[0]` to before `rows[1]`, and of these the columns likewise, to an open file, stored as
+    `entry.dtype`.
 
     `columns`: whole blocks. CheckpointError for values the format cannot hold, or when a file ends too early.
     """
@@ -99,7 +101,9 @@ def _each_chunk(work: Callable[[int, int], None], rows: tuple[int, int], columns
 
 @dataclass(frozen=True)
 class _Values:
-    """A matrix's parts, read. `scales` and `zeros`: [rows of the tensors, or blocks of them, groups of columns]; `zeros` None: the middle of the codes."""
+    """A matrix's parts, read. `scales` and `zeros`: [rows of the tensors, or blocks of them, groups of columns];
+    `zeros` None: the middle of the codes.
+    """
 
     entry: TensorEntry
     coded: CodedMatrix

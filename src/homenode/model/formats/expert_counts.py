@@ -1,4 +1,6 @@
-"""Files of counts, of how often each expert of each layer was used, and what `--expert-placement` says with or without one."""
+"""Files of counts, of how often each expert of each layer was used, and what `--expert-placement` says with or without
+one.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _MOST_BYTES = 64 << 20  # of a file of counts
 
 
 def read_placement(setting: str, spec: ModelSpec) -> ExpertPlacement:
-    """What `--expert-placement` says: spread, packed, or a JSON file with a list for each layer of a count for each expert. UserError for another."""
+    """What `--expert-placement` says: spread, packed, or a JSON file with a list for each layer of a count for each
+    expert. UserError for another.
+    """
     if setting == "spread":
         return "spread"
     if setting == "packed":

@@ -1,7 +1,9 @@
-"""Stored numbers -> float32 in Python, for every format: slow, exact, and needed only where a backend has no decoder of its own.
+"""Stored numbers -> float32 in Python, for every format: slow, exact, and needed only where a backend has no decoder of
+its own.
 
-Block formats are decoded by the `gguf` package (imported here only, when first needed); the plain formats, and three block formats that
-package leaves out, by the layouts written down below. Source of the layouts: the block structures of the ggml project.
+Block formats are decoded by the `gguf` package (imported here only, when first needed); the plain formats, and three
+block formats that package leaves out, by the layouts written down below. Source of the layouts: the block structures of
+the ggml project.
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ _PLAIN = {
 def iter_decoded_rows(entry: TensorEntry) -> Iterator[FloatArray]:
     """The rows of a tensor as float32 arrays [some rows, columns], first to last, a bounded number of bytes at a time.
 
-    Rows come in the file's order: `permuted_heads` is left to the caller. A vector is one row; leading dimensions are rows.
-    Raises UnsupportedError, naming the tensor, for a type nobody can decode, and CheckpointError when the file ends too early.
+    Rows come in the file's order: `permuted_heads` is left to the caller. A vector is one row; leading dimensions are
+    rows. Raises UnsupportedError, naming the tensor, for a type nobody can decode, and CheckpointError when the file
+    ends too early.
     """
     columns = entry.shape[-1] if entry.shape else 1
     rows = math.prod(entry.shape[:-1])

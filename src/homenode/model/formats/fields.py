@@ -1,4 +1,6 @@
-"""Typed access to what a file says of its model: config.json values and GGUF metadata, neither of which can be believed."""
+"""Typed access to what a file says of its model: config.json values and GGUF metadata, neither of which can be
+believed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from homenode.model.formats.reading import damaged, quoted
 
 
 class Fields:
-    """Reads values by key. A missing or null value is the default; CheckpointError for a value of another kind or out of range."""
+    """Reads values by key. A missing or null value is the default; CheckpointError for a value of another kind or out
+    of range.
+    """
 
     def __init__(self, path: Path, values: Mapping[str, object], prefix: str = "") -> None:
         self.path = path
@@ -55,7 +59,9 @@ class Fields:
         above: float = 0.0,
         most: float = 1e12,
     ) -> float:
-        """A finite number above `above` (or, given `least`, from that on) and up to `most`; an error when missing without a default."""
+        """A finite number above `above` (or, given `least`, from that on) and up to `most`; an error when missing
+        without a default.
+        """
         found = self.optional_number(key, least=least, above=above, most=most)
         value = default if found is None else found
         if value is None:
@@ -152,7 +158,9 @@ class Fields:
         return any(isinstance(value, dict) for value in self._values.values())
 
     def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
-        """A token id or a list of them. Ids outside the vocabulary mean nothing and are left out: no row of the model can give them."""
+        """A token id or a list of them. Ids outside the vocabulary mean nothing and are left out: no row of the model
+        can give them.
+        """
         value = self._values.get(self._prefix + key)
         if value is None:
             return ()

@@ -1,4 +1,6 @@
-"""Matrices that lie one below the other in a tensor, query, key and value, or gate and up -> an entry for each, as other models have them."""
+"""Matrices that lie one below the other in a tensor, query, key and value, or gate and up -> an entry for each, as
+other models have them.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.formats.reading import HeaderReader, damaged, file_size, open_file, quoted
 from homenode.units import format_count
 
-# Far above any real file (the largest vocabularies make headers of 20 MB); they bound the Python objects a hostile file can turn into.
+# Far above any real file (the largest vocabularies make headers of 20 MB); they bound the Python objects a hostile file
+# can turn into.
 _MOST_HEADER_BYTES = 2**28
 _MOST_ELEMENTS = 2**24
 _MOST_TENSORS = 2**17
@@ -51,7 +52,9 @@ _LEAST_BYTES = {kind: np.dtype(name).itemsize for kind, name in _NUMBERS.items()
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """One tensor. `shape` is row-major ([rows, columns]: the file's own order reversed); `nbytes` is 0 when the type is unknown."""
+    """One tensor. `shape` is row-major ([rows, columns]: the file's own order reversed); `nbytes` is 0 when the type is
+    unknown.
+    """
 
     name: str
     dtype: DType
@@ -73,7 +76,8 @@ class GgufFile:
 def read_gguf(path: Path) -> GgufFile:
     """Read and check the header of one GGUF file, of any architecture; no tensor is read.
 
-    Raises CheckpointError for a damaged file and UnsupportedError for version 1, an unknown version, or big-endian order.
+    Raises CheckpointError for a damaged file and UnsupportedError for version 1, an unknown version, or big-endian
+    order.
     """
     size = file_size(path)
     with open_file(path) as file:
@@ -89,8 +93,8 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 def read_gguf_beginning(data: bytes, path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """What the first bytes of a file tell: the key-value pairs that lie whole in `data`, and how many elements each array has, one that is cut short
-    among them.
+    """What the first bytes of a file tell: the key-value pairs that lie whole in `data`, and how many elements each
+    array has, one that is cut short among them.
 
     CheckpointError where they are not the beginning of a GGUF file; UnsupportedError as in `read_gguf`.
     """

@@ -1,4 +1,6 @@
-"""A GGUF model of one file or several (`name-00001-of-00005.gguf`): which files belong to it, and their headers as one."""
+"""A GGUF model of one file or several (`name-00001-of-00005.gguf`): which files belong to it, and their
+headers as one.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ def first_shard(path: Path) -> Path:
 def read_gguf_set(path: Path) -> GgufSet:
     """Read the headers of the model that the file `path` is, or is a part of.
 
-    Raises CheckpointError when a part is missing, repeats a tensor, belongs elsewhere, or the tensors are not as many as promised.
+    Raises CheckpointError when a part is missing, repeats a tensor, belongs elsewhere, or the tensors are not as many
+    as promised.
     """
     first = read_gguf(path)
     count = _split_value(first, "split.count", 1)

@@ -69,7 +69,9 @@ def _check_moe(moe: MoeSpec, layers: int, source: Path) -> None:
 
 
 def check_embedding(spec: ModelSpec, tensors: dict[str, TensorEntry], source: Path) -> None:
-    """CheckpointError unless the token embedding is there, as large as the figures say: it is the first thing anyone allocates by."""
+    """CheckpointError unless the token embedding is there, as large as the figures say: it is the first thing anyone
+    allocates by.
+    """
     entry = tensors.get(EMBEDDING)
     wanted = f"[{spec.vocab_size}, {spec.hidden_size}]"
     if entry is None:

@@ -1,10 +1,12 @@
-"""What a folder says of matrices that were quantised by GPTQ, AWQ, llm-compressor (compressed-tensors), ModelOpt or to 8-bit floats.
+"""What a folder says of matrices that were quantised by GPTQ, AWQ, llm-compressor (compressed-tensors), ModelOpt or to
+8-bit floats.
 
 The description is in config.json or, as each of these tools wrote it at first, in a file of its own beside it.
 
-How activations, keys and values were rounded is not followed: homenode has its own way of that. Lists of modules left as they were need no reading
-either, as the tensors' names tell (coded_matrices.py). Sources: the configurations of the AutoGPTQ, GPTQModel, AutoAWQ and compressed-tensors
-projects, of transformers for 8-bit floats, and of NVIDIA's ModelOpt.
+How activations, keys and values were rounded is not followed: homenode has its own way of that. Lists of modules left
+as they were need no reading either, as the tensors' names tell (coded_matrices.py). Sources: the configurations of the
+AutoGPTQ, GPTQModel, AutoAWQ and compressed-tensors projects, of transformers for 8-bit floats, and of NVIDIA's
+ModelOpt.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
 from homenode.model.formats.reading import quoted
 
-# Files that hold nothing but the description of the quantisation, by the tools that write them; the first one there is read.
+# Files that hold nothing but the description of the quantisation, by the tools that write them; the first one there is
+# read.
 QUANTISATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 _AWQ_KEYS = ("zero_point", "w_bit", "q_group_size", "version")  # that files of GPTQ lack
 _ORIGINAL = "use the original model (with --quantize, if it is too large) or a GGUF of it"
@@ -48,9 +51,11 @@ class Quantisation:
 
 
 def quantisation_of(fields: Fields, beside: Fields | None = None) -> Quantisation | None:
-    """How the folder with this config.json is quantised, None where nothing is said of it. UnsupportedError, naming it, for what homenode does not read.
+    """How the folder with this config.json is quantised, None where nothing is said of it. UnsupportedError, naming it,
+    for what homenode does not read.
 
-    `beside`: the content of the first of `QUANTISATION_FILES` that the folder has. config.json wins, as its tensors were written with it.
+    `beside`: the content of the first of `QUANTISATION_FILES` that the folder has. config.json wins, as its tensors
+    were written with it.
     """
     if (mlx := fields.table("quantization")) is not None and mlx.has("bits"):
         raise _unsupported(mlx, "weights quantised by MLX", _ORIGINAL)
@@ -67,7 +72,9 @@ def quantisation_of(fields: Fields, beside: Fields | None = None) -> Quantisatio
 
 
 def _method(table: Fields, *, alone: bool) -> str:
-    """The tool that quantised. Where it is not named the keys tell it; `alone`: in a file of its own, as GPTQ and AWQ wrote it without a name."""
+    """The tool that quantised. Where it is not named the keys tell it; `alone`: in a file of its own, as GPTQ and AWQ
+    wrote it without a name.
+    """
     if table.has("quant_method"):
         return table.text("quant_method").lower()
     if table.has("quant_algo"):

@@ -1,4 +1,6 @@
-"""Reading the outside of model files with every size bounded first: regular files, JSON objects, names inside a folder, binary headers."""
+"""Reading the outside of model files with every size bounded first: regular files, JSON objects, names inside a folder,
+binary headers.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from typing import Any, BinaryIO
 from homenode.errors import CheckpointError
 from homenode.units import format_bytes, format_count
 
-# A JSON value needs a comma or an opening bracket before it, so this bounds the Python objects a text can turn into (about 1 GiB).
+# A JSON value needs a comma or an opening bracket before it, so this bounds the Python objects a text can turn into
+# (about 1 GiB).
 _MOST_JSON_VALUES = 2**23
 _CHUNK = 2**20
 _U64 = struct.Struct("<Q")
@@ -49,11 +52,14 @@ def damaged(
 
 
 def quoted(value: object) -> str:
-    """A value out of a file for a message: strings in quotes, nothing that a terminal would obey, at most a line of it."""
+    """A value out of a file for a message: strings in quotes, nothing that a terminal would obey, at most a
+    line of it.
+    """
     if isinstance(value, list | tuple | dict) and (
         len(value) > 20 or any(isinstance(item, list | dict) for item in value)
     ):
-        return f"a {type(value).__name__} of {format_count(len(value), 'value')}"  # not their text: it may nest too deeply to be written
+        # not their text: it may nest too deeply to be written
+        return f"a {type(value).__name__} of {format_count(len(value), 'value')}"
     text = repr(value[:150] if isinstance(value, str | bytes) else value)
     return text if len(text) <= 160 else text[:150] + "..."
 
@@ -76,7 +82,9 @@ def file_size(path: Path) -> int:
 
 
 def refuse_stand_in(path: Path) -> None:
-    """CheckpointError where the regular file at `path` begins as something that was put in its place: a Git LFS pointer, a web page, a zip archive."""
+    """CheckpointError where the regular file at `path` begins as something that was put in its place: a Git LFS
+    pointer, a web page, a zip archive.
+    """
     with open_file(path) as file:
         beginning = file.read(_STAND_IN_BYTES)
     for pattern, what, do in _STAND_INS:
@@ -85,7 +93,8 @@ def refuse_stand_in(path: Path) -> None:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """The regular file at `path` opened for reading, without ever waiting for it: opening a pipe would wait for a writer.
+    """The regular file at `path` opened for reading, without ever waiting for it: opening a pipe would wait for a
+    writer.
 
     Raises CheckpointError when the system refuses, and for anything but a regular file (a pipe, a device, a folder).
     """
@@ -103,7 +112,9 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def is_there(path: Path) -> bool:
-    """Whether anything, even a broken link, bears the name: a file that cannot be read is an error, not a missing file."""
+    """Whether anything, even a broken link, bears the name: a file that cannot be read is an error, not a
+    missing file.
+    """
     try:
         path.lstat()
     except FileNotFoundError:
@@ -194,7 +205,8 @@ def read_json_list(path: Path, limit: int) -> list[Any]:
 def parse_json(path: Path, text: bytes, what: str, *, strict: bool = False) -> dict[str, Any]:
     """`text` as a JSON object. `strict` also refuses duplicate keys and NaN, as safetensors does.
 
-    Raises CheckpointError for anything that is not one UTF-8 JSON object, for nesting too deep to parse and for absurd numbers of values.
+    Raises CheckpointError for anything that is not one UTF-8 JSON object, for nesting too deep to parse and for absurd
+    numbers of values.
     """
     parsed = _parsed(path, text, what, strict=strict)
     if not isinstance(parsed, dict):
@@ -226,7 +238,9 @@ def inside(folder: Path, name: object, listed_in: Path) -> Path:
 
 
 class HeaderReader:
-    """Reads a little-endian binary header front to back. Nothing is read, and no size believed, beyond the file or `limit` bytes."""
+    """Reads a little-endian binary header front to back. Nothing is read, and no size believed, beyond the file or
+    `limit` bytes.
+    """
 
     def __init__(self, file: BinaryIO, path: Path, size: int, limit: int) -> None:
         self.path = path
@@ -269,7 +283,9 @@ class HeaderReader:
         return self.take(self.unpack(_U64, what), what)
 
     def strings(self, count: int, what: str) -> list[str]:
-        """The next `count` strings. Bytes that are no UTF-8 become lone surrogates (`surrogateescape`), so no token is lost."""
+        """The next `count` strings. Bytes that are no UTF-8 become lone surrogates (`surrogateescape`), so no token is
+        lost.
+        """
         found: list[str] = []
         while len(found) < count:
             buffer, at, end = self._buffer, self._at, len(self._buffer)

@@ -1,7 +1,8 @@
 """safetensors files: 8 bytes of header length, a JSON header, then the tensors' bytes.
 
-Source: the format page of the safetensors project. Its rules are all checked: header length, no duplicate keys, shapes that agree with the
-offsets, and data without holes or overlap. Data is little-endian and row-major; nothing promises more than byte alignment of a tensor.
+Source: the format page of the safetensors project. Its rules are all checked: header length, no duplicate keys, shapes
+that agree with the offsets, and data without holes or overlap. Data is little-endian and row-major; nothing promises
+more than byte alignment of a tensor.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _MOST_DIMENSIONS = 16
 def read_safetensors(path: Path) -> dict[str, TensorEntry]:
     """The tensors of one safetensors file by name; only the header is read.
 
-    A tensor of an unknown type keeps its type's name in a DType of 0 bytes: it is an error only for who reads that tensor.
-    Raises CheckpointError naming the file, what was seen and what was wanted.
+    A tensor of an unknown type keeps its type's name in a DType of 0 bytes: it is an error only for who reads that
+    tensor. Raises CheckpointError naming the file, what was seen and what was wanted.
     """
     size = file_size(path)
     if size < 10:

@@ -18,7 +18,8 @@ _PREFIX = "models--"
 
 @dataclass(frozen=True)
 class CachedModel:
-    """A model in the cache. `name`: what `homenode serve` takes. `size` in bytes; `last_used` in seconds since 1970, None where it is not known.
+    """A model in the cache. `name`: what `homenode serve` takes. `size` in bytes; `last_used` in seconds since 1970,
+    None where it is not known.
 
     `format`: safetensors, GGUF, or incomplete, of which `path` is the repository's folder.
     """
@@ -32,7 +33,9 @@ class CachedModel:
 
 
 def cached_models(cache_dir: Path | None = None) -> list[CachedModel]:
-    """Every model of the cache, by name: a folder as one, and each GGUF model of a repository. HostError where the cache cannot be read."""
+    """Every model of the cache, by name: a folder as one, and each GGUF model of a repository. HostError where the
+    cache cannot be read.
+    """
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -55,7 +58,9 @@ def cached_models(cache_dir: Path | None = None) -> list[CachedModel]:
 
 
 def remove_repository(repository: str, cache_dir: Path | None = None) -> int:
-    """Remove all of a repository from the cache; returns its bytes. UserError where the cache does not hold it, HostError where it cannot be removed."""
+    """Remove all of a repository from the cache; returns its bytes. UserError where the cache does not hold it,
+    HostError where it cannot be removed.
+    """
     held = [model for model in cached_models(cache_dir) if model.repository == repository]
     if not held:
         raise UserError(

@@ -13,10 +13,11 @@ from homenode.model.spec import ModelSpec
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that a repository has. `file`: the GGUF file (of a split one, its first part); none for a model of safetensors files.
+    """A model that a repository has. `file`: the GGUF file (of a split one, its first part); none for a model of
+    safetensors files.
 
-    `weights`: its files of weights; `spec`: its figures, None where they are not known before it is here. `problem`: why the disk has no room for it,
-    if so.
+    `weights`: its files of weights; `spec`: its figures, None where they are not known before it is here. `problem`:
+    why the disk has no room for it, if so.
     """
 
     repository: str
@@ -31,7 +32,8 @@ class Candidate:
         return sum(file.size for file in self.weights)
 
 
-# Takes the models that a repository offers under one name, of which none is here yet, and returns the one to fetch; or refuses them with a UserError.
+# Takes the models that a repository offers under one name, of which none is here yet, and returns the one to fetch; or
+# refuses them with a UserError.
 Choice: TypeAlias = Callable[[Sequence[Candidate]], Candidate]
 
 

@@ -10,7 +10,9 @@ NAMES = "give a folder, a .gguf file, or a Hub id such as Qwen/Qwen3-0.6B or org
 
 
 def explain_failure(error: Exception, repository: str, revision: str | None, offline: bool) -> HomenodeError:
-    """The Hub library's error as one that says what to do. Its text is kept out where it could hold addresses with tokens."""
+    """The Hub library's error as one that says what to do. Its text is kept out where it could hold addresses with
+    tokens.
+    """
     from huggingface_hub import errors
 
     name = f"{repository} (revision {revision})" if revision else repository

@@ -25,8 +25,9 @@ _NOT = ("*/*", "consolidated*", "*.index.fp32.json")
 
 @dataclass(frozen=True)
 class HubSource:
-    """What is fetched, and how. `pick`: a GGUF file, or a quantisation that names one. `token`: None for the one that huggingface_hub finds.
-    `offline`: only the cache is looked at. `progress`: how far it is is told on stderr."""
+    """What is fetched, and how. `pick`: a GGUF file, or a quantisation that names one. `token`: None for the one that
+    huggingface_hub finds. `offline`: only the cache is looked at. `progress`: how far it is is told on stderr.
+    """
 
     repository: str
     pick: str | None = None
@@ -37,7 +38,8 @@ class HubSource:
     progress: bool = True
 
     def fetch(self, choice: Choice) -> Path:
-        """The folder with the model, or its GGUF file. Where it is not in the cache, `choice` is asked before its weights are fetched.
+        """The folder with the model, or its GGUF file. Where it is not in the cache, `choice` is asked before its
+        weights are fetched.
 
         Raises UserError, CapacityError and HostError, each saying what to do, and what `choice` raises.
         """
@@ -63,7 +65,9 @@ class HubSource:
         return self._found(self._download_shown(described, taken), taken)
 
     def _describe(self) -> HubRepository | None:
-        """None where the Hub does not say: fetching meets the same fault, and explains it or finds the files in the cache."""
+        """None where the Hub does not say: fetching meets the same fault, and explains it or finds the files in the
+        cache.
+        """
         try:
             return describe(self.repository, self.revision, self.token)
         except Exception:  # of the HTTP client, too
@@ -85,8 +89,9 @@ class HubSource:
         ]
 
     def _judged(self, described: HubRepository, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        """The same with their figures, and with what the disk has no room for. UserError where the disk has room for none, or none is of an architecture
-        that homenode runs."""
+        """The same with their figures, and with what the disk has no room for. UserError where the disk has room for
+        none, or none is of an architecture that homenode runs.
+        """
         cache = cache_folder(self.cache_dir)
         candidates = [
             replace(c, problem=refusals.disk_problem(described.missing(cache, _names(c)), cache)) for c in candidates

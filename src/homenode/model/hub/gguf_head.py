@@ -19,7 +19,8 @@ _BYTES = 2**19  # a file's figures come before its vocabulary, which may take te
 
 
 def read_hub_spec(repository: HubRepository, file: HubFile, token: str | None) -> ModelSpec | None:
-    """The figures of this file of the repository, of which at most half a MiB is read; None where those bytes do not tell, or cannot be had.
+    """The figures of this file of the repository, of which at most half a MiB is read; None where those bytes do not
+    tell, or cannot be had.
 
     UnsupportedError where they tell that homenode does not run the model.
     """
@@ -30,7 +31,8 @@ def read_hub_spec(repository: HubRepository, file: HubFile, token: str | None) -
 
 
 def spec_of_beginning(path: Path, metadata: Mapping[str, Any], lengths: Mapping[str, int]) -> ModelSpec:
-    """The figures that these key-value pairs tell without any tensor. `lengths`: of the arrays, those among them that were cut short.
+    """The figures that these key-value pairs tell without any tensor. `lengths`: of the arrays, those among them that
+    were cut short.
 
     Raises UnsupportedError, and CheckpointError where too little is known.
     """

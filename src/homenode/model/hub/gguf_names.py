@@ -20,7 +20,9 @@ def gguf_models(names: Iterable[str]) -> list[str]:
 
 
 def parts_pattern(name: str) -> str:
-    """The pattern, as of a shell, that all parts of the model have whose first part is `name`, or is any other part of."""
+    """The pattern, as of a shell, that all parts of the model have whose first part is `name`, or is any
+    other part of.
+    """
     return _PART.sub(lambda part: f"-?????-of-{part['count']}.gguf", name)
 
 
@@ -34,7 +36,9 @@ def parts_of(name: str, names: Iterable[str]) -> list[str]:
 
 
 def pick_gguf(repository: str, names: Sequence[str], pick: str) -> str:
-    """The model among the files `names` that somebody picks by its file's name, or by the quantisation in it. UserError where none is it, or several are."""
+    """The model among the files `names` that somebody picks by its file's name, or by the quantisation in it. UserError
+    where none is it, or several are.
+    """
     if pick.endswith(".gguf"):
         if pick in names and ".." not in PurePosixPath(pick).parts:
             return pick

@@ -1,10 +1,9 @@
 """From what a person calls a model to a path on this machine. The only file of homenode that uses the network.
 
-None, homenode-builtin     the model that comes with homenode (`builtin` is short for it; a file or folder of that name goes first)
-./folder, model.gguf       itself
-org/name                   the configuration, tokenizer and safetensors files of a Hub repository
-org/name:model.gguf        one GGUF model of a repository, by file name ...
-org/name:Q4_K_M            ... or by the quantisation in its name
+None, homenode-builtin     the model that comes with homenode (`builtin` is short for it; a file or folder of that name
+goes first) ./folder, model.gguf       itself org/name                   the configuration, tokenizer and safetensors
+files of a Hub repository org/name:model.gguf        one GGUF model of a repository, by file name ... org/name:Q4_K_M
+... or by the quantisation in its name
 """
 
 from __future__ import annotations
@@ -34,12 +33,13 @@ def locate(
 ) -> Path:
     """The folder or file of `model`, fetched into the Hub's cache if need be.
 
-    Before weights are fetched a model is refused that homenode does not run or that the disk has no room for; then `choice` is asked, which may refuse it,
-    too, and takes one of several GGUF models where none was named. Models that the cache holds are not judged.
+    Before weights are fetched a model is refused that homenode does not run or that the disk has no room for; then
+    `choice` is asked, which may refuse it, too, and takes one of several GGUF models where none was named. Models that
+    the cache holds are not judged.
 
-    `offline` (or HF_HUB_OFFLINE=1) uses the cache only. `token` is the Hub's access token, by default the one huggingface_hub finds.
-    `progress` tells on stderr how far a fetch is. Raises UserError for a name that leads nowhere, saying what to do, and HostError
-    when the cache cannot be written.
+    `offline` (or HF_HUB_OFFLINE=1) uses the cache only. `token` is the Hub's access token, by default the one
+    huggingface_hub finds. `progress` tells on stderr how far a fetch is. Raises UserError for a name that leads
+    nowhere, saying what to do, and HostError when the cache cannot be written.
     """
     if model is None:
         return builtin_model()

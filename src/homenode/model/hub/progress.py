@@ -1,4 +1,6 @@
-"""How far a fetch is: a line on stderr every few seconds, on a terminal always the same one, from the bytes that lie in the cache."""
+"""How far a fetch is: a line on stderr every few seconds, on a terminal always the same one, from the bytes that lie in
+the cache.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _EVERY_ON_TERMINAL_S = 0.25
 
 @contextmanager
 def progress_lines(repository: str, files: Sequence[HubFile], cache: Path) -> Iterator[None]:
-    """While the block runs, say every few seconds how much of `files` is there, at what rate, and how long the rest takes; at its end once more."""
+    """While the block runs, say every few seconds how much of `files` is there, at what rate, and how long the rest
+    takes; at its end once more.
+    """
     blobs = cache / f"models--{repository.replace('/', '--')}" / "blobs"
     total, begin, ended = sum(file.size for file in files), time.monotonic(), threading.Event()
     first = bytes_there(blobs, files)

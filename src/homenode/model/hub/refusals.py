@@ -1,4 +1,6 @@
-"""Why a model is not fetched: too little disk, or an architecture that homenode does not run. Known before its weights are."""
+"""Why a model is not fetched: too little disk, or an architecture that homenode does not run. Known before its weights
+are.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from homenode.units import format_bytes
 
 
 def refuse_gguf_architecture(repository: HubRepository) -> None:
-    """UnsupportedError where the Hub says that the GGUF files of the repository are of an architecture that homenode does not run."""
+    """UnsupportedError where the Hub says that the GGUF files of the repository are of an architecture that homenode
+    does not run.
+    """
     name = repository.gguf.get("architecture")
     if isinstance(name, str) and name not in GGUF_NAMES:
         raise UnsupportedError(

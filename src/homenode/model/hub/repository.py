@@ -1,4 +1,6 @@
-"""A Hub repository as the Hub describes it: its commit, its files with their sizes, what it says of a GGUF model. Only `describe` asks the network."""
+"""A Hub repository as the Hub describes it: its commit, its files with their sizes, what it says of a GGUF model. Only
+`describe` asks the network.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class HubFile:
 
 @dataclass(frozen=True)
 class HubRepository:
-    """A repository at one commit. `gguf`: what the Hub has read of its GGUF files' metadata, such as their architecture."""
+    """A repository at one commit. `gguf`: what the Hub has read of its GGUF files' metadata, such as their
+    architecture.
+    """
 
     name: str
     commit: str

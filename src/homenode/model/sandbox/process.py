@@ -126,7 +126,9 @@ class SandboxProcess:
 
 
 def _end(owner: int, process: subprocess.Popen[bytes], frames: FrameStream, errors: int) -> None:
-    """End the process at once, unless it is that of another process which this one was forked from; free what it had."""
+    """End the process at once, unless it is that of another process which this one was forked from; free
+    what it had.
+    """
     if owner == os.getpid():
         process.kill()
         process.wait()

@@ -41,11 +41,15 @@ class TextConfig:
             refuse_links(Path(self.tokenizer))
 
     def begin_trial(self, model: Path) -> TokenizerTrial | None:
-        """Begin to try the files of that tokenizer, as far as they need it, so that other work can be done until `load` is called."""
+        """Begin to try the files of that tokenizer, as far as they need it, so that other work can be done until `load`
+        is called.
+        """
         return begin_trial(Path(self.tokenizer) if self.tokenizer else model)
 
     def load(self, model: Path, trial: TokenizerTrial | None = None) -> Tokenizer:
-        """The tokenizer to use with the model at `model`; `trial`: if it has begun. Raises UserError or CheckpointError for what cannot be read."""
+        """The tokenizer to use with the model at `model`; `trial`: if it has begun. Raises UserError or CheckpointError
+        for what cannot be read.
+        """
         load = load_tokenizer if self.tokenizer else load_model_tokenizer
         path = Path(self.tokenizer) if self.tokenizer else model
         return load(path, self._template(), self.chat_template_timeout, trial)

@@ -1,8 +1,8 @@
 """Vocabularies stored in GGUF files, turned into the `tokenizers` library's models.
 
-Two kinds matter for decoder models: `gpt2` (byte-level BPE: tokens and merges) and `llama` (SentencePiece BPE: tokens and scores, bytes as
-`<0x0A>`). SentencePiece merges the adjacent pair whose union scores best; as a list of merges that is every way to split a token in two,
-ordered by the token's score.
+Two kinds matter for decoder models: `gpt2` (byte-level BPE: tokens and merges) and `llama` (SentencePiece BPE: tokens
+and scores, bytes as `<0x0A>`). SentencePiece merges the adjacent pair whose union scores best; as a list of merges that
+is every way to split a token in two, ordered by the token's score.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer a GGUF file's metadata describes.
 
-    Raises CheckpointError for missing or inconsistent parts, UnsupportedError for vocabulary kinds and pre-tokenizers that are not known.
+    Raises CheckpointError for missing or inconsistent parts, UnsupportedError for vocabulary kinds and pre-tokenizers
+    that are not known.
     """
     whole = metadata.get("tokenizer.huggingface.json")
     if isinstance(whole, str):
@@ -61,7 +62,9 @@ def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
 
 
 def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
-    """Ids by token; of equal tokens the first counts, the others get names nothing matches so that ids keep their places."""
+    """Ids by token; of equal tokens the first counts, the others get names nothing matches so that ids keep their
+    places.
+    """
     vocabulary: dict[str, int] = {}
     for index, token in enumerate(tokens):
         vocabulary[token if token not in vocabulary else placeholder(index, token)] = index
@@ -161,7 +164,9 @@ def _add_bos_and_eos(tokenizer: Tokenizer, tokens: Sequence[str], metadata: Mapp
 
 
 def make_special(tokenizer: Tokenizer, names: Iterable[str]) -> None:
-    """Make these tokens of the vocabulary special: a prompt has each as one token, and an answer's text does not show it."""
+    """Make these tokens of the vocabulary special: a prompt has each as one token, and an answer's text does not show
+    it.
+    """
     present = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
     added = []
     for name in names:

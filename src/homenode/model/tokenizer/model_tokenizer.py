@@ -1,4 +1,6 @@
-"""The tokenizer of a model that is to be run, which is more than a vocabulary: what is wrong with the model itself is told first."""
+"""The tokenizer of a model that is to be run, which is more than a vocabulary: what is wrong with the model itself is
+told first.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ def load_model_tokenizer(
 ) -> Tokenizer:
     """The tokenizer of the model at `model`, with the arguments of `load_tokenizer`.
 
-    Where it cannot be read the model's other files are opened, and the error for those is raised if there is one: a folder without config.json,
-    or of an architecture that homenode does not run, often lacks a tokenizer as well, and that is not what is wrong with it. Raises what
-    `load_tokenizer` and `open_checkpoint` raise.
+    Where it cannot be read the model's other files are opened, and the error for those is raised if there is one: a
+    folder without config.json, or of an architecture that homenode does not run, often lacks a tokenizer as well, and
+    that is not what is wrong with it. Raises what `load_tokenizer` and `open_checkpoint` raise.
     """
     try:
         return load_tokenizer(model, chat_template, chat_template_timeout, trial)

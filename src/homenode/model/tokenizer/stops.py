@@ -1,4 +1,6 @@
-"""Stop strings in a text that arrives in pieces: found wherever the pieces are cut, and never shown, not even in part."""
+"""Stop strings in a text that arrives in pieces: found wherever the pieces are cut, and never shown, not
+even in part.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,9 @@ from collections.abc import Sequence
 class StopStrings:
     """Watches one text for several stop strings.
 
-    The one that is complete first ends the text; of two complete at the same character, the longer. So the result does not depend on how
-    the text was cut. Text that may be the beginning of a stop string is held back, and no more than that.
+    The one that is complete first ends the text; of two complete at the same character, the longer. So the result does
+    not depend on how the text was cut. Text that may be the beginning of a stop string is held back, and no more than
+    that.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -21,9 +24,11 @@ class StopStrings:
         self._matched: str | None = None
 
     def feed(self, text: str, *, hidden: bool = False) -> tuple[str, str | None]:
-        """The text that may be given out now, and the stop string that ended it, if one did. After a match nothing more comes out.
+        """The text that may be given out now, and the stop string that ended it, if one did. After a match nothing more
+        comes out.
 
-        `hidden`: the text of a special token, which answers do not show: it is part of what stop strings are compared with, and never comes out.
+        `hidden`: the text of a special token, which answers do not show: it is part of what stop strings are compared
+        with, and never comes out.
         """
         if self._matched is not None:
             return "", self._matched

@@ -31,8 +31,8 @@ _ANY_TEXT = ("a", "0", " ", ".")
 
 @dataclass(frozen=True)
 class SurroundingTokens:
-    """Ids that the file adds before and after a text. `opens_chats`: those before go before a conversation as well where
-    the request does not say.
+    """Ids that the file adds before and after a text. `opens_chats`: those before go before a conversation as well
+    where the request does not say.
     """
 
     before: tuple[int, ...] = ()

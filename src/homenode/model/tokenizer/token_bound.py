@@ -96,9 +96,11 @@ class TokenBound:
 
     @property
     def _longest_token(self) -> int:
-        """Bytes of a text that the longest token covers. The vocabulary writes none shorter than it is: few have to be looked at.
+        """Bytes of a text that the longest token covers. The vocabulary writes none shorter than it is: few have to be
+        looked at.
 
-        A text may hold what the vocabulary writes as well as what that stands for, except where each byte has a letter of its own.
+        A text may hold what the vocabulary writes as well as what that stands for, except where each byte has a letter
+        of its own.
         """
         byte_level = "ByteLevel" in self._kinds
         longest = 0
@@ -112,7 +114,9 @@ class TokenBound:
 
 
 def _written_bytes(text: str) -> int:
-    """Bytes of a text or a vocabulary's piece, in which a space may be written as its mark: either counts as one byte."""
+    """Bytes of a text or a vocabulary's piece, in which a space may be written as its mark: either counts as
+    one byte.
+    """
     return len(text.replace(_SPACE_MARK, " ").encode("utf-8", "surrogatepass"))
 
 

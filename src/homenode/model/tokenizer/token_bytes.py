@@ -33,11 +33,14 @@ class ByteRule:
 class TokenBytes(dict[int, bytes]):
     """The bytes of each token: of a special one its name, none for ids outside the vocabulary.
 
-    An entry is made when it is asked for first; a vocabulary has up to some hundred thousand. Safe to use from several threads.
+    An entry is made when it is asked for first; a vocabulary has up to some hundred thousand. Safe to use from several
+    threads.
     """
 
     def __init__(self, library: Library, of_piece: Callable[[str], bytes], *, added_are_text: bool) -> None:
-        """`added_are_text`: added tokens are written as text even where others are not, as in byte-level vocabularies."""
+        """`added_are_text`: added tokens are written as text even where others are not, as in byte-level
+        vocabularies.
+        """
         added = {int(index): token for index, token in library.get_added_tokens_decoder().items()}
         self.special = frozenset(index for index, token in added.items() if token.special)
         self._library, self._of_piece = library, of_piece

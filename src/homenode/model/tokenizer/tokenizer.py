@@ -47,11 +47,12 @@ class Tokenizer:
         stop_tokens: Callable[[str | None], Iterable[str]] = lambda turn_end: (),
         of_gguf: bool = False,
     ) -> None:
-        """`config` is tokenizer_config.json (or its likeness from GGUF); `chat_templates` by name, "default" first among them.
+        """`config` is tokenizer_config.json (or its likeness from GGUF); `chat_templates` by name, "default" first
+        among them.
 
-        `renderer` renders the templates, by default one of this tokenizer's own.
-        `stop_tokens` tells the names of the tokens that end an answer, given the one that the chat template writes
-        behind it. `of_gguf`: conversations begin with the BOS that the file adds to texts.
+        `renderer` renders the templates, by default one of this tokenizer's own. `stop_tokens` tells the names of the
+        tokens that end an answer, given the one that the chat template writes behind it. `of_gguf`: conversations begin
+        with the BOS that the file adds to texts.
         """
         library = with_named_faults(library)
         self._library = library
@@ -124,7 +125,9 @@ class Tokenizer:
         return self._bound.fewest_tokens(text)
 
     def encode_chat(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
-        """Token ids of a rendered conversation; `surrounding_tokens` has what is added to the tokens that the template wrote."""
+        """Token ids of a rendered conversation; `surrounding_tokens` has what is added to the tokens that the template
+        wrote.
+        """
         return self.chat_prompt(self.encode(text, add_special_tokens=False), add_special_tokens)
 
     def chat_prompt(self, ids: list[int], add_special_tokens: bool | None = None) -> list[int]:
@@ -147,7 +150,9 @@ class Tokenizer:
         return str(self._library.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def stream(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> ByteStream | WindowStream:
-        """An incremental decoder; `context` are ids before the first pushed one whose text has already been given out."""
+        """An incremental decoder; `context` are ids before the first pushed one whose text has already been
+        given out.
+        """
         if self._rule is None:
             return WindowStream(lambda ids: self.decode(ids, skip_special_tokens), context)
         return ByteStream(self._bytes, self._rule, context, skip_special=skip_special_tokens)
@@ -166,11 +171,15 @@ class Tokenizer:
 
     @property
     def added_tokens(self) -> tuple[int, ...]:
-        """The ids of the tokens that are found in a text before it is cut into words, special ones and others, ascending."""
+        """The ids of the tokens that are found in a text before it is cut into words, special ones and others,
+        ascending.
+        """
         return tuple(sorted(int(index) for index in self._library.get_added_tokens_decoder()))
 
     def special_tokens_in(self, texts: Sequence[str]) -> dict[int, str]:
-        """The special tokens, by id, whose names occur in one of these texts: a stop string may name one, and answers do not show them."""
+        """The special tokens, by id, whose names occur in one of these texts: a stop string may name one, and answers
+        do not show them.
+        """
         return {index: name for index, name in self._named_special.items() if any(name in text for text in texts)}
 
     def token_id(self, token: str) -> int | None:
@@ -237,10 +246,11 @@ class Tokenizer:
 
 
 def begin_trial(path: Path) -> TokenizerTrial | None:
-    """Begin to try the tokenizer of the model at `path` in a process of its own, so that other work can be done until it is loaded.
+    """Begin to try the tokenizer of the model at `path` in a process of its own, so that other work can be done until
+    it is loaded.
 
-    None where that needs no trial: the file is not there, it is homenode's own, which is as trusted as its code, or its content was tried
-    by this process before.
+    None where that needs no trial: the file is not there, it is homenode's own, which is as trusted as its code, or its
+    content was tried by this process before.
     """
     from homenode.model.hub.locate import builtin_model  # not for the process of a trial, which is to start fast
 
@@ -256,11 +266,13 @@ def load_tokenizer(
     chat_template_timeout: float = DEFAULT_TIMEOUT_S,
     trial: TokenizerTrial | None = None,
 ) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder (tokenizer.json) or a GGUF file; `chat_template` (its text) replaces the model's own.
+    """The tokenizer of a Hugging Face folder (tokenizer.json) or a GGUF file; `chat_template` (its text) replaces the
+    model's own.
 
-    The files are tried in a process of their own before (`trial`, where that has begun), and chat templates are rendered in one, for
-    `chat_template_timeout` seconds at most. Raises CheckpointError for missing, damaged or hostile files, UnsupportedError for vocabularies
-    of unknown kind, HostError when a process cannot be started or the machine refuses a file call or memory.
+    The files are tried in a process of their own before (`trial`, where that has begun), and chat templates are
+    rendered in one, for `chat_template_timeout` seconds at most. Raises CheckpointError for missing, damaged or hostile
+    files, UnsupportedError for vocabularies of unknown kind, HostError when a process cannot be started or the machine
+    refuses a file call or memory.
     """
     with named_refusals(f"reading the tokenizer of {path}", CheckpointError):
         return _load_tried(path, chat_template, chat_template_timeout, trial)
@@ -302,7 +314,9 @@ def _may_have_template(path: Path) -> bool:
 
 
 def _gguf_file(path: Path) -> Path | None:
-    """The GGUF file that holds the vocabulary, the first of a split one; None for a folder with a tokenizer.json or without GGUF files."""
+    """The GGUF file that holds the vocabulary, the first of a split one; None for a folder with a tokenizer.json or
+    without GGUF files.
+    """
     if not path.is_file() and (is_there(path / "tokenizer.json") or not any(path.glob("*.gguf"))):
         return None
     from homenode.model.formats.gguf_set import find_gguf, first_shard  # brings NumPy

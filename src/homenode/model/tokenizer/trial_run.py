@@ -21,7 +21,8 @@ _LARGEST_COUNTED = 32 * _MIB  # of a GGUF file, whose size tells little of its v
 # The largest vocabularies, of 256 Ki tokens in 32 MiB of text, take about 6 s and 1 GiB on a slow machine.
 _MEMORY_BYTES, _MEMORY_A_BYTE = 3 << 29, 24
 _CPU_S, _CPU_S_A_MIB = 8.0, 1.0
-# Whoever computes is ended by the limit of processor time; this one is for whoever sleeps, and must not hit a trial that
+# Whoever computes is ended by the limit of processor time; this one is for whoever sleeps, and must not hit a trial
+# that
 # waits for a processor on a busy or an emulated machine, where only starting takes 15 s.
 _WAIT_S, _WAIT_S_A_MIB = 60.0, 8.0
 _ERRORS: dict[str, type[UserError]] = {e.__name__: e for e in (CheckpointError, UnsupportedError, UserError)}

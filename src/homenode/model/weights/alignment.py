@@ -1,4 +1,6 @@
-"""Where a checkpoint's matrices may be cut: at the blocks in which they are stored, and better at those in which they will be kept."""
+"""Where a checkpoint's matrices may be cut: at the blocks in which they are stored, and better at those in which they
+will be kept.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ _NORMED = "which this model norms together"
 
 
 def alignments_of(checkpoint: Checkpoint, quantize: str | None = None) -> dict[str, Alignment]:
-    """For each dimension that is the columns of some matrix the alignment at which all of these can be cut, by its name in the parameter table.
+    """For each dimension that is the columns of some matrix the alignment at which all of these can be cut, by its name
+    in the parameter table.
 
-    `quantize`: as `load_model` is told. Rows can be cut anywhere, but for those of a dimension that is normed as a whole, which cannot be cut at all.
-    Raises UnsupportedError for an unknown architecture.
+    `quantize`: as `load_model` is told. Rows can be cut anywhere, but for those of a dimension that is normed as a
+    whole, which cannot be cut at all. Raises UnsupportedError for an unknown architecture.
     """
     kept = BY_NAME[quantize.upper()].block if quantize and quantize.upper() in BY_NAME else 1
     found: dict[str, Alignment] = {}

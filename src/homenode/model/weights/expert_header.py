@@ -1,8 +1,9 @@
 """The words at the beginning of memory in which engines keep experts in common. Pure.
 
-Words of 64 bits, all zero in new memory. Each of the first says what the memory is of, as a digest; whoever comes first writes it, once, and
-everybody compares it. Nobody reads a size or an offset from there: those come from the table that each member computes for itself
-(`expert_table`). Behind them stands a word for each member: what has become of its share, and by which process.
+Words of 64 bits, all zero in new memory. Each of the first says what the memory is of, as a digest; whoever comes first
+writes it, once, and everybody compares it. Nobody reads a size or an offset from there: those come from the table that
+each member computes for itself (`expert_table`). Behind them stands a word for each member: what has become of its
+share, and by which process.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ _PID_BITS, _BIRTH_BITS = 22, 40  # no kernel gives a process a number above 2^22
 
 @dataclass(frozen=True, slots=True)
 class ShareState:
-    """Of one member's share. `state`: one of STATE_*. `pid`: who fills it, has filled it or has failed to. `birth`: when that process began, as the
-    kernel counts: its number alone may be another's by now."""
+    """Of one member's share. `state`: one of STATE_*. `pid`: who fills it, has filled it or has failed to. `birth`:
+    when that process began, as the kernel counts: its number alone may be another's by now.
+    """
 
     state: int = STATE_NONE
     pid: int = 0

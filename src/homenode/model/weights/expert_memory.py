@@ -1,7 +1,9 @@
-"""Loading experts that engines keep in common: claiming one's own share, filling it, waiting for the others, and reading theirs in place.
+"""Loading experts that engines keep in common: claiming one's own share, filling it, waiting for the others, and
+reading theirs in place.
 
-A share is filled by the process that has claimed it, in one word of the header. When that process is gone before it was done, the next one with the
-number begins the share anew; a share that is ready is never written again. So whoever is started again reads nothing that is in memory.
+A share is filled by the process that has claimed it, in one word of the header. When that process is gone before it was
+done, the next one with the number begins the share anew; a share that is ready is never written again. So whoever is
+started again reads nothing that is in memory.
 """
 
 from __future__ import annotations
@@ -41,10 +43,11 @@ _DIFFERS = {
 
 
 class SharedExperts:
-    """The memory that members share, for the time of one load. Entering it claims this member's share unless it is ready; leaving it by an
-    exception says to the others that it has failed.
+    """The memory that members share, for the time of one load. Entering it claims this member's share unless it is
+    ready; leaving it by an exception says to the others that it has failed.
 
-    Raises UserError, naming what differs, when others keep another model there or in another way, and HostError when the machine refuses.
+    Raises UserError, naming what differs, when others keep another model there or in another way, and HostError when
+    the machine refuses.
     """
 
     def __init__(
@@ -93,7 +96,9 @@ class SharedExperts:
         return self._share.member == 0
 
     def is_read(self, name: str) -> bool:
-        """Whether this member reads a matrix from the model: its own share's that is not ready, and all that nobody shares."""
+        """Whether this member reads a matrix from the model: its own share's that is not ready, and all that nobody
+        shares.
+        """
         matrix = self._table.matrices.get(name)
         return matrix is None or (self._claimed and matrix.owner == self._share.member)
 
@@ -108,9 +113,11 @@ class SharedExperts:
             self._memory.clear(*matrix.pages)
 
     def complete(self, tell: Callable[[], None]) -> dict[str, Weight]:
-        """This member's share is filled: let the others have it, wait for theirs, and give all matrices that were not read here.
+        """This member's share is filled: let the others have it, wait for theirs, and give all matrices that were not
+        read here.
 
-        `tell` is called now and then while waiting. PeerError when another member fails, is gone and does not come back, or takes too long.
+        `tell` is called now and then while waiting. PeerError when another member fails, is gone and does not come
+        back, or takes too long.
         """
         self._memory.close()
         unread = [m for m in self._table.matrices.values() if not self.is_read(m.name)]
@@ -148,7 +155,9 @@ class SharedExperts:
             )
 
     def _claim(self) -> ShareState:
-        """Take this member's share to fill it, unless it is ready; who fills it already is waited for. What was said of it before."""
+        """Take this member's share to fill it, unless it is ready; who fills it already is waited for. What was said of
+        it before.
+        """
         until = time.monotonic() + self._share.timeout_s
         while True:
             before = self._state(self._share.member)

@@ -1,8 +1,8 @@
 """Experts that several engines of one host keep in common: who owns which, and what is in memory already.
 
-Workers of the same number in D engines have the same experts (`ModelPart.experts`). Each of the D owns some of them, which it reads, packs and so
-first touches on its own node; the others map what it made, and read it in place. Memory that they share outlives each of them
-(`expert_memory`); dense matrices stay each engine's own.
+Workers of the same number in D engines have the same experts (`ModelPart.experts`). Each of the D owns some of them,
+which it reads, packs and so first touches on its own node; the others map what it made, and read it in place. Memory
+that they share outlives each of them (`expert_memory`); dense matrices stay each engine's own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from homenode.model.weights.layout import WeightLayout
 class ExpertShare:
     """A worker's place among those that keep experts in common. The memfd is not closed by who gets this.
 
-    `fd`: a memfd sealed against shrinking, of one page of zeros when nobody has used it yet. `timeout_s`: how long to wait for the other members.
+    `fd`: a memfd sealed against shrinking, of one page of zeros when nobody has used it yet. `timeout_s`: how long to
+    wait for the other members.
     """
 
     fd: int
@@ -40,8 +41,8 @@ def shares_experts(backend: Backend) -> bool:
 def expert_owners(layout: WeightLayout, part: ModelPart, members: int) -> Mapping[str, int]:
     """The member that owns each matrix kept in common, by its name; a matrix that is missing everybody has for himself.
 
-    Experts are given out in turn, layer after layer, in the order the part has them: so in every layer and in all no member has more than one more
-    than another. An expert's matrices are together.
+    Experts are given out in turn, layer after layer, in the order the part has them: so in every layer and in all no
+    member has more than one more than another. An expert's matrices are together.
     """
     owned = expert_owners_of(part, members)
     return {
@@ -68,12 +69,16 @@ def expert_owners_of(part: ModelPart, members: int) -> dict[tuple[int, int], Exp
 
 
 def own_bytes(layout: WeightLayout, part: ModelPart, member: int, members: int) -> int:
-    """Bytes that a member takes in memory: its share of the experts, and all that is not shared. Where kernels pad, it is a little more."""
+    """Bytes that a member takes in memory: its share of the experts, and all that is not shared. Where kernels pad, it
+    is a little more.
+    """
     owners = expert_owners(layout, part, members)
     return layout.vector_bytes + sum(m.target_bytes for m in layout.matrices if owners.get(m.name, member) == member)
 
 
 def share_ready(fd: int, member: int) -> bool:
-    """Whether the share of this member is in the memory already, or it has come to know that it has none; False for memory that nobody has used."""
+    """Whether the share of this member is in the memory already, or it has come to know that it has none; False for
+    memory that nobody has used.
+    """
     word = os.pread(fd, WORD_BYTES, WORD_BYTES * state_word(member))
     return len(word) == WORD_BYTES and state_of(int.from_bytes(word, sys.byteorder)).state == STATE_READY

@@ -1,9 +1,11 @@
 """Where in memory that engines share each expert's matrix lies. Pure, and the same for all who share it.
 
-| header | share of member 0 | share of member 1 | ...        each on a boundary of huge pages, so that no page has two owners
+| header | share of member 0 | share of member 1 | ...        each on a boundary of huge pages, so that no page has two
+owners
 
-Within a share: first one expert of every layer, then the next of every layer, and so on (a run each). An owner with several nodes gives each of them
-some runs, and so each of them has experts of every layer. A matrix begins on a boundary of pages.
+Within a share: first one expert of every layer, then the next of every layer, and so on (a run each). An owner with
+several nodes gives each of them some runs, and so each of them has experts of every layer. A matrix begins on a
+boundary of pages.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class SharedMatrix:
 
 @dataclass(frozen=True)
 class ExpertTable:
-    """`matrices` by name. `runs`: of each member's share, one behind the other, none for a member without experts. `size`: of the memory."""
+    """`matrices` by name. `runs`: of each member's share, one behind the other, none for a member without experts.
+    `size`: of the memory.
+    """
 
     matrices: Mapping[str, SharedMatrix]
     runs: tuple[tuple[Extent, ...], ...]
@@ -60,7 +64,9 @@ class ExpertTable:
 
 
 def expert_table(layout: WeightLayout, part: ModelPart, members: int, packed_bytes: PackedBytes) -> ExpertTable:
-    """The table of all experts' matrices of a part, shared by so many members. UserError for more of them than the header has room for."""
+    """The table of all experts' matrices of a part, shared by so many members. UserError for more of them than the
+    header has room for.
+    """
     if not 0 < members <= MOST_MEMBERS:
         raise UserError(
             f"experts cannot be kept in common by {format_count(members, 'engine')}; give 1 to {MOST_MEMBERS}",

@@ -20,9 +20,11 @@ class Waiting:
         self._gone_since: dict[int, float] = {}
 
     def look(self, states: Mapping[int, ShareState], is_alive: Callable[[ShareState], bool], now: float) -> None:
-        """Take in the states of those missing. PeerError, naming the engine, when there is no sense in waiting any longer.
+        """Take in the states of those missing. PeerError, naming the engine, when there is no sense in waiting any
+        longer.
 
-        A failure from before the waiting is of a process that may be starting again just now: as one that is gone, it has some time.
+        A failure from before the waiting is of a process that may be starting again just now: as one that is gone, it
+        has some time.
         """
         if self._failed_before is None:
             self._failed_before = {m: s for m, s in states.items() if s.state == STATE_FAILED}

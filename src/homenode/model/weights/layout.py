@@ -18,12 +18,14 @@ from homenode.units import format_bytes, format_count
 QUANTIZE = ("q8_0", "q4_0")
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
-# Formats every backend's weight_from_file decodes by itself (Format in csrc/kernels/linear.h); others go through the checkpoint's decoder.
+# Formats every backend's weight_from_file decodes by itself (Format in csrc/kernels/linear.h); others go through the
+# checkpoint's decoder.
 READ_BY_BACKENDS = frozenset(
     ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 )  # fmt: skip
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
-# The first with a kernel is taken. BF16 holds every value of the 8-bit types, F32 the others' to the last bit a float32 product could use.
+# The first with a kernel is taken. BF16 holds every value of the 8-bit types, F32 the others' to the last bit a float32
+# product could use.
 _WITHOUT_KERNEL = {
     "F16": ("F32",), "BF16": ("F32",), "F64": ("F32",), "F8_E4M3": ("BF16", "F32"), "F8_E5M2": ("BF16", "F32"),
     "I8": ("BF16", "F32"), "U8": ("BF16", "F32"), "BOOL": ("BF16", "F32"),
@@ -37,7 +39,9 @@ _EXACT = frozenset({"router", "shared_router"})
 
 @dataclass(frozen=True)
 class OtherParts:
-    """Of a part of a model: the matrices that only other parts have, and whether all that other parts have is kept as float32."""
+    """Of a part of a model: the matrices that only other parts have, and whether all that other parts have is kept as
+    float32.
+    """
 
     names: tuple[str, ...] = ()
     float32: bool = True
@@ -45,7 +49,8 @@ class OtherParts:
 
 @dataclass(frozen=True)
 class MatrixLayout:
-    """One matrix, or what a part of a model has of it: how it is stored in the file, how it will be kept, and why. Sizes in bytes; kernels may pad the kept size a little.
+    """One matrix, or what a part of a model has of it: how it is stored in the file, how it will be kept, and why.
+    Sizes in bytes; kernels may pad the kept size a little.
 
     `layer`, `expert`: of an expert's matrix which layer and which of its experts it is of; None for all others.
     """
@@ -134,9 +139,9 @@ def plan_layout(
 
     `whole`: where `tensors` are of a part of a model, those of all of it.
 
-    quantize: None, `q8_0` or `q4_0`: quantise float matrices; with `q4_0` the embedding table and the output matrix get Q8_0.
-    dtype: `auto` keeps float matrices as stored, `float32`, `bfloat16` and `float16` convert them.
-    Raises UserError for values outside these or both given.
+    quantize: None, `q8_0` or `q4_0`: quantise float matrices; with `q4_0` the embedding table and the output matrix get
+    Q8_0. dtype: `auto` keeps float matrices as stored, `float32`, `bfloat16` and `float16` convert them. Raises
+    UserError for values outside these or both given.
     """
     _check_settings(quantize, dtype, weight_types)
     matrices, vector_bytes = [], 0
@@ -162,7 +167,9 @@ def plan_layout(
 
 
 def unaffected(matrices: Iterable[TensorEntry], quantize: str | None, dtype: str) -> str | None:
-    """What to say of `--quantize` or `--dtype` where matrices are quantised in the file: both are for float matrices. None where nothing is to be said."""
+    """What to say of `--quantize` or `--dtype` where matrices are quantised in the file: both are for float matrices.
+    None where nothing is to be said.
+    """
     flag = f"--quantize {quantize}" if quantize is not None else f"--dtype {dtype}" if dtype != "auto" else None
     counts = Counter(_stored_as(entry) for entry in matrices)
     quantised = {kind: n for kind, n in counts.items() if kind}

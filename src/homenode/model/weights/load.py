@@ -37,8 +37,9 @@ from homenode.model.weights.read import PlaceOf, Progress, SpreadOf, read_parame
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What `load_model` returns: a model, or a part of one. `spec` is of the whole model; `layout` says how every matrix that is here is kept, and its
-    `notes` are worth telling an operator."""
+    """What `load_model` returns: a model, or a part of one. `spec` is of the whole model; `layout` says how every
+    matrix that is here is kept, and its `notes` are worth telling an operator.
+    """
 
     spec: ModelSpec
     architecture: Architecture
@@ -51,7 +52,9 @@ class LoadedModel:
     shared_bytes: int = 0  # of matrices that other engines own, and that are read where they lie
 
     def forward(self, cache: KvCache) -> Callable[[Ops], Tensor]:
-        """The function to compile, keys and values going to `cache`: logits of a step's selected rows, or of a stage that is not the last its rows."""
+        """The function to compile, keys and values going to `cache`: logits of a step's selected rows, or of a stage
+        that is not the last its rows.
+        """
         given = ForwardContext(self.spec, self.parameters, self.rope, cache, self.part)
         return lambda ops: self.architecture.forward(ops, given)
 
@@ -63,9 +66,11 @@ class LoadedModel:
 def kv_geometry_of(
     spec: ModelSpec, layout: WeightLayout, block_size: int, kv_dtype: str = "auto", part: ModelPart | None = None
 ) -> KvGeometry:
-    """Shape of the KV memory of a part (None: all) of a model laid out like this, loaded or not: its layers and its KV heads.
+    """Shape of the KV memory of a part (None: all) of a model laid out like this, loaded or not: its layers and its KV
+    heads.
 
-    `auto`: f32 when every matrix of the whole model is kept as float32, else bf16. UserError for another dtype than "auto" and those of KV_DTYPES.
+    `auto`: f32 when every matrix of the whole model is kept as float32, else bf16. UserError for another dtype than
+    "auto" and those of KV_DTYPES.
     """
     if kv_dtype != "auto" and kv_dtype not in KV_DTYPES:
         raise UserError(
@@ -97,7 +102,9 @@ def plan_model(
     dtype: str = "auto",
     part: ModelPart | None = None,
 ) -> WeightLayout:
-    """How `load_model` would keep every matrix, without reading any. Raises what `load_model` raises before its first read."""
+    """How `load_model` would keep every matrix, without reading any. Raises what `load_model` raises before its first
+    read.
+    """
     return _plan(checkpoint, backend, quantize, dtype, part).layout
 
 
@@ -116,15 +123,16 @@ def load_model(
 ) -> LoadedModel:
     """Load a checkpoint, or a part of it, into a backend.
 
-    quantize: None, `q8_0` or `q4_0` for float matrices. dtype: `auto`, `float32`, `bfloat16` or `float16` for float matrices.
-    max_model_len: None means the model's own. progress: called with (bytes done, bytes in all) after every tensor.
-    packed_cache: the folder of a file the packed matrices are read from, or written to for the next time; see `packed_cache.PackedCache`.
-    spread_of: where the matrix of a tensor lies when the backend's threads have memory on several NUMA nodes. part: None means all of the model; the checkpoint is
-    checked as a whole all the same. experts: the place among those that keep the experts of this part in common; None, or a backend that cannot
+    quantize: None, `q8_0` or `q4_0` for float matrices. dtype: `auto`, `float32`, `bfloat16` or `float16` for float
+    matrices. max_model_len: None means the model's own. progress: called with (bytes done, bytes in all) after every
+    tensor. packed_cache: the folder of a file the packed matrices are read from, or written to for the next time; see
+    `packed_cache.PackedCache`. spread_of: where the matrix of a tensor lies when the backend's threads have memory on
+    several NUMA nodes. part: None means all of the model; the checkpoint is checked as a whole all the same. experts:
+    the place among those that keep the experts of this part in common; None, or a backend that cannot
     (`shares_experts`), or a part without experts: all of the part is this engine's own.
 
-    All checks come before the first weight is read: UnsupportedError for an unknown architecture, rope scaling or format, CheckpointError for
-    missing, unknown or misshapen tensors, UserError for settings.
+    All checks come before the first weight is read: UnsupportedError for an unknown architecture, rope scaling or
+    format, CheckpointError for missing, unknown or misshapen tensors, UserError for settings.
     """
     length = _model_length(checkpoint.spec, max_model_len)
     plan = _plan(checkpoint, backend, quantize, dtype, part)
@@ -187,7 +195,9 @@ def _shared(experts: ExpertShare | None, checkpoint: Checkpoint, plan: _Plan, ba
 
 
 def _entries(checkpoint: Checkpoint, plan: _Plan) -> list[TensorEntry]:
-    """All tensors of the files in which the part's matrices are: where the first of a file begins does not depend on the part."""
+    """All tensors of the files in which the part's matrices are: where the first of a file begins does not depend on
+    the part.
+    """
     matrices = {m.name for m in plan.layout.matrices}
     files = frozenset[Path]().union(*(t.entry.files for t in plan.tensors if t.entry.name in matrices))
     stored = [part for entry in checkpoint.tensors.values() for part in entry.stored]

@@ -16,7 +16,8 @@ from homenode.model.part import ModelPart
 from homenode.model.spec import Checkpoint, TensorEntry
 from homenode.units import format_count
 
-# Tensors old exporters wrote that carry nothing: constants computed from the configuration, and GGUF's rope divisors, already in the RopeSpec.
+# Tensors old exporters wrote that carry nothing: constants computed from the configuration, and GGUF's rope divisors,
+# already in the RopeSpec.
 _HARMLESS = re.compile(
     r"(.*\.)?(rotary_emb\.inv_freq|rotary_emb\.(cos|sin)_cached|attn\.(masked_bias|bias)|rope_freqs\.weight)"
 )
@@ -26,7 +27,9 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class MatchedTensor:
-    """A tensor the model needs, or a part of it (`expected.cut`), and where its bytes are: all of them, whatever the part."""
+    """A tensor the model needs, or a part of it (`expected.cut`), and where its bytes are: all of them, whatever the
+    part.
+    """
 
     expected: ExpectedTensor
     entry: TensorEntry
@@ -44,7 +47,9 @@ class MatchedTensor:
 
 @dataclass(frozen=True)
 class MatchedTensors:
-    """What to load, in the order the model uses it, the names of tensors left alone, and the tensors of all parts, whole."""
+    """What to load, in the order the model uses it, the names of tensors left alone, and the tensors of all parts,
+    whole.
+    """
 
     tensors: tuple[MatchedTensor, ...]
     ignored: tuple[str, ...]
@@ -52,10 +57,11 @@ class MatchedTensors:
 
 
 def match_tensors(architecture: Architecture, checkpoint: Checkpoint, part: ModelPart | None = None) -> MatchedTensors:
-    """Pair every parameter of a part of the model (None: all of it) with its tensor. The checkpoint is checked as a whole.
+    """Pair every parameter of a part of the model (None: all of it) with its tensor. The checkpoint is checked as a
+    whole.
 
-    CheckpointError, naming the tensors with what was seen and wanted, when some are missing, unknown or of another shape or size;
-    UnsupportedError for a tensor the model needs in a format homenode does not know.
+    CheckpointError, naming the tensors with what was seen and wanted, when some are missing, unknown or of another
+    shape or size; UnsupportedError for a tensor the model needs in a format homenode does not know.
     """
     spec, tensors = checkpoint.spec, checkpoint.tensors
     wanted = list(expected_tensors(architecture.parameters, spec))
@@ -77,7 +83,9 @@ def match_tensors(architecture: Architecture, checkpoint: Checkpoint, part: Mode
 
 
 def _check(checkpoint: Checkpoint, match: MatchedTensor) -> None:
-    """The format must be known, the shape the expected one, a row whole blocks, and the byte count that of the shape."""
+    """The format must be known, the shape the expected one, a row whole blocks, and the byte count that of
+    the shape.
+    """
     entry, want = match.entry, match.expected
     if entry.dtype.name not in BY_NAME:
         raise UnsupportedError(

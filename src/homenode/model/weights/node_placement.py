@@ -34,7 +34,8 @@ GroupBytes = Callable[[str, int], int]  # of GROUP_ROWS rows kept in a format, b
 
 @dataclass(frozen=True)
 class MatrixNodes:
-    """One matrix. `nodes`: the rows that each memory node holds; empty where pages are interleaved, and no row has one node.
+    """One matrix. `nodes`: the rows that each memory node holds; empty where pages are interleaved, and no row has one
+    node.
 
     `node_bytes`: what it takes of each node, groups of rows filled up. `size`: of one copy.
     """
@@ -48,10 +49,11 @@ class MatrixNodes:
 
 @dataclass(frozen=True)
 class WeightNodes:
-    """`policy`: one of PLANNED. `nodes`: bytes by memory node, and 0 for nodes that compute only. `size`: bytes of one copy of everything.
+    """`policy`: one of PLANNED. `nodes`: bytes by memory node, and 0 for nodes that compute only. `size`: bytes of one
+    copy of everything.
 
-    `vector_bytes`: of norms and biases in one copy; they are on the first node, and wherever matrices are whole under mirror and replicate.
-    `room`: bytes that each node has, None where that is not known.
+    `vector_bytes`: of norms and biases in one copy; they are on the first node, and wherever matrices are whole under
+    mirror and replicate. `room`: bytes that each node has, None where that is not known.
     """
 
     policy: str
@@ -78,8 +80,10 @@ class WeightNodes:
         return replace(self, nodes={node: self.nodes[node]}, room={node: self.room.get(node)})
 
     def to_json(self) -> dict[str, Any]:
-        """`{"policy", "why", "nodes": {"0": {"bytes", "free"}}, "model_bytes", "total_bytes", "vector_bytes", "parameters"}`; `parameters`: the
-        rows of each matrix and those that each node holds, `{name: {"rows", "nodes": {"0": [[first, past_last], ...]}}}`."""
+        """`{"policy", "why", "nodes": {"0": {"bytes", "free"}}, "model_bytes", "total_bytes", "vector_bytes",
+        "parameters"}`; `parameters`: the rows of each matrix and those that each node holds, `{name: {"rows", "nodes":
+        {"0": [[first, past_last], ...]}}}`.
+        """
         return {
             "policy": self.policy,
             "why": self.why,
@@ -100,15 +104,19 @@ class WeightNodes:
 
 
 def member_rows(rows: int, members: int) -> tuple[tuple[int, int], ...]:
-    """The rows of each of `members` threads, as the native core cuts a matrix: runs of whole groups, as even as they can be, in the order of the
-    threads. Where there are fewer groups than threads some have none (first = past the last)."""
+    """The rows of each of `members` threads, as the native core cuts a matrix: runs of whole groups, as even as they
+    can be, in the order of the threads. Where there are fewer groups than threads some have none (first = past the
+    last).
+    """
     groups = -(-rows // GROUP_ROWS)
     cuts = [min(rows, groups * member // members * GROUP_ROWS) for member in range(members + 1)]
     return tuple(itertools.pairwise(cuts))
 
 
 def stored_group_bytes(target: str, columns: int) -> int:
-    """Bytes of a group of rows as their storage format has them. The native core knows better where it packs otherwise (`packed_bytes`)."""
+    """Bytes of a group of rows as their storage format has them. The native core knows better where it packs otherwise
+    (`packed_bytes`).
+    """
     return GROUP_ROWS * padded_row_bytes(BY_NAME[target], columns)
 
 
@@ -123,9 +131,10 @@ def plan_weight_nodes(
 ) -> WeightNodes:
     """Give every row its node.
 
-    `teams`: the nodes that compute, one under `local` (numa_policy.numa_plan). `mirror_patterns`: under `shard`, matrices whose names match one of
-    these (fnmatch) are mirrored. `owners`: under `replicate`, the teams of matrices that are there once, by name: their engines keep them in common.
-    Raises UserError for a pattern that matches no matrix.
+    `teams`: the nodes that compute, one under `local` (numa_policy.numa_plan). `mirror_patterns`: under `shard`,
+    matrices whose names match one of these (fnmatch) are mirrored. `owners`: under `replicate`, the teams of matrices
+    that are there once, by name: their engines keep them in common. Raises UserError for a pattern that matches no
+    matrix.
     """
     if policy not in PLANNED or not teams or (policy == "local" and len(teams) > 1):
         raise InternalError(
@@ -189,7 +198,9 @@ def _matrix(matrix: MatrixLayout, teams: Sequence[NodeTeam], policy: str, group_
 
 
 def _rows_by_node(rows: int, teams: Sequence[NodeTeam]) -> dict[int, Ranges]:
-    """The rows that each memory node holds; neighbours' runs are joined. A node none of whose threads has rows is missing."""
+    """The rows that each memory node holds; neighbours' runs are joined. A node none of whose threads has rows is
+    missing.
+    """
     owners = [team.memory_node for team in teams for _ in team.cpus]
     found: dict[int, list[tuple[int, int]]] = {}
     for node, (first, past) in zip(owners, member_rows(rows, len(owners)), strict=True):
@@ -203,7 +214,9 @@ def _rows_by_node(rows: int, teams: Sequence[NodeTeam]) -> dict[int, Ranges]:
 
 
 def _whole_nodes(teams: Sequence[NodeTeam], policy: str) -> tuple[int, ...]:
-    """Nodes that hold a matrix whole. Replicas are engines of their own: two that take memory from one node keep a copy each there."""
+    """Nodes that hold a matrix whole. Replicas are engines of their own: two that take memory from one node keep a copy
+    each there.
+    """
     return tuple(team.memory_node for team in teams) if policy == "replicate" else _memory_nodes(teams)
 
 

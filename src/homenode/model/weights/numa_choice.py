@@ -1,4 +1,6 @@
-"""A model as the cost model of the NUMA policies sees it, and what that chooses. Nothing is read but the file of measured speeds."""
+"""A model as the cost model of the NUMA policies sees it, and what that chooses. Nothing is read but the file of
+measured speeds.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,11 @@ _TABLE = "model.embed_tokens.weight"  # of which a token reads one row, unless i
 
 
 def model_work(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry, part: ModelPart | None = None) -> ModelWork:
-    """The ModelWork of a model, or of a part of it, kept like this: bytes, and the operations and bytes of one token, of its chosen experts only.
+    """The ModelWork of a model, or of a part of it, kept like this: bytes, and the operations and bytes of one token,
+    of its chosen experts only.
 
-    activation_bytes: float32 values that threads of other nodes make, of one token and layer: the outputs of q, k and v, of attention, of gate and
-    up, and twice the hidden state.
+    activation_bytes: float32 values that threads of other nodes make, of one token and layer: the outputs of q, k and
+    v, of attention, of gate and up, and twice the hidden state.
     """
     part = part or ModelPart.whole(spec)
     elements = sum(m.rows * m.columns * _used(m, spec, part) for m in layout.matrices)
@@ -50,7 +53,8 @@ def cost_choice(
     measured: Measured | None = None,
     part: ModelPart | None = None,
 ) -> Callable[[Teams], Chosen]:
-    """What settles `--numa auto` for this model, or the part of it that `layout` and `geometry` are of: the cost model, asked for `batch` sequences of `context` tokens.
+    """What settles `--numa auto` for this model, or the part of it that `layout` and `geometry` are of: the cost model,
+    asked for `batch` sequences of `context` tokens.
 
     measured: the speeds of this machine (`measured_speeds`), None for typical ones. geometry: of the KV memory.
     """

@@ -42,10 +42,11 @@ def numa_layout(
 ) -> NumaLayout:
     """Settle the policy (`choose` is asked for `auto`), and give every row its node.
 
-    Weights alone are held against the memory there is: KV memory and buffers come on top. `owners`: as `plan_weight_nodes` takes them. `replica`: the one of
-    several engines that is asked about: the others look after their own nodes, which may be in use by them already. Raises PlacementError
-    weights_do_not_fit, saying on
-    which node, how much was wanted and is free, and which policies would fit; and what `numa_plan` and `plan_weight_nodes` raise.
+    Weights alone are held against the memory there is: KV memory and buffers come on top. `owners`: as
+    `plan_weight_nodes` takes them. `replica`: the one of several engines that is asked about: the others look after
+    their own nodes, which may be in use by them already. Raises PlacementError weights_do_not_fit, saying on which
+    node, how much was wanted and is free, and which policies would fit; and what `numa_plan` and `plan_weight_nodes`
+    raise.
     """
     made = _laid_out(layout, host, demand, choose, group_bytes, owners)
     teams = made.plan.teams

@@ -1,6 +1,7 @@
 """Reading a model's matrices from its packed cache file, and writing that file when it was missing, stale or damaged.
 
-The cache never keeps a model from loading: whatever is wrong with it is said in a note, and the model's own files are read.
+The cache never keeps a model from loading: whatever is wrong with it is said in a note, and the model's own files are
+read.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def packed_folder(setting: str, model: Path) -> Path | None:
 
 
 class PackedCache:
-    """The packed file of a model, or of a part of one, for the time of one load. `notes`: what an operator should be told."""
+    """The packed file of a model, or of a part of one, for the time of one load. `notes`: what an operator should be
+    told.
+    """
 
     def __init__(
         self,
@@ -61,8 +64,11 @@ class PackedCache:
         is_read: Callable[[str], bool] = lambda name: True,
         writes: bool = True,
     ) -> None:
-        """`entries`: all tensors of the files in which the matrices of the layout are. `spread_of`: how each is to lie in memory. `part`: which part of
-        the model the layout is of. `is_read`: which of them will be asked for; others are added in the end, by whoever has them. `writes`: False when another process writes the same file unless it is there. UserError when the backend packs nothing."""
+        """`entries`: all tensors of the files in which the matrices of the layout are. `spread_of`: how each is to lie
+        in memory. `part`: which part of the model the layout is of. `is_read`: which of them will be asked for; others
+        are added in the end, by whoever has them. `writes`: False when another process writes the same file unless it
+        is there. UserError when the backend packs nothing.
+        """
         if not isinstance(backend, PackedBackend):
             raise UserError(
                 f"backend {backend.name} keeps no packed weights; give --packed-cache off", param="packed_cache"
@@ -168,10 +174,11 @@ class PackedCache:
             self._fd = None
 
     def _write(self) -> None:
-        """Into a file of a name nobody else has, which then takes the place of the old one: readers see one or the other, whole.
+        """Into a file of a name nobody else has, which then takes the place of the old one: readers see one or the
+        other, whole.
 
-        The disk is not waited for, as that may take a minute while the model is ready: what a crash of the machine leaves of the file is found out
-        by its checksums, and written anew.
+        The disk is not waited for, as that may take a minute while the model is ready: what a crash of the machine
+        leaves of the file is found out by its checksums, and written anew.
         """
         folder = self.path.parent
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

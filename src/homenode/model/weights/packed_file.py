@@ -1,7 +1,8 @@
 """The packed cache file: a model's matrices as the kernels read them, so that a second start packs nothing.
 
-A file is 32 bytes (magic, version, length and digest of the header), the header in JSON, and the matrices, each on a boundary of 4096. Nothing
-of the file is believed: the header must be the one that would be written now but for the checksums, and the sum of every matrix must be its own.
+A file is 32 bytes (magic, version, length and digest of the header), the header in JSON, and the matrices, each on a
+boundary of 4096. Nothing of the file is believed: the header must be the one that would be written now but for the
+checksums, and the sum of every matrix must be its own.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _BLANK = "0" * 16
 
 
 class SourceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of the model as it was: bytes, nanoseconds since 1970, and the checksum of all that stands before its first tensor."""
+    """A file of the model as it was: bytes, nanoseconds since 1970, and the checksum of all that stands before its
+    first tensor.
+    """
 
     name: str
     size: int
@@ -46,7 +49,9 @@ class PackedMatrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PackedHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a packed file says of itself. `packing` changes with the kernels' layout of bytes; `part`: which part of the model it is, "" for all."""
+    """What a packed file says of itself. `packing` changes with the kernels' layout of bytes; `part`: which part of the
+    model it is, "" for all.
+    """
 
     packing: str
     model: tuple[SourceFile, ...]
@@ -114,7 +119,9 @@ def source_file(backend: PackedBackend, path: Path, head_bytes: int) -> SourceFi
 
 
 def open_packed(path: Path, expected: PackedHeader) -> tuple[int, PackedHeader]:
-    """A descriptor of the file and its header, checksums included. Raises UnusableError, and leaves nothing open then."""
+    """A descriptor of the file and its header, checksums included. Raises UnusableError, and leaves nothing
+    open then.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:

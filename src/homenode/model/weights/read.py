@@ -1,6 +1,7 @@
 """Moving a model's bytes from its files into a backend, as its layout says.
 
-At most one matrix at a time exists as float32 beside the packed ones, and only when the backend cannot read its format by itself.
+At most one matrix at a time exists as float32 beside the packed ones, and only when the backend cannot read its format
+by itself.
 """
 
 from __future__ import annotations
@@ -47,11 +48,12 @@ def read_parameters(
     place_of: PlaceOf = lambda name: "split",
     experts: SharedExperts | None = None,
 ) -> Parameters:
-    """Read every tensor, or what is wanted of it, and hand it to the backend; matrices from `cache` where it has them. `layers`: those of the part.
+    """Read every tensor, or what is wanted of it, and hand it to the backend; matrices from `cache` where it has them.
+    `layers`: those of the part.
 
-    `experts`: those kept in common with others, of which this reads its own share, if that is not ready, and waits for the rest.
-    Raises CheckpointError when a file is gone or ends before a tensor does, or a vector holds what is no number, what
-    the backend raises for failed reads, and what `experts` does.
+    `experts`: those kept in common with others, of which this reads its own share, if that is not ready, and waits for
+    the rest. Raises CheckpointError when a file is gone or ends before a tensor does, or a vector holds what is no
+    number, what the backend raises for failed reads, and what `experts` does.
     """
     todo = list(tensors)
     here = [t for t in todo if experts is None or experts.is_read(t.entry.name)]
@@ -197,7 +199,9 @@ def _load_matrix(backend: Backend, fd: int, tensor: MatchedTensor, target: str, 
 
 
 def _load_coded(backend: Backend, tensor: MatchedTensor, target: str, spread: MatrixPlacement) -> Weight:
-    """A matrix of several tensors: put together in memory, as blocks that backends read as those of a file, or as floats."""
+    """A matrix of several tensors: put together in memory, as blocks that backends read as those of a file, or as
+    floats.
+    """
     entry, (rows, columns) = tensor.entry, tensor.expected.cut
     wanted = (rows.first, rows.end), (columns.first, columns.end)
     if entry.dtype.block == 1:
@@ -223,7 +227,9 @@ def _heads(entry: TensorEntry, rows: Range) -> int:
 
 
 def _load_vector(fd: int, entry: TensorEntry, cut: Range) -> FloatArray:
-    """Some of a vector as float32. Nearly all are stored so: a read from the open file is then a fraction of the work."""
+    """Some of a vector as float32. Nearly all are stored so: a read from the open file is then a fraction of
+    the work.
+    """
     if entry.dtype.name == "F32" and len(entry.shape) == 1 and not entry.permuted_heads and not entry.plus:
         data = os.pread(fd, entry.nbytes, entry.offset)
         if len(data) == entry.nbytes:
@@ -253,6 +259,8 @@ def _decode(entry: TensorEntry, rows: Range, columns: Range) -> FloatArray:
 
 
 def canonical_rows(rows: int, heads: int) -> IndexArray:
-    """Where each stored row belongs. In GGUF's llama order row 2j + h of each of `heads` heads is its row h * half + j; with 0 heads all are in place."""
+    """Where each stored row belongs. In GGUF's llama order row 2j + h of each of `heads` heads is its row h * half + j;
+    with 0 heads all are in place.
+    """
     order: IndexArray = np.arange(rows)
     return order.reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1) if heads else order

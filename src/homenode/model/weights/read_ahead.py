@@ -1,7 +1,8 @@
-"""Asking the kernel for the parts of a model's files before they are read, so that a disk has something to do while matrices are packed.
+"""Asking the kernel for the parts of a model's files before they are read, so that a disk has something to do while
+matrices are packed.
 
-The threads of a team read a matrix together and wait for each other before the next one, which leaves a disk idle again and again. What lies in
-the page cache already is not asked for.
+The threads of a team read a matrix together and wait for each other before the next one, which leaves a disk idle again
+and again. What lies in the page cache already is not asked for.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ _ENDS_S = 5.0  # for the call that the thread is in
 
 
 class ReadAhead:
-    """A context in which a thread asks for the extents of each tensor, in the order of the tensors. `open_file` gives the descriptor of a file, which
-    stays open for as long."""
+    """A context in which a thread asks for the extents of each tensor, in the order of the tensors. `open_file` gives
+    the descriptor of a file, which stays open for as long.
+    """
 
     def __init__(self, tensors: Sequence[Sequence[Extent]], open_file: Callable[[Path], int]) -> None:
         self._tensors = [[(open_file(path), at, size) for path, at, size in extents] for extents in tensors]

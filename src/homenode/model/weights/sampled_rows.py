@@ -1,4 +1,6 @@
-"""Which matrices a step multiplies with the rows it samples only: those behind the last layer's attention, and the output matrix. Pure."""
+"""Which matrices a step multiplies with the rows it samples only: those behind the last layer's attention, and the
+output matrix. Pure.
+"""
 
 from __future__ import annotations
 
