@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from textwrap import wrap
 
 from benchmarks.comparison import PLACES, Combination, Comparison, Pair, Row, own_rates, row_of
 from benchmarks.served import ServedComparison, served_text
@@ -44,7 +45,17 @@ def replaced(text: str, name: str, fresh: str) -> str:
     start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
     if text.count(start) != 1 or text.count(end) != 1:
         raise ValueError(f"the page needs {start.strip()!r} and {end!r} once each")
-    return text[: text.index(start) + len(start)] + fresh + text[text.index(end) :]
+    return text[: text.index(start) + len(start)] + _wrapped(fresh) + text[text.index(end) :]
+
+
+def _wrapped(text: str) -> str:
+    """The text with lines of at most 120 columns, tables aside."""
+    lines = []
+    for line in text.split("\n"):
+        wide = len(line) > 120 and not line.startswith("|")
+        behind = "  " if line.startswith("- ") else ""
+        lines += wrap(line, 120, subsequent_indent=behind, break_on_hyphens=False) if wide else [line]
+    return "\n".join(lines)
 
 
 def comparison_text(record: Comparison) -> str:
