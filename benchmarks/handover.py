@@ -65,7 +65,7 @@ def _all_running(model: Path, channel: str, mode: str, threads: int) -> Iterator
 
 def _first_token_s(port: int, tokens: int, seed: int) -> float:
     [exchange] = asyncio.run(run_load(f"http://127.0.0.1:{port}", ClientLoad(1, 1, tokens, 2, seed=seed)))
-    return exchange.events[0] - exchange.begun
+    return exchange.events[0] - exchange.started_at
 
 
 def _transfer_s(port: int) -> float:

@@ -166,15 +166,15 @@ def compare(model: str | None, rounds: int) -> dict[str, Any]:
     specs = engines_on(host, config, checkpoint, Speeds(of_one_node(mean(before[0], after[0]), reached), reached))
     rows = []
     for text, runs in found.items():
-        figures = run_specs("", specs, _workload(text), lambda done, total: None).figures
-        assert figures is not None
+        stats = run_specs("", specs, _workload(text), lambda done, total: None).stats
+        assert stats is not None
         quiet = [run["tok_s"] for run in runs if not disturbed({text: run["others"]})]
         rate = statistics.median(quiet or [run["tok_s"] for run in runs])
         row = {
             "workload": text,
             "measured_tok_s": rate,
-            "simulated_tok_s": figures.output_tok_s,
-            "error": figures.output_tok_s / rate - 1,
+            "simulated_tok_s": stats.output_tok_s,
+            "error": stats.output_tok_s / rate - 1,
         }
         rows.append({**row, "quiet": bool(quiet), "runs": runs})
     return {

@@ -126,7 +126,7 @@ def prepared(sides: tuple[Side, Side], count: int, first: int) -> None:
         return [one.next.first for one in list(found.values())] == [first] * count
 
     eventually(lambda: ready(receiver._taking), f"{count} hand-overs are expected")
-    sides[0].attend(lambda: ready(sender._sending), PATIENCE_S, f"{count} hand-overs to be announced")
+    sides[0].wait_for(lambda: ready(sender._sending), PATIENCE_S, f"{count} hand-overs to be announced")
 
 
 def test_who_was_promised_pages_rehearses_and_looks_for_them(
@@ -223,7 +223,7 @@ def test_garbage_ends_the_connection_and_nothing_else(sides: tuple[Side, Side], 
     lane.wake()
     eventually(lambda: bool(receiver.agent.statistics().refused), "the end of a connection")
     assert receiver.agent.statistics().refused == {"garbage": 1}
-    sender.attend(
+    sender.wait_for(
         lambda: not sender.agent._machine.figures().peers, PATIENCE_S, "the end of the connection"
     )  # what is offered before is refused
     hand_over(sender, receiver, "after", 2, 1)

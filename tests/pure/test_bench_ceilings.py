@@ -11,7 +11,7 @@ from homenode.bench.compute.model import in_one_placement
 from homenode.bench.compute.model_result import ModelBenchResult, TimedSteps, result_of
 from homenode.bench.compute.work import WorkCounter
 from homenode.bench.machine.ceilings import Ceilings, Operations, Work, path_of
-from homenode.bench.machine.fingerprint import Fingerprint, moved, strayed
+from homenode.bench.machine.fingerprint import Fingerprint, moved, moved_prints
 from homenode.bench.machine.repetition import (
     MachineReading,
     Run,
@@ -166,9 +166,9 @@ def test_noise_is_no_move_and_a_move_is_named() -> None:
 
 def test_those_strayed_that_were_not_where_most_were() -> None:
     near, far = Fingerprint((45.0,), 36e9), Fingerprint((270.0,), 60e9)
-    assert strayed([SHARED, APART, near]) == [1] and strayed([APART, SHARED, far]) == [1]
-    assert strayed([SHARED, APART]) == [0], "of two places with as many the later one counts"
-    assert strayed([SHARED, near, SHARED]) == [] and strayed([]) == []
+    assert moved_prints([SHARED, APART, near]) == [1] and moved_prints([APART, SHARED, far]) == [1]
+    assert moved_prints([SHARED, APART]) == [0], "of two places with as many the later one counts"
+    assert moved_prints([SHARED, near, SHARED]) == [] and moved_prints([]) == []
     assert Fingerprint.from_json(APART.to_json()) == APART
 
 

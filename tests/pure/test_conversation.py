@@ -56,7 +56,7 @@ def test_a_table_of_commands(line: str, told: str, messages: list[dict[str, str]
     assert found is not None
     assert told in found
     assert conversation.messages == (before if messages is None else messages)
-    assert conversation.over is over
+    assert conversation.is_over is over
 
 
 @pytest.mark.parametrize("line", ["/usr/bin/python is what?", "what is /reset", "1/2", "hello", "// a comment"])

@@ -1,4 +1,4 @@
-"""Records that repeat are told a few times, and then counted: a fault that comes a thousand times a second is not a
+"""Records that repeat are written a few times, and then counted: a fault that comes a thousand times a second is not a
 thousand lines.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 _PERIOD_S = 10.0
-_TOLD = 5  # records of a kind that are written in a period
+_WRITTEN = 5  # records of a kind that are written in a period
 _MOST_KINDS = 1000  # that are remembered at a time
 
 
@@ -21,16 +21,16 @@ class _Window:
     """What came of one kind since `began`."""
 
     began: float
-    told: int = 0
+    written: int = 0
     counted: int = 0
 
 
 class Repetitions:
     """Which records are written, and how many were not. Pure: times are the caller's, in seconds."""
 
-    def __init__(self, period_s: float = _PERIOD_S, told: int = _TOLD) -> None:
+    def __init__(self, period_s: float = _PERIOD_S, written: int = _WRITTEN) -> None:
         self.period_s = period_s
-        self._told = told
+        self._most_written = written
         self._windows: dict[Hashable, _Window] = {}
 
     def admit(self, kind: Hashable, now: float) -> bool:
@@ -38,8 +38,8 @@ class Repetitions:
         if kind not in self._windows and len(self._windows) >= _MOST_KINDS:
             self._windows.pop(next(iter(self._windows)))
         window = self._windows.setdefault(kind, _Window(now))
-        if window.told < self._told:
-            window.told += 1
+        if window.written < self._most_written:
+            window.written += 1
             return True
         window.counted += 1
         return False

@@ -36,7 +36,7 @@ class QueuedStream(io.TextIOBase):
         self._descriptor, self._limit, self._write_bytes = descriptor, limit, write_bytes
         self._changed = threading.Condition()  # over a lock that a signal handler may take again
         self._queue: deque[bytes] = deque()
-        self._held = 0  # bytes that have not been written
+        self._unwritten_bytes = 0  # bytes that have not been written
         self._dropped = 0  # lines since that was told
         self._failing = (
             False  # the last write was refused: what was dropped is told when there is something else to write
@@ -68,11 +68,11 @@ class QueuedStream(io.TextIOBase):
             self._write_bytes(self._descriptor, data)
             return len(text)
         with self._changed:
-            if self._held + len(data) > self._limit:
+            if self._unwritten_bytes + len(data) > self._limit:
                 self._dropped += max(1, data.count(b"\n"))
             else:
                 self._queue.append(data)
-                self._held += len(data)
+                self._unwritten_bytes += len(data)
                 self._changed.notify_all()
         return len(text)
 
@@ -82,7 +82,7 @@ class QueuedStream(io.TextIOBase):
     def drain(self, seconds: float) -> bool:
         """Wait until everything is written, for `seconds` at most. Whether it is."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._held, seconds)
+            return self._changed.wait_for(lambda: not self._unwritten_bytes, seconds)
 
     def _pass_on(self) -> None:
         while True:
@@ -91,7 +91,7 @@ class QueuedStream(io.TextIOBase):
                 data, size = self._take()
             self._write_all(data)
             with self._changed:
-                self._held -= size
+                self._unwritten_bytes -= size
                 self._changed.notify_all()
 
     def _take(self) -> tuple[bytes, int]:

@@ -84,7 +84,7 @@ def read_achieved(data: bytes, name: str) -> AchievedSpeed:
         results = msgspec.json.decode(data, type=_BenchFile).results
     except (msgspec.DecodeError, RecursionError) as error:
         _refuse(name, str(error)[:200])
-    if any(not 0 < value < 1e18 for one in results for value in _figures(one)) or any(
+    if any(not 0 < value < 1e18 for one in results for value in _numbers(one)) or any(
         min(_operations(one.step).values()) < 0 for one in results
     ):
         _refuse(name, "a figure is not a number above 0")
@@ -97,7 +97,7 @@ def read_achieved(data: bytes, name: str) -> AchievedSpeed:
     return _fitted(prompt, alone, several)
 
 
-def _figures(result: _MeasuredTest) -> tuple[float, ...]:
+def _numbers(result: _MeasuredTest) -> tuple[float, ...]:
     c = result.ceilings
     counts = (result.step.bytes, sum(_operations(result.step).values()))
     return (

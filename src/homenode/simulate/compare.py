@@ -11,7 +11,7 @@ from homenode.host.placement.weight_cost import POLICIES
 from homenode.host.topology.host import Host
 from homenode.model.spec import Checkpoint
 from homenode.simulate.deployment import EngineSpec, engines_on
-from homenode.simulate.run import Outcome, Told, simulate
+from homenode.simulate.run import Outcome, ReportProgress, simulate
 from homenode.simulate.speeds import Speeds
 from homenode.simulate.stats import OutcomeStats
 from homenode.simulate.workload import Workload
@@ -25,13 +25,15 @@ class SimulationResult:
 
     name: str
     specs: tuple[EngineSpec, ...] = ()
-    figures: OutcomeStats | None = None
+    stats: OutcomeStats | None = None
     by_engine: tuple[int, ...] = ()
     busy: tuple[float, ...] = ()  # share of the time that each engine's slowest stage computes
     error: str = ""
 
 
-def run_specs(name: str, specs: Sequence[EngineSpec], workload: Workload, told: Told) -> SimulationResult:
+def run_specs(
+    name: str, specs: Sequence[EngineSpec], workload: Workload, report_progress: ReportProgress
+) -> SimulationResult:
     """Simulate these engines behind one router."""
     engines = [spec.engine() for spec in specs]
     first = specs[0]
@@ -42,7 +44,7 @@ def run_specs(name: str, specs: Sequence[EngineSpec], workload: Workload, told: 
         first.sizes.vocab_size,
         workload,
         caching=first.config.kv.enable_prefix_caching,
-        told=told,
+        report_progress=report_progress,
     )
     busy = tuple(engine.busy / outcome.end if outcome.end else 0.0 for engine in engines)
     return SimulationResult(name, tuple(specs), OutcomeStats.of(outcome), tuple(outcome.by_engine), busy)
@@ -54,7 +56,7 @@ def compare_numa(
     checkpoint: Checkpoint,
     speeds: Speeds,
     workload: Workload,
-    told: Callable[[str], Told],
+    progress_of: Callable[[str], ReportProgress],
 ) -> list[SimulationResult]:
     """Every policy of --numa. UserError when none can be."""
     results = []
@@ -65,8 +67,8 @@ def compare_numa(
         except UserError as error:
             results.append(SimulationResult(policy, error=error.message))
             continue
-        results.append(run_specs(policy, specs, workload, told(policy)))
-    if not any(result.figures for result in results):
+        results.append(run_specs(policy, specs, workload, progress_of(policy)))
+    if not any(result.stats for result in results):
         raise UserError(f"no policy of --numa can be simulated: {results[0].error}", param="numa")
     return results
 
@@ -82,14 +84,12 @@ def engines_on_all(
 
 def winner(results: Sequence[SimulationResult]) -> tuple[SimulationResult, str]:
     """The most output tokens a second; among those within 1 % of it, the lowest mean latency. And why, in a sentence."""
-    measured = [
-        (result, result.figures) for result in results if result.figures is not None and result.figures.finished
-    ]
+    measured = [(result, result.stats) for result in results if result.stats is not None and result.stats.finished]
     if not measured:
         return results[0], "no request was finished under any of them"
-    most = max(figures.output_tok_s for _, figures in measured)
+    most = max(stats.output_tok_s for _, stats in measured)
     alike = [(r, f) for r, f in measured if f.output_tok_s >= most * (1 - _ALIKE)]
-    best, figures = min(alike, key=lambda pair: pair[1].mean_latency)
+    best, stats = min(alike, key=lambda pair: pair[1].mean_latency)
     others = ", ".join(
         f"{r.name} {f.output_tok_s:.4g} tok/s, {f.mean_latency:.4g} s" for r, f in measured if r is not best
     )
@@ -98,6 +98,6 @@ def winner(results: Sequence[SimulationResult]) -> tuple[SimulationResult, str]:
         if len(alike) == 1
         else f"the lowest mean latency of {len(alike)} within 1 % of the most tokens a second"
     )
-    return best, f"{best.name}: {reason}, {figures.output_tok_s:.4g} tok/s and {figures.mean_latency:.4g} s" + (
+    return best, f"{best.name}: {reason}, {stats.output_tok_s:.4g} tok/s and {stats.mean_latency:.4g} s" + (
         f" ({others})" if others else ""
     )

@@ -15,7 +15,7 @@ from homenode.sampling import SamplingParams
 from homenode.simulate.engine import TOKEN, SimulatedEngine
 from homenode.simulate.workload import Job, Workload
 
-Told = Callable[[int, int], None]  # requests ended, and in all
+ReportProgress = Callable[[int, int], None]  # requests ended, and in all
 
 
 @dataclass(slots=True)
@@ -54,10 +54,10 @@ def simulate(
     workload: Workload,
     *,
     caching: bool = True,
-    told: Told = lambda done, total: None,
+    report_progress: ReportProgress = lambda done, total: None,
 ) -> Outcome:
     """Run a workload to its end. `blocks`: KV blocks of each engine."""
-    return _Run(engines, blocks, block_size, vocabulary, workload, caching, told).run()
+    return _Run(engines, blocks, block_size, vocabulary, workload, caching, report_progress).run()
 
 
 class _Run:
@@ -69,10 +69,10 @@ class _Run:
         vocabulary: int,
         workload: Workload,
         caching: bool,
-        told: Told,
+        report_progress: ReportProgress,
     ) -> None:
         self._engines = engines
-        self._workload, self._told = workload, told
+        self._workload, self._report_progress = workload, report_progress
         self._vocabulary = vocabulary
         self._router = Router(block_size, caching, key=bytes(32)) if len(engines) > 1 else None
         for number, count in enumerate(blocks):
@@ -164,6 +164,6 @@ class _Run:
             self._router.ended(
                 asked.ticket, [*prompt, *[TOKEN] * asked.tokens] if output.finish_reason != "error" else None
             )
-        self._told(outcome.finished + outcome.refused, len(self._workload.jobs))
+        self._report_progress(outcome.finished + outcome.refused, len(self._workload.jobs))
         if (job := self._workload.after(now)) is not None:
             heapq.heappush(self._waiting, (now, outcome.requests + len(self._waiting), job))

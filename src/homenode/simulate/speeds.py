@@ -36,10 +36,10 @@ class AcceleratorSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """`measured`: of the host's nodes, None for typical ones. `reached`: what this engine makes of them. `step_s`: seconds of each step besides."""
+    """`measured`: of the host's nodes, None for typical ones. `achieved`: what this engine makes of them. `step_s`: seconds of each step besides."""
 
     measured: Measured | None = None
-    reached: AchievedSpeed = TYPICAL
+    achieved: AchievedSpeed = TYPICAL
     step_s: float = 0.0
     accelerator: AcceleratorSpeed | None = None
 

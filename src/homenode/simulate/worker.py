@@ -42,7 +42,7 @@ def cpu_worker(
     if owners is not None:
         common = CommonExperts(work.model.weight_bytes - owners.experts, _byte_of(owners, host, binding, speeds))
     return WorkerCost(
-        Rates.of(machine, spread, speeds.reached.kind), work, speeds.step_s, speeds.reached.float_cost, common
+        Rates.of(machine, spread, speeds.achieved.kind), work, speeds.step_s, speeds.achieved.float_cost, common
     )
 
 
@@ -60,7 +60,7 @@ def _byte_of(owners: Owners, host: Host, binding: EngineBinding, speeds: Speeds)
         for (node, share), team in itertools.product(work.items(), teams):
             way = node, team.memory_node
             reads[way] = reads.get(way, 0.0) + share * len(team.cpus) / threads
-    return Rates.of(machine, Spread(work, reads), speeds.reached.kind).byte
+    return Rates.of(machine, Spread(work, reads), speeds.achieved.kind).byte
 
 
 def accelerator_worker(work: WorkerWork, speeds: Speeds) -> WorkerCost:

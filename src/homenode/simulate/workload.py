@@ -78,10 +78,10 @@ class Workload:
 
 def synthetic(text: str) -> Workload | None:
     """The workload that `poisson:...` or `closed:...` names; None for text that is neither. UserError for figures that cannot be."""
-    kind, colon, figures = text.partition(":")
+    kind, colon, settings = text.partition(":")
     if kind not in _DEFAULTS or not colon:
         return None
-    values = _DEFAULTS[kind] | _figures(text, figures, _DEFAULTS[kind])
+    values = _DEFAULTS[kind] | _read_settings(text, settings, _DEFAULTS[kind])
     prompt, output = _whole(text, "in", values["in"], MOST_TOKENS), _whole(text, "out", values["out"], MOST_TOKENS)
     if kind == "closed":
         clients = _whole(text, "clients", values["clients"], MOST_REQUESTS)
@@ -100,9 +100,9 @@ def _arrivals(drawn: random.Random, rate: float, count: int) -> Iterable[float]:
         yield now
 
 
-def _figures(text: str, figures: str, known: Iterable[str]) -> dict[str, float]:
+def _read_settings(text: str, settings: str, known: Iterable[str]) -> dict[str, float]:
     found: dict[str, float] = {}
-    for word in filter(None, figures.split(",")):
+    for word in filter(None, settings.split(",")):
         name, _, value = word.partition("=")
         if name not in known or name in found:
             message = f"{word!r} is none of {', '.join(known)}, each given once as NAME=NUMBER"

@@ -17,7 +17,7 @@ _TIMES = st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 3)), max_size=6
 
 @given(_TIMES)
 def test_every_record_is_written_or_counted_and_few_are_written(steps: list[tuple[str, float]]) -> None:
-    repetitions, now = Repetitions(period_s=10, told=2), 0.0
+    repetitions, now = Repetitions(period_s=10, written=2), 0.0
     written: Counter[str] = Counter()
     counted: Counter[str] = Counter()
     began: dict[str, float] = {}
@@ -46,7 +46,7 @@ class Clock:
 
 def logged() -> tuple[logging.Logger, io.StringIO, Clock, CountingHandler]:
     stream, clock = io.StringIO(), Clock()
-    handler = CountingHandler(stream, Repetitions(period_s=10, told=2), clock)
+    handler = CountingHandler(stream, Repetitions(period_s=10, written=2), clock)
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     logger = logging.Logger("some.part")
     logger.addHandler(handler)
@@ -88,7 +88,7 @@ def test_tracebacks_of_one_place_are_one_kind_and_those_of_others_are_not() -> N
 
 
 def test_kinds_are_bounded() -> None:
-    repetitions = Repetitions(told=1)
+    repetitions = Repetitions(written=1)
     assert all(repetitions.admit(number, 0.0) for number in range(5000))
     record = logging.LogRecord("a", logging.ERROR, "f", 1, "x %d", (1,), None)
     same = logging.LogRecord("a", logging.ERROR, "f", 1, "x %d", (2,), None)

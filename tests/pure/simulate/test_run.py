@@ -130,5 +130,5 @@ def test_a_router_shares_out() -> None:
 def test_percentiles() -> None:
     assert percentiles([float(n) for n in range(1, 101)]) == (50.0, 90.0, 99.0)
     assert percentiles([]) == (None, None, None)
-    figures = OutcomeStats.of(Outcome(requests=1, refused=1))
-    assert figures.output_tok_s == 0 and figures.latency == (None, None, None)
+    stats = OutcomeStats.of(Outcome(requests=1, refused=1))
+    assert stats.output_tok_s == 0 and stats.latency == (None, None, None)

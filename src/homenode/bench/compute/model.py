@@ -17,7 +17,7 @@ import numpy as np
 from homenode.bench.compute.model_result import ModelBenchResult, PhaseShare, TimedSteps, result_of
 from homenode.bench.compute.work import WorkCounter
 from homenode.bench.machine.ceilings import Work
-from homenode.bench.machine.fingerprint import Fingerprint, strayed
+from homenode.bench.machine.fingerprint import Fingerprint, moved_prints
 from homenode.bench.machine.repetition import BenchListener, Meter, Runs, measure_repeatedly, take_reading
 from homenode.compute.ops import Backend, Program, SamplingArrays, StepArrays, StepLimits
 from homenode.errors import UserError
@@ -86,7 +86,7 @@ def in_one_placement(
     """The results of tests 0 .. tests - 1. Those that were in another placement than most are `measured` again; `discarding` is told before."""
     results = [measured(index) for index in range(tests)]
     for _ in range(_ROUNDS):
-        for index in strayed([Fingerprint.from_json(result.placement["after"]) for result in results]):
+        for index in moved_prints([Fingerprint.from_json(result.placement["after"]) for result in results]):
             discarding(index)
             results[index] = measured(index)
     return results

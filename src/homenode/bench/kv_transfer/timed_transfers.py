@@ -45,9 +45,9 @@ class WholeTransfer:
         ticket, agent = f"asked-for-{self._tickets}", self.side.agent
         wanted = agent.statistics().bytes_digested + self._pages * self.side.page_bytes
         self.side.send(ticket, self.document, self._pages)
-        self.side.attend(lambda: agent.statistics().bytes_digested >= wanted, PATIENCE_S, "digests")
+        self.side.wait_for(lambda: agent.statistics().bytes_digested >= wanted, PATIENCE_S, "digests")
         self._peer.order(do="fetch", ticket=ticket, pages=self._pages)
-        self.side.attend(self._peer.has_answered, PATIENCE_S, "the other side's answer")
+        self.side.wait_for(self._peer.has_answered, PATIENCE_S, "the other side's answer")
         self._ended(ticket)
         return float(self._peer.answer()["seconds"])
 
@@ -157,5 +157,5 @@ class LastPageTransfer:
     def _arrivals(self, tickets: list[str], pages: int) -> dict[str, list[float]]:
         """When so many pages were there, and when they were read no more; the sender's scheduler goes on meanwhile."""
         self._peer.order(do="arrivals", tickets=[[ticket, pages] for ticket in tickets])
-        self.side.attend(self._peer.has_answered, PATIENCE_S, "the other side's answer")
+        self.side.wait_for(self._peer.has_answered, PATIENCE_S, "the other side's answer")
         return self._peer.answer()

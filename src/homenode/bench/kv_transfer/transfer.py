@@ -65,7 +65,7 @@ class TransferBenchPlan:
     rounds: int = 9
     channels: tuple[str, ...] = ("shm", "tcp")
     seed: int = 1
-    told: Callable[[str], None] = field(default=lambda _: None)
+    report_progress: Callable[[str], None] = field(default=lambda _: None)
 
 
 def measure(plan: TransferBenchPlan) -> list[Row]:
@@ -76,11 +76,11 @@ def measure(plan: TransferBenchPlan) -> list[Row]:
         pages = max(1, plan.batch_bytes // page_bytes)
         with _probes(page_bytes, pages, plan.channels) as probes:
             for probe in probes:
-                probe.once()  # connections, first touches
+                probe.measure()  # connections, first touches
             for number in range(plan.rounds):
-                plan.told(f"pages of {page_bytes >> 10} KiB, round {number + 1} of {plan.rounds}")
+                plan.report_progress(f"pages of {page_bytes >> 10} KiB, round {number + 1} of {plan.rounds}")
                 for probe in order.sample(probes, len(probes)):
-                    for what, taken in zip(probe.whats, probe.once(), strict=True):
+                    for what, taken in zip(probe.whats, probe.measure(), strict=True):
                         seconds.setdefault((what, page_bytes, probe.nbytes), []).append(taken)
     rows = [Row(what, page_bytes, nbytes, tuple(taken)) for (what, page_bytes, nbytes), taken in seconds.items()]
     return [*rows, Row("pages back after the reader was killed", 0, 0, tuple(_release_s() for _ in range(3)))]
@@ -92,11 +92,11 @@ class _Probe:
 
     whats: tuple[str, ...]
     nbytes: int
-    once: Callable[[], tuple[float, ...]]
+    measure: Callable[[], tuple[float, ...]]
 
 
-def _probe(what: str, nbytes: int, once: Callable[[], float]) -> _Probe:
-    return _Probe((what,), nbytes, lambda: (once(),))
+def _probe(what: str, nbytes: int, measure: Callable[[], float]) -> _Probe:
+    return _Probe((what,), nbytes, lambda: (measure(),))
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def _probes(page_bytes: int, pages: int, channels: tuple[str, ...]) -> Iterator[
             _probe("private copy", nbytes, local.private_copy),
             _probe("two bare round trips", 0, echo.two_round_trips),
             _probe("two bare round trips, paused", 0, echo.after_a_pause),
-            _probe("tcp, bare", nbytes, _BareTcp(peers[1], page_bytes, pages).once),
+            _probe("tcp, bare", nbytes, _BareTcp(peers[1], page_bytes, pages).transfer),
         ]
         for channel, peer, other in zip(channels, peers[4::2], peers[5::2], strict=True):
             hand_over = WholeTransfer(peer, channel, "pull-eager", page_bytes, pages)
@@ -189,7 +189,7 @@ class _BareTcp:
         self._memory = NativeBackend((-1,)).kv_pool(geometry, pages)
         self._views = [view for block in range(pages) for view in self._memory.pieces(block, geometry.block_size // 16)]
 
-    def once(self) -> float:
+    def transfer(self) -> float:
         """All pages, until the other process has them."""
         begin = time.perf_counter()
         for first in range(0, len(self._views), _MOST_IOV):
@@ -211,7 +211,9 @@ def _release_s() -> float:
     try:
         hand_over.side.send("held", hand_over.document, 64)
         side = hand_over.side
-        side.attend(lambda: side.told_last and side.agent.figures().pinned_pages == 64, PATIENCE_S, "hold of 64 pages")
+        side.wait_for(
+            lambda: side.announced_last and side.agent.figures().pinned_pages == 64, PATIENCE_S, "hold of 64 pages"
+        )
         begin = time.perf_counter()
         peer.process.send_signal(signal.SIGKILL)
         return hand_over.side.wait("held", PATIENCE_S).at - begin

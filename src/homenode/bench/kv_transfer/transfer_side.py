@@ -103,7 +103,7 @@ class Side:
         self.unused_at: dict[str, float] = {}  # when the scheduler said that a ticket's pages are read no more
         self.copied_at: dict[str, float] = {}  # seconds of digests and copies until all of a ticket was there
         self.failures: list[str] = []  # what did not arrive at this receiver, and why
-        self.told_last = False  # all pages of a ticket were named as computed
+        self.announced_last = False  # all pages of a ticket were named as computed
         backend = NativeBackend((-1,))
         geometry = page_geometry(self.page_bytes)
         self.block_size = geometry.block_size
@@ -179,7 +179,7 @@ class Side:
         """A step, and what the scheduler does with its result before it tells of pages. As in an engine the thread that computes promises these, and wakes the
         scheduler's; then it waits for the next step."""
         self._steps.put((ticket, step_s))
-        self.attend(lambda: self._computed == ticket, _STEP_S, f"the step of ticket {ticket}")
+        self.wait_for(lambda: self._computed == ticket, _STEP_S, f"the step of ticket {ticket}")
         compute_for(applying_s)
 
     def _compute(self) -> None:
@@ -196,21 +196,21 @@ class Side:
 
     def wait(self, ticket: str, timeout: float) -> TicketEnd:
         """The end of a ticket. TimeoutError when it does not come."""
-        self.attend(lambda: ticket in self._ends, timeout, f"the end of ticket {ticket}")
+        self.wait_for(lambda: ticket in self._ends, timeout, f"the end of ticket {ticket}")
         self._pages.pop(ticket, None)
         return self._ends.pop(ticket)
 
     def arrival(self, ticket: str, pages: int, timeout: float) -> float:
         """When so many pages of a ticket had arrived, or were computed but for its late ones (time.perf_counter). TimeoutError when they do not."""
         wanted = pages * self.block_size
-        self.attend(
+        self.wait_for(
             lambda: self._arrivals.get(ticket, (-1, 0.0))[0] >= wanted,
             timeout,
             f"{format_count(pages, 'page')} of ticket {ticket}",
         )
         return self._arrivals[ticket][1]
 
-    def attend(self, done: Callable[[], bool], timeout: float, what: str) -> None:
+    def wait_for(self, done: Callable[[], bool], timeout: float, what: str) -> None:
         """Wait until something is so; a sender's scheduler works on the caller's thread meanwhile. TimeoutError when it is not in time."""
         ends = time.monotonic() + timeout
         while not done():
@@ -262,7 +262,7 @@ class Side:
                 past = self._pages[ticket] - len(late)
                 if held < past or not late:
                     self.agent.tell(Computed(ticket, held, list(range(held, past)), not late))
-                self.told_last = True
+                self.announced_last = True
                 if late:
                     self._arrive(ticket, past * self.block_size, now)
             case Offered(_, ticket, tokens, _, _, reserve, in_place):

@@ -44,13 +44,13 @@ def moved(before: Fingerprint, after: Fingerprint) -> str | None:
     return None
 
 
-def strayed(prints: Sequence[Fingerprint]) -> list[int]:
+def moved_prints(prints: Sequence[Fingerprint]) -> list[int]:
     """Which of these were not in the placement that most were in; of two with as many the later one counts."""
     if not prints:
         return []
-    here = [[i for i, other in enumerate(prints) if moved(one, other) is None] for one in prints]
-    most = max(here, key=lambda alike: (len(alike), alike[-1]))
-    return [i for i in range(len(prints)) if i not in most]
+    alike_to = [[i for i, other in enumerate(prints) if moved(one, other) is None] for one in prints]
+    majority = max(alike_to, key=lambda alike: (len(alike), alike[-1]))
+    return [i for i in range(len(prints)) if i not in majority]
 
 
 def _ratio(a: float, b: float) -> float:

@@ -119,19 +119,19 @@ def memories(host: Host, teams: Sequence[BenchTeam]) -> tuple[int, ...]:
 
 
 def measure_nodes(
-    host: Host, probe: NodeProbe, available: int, told: Callable[[str], AbstractContextManager[object]]
+    host: Host, probe: NodeProbe, available: int, measuring: Callable[[str], AbstractContextManager[object]]
 ) -> NodesResult:
-    """Every pair of nodes, then the barriers. `available`: bytes that may be taken. `told`: is entered around each measurement with its name."""
+    """Every pair of nodes, then the barriers. `available`: bytes that may be taken. `measuring`: is entered around each measurement with its name."""
     teams = bench_teams(host)
     nodes, pairs = [], []
     for team in teams:
         for memory in memories(host, teams):
-            with told(f"node {team.node} reads from node {memory}"):
+            with measuring(f"node {team.node} reads from node {memory}"):
                 pair, multiply = _measure_pair(probe, teams, team, memory, available)
             pairs.append(pair)
             if memory == team.memory_node:
                 nodes.append(NodeMeasurement(team.node, memory, len(team.cpus), pair.read_gb_s, multiply))
-    with told("barriers"):
+    with measuring("barriers"):
         within = max(probe.barrier_us(team.cpus, team.groups) for team in teams)
         all_cpus = [cpu for team in teams for cpu in team.cpus]
         across = (

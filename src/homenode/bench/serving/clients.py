@@ -41,10 +41,10 @@ class ClientLoad:
 class TimedCompletion:
     """One completion as its client saw it: seconds of time.monotonic()."""
 
-    begun: float
+    started_at: float
     events: list[float] = field(default_factory=list)  # when each event with a token came
     tokens: int = 0
-    ended: float = 0.0
+    ended_at: float = 0.0
 
 
 async def run_load(url: str, load: ClientLoad, timeout_s: float = 600.0) -> list[TimedCompletion]:
@@ -109,7 +109,7 @@ class _CompletionConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)
-        self._exchange.begun = time.monotonic()
+        self._exchange.started_at = time.monotonic()
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
@@ -137,7 +137,7 @@ class _CompletionConnection(asyncio.Protocol):
             return
         exchange = self._exchange
         exchange.tokens = int(usage[-1])
-        exchange.ended = exchange.events[-1]
+        exchange.ended_at = exchange.events[-1]
         # The last events are the usage and [DONE]; a server that reports the end by itself has one more, without a token.
         del exchange.events[min(exchange.tokens, len(exchange.events) - 2) :]
         self.done.set_result(exchange)

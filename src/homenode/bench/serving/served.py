@@ -33,9 +33,9 @@ def served(clients: int, prompt_tokens: int, exchanges: Sequence[TimedCompletion
     """The figures of a load whose prompts had `prompt_tokens` tokens each. ValueError when a completion has no token."""
     if not exchanges or not all(e.events for e in exchanges):
         raise ValueError("a completion without a token: nothing to measure")
-    seconds = max(e.ended for e in exchanges) - min(e.begun for e in exchanges)
+    seconds = max(e.ended_at for e in exchanges) - min(e.started_at for e in exchanges)
     tokens, prompts = sum(e.tokens for e in exchanges), prompt_tokens * len(exchanges)
-    first = np.array([e.events[0] - e.begun for e in exchanges])
+    first = np.array([e.events[0] - e.started_at for e in exchanges])
     gaps = np.concatenate([np.diff(e.events) for e in exchanges])
     each = np.array([(e.events[-1] - e.events[0]) / (len(e.events) - 1) for e in exchanges if len(e.events) > 1])
     return Served(

@@ -54,11 +54,11 @@ def _measure(isa: str | None) -> NodesResult:
     host = read_host(LiveSource())  # accelerators too: memory of theirs is not for weights
     teams = bench_teams(host)
     several = len(memories(host, teams)) > 1
-    return measure_nodes(host, NativeProbe(isa, several), host.allowance.memory_available, _told)
+    return measure_nodes(host, NativeProbe(isa, several), host.allowance.memory_available, _measuring)
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _measuring(what: str) -> Iterator[None]:
     """Says on a terminal what is being measured."""
     with ERR.status(f"measuring: {what}"):
         yield

@@ -57,7 +57,11 @@ def transfer(
         with ERR.status("measuring") as status:
             rows = measure(
                 TransferBenchPlan(
-                    page_sizes, batch[0], rounds, channels, told=lambda text: status.update(f"measuring: {text}")
+                    page_sizes,
+                    batch[0],
+                    rounds,
+                    channels,
+                    report_progress=lambda text: status.update(f"measuring: {text}"),
                 )
             )
         if as_json:

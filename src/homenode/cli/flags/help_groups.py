@@ -70,8 +70,8 @@ class GroupedHelpCommand(click.Command):
     def _is_first(self, option: click.Option) -> bool:
         return option.name in self.first or self._group_of(option) is HelpGroup.GENERAL
 
-    def _show_all(self, ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
-        if wanted and not ctx.resilient_parsing:
+    def _show_all(self, ctx: click.Context, param: click.Parameter, show: bool) -> None:
+        if show and not ctx.resilient_parsing:
             ctx.meta[_WHOLE] = True
             click.echo(ctx.get_help(), color=ctx.color)
             ctx.exit()

@@ -57,8 +57,8 @@ def with_command_log(function: Callable[..., Any]) -> Any:
     return with_log_flags(logging_function)
 
 
-def lines_from(level: str | None, say: Callable[[str], None]) -> Callable[[str], None]:
-    """`say` of lines that are at least so severe, for a command that becomes another program and so keeps no log.
+def lines_from(level: str | None, write: Callable[[str], None]) -> Callable[[str], None]:
+    """`write` of lines that are at least so severe, for a command that becomes another program and so keeps no log.
 
     A line begins with its severity and a colon, else it is of level info. `level`: None for info. What is started
     inherits a level that is given.
@@ -70,6 +70,6 @@ def lines_from(level: str | None, say: Callable[[str], None]) -> Callable[[str],
     def say_some(line: str) -> None:
         severity = line.partition(":")[0]
         if LEVELS.index(severity if severity in LEVELS else "info") >= least:
-            say(line)
+            write(line)
 
     return say_some

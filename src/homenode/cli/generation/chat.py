@@ -103,7 +103,7 @@ def chat(
             )
             if isinstance(sys.stdin, io.TextIOWrapper):
                 sys.stdin.reconfigure(errors="replace")  # what is no UTF-8 is asked as far as it is
-            _tell(_banner(llm))
+            _print_aside(_banner(llm))
             _talk(llm, params, Conversation(system or ""))
 
 
@@ -112,19 +112,19 @@ def _banner(llm: LLM) -> str:
     return f"{ready.model}, context of {format_count(ready.max_model_len, 'token')}; /help lists commands, Ctrl-D ends"
 
 
-def _tell(text: str, style: str = "dim") -> None:
+def _print_aside(text: str, style: str = "dim") -> None:
     """Something that is no answer: on standard error, wrapped where that is a terminal."""
     ERR.print(show_controls(text), style=style, markup=False, highlight=False, soft_wrap=not ERR.is_terminal)
 
 
 def _talk(llm: LLM, params: SamplingParams, conversation: Conversation) -> None:
-    while not conversation.over and (line := _ask()) is not None:
+    while not conversation.is_over and (line := _ask()) is not None:
         text = line.strip()
         if not text:
             continue
-        if (told := conversation.obey(text)) is not None:
-            if told:
-                _tell(told)
+        if (reply := conversation.obey(text)) is not None:
+            if reply:
+                _print_aside(reply)
             continue
         try:
             conversation.answered(_answer(llm, params, conversation.ask(text)))
@@ -133,7 +133,7 @@ def _talk(llm: LLM, params: SamplingParams, conversation: Conversation) -> None:
                 raise
             conversation.take_back()
             again = "; /reset begins a new conversation" if conversation.messages else ""
-            _tell(f"{error.message}{again}", "red")
+            _print_aside(f"{error.message}{again}", "red")
 
 
 def _ask() -> str | None:
@@ -148,7 +148,7 @@ def _ask() -> str | None:
         except KeyboardInterrupt:
             if not terminal:
                 raise
-            _tell("\n/exit or Ctrl-D ends")
+            _print_aside("\n/exit or Ctrl-D ends")
         except EOFError:
             if terminal:
                 ERR.print()
@@ -170,7 +170,7 @@ def _answer(llm: LLM, params: SamplingParams, messages: Messages) -> str:
             (_print_wrapped if OUT.is_terminal else _print_plain)(stream)
         OUT.print()
         found = stream.completion
-    _tell(_figures(found))
+    _print_aside(_stats_line(found))
     return found.text
 
 
@@ -189,7 +189,7 @@ def _print_wrapped(pieces: Iterable[str]) -> None:
         print_piece(wrap.end(OUT.width))
 
 
-def _figures(found: Completion) -> str:
+def _stats_line(found: Completion) -> str:
     """How long the answer is and how fast it came."""
     count, timings = len(found.token_ids), found.timings
     figures = [format_count(count, "token")]

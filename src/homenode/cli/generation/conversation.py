@@ -19,7 +19,7 @@ class Conversation:
 
     system: str = ""
     messages: Messages = field(default_factory=list)
-    over: bool = False
+    is_over: bool = False
 
     def __post_init__(self) -> None:
         self.begin_anew()
@@ -79,7 +79,7 @@ def _system(conversation: Conversation, rest: str) -> str:
 
 
 def _exit(conversation: Conversation, rest: str) -> str:
-    conversation.over = True
+    conversation.is_over = True
     return ""
 
 

@@ -81,7 +81,7 @@ def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, 
         with llm:
             if as_json:
                 text = _print_json(llm, prompt, chat, params, stop)
-                _tell_nothing(text, stop, chat, tokenizer)
+                _warn_of_no_text(text, stop, chat, tokenizer)
                 return
             stream = (
                 llm.stream_chat([_user(prompt)], params, stop=stop) if chat else llm.stream(prompt, params, stop=stop)
@@ -92,7 +92,7 @@ def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, 
                     shown += piece
                     print_piece(piece)
                 OUT.print()
-            _tell_nothing(shown, stop, chat, tokenizer)
+            _warn_of_no_text(shown, stop, chat, tokenizer)
 
 
 def _sized(
@@ -125,7 +125,7 @@ def _user(prompt: str) -> dict[str, str]:
     return {"role": "user", "content": prompt}
 
 
-def _tell_nothing(shown: str, stop: tuple[str, ...], chat: bool, tokenizer: Tokenizer) -> None:
+def _warn_of_no_text(shown: str, stop: tuple[str, ...], chat: bool, tokenizer: Tokenizer) -> None:
     """Why there may be no text, where there is none and no --stop has cut it off."""
     if shown.strip() or stop:
         return

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from homenode.model.hub.candidate import Candidate
 
 
-def announce_fetch(config: EngineConfig, say: Callable[[str], None] = print_note) -> Announce:
-    """What tells it of an engine with these settings, a line at a time by `say`."""
+def announce_fetch(config: EngineConfig, write_line: Callable[[str], None] = print_note) -> Announce:
+    """What tells it of an engine with these settings, a line at a time by `write_line`."""
 
     def announce(taken: Candidate, why: str) -> None:
         if why:
-            say(why)
-        say(_takes(taken))
-        say(_speed(taken, config))
+            write_line(why)
+        write_line(_takes(taken))
+        write_line(_speed(taken, config))
 
     return announce
 

@@ -24,18 +24,18 @@ def list_models(as_json: bool) -> None:
         from homenode.model.hub.cache import cached_models
         from homenode.model.hub.repository import cache_folder
 
-        held = cached_models()
-        host = read_host(LiveSource(), accelerators=False) if held else None
+        cached = cached_models()
+        host = read_host(LiveSource(), accelerators=False) if cached else None
         judged = [
             Judgement(None, reason="incomplete: a fetch ended early; serve it to fetch the rest, or remove it")
             if model.format == "incomplete" or host is None
             else judge_path(model.path, EngineConfig(), host)
-            for model in held
+            for model in cached
         ]
         if as_json:
-            print_json([_entry(model, verdict) for model, verdict in zip(held, judged, strict=True)])
+            print_json([_entry(model, verdict) for model, verdict in zip(cached, judged, strict=True)])
         else:
-            _print(held, judged, str(cache_folder(None)))
+            _print(cached, judged, str(cache_folder(None)))
 
 
 def yes_or_no(value: bool | None) -> str:
@@ -55,21 +55,21 @@ def _time(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, tz=UTC)
 
 
-def _print(held: list[CachedModel], judged: list[Judgement], cache: str) -> None:
+def _print(cached: list[CachedModel], judged: list[Judgement], cache: str) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
 
     from homenode.cli.output.report import OUT
 
-    if not held:
+    if not cached:
         OUT.print(f"no models in the Hub cache {cache}", markup=False, highlight=False)
         return
     table = Table("model", "size", "format", "supported", "fits here", "last used", box=SIMPLE, padding=(0, 1, 0, 0))
-    for model, verdict in zip(held, judged, strict=True):
+    for model, verdict in zip(cached, judged, strict=True):
         used = "-" if model.last_used is None else _time(model.last_used).strftime("%Y-%m-%d")
         cells = (show_controls(model.name), format_bytes(model.size), model.format)
         table.add_row(*cells, yes_or_no(verdict.supported), yes_or_no(verdict.fits), used)
     OUT.print(table)
-    for model, verdict in zip(held, judged, strict=True):
+    for model, verdict in zip(cached, judged, strict=True):
         if verdict.reason:
             OUT.print(show_controls(f"{model.name}: {verdict.reason}"), markup=False, highlight=False)

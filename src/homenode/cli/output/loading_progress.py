@@ -22,30 +22,30 @@ _QUICK_S = 0.5  # a model that is loaded sooner gets no bar, whose library takes
 
 
 @contextmanager
-def loading_progress(say: Callable[[str], None]) -> Iterator[Update]:
-    """Within it the function that is yielded takes how much of a model is loaded. `say` writes a line where there is no terminal."""
-    with _Bar() if sys.stderr.isatty() else _Lines(say) as progress:
+def loading_progress(write_line: Callable[[str], None]) -> Iterator[Update]:
+    """Within it the function that is yielded takes how much of a model is loaded. `write_line` writes a line where there is no terminal."""
+    with _Bar() if sys.stderr.isatty() else _Lines(write_line) as progress:
         yield progress.update
 
 
 class _Lines:
     """A line every few seconds, also while a large matrix takes longer than that."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say, self._ended = say, threading.Event()
+    def __init__(self, write_line: Callable[[str], None]) -> None:
+        self._write_line, self._ended = write_line, threading.Event()
         self._begin, self._at = 0.0, (0, 0)
-        self._thread = threading.Thread(target=self._tell, name="loading progress", daemon=True)
+        self._thread = threading.Thread(target=self._write_lines, name="loading progress", daemon=True)
 
     def update(self, done: int, total: int) -> None:
         if self._at == (0, 0):
             self._begin = time.monotonic()
         self._at = done, total
 
-    def _tell(self) -> None:
+    def _write_lines(self) -> None:
         while not self._ended.wait(_EVERY_S):
             done, total = self._at
             if 0 < done < total:
-                self._say(f"loading: {format_progress(done, total, time.monotonic() - self._begin)}")
+                self._write_line(f"loading: {format_progress(done, total, time.monotonic() - self._begin)}")
 
     def __enter__(self) -> _Lines:
         self._thread.start()

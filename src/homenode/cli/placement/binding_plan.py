@@ -232,10 +232,10 @@ def chip_of(host: Host, plan: Plan, worker: WorkerBinding) -> Accelerator | None
 
 
 @contextmanager
-def _claim_table(wanted: bool, strict: bool) -> Iterator[ClaimTable | None]:
+def _claim_table(enabled: bool, strict: bool) -> Iterator[ClaimTable | None]:
     """The claims of this host, held alone where they can be; else the arithmetic alone keeps processes apart, and
     with `strict` HostError is raised."""
-    if not wanted:
+    if not enabled:
         yield None
         return
     from homenode.host.binding.claims import exclusive, exclusive_if_possible

@@ -34,7 +34,7 @@ def run(cpus: str | None, strict: bool, dry_run: bool, command: tuple[str, ...],
     """
     from homenode.host.binding.launch import ProgramError, find_program, run_bound
 
-    say = lines_from(taken_level(values), warn)
+    write_line = lines_from(taken_level(values), warn)
     flags = PlanFlags.taken_from(values)
     with plain_errors():
         try:
@@ -48,12 +48,12 @@ def run(cpus: str | None, strict: bool, dry_run: bool, command: tuple[str, ...],
                 strict_claims=strict,
                 before_start=True,
             )
-            print_lines((*found.ignored, *found.lines, *_details(found)), say)
+            print_lines((*found.ignored, *found.lines, *_details(found)), write_line)
             if dry_run:
                 print_json(dry(found, command))
                 return
-            _start_watchdog(found, command, say)
-            run_bound(found.target, command, strict=strict, allowance=found.host.allowance, say=say)
+            _start_watchdog(found, command, write_line)
+            run_bound(found.target, command, strict=strict, allowance=found.host.allowance, say=write_line)
         except ProgramError as error:
             print_error(error)
             sys.exit(error.exit_code)
@@ -103,7 +103,7 @@ def _details(found: BindingPlan) -> list[str]:
     return lines
 
 
-def _start_watchdog(found: BindingPlan, command: tuple[str, ...], say: Callable[[str], None]) -> None:
+def _start_watchdog(found: BindingPlan, command: tuple[str, ...], write_line: Callable[[str], None]) -> None:
     """Leave somebody behind for what can only be bound once the program runs: its ranks, its driver's threads, interrupts to give back."""
     if not found.workers or found.target is None:
         return
@@ -116,10 +116,10 @@ def _start_watchdog(found: BindingPlan, command: tuple[str, ...], say: Callable[
     try:
         state = open_state()
     except HostError as error:
-        say(f"warning: interrupts are left alone: {error.message}")
+        write_line(f"warning: interrupts are left alone: {error.message}")
         state = None
     if found.plan is not None and found.plan.kernel_threads:
-        _bind_kernel_threads(found.plan, say)
+        _bind_kernel_threads(found.plan, write_line)
     watchdog = Watchdog(found.host, state)
     if found.plan is None or not found.starts_ranks:
         watchdog.watch_worker(found.target)
@@ -130,9 +130,9 @@ def _start_watchdog(found: BindingPlan, command: tuple[str, ...], say: Callable[
         watchdog.watch_ranks(targets, parallelism_of(command))
 
 
-def _bind_kernel_threads(plan: Plan, say: Callable[[str], None]) -> None:
+def _bind_kernel_threads(plan: Plan, write_line: Callable[[str], None]) -> None:
     """Bind them once and for good: they are the host's, and workers of other programs count on their places, too."""
     from homenode.host.binding.kernel_threads import bind_kernel_threads
 
     for finding in bind_kernel_threads(os.getpid(), plan.kernel_threads).findings:
-        say(f"{finding.severity}: {finding.text}")
+        write_line(f"{finding.severity}: {finding.text}")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from homenode.host.topology.host import Host
     from homenode.model.spec import Checkpoint
     from homenode.simulate.compare import SimulationResult
-    from homenode.simulate.run import Told
+    from homenode.simulate.run import ReportProgress
     from homenode.simulate.speeds import Speeds
     from homenode.simulate.workload import Workload
 
@@ -135,14 +135,14 @@ def simulate(
         speeds, config = _speeds(config, step_us, bench_model, accelerator)
         checkpoint = _checkpoint(model)
         machines = [host for source in sources or (None,) for host in [host_with_memory(source, node_memory)] * hosts]
-        _tell_unused(config, machines, node_memory, accelerator)
+        _warn_of_unused(config, machines, node_memory, accelerator)
         if compare:
             results = compare_numa(machines, config, checkpoint, speeds, asked, _silent)
             best, why = winner(results)
         else:
             specs = engines_on_all(machines, config, checkpoint, speeds)
-            with _progress() as told:
-                results = [run_specs(config.placement.numa or specs[0].policy, specs, asked, told)]
+            with _progress() as report_progress:
+                results = [run_specs(config.placement.numa or specs[0].policy, specs, asked, report_progress)]
             best, why = results[0], results[0].specs[0].why
         if as_json:
             print_json(_to_json(asked, results, best if compare else None, why))
@@ -202,7 +202,7 @@ def host_with_memory(source: str | None, memory: int | None) -> Host:
     return replace(host, nodes=nodes, allowance=replace(host.allowance, memory_available=known))
 
 
-def _tell_unused(
+def _warn_of_unused(
     config: EngineConfig, machines: Sequence[Host], node_memory: int | None, accelerator: str | None
 ) -> None:
     """What was given and has no effect on any of these hosts. The file of measured speeds always has one here."""
@@ -221,12 +221,12 @@ def _tell_unused(
             ERR.print(f"homenode: warning: {flag} is ignored: {why}", markup=False, highlight=False)
 
 
-def _silent(name: str) -> Told:
+def _silent(name: str) -> ReportProgress:
     return lambda done, total: None
 
 
 @contextmanager
-def _progress() -> Iterator[Told]:
+def _progress() -> Iterator[ReportProgress]:
     """A bar of the requests that ended, on a terminal."""
     from rich.progress import Progress
 
@@ -235,11 +235,11 @@ def _progress() -> Iterator[Told]:
     with Progress(console=ERR, transient=True, disable=not ERR.is_terminal) as progress:
         task = progress.add_task("simulating", total=None)
 
-        def told(done: int, total: int) -> None:
+        def report_progress(done: int, total: int) -> None:
             if done % 64 == 0:
                 progress.update(task, completed=done, total=total)
 
-        yield told
+        yield report_progress
 
 
 def _to_json(
@@ -250,7 +250,7 @@ def _to_json(
 
 
 def _result(result: SimulationResult) -> dict[str, Any]:
-    if result.figures is None:
+    if result.stats is None:
         return {"name": result.name, "error": result.error}
     engines = [
         {
@@ -259,7 +259,7 @@ def _result(result: SimulationResult) -> dict[str, Any]:
         }
         for spec, given, busy in zip(result.specs, result.by_engine, result.busy, strict=True)
     ]  # fmt: skip
-    return {"name": result.name, **result.figures.to_json(), "engines": engines}
+    return {"name": result.name, **result.stats.to_json(), "engines": engines}
 
 
 def _print(workload: Workload, results: Sequence[SimulationResult], why: str) -> None:
@@ -282,9 +282,9 @@ def _print(workload: Workload, results: Sequence[SimulationResult], why: str) ->
     title = f"simulated, not measured: {workload.name}; times are medians and p99"
     table = FittedTable(*columns, title=title, framed=False)
     for result in results:
-        if result.figures is None:
+        if result.stats is None:
             continue
-        f = result.figures
+        f = result.stats
         times = [_ms(value, 1000) for value in (f.ttft[0], f.ttft[2], f.itl[0], f.itl[2])] + [
             _ms(value, 1) for value in (f.latency[0], f.latency[2])
         ]
@@ -302,8 +302,8 @@ def _print(workload: Workload, results: Sequence[SimulationResult], why: str) ->
             print_fitted(FittedLine(f"{result.name}: weights on node {_weights(result)}"))
         if result.error:
             print_fitted(FittedLine(f"{result.name}: {result.error}"))
-        elif result.figures and result.figures.reasons:
-            print_fitted(FittedLine(f"{result.name}: refused: {result.figures.reasons}"))
+        elif result.stats and result.stats.reasons:
+            print_fitted(FittedLine(f"{result.name}: refused: {result.stats.reasons}"))
     if why:
         print_fitted(FittedLine(why))
 

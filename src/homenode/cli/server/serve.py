@@ -82,7 +82,7 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
             from homenode.engine.kv_transfer.checks import transfer_problems
 
             if problems := transfer_problems(engine):
-                sys.exit(_tell(problems))
+                sys.exit(_print_problems(problems))
         sys.exit(asyncio.run(run_until_stopped(lambda stop: _serve(server, engine, text, stop))))
 
 
@@ -240,10 +240,10 @@ def _check(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
         for finding in unused_settings(engine):
             print_labelled(f"{finding.severity}: ", finding.text, fg="yellow")
         print_labelled("all settings are fine", "", fg="green")
-    return _tell(problems)
+    return _print_problems(problems)
 
 
-def _tell(problems: Sequence[HomenodeError]) -> int:
+def _print_problems(problems: Sequence[HomenodeError]) -> int:
     """Every problem on a line of its own; the exit code."""
     for problem in problems:
         print_error(problem)
