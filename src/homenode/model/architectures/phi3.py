@@ -12,7 +12,7 @@ from homenode.model.architectures.llama import forward
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_fields import NOT_READ
-from homenode.model.formats.fused_rows import with_rows_apart
+from homenode.model.formats.fused_rows import split_fused_rows
 from homenode.model.spec import ModelSpec
 
 NAME = "phi3"
@@ -40,7 +40,7 @@ ARCHITECTURE = Architecture(
         read_folder,
         fields=frozenset(("hidden_act", "sliding_window")),
         harmless=dict.fromkeys(("attention_bias", "use_sliding_window", "lm_head_bias"), NOT_READ),
-        convert=with_rows_apart,
+        convert=split_fused_rows,
     ),
     GgufFormat(
         "phi3",
@@ -50,7 +50,7 @@ ARCHITECTURE = Architecture(
             for stored, name in (("attn_qkv", "self_attn.qkv_proj"), ("ffn_up", "mlp.gate_up_proj"))
             for kind in ("weight", "bias")
         },
-        convert=with_rows_apart,
+        convert=split_fused_rows,
     ),
     PARAMETERS,
     forward,

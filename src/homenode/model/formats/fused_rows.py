@@ -14,7 +14,7 @@ from homenode.units import format_count
 _DIMENSIONS = {"weight": 2, "bias": 1}
 
 
-def with_rows_apart(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+def split_fused_rows(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
     """The tensors of a model, those that hold several matrices as an entry for each, and their biases likewise.
 
     CheckpointError for one of another height than its matrices.
@@ -28,14 +28,14 @@ def with_rows_apart(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict
     for name, entry in tensors.items():
         module, _, kind = name.rpartition(".")
         ending = next((ending for ending in parts if module.endswith(ending) and kind in _DIMENSIONS), None)
-        apart = {name: entry} if ending is None else _apart(entry, module, kind, parts[ending])
-        if both := sorted(found.keys() & apart.keys()):
+        entries = {name: entry} if ending is None else _entries_of(entry, module, kind, parts[ending])
+        if both := sorted(found.keys() & entries.keys()):
             raise damaged(entry.file, f"tensor {name}", seen=f"{both[0]}, too", wanted="every matrix once")
-        found |= apart
+        found |= entries
     return found
 
 
-def _apart(entry: TensorEntry, module: str, kind: str, heights: dict[str, int]) -> dict[str, TensorEntry]:
+def _entries_of(entry: TensorEntry, module: str, kind: str, heights: dict[str, int]) -> dict[str, TensorEntry]:
     rows = sum(heights.values())
     if len(entry.shape) != _DIMENSIONS[kind] or entry.shape[0] != rows or entry.nbytes % rows:
         raise damaged(

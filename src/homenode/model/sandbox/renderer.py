@@ -55,7 +55,7 @@ class _Pool:
         self._put(self._new())
 
     @contextlib.contextmanager
-    def borrowed(self, wait_s: float) -> Iterator[_Renderer]:
+    def renderer(self, wait_s: float) -> Iterator[_Renderer]:
         """A process to use, which is ended when the body raises.
 
         OverloadedError when none is free within `wait_s` seconds.
@@ -145,7 +145,7 @@ class TemplateRenderer:
     def compile(self, source: str) -> None:
         """Raises CheckpointError when `source` is no template, or cannot be compiled within the limits."""
         try:
-            with self._pool.borrowed(self.timeout_s) as renderer:
+            with self._pool.renderer(self.timeout_s) as renderer:
                 answer = self._number(renderer, source)
         except TimeoutError:
             raise CheckpointError(
@@ -184,7 +184,7 @@ class TemplateRenderer:
 
     def _rendered(self, source: str, body: bytes) -> dict[str, Any]:
         """The answer of a process. `body`: the values, as a frame holds them."""
-        with self._pool.borrowed(self.timeout_s) as renderer:
+        with self._pool.renderer(self.timeout_s) as renderer:
             number = self._number(renderer, source)
             if isinstance(number, dict):
                 return number

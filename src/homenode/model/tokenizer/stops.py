@@ -42,7 +42,7 @@ class StopStrings:
             if self._matched is not None:
                 self._held, self._marks = "", b""
                 return _shown(whole, marks, end - len(self._matched)), self._matched
-        certain = len(whole) - max(watch.reached for watch in self._watches)
+        certain = len(whole) - max(watch.matched for watch in self._watches)
         self._held, self._marks = whole[certain:], marks[certain:]
         return _shown(whole, marks, certain), None
 
@@ -61,27 +61,27 @@ def _shown(text: str, marks: bytes, count: int) -> str:
 
 
 class _Watch:
-    """Knuth, Morris and Pratt (SIAM J. Comput. 6, 1977): `reached` is how much of the stop string the text ends with.
+    """Knuth, Morris and Pratt (SIAM J. Comput. 6, 1977): `matched` is how much of the stop string the text ends with.
 
-    The table grows with what was reached: many sequences watch for long stop strings of which hardly any begins.
+    The table grows with what was matched: many sequences watch for long stop strings of which hardly any begins.
     """
 
-    __slots__ = ("_shorter", "reached", "stop")
+    __slots__ = ("_shorter", "matched", "stop")
 
     def __init__(self, stop: str) -> None:
-        self.stop, self.reached = stop, 0
+        self.stop, self.matched = stop, 0
         # Of the first i + 1 characters: the longest proper beginning that is also their end.
         self._shorter: tuple[int, ...] | list[int] = ()
 
     def sees(self, character: str) -> bool:
         """Takes the next character; true when the stop string is complete."""
-        reached = self.reached
-        while reached and character != self.stop[reached]:
-            reached = self._shorter[reached - 1]
-        self.reached = reached + (character == self.stop[reached])
-        if self.reached > len(self._shorter):
+        matched = self.matched
+        while matched and character != self.stop[matched]:
+            matched = self._shorter[matched - 1]
+        self.matched = matched + (character == self.stop[matched])
+        if self.matched > len(self._shorter):
             self._grow()
-        return self.reached == len(self.stop)
+        return self.matched == len(self.stop)
 
     def _grow(self) -> None:
         """One more entry of the table."""

@@ -91,7 +91,7 @@ class SharedExperts:
             self._set(STATE_FAILED)
 
     @property
-    def leads(self) -> bool:
+    def is_first(self) -> bool:
         """Whether this member does what one of them does for all."""
         return self._share.member == 0
 

@@ -178,7 +178,7 @@ def _cache(
     entries = _entries(checkpoint, plan)
     if shared is None:
         return PackedCache(folder, entries, plan.layout, backend, place_of, plan.part)
-    return PackedCache(folder, entries, plan.layout, backend, place_of, plan.part, shared.is_read, shared.leads)
+    return PackedCache(folder, entries, plan.layout, backend, place_of, plan.part, shared.is_read, shared.is_first)
 
 
 def _shared(experts: ExpertShare | None, checkpoint: Checkpoint, plan: _Plan, backend: Backend) -> SharedExperts | None:

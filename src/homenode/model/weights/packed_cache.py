@@ -81,7 +81,7 @@ class PackedCache:
         self._fd: int | None = None
         self._writes = writes
         self._found: dict[str, PackedMatrix] = {}  # not read yet, in the order of the file
-        self._ahead: dict[
+        self._prefetched: dict[
             str, tuple[Weight, str, str]
         ] = {}  # read with others before it was asked for; checksums read and written
         self._weights: dict[str, Weight] = {}
@@ -103,19 +103,19 @@ class PackedCache:
             os.close(self._fd)
             self._fd = None
         self._weights.clear()
-        self._ahead.clear()
+        self._prefetched.clear()
 
     def weight(self, name: str) -> Weight | None:
         """The matrix from the packed file; None when it must be read from the model."""
         if self._fd is None:
             return None
-        if name not in self._ahead:
+        if name not in self._prefetched:
             try:
                 self._read_on(self._fd, name)
             except (HostError, ValueError) as error:
                 self._give_up(f"matrix {name} or one that follows it cannot be read: {error}")
                 return None
-        weight, checksum, written = self._ahead.pop(name)
+        weight, checksum, written = self._prefetched.pop(name)
         if checksum != written:
             self._give_up(f"matrix {name} is damaged (checksum {checksum}, written {written})")
             return None
@@ -140,7 +140,7 @@ class PackedCache:
         self._begun.update(m.name for m in some)
         read = self._backend.weights_from_packed(fd, [self._place(m) for m in some])
         for matrix, (weight, checksum) in zip(some, read, strict=True):
-            self._ahead[matrix.name] = weight, checksum, matrix.checksum
+            self._prefetched[matrix.name] = weight, checksum, matrix.checksum
 
     def _place(self, matrix: PackedMatrix) -> PackedLocation:
         return PackedLocation(matrix.offset, matrix.format, matrix.rows, matrix.columns, self._spread_of(matrix.name))
@@ -167,7 +167,7 @@ class PackedCache:
     def _give_up(self, reason: str) -> None:
         """Read the rest from the model, and write the file anew."""
         self.notes.append(f"packed cache {self.path} is not used any further: {reason}")
-        self._ahead.clear()
+        self._prefetched.clear()
         self._writes = True  # whoever else reads it may have seen nothing wrong
         if self._fd is not None:
             os.close(self._fd)
