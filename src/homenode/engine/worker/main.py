@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from homenode.compute.kv_memory import KvLayout
 from homenode.engine.channels.base import OpenChannels, WorkerChannels
@@ -44,10 +44,12 @@ from homenode.engine.channels.messages import (
 from homenode.engine.channels.wire import EngineSocket
 from homenode.engine.child_process import LoadingProgress, call_itself, die_with_parent, in_words
 from homenode.engine.wire import decode_body
-from homenode.engine.worker.worker import Worker
 from homenode.errors import HomenodeError, HostError, PeerError
 from homenode.host.refusals import start_thread
 from homenode.logs.setup import begin_service_log, end_log
+
+if TYPE_CHECKING:
+    from homenode.engine.worker.worker import PartWorker
 
 _log = logging.getLogger(__name__)
 _EXPECTED = (
@@ -56,7 +58,7 @@ _EXPECTED = (
     PeerError,
 )  # a request's own fault, the machine's for a moment, or another worker's
 
-MakeWorker = Callable[[Join], Worker]
+MakeWorker = Callable[[Join], "PartWorker"]
 OpenFor = Callable[[Join], OpenChannels]
 
 
@@ -85,7 +87,7 @@ def main(arguments: list[str], make: MakeWorker | None = None, open_for: OpenFor
     return 0
 
 
-def _make(join: Join) -> Worker:
+def _make(join: Join) -> PartWorker:
     from homenode.engine.worker.worker import PartWorker
 
     return PartWorker(join)

@@ -1,19 +1,26 @@
-"""Computes one step at a time: sequences, arrays, program, tokens."""
+"""Computes a model, or one stage of it, a step at a time: arrays from the step, a run of the program, and tokens or rows for the next stage."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 
-from homenode.compute.ops import Backend, Program
+import numpy as np
+
+from homenode.compute.ops import Backend, Program, StepArrays
+from homenode.engine.channels.base import WorkerChannels
 from homenode.engine.step import Step, StepResult
 from homenode.engine.worker.continued import Batches
 from homenode.engine.worker.sampler import Sampler, score
 from homenode.engine.worker.sequences import SequenceTable
+from homenode.model.part import ModelPart
 
 
 class Runner:
-    """A worker without its process: keeps the sequences and runs steps on a compiled program. For one thread."""
+    """Keeps the sequences of a worker and runs steps on a compiled program. For one thread.
+
+    `waited_s`: seconds that the last step waited for the rows of the stage before; 0 in a first stage.
+    """
 
     def __init__(
         self,
@@ -22,27 +29,37 @@ class Runner:
         block_size: int,
         clock: Callable[[], float] = time.perf_counter,
         eos_token_ids: Sequence[int] = (),
+        *,
+        part: ModelPart | None = None,
+        channels: WorkerChannels | None = None,
+        columns: int = 0,
     ) -> None:
-        """`eos_token_ids` are what a sequence with `min_tokens` may not draw before it has them."""
-        self._program = program
-        self._backend = backend
+        """`eos_token_ids`: what a sequence with `min_tokens` may not draw before it has them. `part`: of the model, None: all of it.
+        `channels`: to other workers, None: there are none. `columns`: of the rows between stages."""
+        self._program, self._backend, self._clock = program, backend, clock
+        self._draws = part is None or part.last_stage
+        self._answers = part is None or part.rank == 0
+        self._channels, self._columns = channels or WorkerChannels(), columns
         self._table = SequenceTable(block_size, eos_token_ids)
         self._batches = Batches(self._table)
         self._sampler = Sampler(backend, self._table)
-        self._clock = clock
+        self.waited_s = 0.0
 
     @property
     def num_sequences(self) -> int:
         """Sequences there is state of."""
         return len(self._table)
 
-    def execute(self, step: Step) -> StepResult:
-        """Run a step: ends, starts, items. Drawn tokens are appended to their sequences.
+    def execute(self, step: Step, drawn: Sequence[tuple[int, int]] = ()) -> StepResult:
+        """Run a step: tokens drawn elsewhere (sequence, token), ends, starts, items. Tokens drawn here are appended to their sequences.
 
-        Raises what the arrays, the program or the sampler raise (ValueError, MemoryError, HostError...). The sequences of a failed step
-        are in no defined state afterwards; they are to be ended.
+        The seconds of the result are without those waited for the stage before. Every rank of the last stage draws the tokens, the first
+        gives them out. Raises what the arrays, the program or the sampler raise (ValueError, MemoryError, HostError...), and PeerError when
+        another worker did not come. The sequences of a failed step are in no defined state afterwards; they are to be ended.
         """
-        begin = self._clock()
+        begin, self.waited_s = self._clock(), 0.0
+        if drawn:
+            self._append(drawn)
         if step.ends or step.starts:
             self._batches.forget()
         for seq in step.ends:
@@ -52,8 +69,34 @@ class Runner:
         if not step.items:
             return StepResult(step.number, [])
         batch = self._batches.build(step.items)
-        logits = self._program.run(batch.arrays)
-        scored = score(self._backend, logits, batch, self._table)
-        sampled = self._sampler.draw(logits, batch)
+        self._receive(step.number, batch.arrays)
+        rows = self._program.run(batch.arrays)
+        if self._channels.inlet is not None:
+            self._channels.inlet.free()
+        if not self._draws:
+            if self._channels.outlet is not None:
+                self._channels.outlet.put(step.number, rows)
+            return StepResult(step.number, [], [], self._clock() - begin - self.waited_s)
+        scored = score(self._backend, rows, batch, self._table)
+        sampled = self._sampler.draw(rows, batch)
         self._batches.drawn(batch, step.items)
-        return StepResult(step.number, sampled, scored, self._clock() - begin)
+        seconds = self._clock() - begin - self.waited_s
+        return (
+            StepResult(step.number, sampled, scored, seconds)
+            if self._answers
+            else StepResult(step.number, [], [], seconds)
+        )
+
+    def _append(self, drawn: Sequence[tuple[int, int]]) -> None:
+        """Tokens of sequences that are still here; a batch that carries on needs them all."""
+        known = [(slot, token) for seq, token in drawn if (slot := self._table.find(seq)) is not None]
+        if known:
+            slots, tokens = zip(*known, strict=True)
+            self._table.append(np.array(slots, np.intp), np.array(tokens, np.int32))
+
+    def _receive(self, number: int, arrays: StepArrays) -> None:
+        """The rows of the stage before, if there is one."""
+        if self._channels.inlet is not None:
+            begin = self._clock()
+            arrays.hidden = self._channels.inlet.take(number, len(arrays.ids), self._columns)
+            self.waited_s = self._clock() - begin

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from homenode.compute.kv_memory import KvLayout
 from homenode.compute.ops import GrowingBackend, KvCache, Program
@@ -13,41 +13,13 @@ from homenode.engine.channels.base import WorkerChannels
 from homenode.engine.channels.messages import FileRange, Fits, Join, RunStep, WorkerStepDone
 from homenode.engine.experts.usage import EXPERT_USES, Table, of_part
 from homenode.engine.worker.load import LoadedPart, load_part
+from homenode.engine.worker.runner import Runner
 from homenode.engine.worker.shared_kv import SharedKv
-from homenode.engine.worker.stage import StageRunner
 from homenode.errors import InternalError
 
 
-class Worker(Protocol):
-    """What `workers.main` runs."""
-
-    def load(self, progress: Callable[[int, int], None], experts: int | None = None) -> Fits:
-        """Load. `experts`: the descriptor of the memory that comes with `Join.experts`; it stays open. Raises what the engine is to be told of."""
-
-    def lay(self, num_blocks: int, memory: tuple[int, FileRange] | None = None, grows: bool = False) -> KvLayout | None:
-        """Take KV memory; where that is to lie in a share of a file, how it does. The descriptor stays the caller's. `grows`: see `Lay`."""
-
-    def change_pages(self, changes: Sequence[tuple[int, int, bool]]) -> None:
-        """Of KV memory that grows: see `Pages`."""
-
-    def attach(self, fd: int, first: int, layout: KvLayout) -> None:
-        """Read other memory in place, as blocks from `first` on. The descriptor stays the caller's."""
-
-    def detach(self, first: int) -> None:
-        """End that."""
-
-    def prepare(self, links: WorkerChannels) -> None:
-        """Know of no sequence, and go on with these channels."""
-
-    def compute(self, work: RunStep) -> WorkerStepDone:
-        """Do a step."""
-
-    def statistics(self) -> dict[str, Any]:
-        """Figures of what computes. From any thread."""
-
-
 class PartWorker:
-    """`Worker` with a part of a model."""
+    """What `worker.main` runs: a part of a model. For one thread, but for `statistics`."""
 
     def __init__(self, join: Join) -> None:
         self._join = join
@@ -56,20 +28,20 @@ class PartWorker:
         self._growing: GrowingBackend | None = None  # whose KV memory is taken when it is used
         self._shared: SharedKv | None = None
         self._program: Program | None = None
-        self._runner: StageRunner | None = None
+        self._runner: Runner | None = None
         self._counts: tuple[Program, Table | None] | None = (
             None  # the program, and how those before it used experts; one value, as others read it
         )
 
     def load(self, progress: Callable[[int, int], None], experts: int | None = None) -> Fits:
-        """See `Worker.load`."""
+        """Load. `experts`: the descriptor of the memory that comes with `Join.experts`; it stays open. Raises what the engine is to be told of."""
         begin = time.monotonic()
         loaded = self._loaded = load_part(self._join, progress, experts)
         kept = loaded.kept
         return Fits(loaded.sizes.num_blocks, kept.own, time.monotonic() - begin, list(loaded.notes), kept.common)
 
     def lay(self, num_blocks: int, memory: tuple[int, FileRange] | None = None, grows: bool = False) -> KvLayout | None:
-        """See `Worker.lay`."""
+        """Take KV memory; where that is to lie in a share of a file, how it does. The descriptor stays the caller's. `grows`: see `Lay`."""
         loaded = self._loaded = replace(self._part, sizes=replace(self._part.sizes, num_blocks=num_blocks))
         self._program = None
         if memory is None:
@@ -87,47 +59,47 @@ class PartWorker:
         return self._shared.layout
 
     def change_pages(self, changes: Sequence[tuple[int, int, bool]]) -> None:
-        """See `Worker.change_pages`."""
+        """Of KV memory that grows: see `Pages`."""
         if self._growing is not None:
             self._growing.change_kv_pages(changes)
 
     def attach(self, fd: int, first: int, layout: KvLayout) -> None:
-        """See `Worker.attach`. UserError or ValueError for memory that is not what is said of it."""
+        """Read other memory in place, as blocks from `first` on. The descriptor stays the caller's. UserError or ValueError for memory that is not what is said of it."""
         assert self._shared is not None  # `lay` has made it
         self._shared.attach(fd, first, layout)
 
     def detach(self, first: int) -> None:
-        """See `Worker.detach`."""
+        """End that."""
         assert self._shared is not None
         self._shared.detach(first)
 
     def prepare(self, links: WorkerChannels) -> None:
-        """See `Worker.prepare`."""
+        """Know of no sequence, and go on with these channels."""
         loaded, part = self._part, self._join.part
         assert self._cache is not None  # `lay` comes first
         if self._program is None or part.ranks > 1:  # a program is bound to its group
             before = self._uses()
             self._program = loaded.backend.compile(loaded.model.forward(self._cache), loaded.limits, links.group)
             self._counts = (self._program, before)
-        self._runner = StageRunner(
-            part,
+        self._runner = Runner(
             self._program,
             loaded.backend,
-            links,
             loaded.sizes.block_size,
-            loaded.model.spec.hidden_size,
             eos_token_ids=loaded.model.spec.eos_token_ids,
+            part=part,
+            channels=links,
+            columns=loaded.model.spec.hidden_size,
         )
 
     def compute(self, work: RunStep) -> WorkerStepDone:
-        """See `Worker.compute`."""
+        """Do a step."""
         if self._runner is None:
             raise InternalError("a step came before the memory for it was laid out")
-        result, waited = self._runner.execute(work.step, work.drawn)
-        return WorkerStepDone(result, waited)
+        result = self._runner.execute(work.step, work.drawn)
+        return WorkerStepDone(result, self._runner.waited_s)
 
     def statistics(self) -> dict[str, Any]:
-        """See `Worker.statistics`."""
+        """Figures of what computes. From any thread."""
         if self._loaded is None:
             return {}
         uses = self._uses()
