@@ -1,4 +1,5 @@
-"""`homenode`: one command a file; a command's module is imported only when it is called, so `homenode --help` answers at once."""
+"""`homenode`: one command a file; a command's module is imported only when it is called, so `homenode --help` answers
+at once."""
 
 from __future__ import annotations
 

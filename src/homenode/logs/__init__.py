@@ -1,1 +1,2 @@
-"""Log lines of the long-running processes: written without ever making who logs wait, and told once where they repeat."""
+"""Log lines of the long-running processes: written without ever making who logs wait, and told once where they
+repeat."""

@@ -1,7 +1,9 @@
-"""What this engine reaches on a machine, out of what `homenode bench model --json` measured there. Pure but for `load_achieved`.
+"""What this engine reaches on a machine, out of what `homenode bench model --json` measured there. Pure but for
+`load_achieved`.
 
-The bench counts the work of its steps and measures the machine in the same minute, so three of its results give what `step_cost` supposes otherwise:
-a prompt the share of multiplications, one sequence the share of read bandwidth, several sequences what unpacking costs once a step.
+The bench counts the work of its steps and measures the machine in the same minute, so three of its results give what
+`step_cost` supposes otherwise: a prompt the share of multiplications, one sequence the share of read bandwidth, several
+sequences what unpacking costs once a step.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class _BenchFile(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class AchievedSpeed:
-    """`kind`: shares of the machine's int8 multiplications and read bandwidth. `float_cost`: of an operation of attention, in operations of weights.
+    """`kind`: shares of the machine's int8 multiplications and read bandwidth. `float_cost`: of an operation of
+    attention, in operations of weights.
 
     `read_gb_s`, `int8_gops`: what the machine could do meanwhile, where it was measured.
     """
@@ -136,7 +139,8 @@ def _fitted(prompt: _MeasuredTest, alone: _MeasuredTest, several: _MeasuredTest)
 
 
 def _of_weights(result: _MeasuredTest, float_cost: float | None = None) -> tuple[float, float]:
-    """A step's operations as so many of weights, and what one of attention counts: by the ceilings, unless it is known."""
+    """A step's operations as so many of weights, and what one of attention counts: by the ceilings, unless it is
+    known."""
     operations, kinds = _operations(result.step), _weight_kinds(result)
     weights = sum(operations[kind] for kind in kinds)
     rest = sum(operations.values()) - weights
@@ -147,7 +151,8 @@ def _of_weights(result: _MeasuredTest, float_cost: float | None = None) -> tuple
 
 
 def _weight_kinds(result: _MeasuredTest) -> tuple[str, ...]:
-    """Of quantised weights attention is the rest; otherwise both are of one kind, or nearly so, and are not told apart."""
+    """Of quantised weights attention is the rest; otherwise both are of one kind, or nearly so, and are not told
+    apart."""
     found = _operations(result.step)
     return ("int8", "int6") if found["int8"] + found["int6"] > found["bf16"] + found["f32"] else _KINDS
 

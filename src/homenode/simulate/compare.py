@@ -1,4 +1,5 @@
-"""Several ways to place one deployment, simulated one after the other, and which of them wins. Pure but for what planning reads."""
+"""Several ways to place one deployment, simulated one after the other, and which of them wins. Pure but for what
+planning reads."""
 
 from __future__ import annotations
 
@@ -83,7 +84,8 @@ def engines_on_all(
 
 
 def winner(results: Sequence[SimulationResult]) -> tuple[SimulationResult, str]:
-    """The most output tokens a second; among those within 1 % of it, the lowest mean latency. And why, in a sentence."""
+    """The most output tokens a second; among those within 1 % of it, the lowest mean latency. And why, in a
+    sentence."""
     measured = [(result, result.stats) for result in results if result.stats is not None and result.stats.finished]
     if not measured:
         return results[0], "no request was finished under any of them"

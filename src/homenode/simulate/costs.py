@@ -1,7 +1,7 @@
 """The seconds that a step takes each stage: bytes, operations, meetings, links. Pure.
 
-A worker reads its weights and the keys and values of all sequences in the step, and multiplies meanwhile; the ranks of a stage then wait for the
-slowest and add up what each has; the stage's rows go on to the next one.
+A worker reads its weights and the keys and values of all sequences in the step, and multiplies meanwhile; the ranks of
+a stage then wait for the slowest and add up what each has; the stage's rows go on to the next one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ FLOAT_COST = (
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What a step asks of any worker: tokens; rows of logits; sequences' positions to be read; and positions looked at, over all tokens."""
+    """What a step asks of any worker: tokens; rows of logits; sequences' positions to be read; and positions looked at,
+    over all tokens."""
 
     tokens: int
     rows: int
@@ -41,9 +42,9 @@ class StepLoad:
 
 @dataclass(frozen=True, slots=True)
 class WorkerWork:
-    """What one worker computes. `model`: its part, whose figures of a token leave out the output matrix and what comes behind the last attention.
-    `output_bytes`, `output_operations`: of those, 0 where another stage has them; a row of logits multiplies with all of them. `attention`: operations
-    of a token and a position it looks at."""
+    """What one worker computes. `model`: its part, whose figures of a token leave out the output matrix and what comes
+    behind the last attention. `output_bytes`, `output_operations`: of those, 0 where another stage has them; a row of
+    logits multiplies with all of them. `attention`: operations of a token and a position it looks at."""
 
     model: ModelWork
     output_bytes: float
@@ -53,7 +54,8 @@ class WorkerWork:
 
 @dataclass(frozen=True, slots=True)
 class CommonExperts:
-    """Experts that several engines keep in common. `besides`: bytes of the other weights. `byte`: seconds of a byte of experts, whoever keeps it."""
+    """Experts that several engines keep in common. `besides`: bytes of the other weights. `byte`: seconds of a byte of
+    experts, whoever keeps it."""
 
     besides: float
     byte: float
@@ -61,8 +63,8 @@ class CommonExperts:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCost:
-    """A worker's work at its speed. `fixed`: seconds of every step besides. `float_cost`: of an operation of attention, in operations of weights.
-    `common`: where experts are not all its own."""
+    """A worker's work at its speed. `fixed`: seconds of every step besides. `float_cost`: of an operation of attention,
+    in operations of weights. `common`: where experts are not all its own."""
 
     rates: Rates
     work: WorkerWork
@@ -101,7 +103,8 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """The ranks of a stage. `sums`: exchanges in a step, of `row_bytes` for each token, over `link`. `onward`: the way of its rows to the next stage."""
+    """The ranks of a stage. `sums`: exchanges in a step, of `row_bytes` for each token, over `link`. `onward`: the way
+    of its rows to the next stage."""
 
     workers: tuple[WorkerCost, ...]
     row_bytes: int

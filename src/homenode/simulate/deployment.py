@@ -1,4 +1,5 @@
-"""The engines that `homenode serve` with these settings would start on a host, as far as they can be known without one: places, memory, costs.
+"""The engines that `homenode serve` with these settings would start on a host, as far as they can be known without one:
+places, memory, costs.
 
 What does not fit, or contradicts itself, is refused by the code that refuses it there.
 """
@@ -44,7 +45,8 @@ from homenode.units import format_bytes, format_count
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """One engine before it runs. `weights`: bytes by NUMA node, or by the name of an accelerator. `kv_bytes`: of all its workers."""
+    """One engine before it runs. `weights`: bytes by NUMA node, or by the name of an accelerator. `kv_bytes`: of all
+    its workers."""
 
     config: EngineConfig
     sizes: Sizes

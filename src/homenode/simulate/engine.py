@@ -1,4 +1,5 @@
-"""One simulated engine: the real scheduler before stages that take the time a cost model says. Virtual time only; pure."""
+"""One simulated engine: the real scheduler before stages that take the time a cost model says. Virtual time only;
+pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """`host.placement.step_cost` as coefficients, so that the seconds of a step are a handful of multiplications. Pure.
 
-`step_time` is, on given nodes, the larger of a multiple of the bytes and a multiple of the operations, and linear in everything else.
+`step_time` is, on given nodes, the larger of a multiple of the bytes and a multiple of the operations, and linear in
+everything else.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ _MANY = 1 << 40  # tokens: then unpacking weights costs nothing for each
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Seconds: `byte` read; `operation` of a row that many tokens share; `unpacking` for each operation of one token, once a row however many share
-    it; `exchange` of a token's activations of one layer of one byte each (`exchange_byte`) and beside that (`exchange_layer`); `barrier`."""
+    """Seconds: `byte` read; `operation` of a row that many tokens share; `unpacking` for each operation of one token,
+    once a row however many share it; `exchange` of a token's activations of one layer of one byte each
+    (`exchange_byte`) and beside that (`exchange_layer`); `barrier`."""
 
     byte: float
     operation: float

@@ -1,4 +1,5 @@
-"""The simulation: arrivals, the real router, engines. One event after another, in virtual time. Pure, and the same for the same input."""
+"""The simulation: arrivals, the real router, engines. One event after another, in virtual time. Pure, and the same for
+the same input."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class _Asked:
 
 @dataclass
 class Outcome:
-    """What came of it. Times in seconds: `ttft` of each request with a token, `itl` between the tokens of one, `latency` of each that was finished."""
+    """What came of it. Times in seconds: `ttft` of each request with a token, `itl` between the tokens of one,
+    `latency` of each that was finished."""
 
     requests: int = 0
     finished: int = 0

@@ -1,4 +1,5 @@
-"""How fast things are that no recording of a host tells: accelerators, links, and what an engine reaches of what the machine can do. Pure."""
+"""How fast things are that no recording of a host tells: accelerators, links, and what an engine reaches of what the
+machine can do. Pure."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ _FIGURES = ("read_gb_s", "tops", "memory", "link_gb_s", "link_us")
 
 @dataclass(frozen=True, slots=True)
 class AcceleratorSpeed:
-    """What an accelerator reaches, as its owner says: reading its memory (1e9 bytes a second), multiplying (1e12 operations a second), bytes of memory;
-    and the way from one to another or to the host."""
+    """What an accelerator reaches, as its owner says: reading its memory (1e9 bytes a second), multiplying (1e12
+    operations a second), bytes of memory; and the way from one to another or to the host."""
 
     read_gb_s: float
     tops: float
@@ -36,7 +37,8 @@ class AcceleratorSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """`measured`: of the host's nodes, None for typical ones. `achieved`: what this engine makes of them. `step_s`: seconds of each step besides."""
+    """`measured`: of the host's nodes, None for typical ones. `achieved`: what this engine makes of them. `step_s`:
+    seconds of each step besides."""
 
     measured: Measured | None = None
     achieved: AchievedSpeed = TYPICAL
@@ -45,7 +47,8 @@ class Speeds:
 
 
 def read_accelerator(text: str) -> AcceleratorSpeed:
-    """What `read_gb_s=..,tops=..,memory=..,link_gb_s=..,link_us=..` says. UserError for a figure that is missing, unknown or not above 0."""
+    """What `read_gb_s=..,tops=..,memory=..,link_gb_s=..,link_us=..` says. UserError for a figure that is missing,
+    unknown or not above 0."""
     words = dict(word.partition("=")[::2] for word in text.split(",") if word)
     if set(words) != set(_FIGURES) or len(words) != text.count("="):
         raise _bad(text, f"give each of {', '.join(_FIGURES)} once, as NAME=VALUE")

@@ -23,7 +23,8 @@ _HEADER = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 
 
 def read_trace(path: str, most: int | None = None, speed: float = 1.0) -> Workload:
-    """The requests of a trace file, the first at 0 s. `most`: of the first ones only. `speed`: times as fast as they were recorded.
+    """The requests of a trace file, the first at 0 s. `most`: of the first ones only. `speed`: times as fast as they
+    were recorded.
 
     UserError, naming file, line and fault, for anything that is no such trace; at most 5 million requests are read.
     """

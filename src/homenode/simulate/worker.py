@@ -35,7 +35,8 @@ class Owners:
 def cpu_worker(
     host: Host, binding: EngineBinding, work: WorkerWork, speeds: Speeds, owners: Owners | None = None
 ) -> WorkerCost:
-    """A worker on these CPUs. Weights lie with the threads that read them, unless its policy puts their pages in turn on all nodes, or `owners` keep some."""
+    """A worker on these CPUs. Weights lie with the threads that read them, unless its policy puts their pages in turn
+    on all nodes, or `owners` keep some."""
     machine = machine_speed(teams_of(host, binding), host, speeds.measured)
     spread = round_robin(machine.nodes) if binding.numa == "interleave" else at_home(machine.nodes)
     common = None
@@ -76,7 +77,8 @@ def accelerator_worker(work: WorkerWork, speeds: Speeds) -> WorkerCost:
 
 
 def work_of(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry, part: ModelPart) -> WorkerWork:
-    """What a part of a model is as work. Attention over all positions: windows are not looked at. The last layer's experts and attention count for every token."""
+    """What a part of a model is as work. Attention over all positions: windows are not looked at. The last layer's
+    experts and attention count for every token."""
     work = model_work(spec, layout, geometry, part)
     sampled = [m for m in layout.matrices if part.last_stage and m.expert is None and of_sampled_rows(m.name, spec)]
     operations = 2.0 * sum(m.rows * m.columns for m in sampled)
@@ -89,7 +91,8 @@ def work_of(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry, part: M
 
 
 def teams_of(host: Host, binding: EngineBinding) -> tuple[NodeTeam, ...]:
-    """The threads of a place by node and memory node. A thread without a CPU of its own is on the first node there is."""
+    """The threads of a place by node and memory node. A thread without a CPU of its own is on the first node there
+    is."""
     first = min(host.node_by_id, default=0)
     found: dict[tuple[int, int], list[int]] = {}
     for at, cpu in enumerate(binding.team):

@@ -1,4 +1,5 @@
-"""What is asked of a simulated deployment: requests at given times, or clients that ask again when they were answered. Pure.
+"""What is asked of a simulated deployment: requests at given times, or clients that ask again when they were answered.
+Pure.
 
 poisson:rate=4,in=512,out=128,n=1000,seed=1    arrivals at random, 4 a second on average
 closed:clients=8,in=256,out=128,n=64           8 clients, each asking again as soon as it was answered, 64 requests in all
@@ -26,8 +27,8 @@ _DEFAULTS: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request: seconds from the start, prompt and output tokens. `blocks`: names of the runs of BLOCK tokens that its prompt is made of, for
-    prompts that begin alike; empty: it is like no other."""
+    """One request: seconds from the start, prompt and output tokens. `blocks`: names of the runs of BLOCK tokens that
+    its prompt is made of, for prompts that begin alike; empty: it is like no other."""
 
     at: float
     prompt: int
@@ -55,7 +56,8 @@ def _named(name: int, length: int, vocabulary: int) -> list[int]:
 
 @dataclass
 class Workload:
-    """`jobs`: in the order of their times. `clients`: 0: they come when they come; else so many are asked at once, the next when one ended."""
+    """`jobs`: in the order of their times. `clients`: 0: they come when they come; else so many are asked at once, the
+    next when one ended."""
 
     name: str
     jobs: Sequence[Job]
@@ -77,7 +79,8 @@ class Workload:
 
 
 def synthetic(text: str) -> Workload | None:
-    """The workload that `poisson:...` or `closed:...` names; None for text that is neither. UserError for figures that cannot be."""
+    """The workload that `poisson:...` or `closed:...` names; None for text that is neither. UserError for figures that
+    cannot be."""
     kind, colon, settings = text.partition(":")
     if kind not in _DEFAULTS or not colon:
         return None

@@ -1,8 +1,8 @@
 """How fast attention of decoding is by itself: keys and values read, against the machine's limits.
 
-One token of each sequence attends to its context, as a step of decoding does it in every layer, the new key and value stored on the way. The
-layers of a program have KV memory of their own: together it is larger than caches are, so that keys and values come from memory as they do in
-a model. They are zeros, which takes as long as any other values.
+One token of each sequence attends to its context, as a step of decoding does it in every layer, the new key and value
+stored on the way. The layers of a program have KV memory of their own: together it is larger than caches are, so that
+keys and values come from memory as they do in a model. They are zeros, which takes as long as any other values.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _BLOCK = 64
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """What to measure: every combination. A shape is (query heads, KV heads, elements of a head). `repeat` runs of each; the median counts."""
+    """What to measure: every combination. A shape is (query heads, KV heads, elements of a head). `repeat` runs of
+    each; the median counts."""
 
     types: tuple[str, ...] = ("bf16", "int8")
     shapes: tuple[tuple[int, int, int], ...] = ((14, 2, 64), (32, 8, 64))
@@ -51,9 +52,10 @@ class AttentionPlan:
 class AttentionResult:
     """Attention of one layer for `batch` sequences of `context` tokens each, the token that attends included.
 
-    `seconds`: of the layer, the fastest pass of a run, the median over the runs. `gb_s`: bytes of keys and values a second, `read_share` of what
-    reading alone reached meanwhile. `gops`: 1e9 operations a second; `fraction`: how much of the ceiling of reading and multiplying, overlapped,
-    was reached; `limit`: which of them sets it. `discarded`, `steady`: see `steady.Runs`.
+    `seconds`: of the layer, the fastest pass of a run, the median over the runs. `gb_s`: bytes of keys and values a
+    second, `read_share` of what reading alone reached meanwhile. `gops`: 1e9 operations a second; `fraction`: how much
+    of the ceiling of reading and multiplying, overlapped, was reached; `limit`: which of them sets it. `discarded`,
+    `steady`: see `repetition.Runs`.
     """
 
     type: str

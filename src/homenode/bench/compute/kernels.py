@@ -1,7 +1,9 @@
-"""How fast the matrix products are by themselves: every format, shape and number of tokens against the machine's limits.
+"""How fast the matrix products are by themselves: every format, shape and number of tokens against the machine's
+limits.
 
-A product is measured as a model's step does it, activations encoded and outputs stored, by programs of some products that take turns. Each
-product has a matrix of its own: together they are larger than caches are, so that weights come from memory as they do in a model.
+A product is measured as a model's step does it, activations encoded and outputs stored, by programs of some products
+that take turns. Each product has a matrix of its own: together they are larger than caches are, so that weights come
+from memory as they do in a model.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ _OPERATIONS = 2e9  # of a pass, unless a single product has more
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """What to measure: every combination. A shape is (columns K, rows N): K inputs, N outputs. `repeat` runs of each; the median counts."""
+    """What to measure: every combination. A shape is (columns K, rows N): K inputs, N outputs. `repeat` runs of each;
+    the median counts."""
 
     formats: tuple[str, ...] = ("BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
     shapes: tuple[tuple[int, int], ...] = ((1024, 4096), (4096, 1024), (2048, 8192))
@@ -49,11 +52,12 @@ class KernelPlan:
 class KernelResult:
     """One product of `tokens` rows of activations [tokens, columns] with a matrix [rows, columns].
 
-    `seconds`: of one product, the fastest pass of a run, the median over the runs. `cpu_gops`: 1e9 operations a second, had each thread always
-    had its CPU: from the CPU time of the run that used least, a lower bound where multiplying is the limit, whatever else runs on the machine
-    (where reading is, threads that run at different times each have the memory for themselves, so there it says nothing). `gb_s`: weight bytes a second; `gops`: 1e9 operations a
-    second; `ceiling_gops`: what reading and multiplying, overlapped, allowed meanwhile; `limit`: which of them sets it. `intensity`: operations
-    for each byte of weights. `discarded`, `steady`: see `steady.Runs`.
+    `seconds`: of one product, the fastest pass of a run, the median over the runs. `cpu_gops`: 1e9 operations a second,
+    had each thread always had its CPU: from the CPU time of the run that used least, a lower bound where multiplying is
+    the limit, whatever else runs on the machine (where reading is, threads that run at different times each have the
+    memory for themselves, so there it says nothing). `gb_s`: weight bytes a second; `gops`: 1e9 operations a second;
+    `ceiling_gops`: what reading and multiplying, overlapped, allowed meanwhile; `limit`: which of them sets it.
+    `intensity`: operations for each byte of weights. `discarded`, `steady`: see `repetition.Runs`.
     """
 
     format: str
@@ -75,7 +79,8 @@ class KernelResult:
 
 
 def check_plan(plan: KernelPlan, formats: frozenset[str]) -> None:
-    """UserError for a format that cannot be measured or a shape whose rows would end inside a block. `formats`: those with a kernel."""
+    """UserError for a format that cannot be measured or a shape whose rows would end inside a block. `formats`: those
+    with a kernel."""
     known = sorted(set(FORMATS) & formats)
     for name in plan.formats:
         if name not in known:

@@ -1,8 +1,10 @@
-"""How fast a model runs here, and how fast it could: prefill, and decode at several batch sizes, through the same program the server runs.
+"""How fast a model runs here, and how fast it could: prefill, and decode at several batch sizes, through the same
+program the server runs.
 
-Prompt processing is one step of `prompt_tokens` tokens in an empty context; decoding is one token for each of `batch` sequences whose context
-holds `context` tokens, sampled greedily. Times are wall times of the whole step, Python included. Before and after every run the machine's
-limits are measured on the same threads, so each run is held against what the machine could do just then (see `steady` and `work`).
+Prompt processing is one step of `prompt_tokens` tokens in an empty context; decoding is one token for each of `batch`
+sequences whose context holds `context` tokens, sampled greedily. Times are wall times of the whole step, Python
+included. Before and after every run the machine's limits are measured on the same threads, so each run is held against
+what the machine could do just then (see `repetition` and `work`).
 """
 
 from __future__ import annotations
@@ -62,8 +64,8 @@ def measure(
 ) -> list[ModelBenchResult]:
     """Run the plan; `meter` measures the limits of the CPUs `backend` computes on.
 
-    Results are to be compared with each other, so those that were measured in another placement than most are measured anew, a few times at most.
-    Raises UserError when the model's context is too short for the plan.
+    Results are to be compared with each other, so those that were measured in another placement than most are measured
+    anew, a few times at most. Raises UserError when the model's context is too short for the plan.
     """
     bench = _ModelBench(timed_runs(model, backend, plan), meter, watch)
     tests = [(f"prefill of {plan.prompt_tokens}", bench.prefill)] if plan.prompt_tokens else []
@@ -83,7 +85,8 @@ def measure(
 def in_one_placement(
     tests: int, measured: Callable[[int], ModelBenchResult], discarding: Callable[[int], None]
 ) -> list[ModelBenchResult]:
-    """The results of tests 0 .. tests - 1. Those that were in another placement than most are `measured` again; `discarding` is told before."""
+    """The results of tests 0 .. tests - 1. Those that were in another placement than most are `measured` again;
+    `discarding` is told before."""
     results = [measured(index) for index in range(tests)]
     for _ in range(_ROUNDS):
         for index in moved_prints([Fingerprint.from_json(result.placement["after"]) for result in results]):
@@ -93,7 +96,8 @@ def in_one_placement(
 
 
 def timed_runs(model: LoadedModel, backend: Backend, plan: ModelBenchPlan) -> ModelRuns:
-    """The runs of a plan, to be timed by whoever calls them. Raises UserError when the model's context is too short for the plan."""
+    """The runs of a plan, to be timed by whoever calls them. Raises UserError when the model's context is too short for
+    the plan."""
     longest = max(plan.prompt_tokens, plan.context + plan.gen_tokens)
     if longest > model.spec.max_position:
         raise UserError(

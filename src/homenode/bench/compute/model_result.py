@@ -16,8 +16,8 @@ from homenode.bench.machine.repetition import Runs
 class PhaseShare:
     """All phases of one name in a step, as the first thread sees them.
 
-    `seconds`: of a step; `share`: of the whole step; `waited`: part of `seconds` spent waiting for other threads; `fraction`: how much of the
-    ceiling of the phase's own work was reached, 0 for what is not counted as work.
+    `seconds`: of a step; `share`: of the whole step; `waited`: part of `seconds` spent waiting for other threads;
+    `fraction`: how much of the ceiling of the phase's own work was reached, 0 for what is not counted as work.
     """
 
     name: str
@@ -31,10 +31,11 @@ class PhaseShare:
 class ModelBenchResult:
     """One test. `seconds` are of one run, the median; `tok_s` tokens of all sequences in a second.
 
-    `ceiling_tok_s`: what the machine allowed around the median run, reading and multiplying overlapped; `fraction`: how much of it was reached,
-    the median over the runs; `limit`: whether `read` or `multiply` sets the ceiling. `best_step_tok_s`: from the fastest single step, which on
-    a machine with other work shows the engine undisturbed. `cpu_seconds`: CPU time of all threads of the run that used least.
-    `discarded`, `steady`: see `steady.Runs`. `phases`: where the time of a step goes, if asked for.
+    `ceiling_tok_s`: what the machine allowed around the median run, reading and multiplying overlapped; `fraction`: how
+    much of it was reached, the median over the runs; `limit`: whether `read` or `multiply` sets the ceiling.
+    `best_step_tok_s`: from the fastest single step, which on a machine with other work shows the engine undisturbed.
+    `cpu_seconds`: CPU time of all threads of the run that used least. `discarded`, `steady`: see `repetition.Runs`.
+    `phases`: where the time of a step goes, if asked for.
     """
 
     test: str
@@ -60,8 +61,8 @@ class ModelBenchResult:
 
 
 class TimedSteps:
-    """A run of `count` steps; calling it gives its seconds. `fastest`: seconds of the fastest step, `least_cpu`: CPU seconds of all
-    threads of the run that used least, of all runs so far.
+    """A run of `count` steps; calling it gives its seconds. `fastest`: seconds of the fastest step, `least_cpu`: CPU
+    seconds of all threads of the run that used least, of all runs so far.
     """
 
     def __init__(self, step: Callable[[int], object], count: int) -> None:
@@ -87,7 +88,8 @@ def result_of(
 ) -> ModelBenchResult:
     """What the runs of one test come to.
 
-    what: test, batch, tokens and context as in `ModelBenchResult`. made: tokens of a run. work: of a run; step: of its middle step.
+    what: test, batch, tokens and context as in `ModelBenchResult`. made: tokens of a run. work: of a run; step: of its
+    middle step.
     """
     seconds = statistics.median(r.seconds for r in runs.counted)
     around = _median(tuple(r.ceilings for r in runs.counted))

@@ -14,10 +14,11 @@ _MOST_SECONDS = 2.0
 
 
 class Passes:
-    """Runs programs of `pieces` equal pieces of work each in turn; a call does so for a while and gives the seconds of a piece in the fastest pass.
+    """Runs programs of `pieces` equal pieces of work each in turn; a call does so for a while and gives the seconds of
+    a piece in the fastest pass.
 
-    `least_cpu`: CPU seconds, of all threads, of one piece in the call that used least. The kernel accounts for running threads once in some
-    milliseconds, so it is counted over many passes.
+    `least_cpu`: CPU seconds, of all threads, of one piece in the call that used least. The kernel accounts for running
+    threads once in some milliseconds, so it is counted over many passes.
     """
 
     def __init__(self, programs: Sequence[Program], arrays: StepArrays, pieces: int) -> None:

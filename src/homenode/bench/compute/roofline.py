@@ -1,7 +1,8 @@
 """A roofline drawing: what each product reaches, under the roofs that memory and multipliers are. Plain SVG.
 
-Across: operations for each byte of weights, so more tokens lie further right. Up: 1e9 operations a second. The slanted roof is read bandwidth,
-each level one is a kind of multiply. Both axes are logarithmic. See Williams, Waterman, Patterson, "Roofline" (CACM 52, 2009).
+Across: operations for each byte of weights, so more tokens lie further right. Up: 1e9 operations a second. The slanted
+roof is read bandwidth, each level one is a kind of multiply. Both axes are logarithmic. See Williams, Waterman,
+Patterson, "Roofline" (CACM 52, 2009).
 """
 
 from __future__ import annotations

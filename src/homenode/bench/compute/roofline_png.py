@@ -1,4 +1,5 @@
-"""The roofline drawing as PNG, by matplotlib where it is installed (the `bench` extra). `roofline` says what it shows."""
+"""The roofline drawing as PNG, by matplotlib where it is installed (the `bench` extra). `roofline` says what it
+shows."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from homenode.dtypes import DType
 
-# Where a block has 16-bit floats (csrc/quant/block.cpp): random bits there could be infinite, or so small that processors take a slow path.
+# Where a block has 16-bit floats (csrc/quant/block.cpp): random bits there could be infinite, or so small that
+# processors take a slow path.
 _SCALES = {
     "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (),
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
@@ -47,7 +48,8 @@ def _float_bytes(name: str, values: npt.NDArray[np.float32]) -> npt.NDArray[np.u
 
 @contextmanager
 def stored_matrix(dtype: DType, rows: int, columns: int) -> Iterator[int]:
-    """The file descriptor of a file in memory that holds a [rows, columns] matrix. ValueError when a row would end inside a block."""
+    """The file descriptor of a file in memory that holds a [rows, columns] matrix. ValueError when a row would end
+    inside a block."""
     row = dtype.row_bytes(columns)
     data = random_blocks(dtype, min(rows * row // dtype.bytes, _DIFFERENT_BLOCKS)).tobytes()
     fd = os.memfd_create("homenode-bench")

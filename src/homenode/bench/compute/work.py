@@ -1,9 +1,10 @@
 """What a step of a model has to read and to multiply, from its layout and figures alone. Pure.
 
-Counted are the matrices (as kept in memory, each read once a step; of experts as many as the step's tokens choose together on average when
-each chooses by lot, which for one token is just its own), the keys and values of the context, and the products with both. Left out
-is what is small beside them: norms, rotations, activations, biases. So a step can come near the ceiling made of this but not above it,
-unless the tokens of a batch agree on experts more than chance would have it.
+Counted are the matrices (as kept in memory, each read once a step; of experts as many as the step's tokens choose
+together on average when each chooses by lot, which for one token is just its own), the keys and values of the context,
+and the products with both. Left out is what is small beside them: norms, rotations, activations, biases. So a step can
+come near the ceiling made of this but not above it, unless the tokens of a batch agree on experts more than chance
+would have it.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class WorkCounter:
         return total
 
     def _matrices(self, tokens: int, sampled: int) -> dict[str, Work]:
-        """Every matrix once for `tokens` rows, those behind the last attention for `sampled`; of an embedding table only the rows looked up."""
+        """Every matrix once for `tokens` rows, those behind the last attention for `sampled`; of an embedding table
+        only the rows looked up."""
         head = output_matrix(self.spec)
         phases: dict[str, Work] = {}
         for matrix in self.layout.matrices:

@@ -1,4 +1,5 @@
-"""One rank or stage of `ranks`, a process of its own: `python -m homenode.bench.engine.rank_peer WORK`, WORK being JSON."""
+"""One rank or stage of `ranks`, a process of its own: `python -m homenode.bench.engine.rank_peer WORK`, WORK being
+JSON."""
 
 from __future__ import annotations
 

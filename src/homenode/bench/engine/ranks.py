@@ -1,4 +1,5 @@
-"""What it costs that several processes compute one step: sums over ranks, and rows handed from one stage to the next, beside memcpy of as many bytes.
+"""What it costs that several processes compute one step: sums over ranks, and rows handed from one stage to the next,
+beside memcpy of as many bytes.
 
 Every rank and stage is a process of its own on CPUs of its own, as far as there are enough: `rank_peer`.
 """
@@ -24,7 +25,8 @@ _SPIN_US = 50
 
 @dataclass(frozen=True)
 class ExchangeTimes:
-    """Medians over the rounds, of float32 [rows, columns]. `what`: "sum" over `processes` ranks, or "ring": one way from one stage to the next."""
+    """Medians over the rounds, of float32 [rows, columns]. `what`: "sum" over `processes` ranks, or "ring": one way
+    from one stage to the next."""
 
     what: str
     processes: int
@@ -42,7 +44,8 @@ class ExchangeTimes:
 
 @dataclass(frozen=True)
 class RanksBenchPlan:
-    """What to measure: [rows, columns] in turn. `spin_us`: how long a process watches before it sleeps; None: not at all where CPUs are shared."""
+    """What to measure: [rows, columns] in turn. `spin_us`: how long a process watches before it sleeps; None: not at
+    all where CPUs are shared."""
 
     shapes: Sequence[tuple[int, int]]
     ranks: int = 2
@@ -59,7 +62,8 @@ def cpus_of(processes: int, threads: int) -> tuple[list[list[int]], bool]:
 
 
 def measure(plan: RanksBenchPlan) -> list[ExchangeTimes]:
-    """Sums over `plan.ranks`, and the way through a ring. PeerError when a process fails, HostError when it cannot be started."""
+    """Sums over `plan.ranks`, and the way through a ring. PeerError when a process fails, HostError when it cannot be
+    started."""
     return [*_measure_sums(plan), *_measure_rings(plan)]
 
 

@@ -1,8 +1,8 @@
 """What a step costs beside computing: the whole engine around a native program that takes a known time.
 
-Scheduler, arrays, sampler, frames and detokenising are the engine's own; only the model is replaced, by multiplications in registers on all
-threads for as long as a step is to take, and logits of a vocabulary of the usual size to draw from. The other end of the frames is a process
-of its own, as it is in serving.
+Scheduler, arrays, sampler, frames and detokenising are the engine's own; only the model is replaced, by multiplications
+in registers on all threads for as long as a step is to take, and logits of a vocabulary of the usual size to draw from.
+The other end of the frames is a process of its own, as it is in serving.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ _PATIENCE_S = 600.0  # for one measurement
 
 @dataclass(frozen=True)
 class StepCost:
-    """Medians over the steps, in microseconds. `python_us`: neither in the program nor in sampling, so nothing computes."""
+    """Medians over the steps, in microseconds. `python_us`: neither in the program nor in sampling, so nothing
+    computes."""
 
     sequences: int
     steps: int
@@ -114,7 +115,8 @@ def measure_steps(
     vocab_size: int = 151_936,
     temperature: float = 0.0,
 ) -> StepCost:
-    """Run `sequences` requests of `steps` tokens each, all at once. `temperature` above 0 samples with top-k 40 and top-p 0.95."""
+    """Run `sequences` requests of `steps` tokens each, all at once. `temperature` above 0 samples with top-k 40 and
+    top-p 0.95."""
     times: list[_Times] = []
     loop_cpu: list[float] = []
     runner = _runner(backend, sequences, steps, step_s, vocab_size, times)

@@ -1,4 +1,5 @@
-"""The front of `bench step`: a process that takes the engine's frames and makes text of them: `python -m homenode.bench.engine.step_front FD VOCABULARY`.
+"""The front of `bench step`: a process that takes the engine's frames and makes text of them: `python -m
+homenode.bench.engine.step_front FD VOCABULARY`.
 
 It prints the CPU time it spent on that, in seconds.
 """

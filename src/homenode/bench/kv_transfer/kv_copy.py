@@ -1,7 +1,9 @@
-"""How fast KV pages are copied between two shared memories, digests included, beside libc's memcpy: one thread, cold, in turns.
+"""How fast KV pages are copied between two shared memories, digests included, beside libc's memcpy: one thread, cold,
+in turns.
 
-A batch of scattered blocks many times larger than the caches goes from one memfd to another, whose pages are all there. Every round each way copies it twice, in
-another order of the ways, and its faster pass counts; what is compared are the ways within a round, since the machine's speed changes between rounds.
+A batch of scattered blocks many times larger than the caches goes from one memfd to another, whose pages are all there.
+Every round each way copies it twice, in another order of the ways, and its faster pass counts; what is compared are the
+ways within a round, since the machine's speed changes between rounds.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ _LEAST = 2 * 32 * 2 * _HEAD  # keys and values of 32 tokens of a head, bf16
 
 @dataclass(frozen=True)
 class CopySpeed:
-    """Bytes a second of each way, the median over the rounds; and how many times memcpy's the copy's was, the median over the rounds of that ratio."""
+    """Bytes a second of each way, the median over the rounds; and how many times memcpy's the copy's was, the median
+    over the rounds of that ratio."""
 
     block_bytes: int
     memcpy: float
@@ -40,7 +43,8 @@ class CopySpeed:
 def measure_kv_copy(
     backend: NativeBackend, block_bytes: Sequence[int], rounds: int = 7, batch_bytes: int = BATCH_BYTES
 ) -> list[CopySpeed]:
-    """Measure with blocks of these sizes: UserError for one that is no power of two times 8 KiB. Takes memory for two batches."""
+    """Measure with blocks of these sizes: UserError for one that is no power of two times 8 KiB. Takes memory for two
+    batches."""
     return [_measure(backend, _geometry(size), max(1, batch_bytes // size), rounds) for size in block_bytes]
 
 

@@ -13,7 +13,8 @@ from homenode.errors import PeerError
 from homenode.transfer.seam import Returned
 
 _CONTROLS = 20  # hand-overs of which one row's time is the mean
-APPLYING_S = 160e-6  # between the result of a step and the first word of its pages: as `benchmarks.hand_off` finds it between two engines
+# between the result of a step and the first word of its pages: as `benchmarks.hand_off` finds it between two engines
+APPLYING_S = 160e-6
 _HAND_OFFS = 20  # of which one row's time is the median
 
 
@@ -39,8 +40,9 @@ class WholeTransfer:
         return self._arrived(self._hand_over(1))
 
     def asked_for(self) -> float:
-        """Until the receiver has all pages in its blocks, from its wish for them: everything else was done before, digests at the sender included, as in an
-        engine that announces pages when they are computed and is asked for them later (`pull-delay`, a receiver that `holds`)."""
+        """Until the receiver has all pages in its blocks, from its wish for them: everything else was done before,
+        digests at the sender included, as in an engine that announces pages when they are computed and is asked for
+        them later (`pull-delay`, a receiver that `holds`)."""
         self._tickets += 1
         ticket, agent = f"asked-for-{self._tickets}", self.side.agent
         wanted = agent.statistics().bytes_digested + self._pages * self.side.page_bytes
@@ -54,10 +56,11 @@ class WholeTransfer:
     def control(self, pages: int) -> float:
         """What a hand-over of so many pages costs when no page has to be moved: the mean of a row of them, in seconds.
 
-        In it: the scheduler's wish, the offer with all identities and its answer, Computed, the digest, epoch and place of one page announced, Done
-        and the return of the pages; encoding, both machines, both agents, every system call and wake-up. The receiver holds all pages but the
-        last, so that Ready is said; the time both sides spent in the copy loop over that page (`copy_seconds`: the sender's digest, the receiver's
-        copy and check) is taken off. Not in it: connecting. The next hand-over begins right after the last one, so both agents are awake.
+        In it: the scheduler's wish, the offer with all identities and its answer, Computed, the digest, epoch and place
+        of one page announced, Done and the return of the pages; encoding, both machines, both agents, every system call
+        and wake-up. The receiver holds all pages but the last, so that Ready is said; the time both sides spent in the
+        copy loop over that page (`copy_seconds`: the sender's digest, the receiver's copy and check) is taken off. Not
+        in it: connecting. The next hand-over begins right after the last one, so both agents are awake.
         """
         before = self._copy_seconds()
         total = sum(self._hand_over(pages, MOSTLY_HELD) for _ in range(_CONTROLS))
@@ -88,10 +91,12 @@ class WholeTransfer:
 
 
 class LastPageTransfer:
-    """What is left of a hand-over when its last page has been computed: the KV is read where it lies, by a receiver of the same host.
+    """What is left of a hand-over when its last page has been computed: the KV is read where it lies, by a receiver of
+    the same host.
 
-    All that can be said before was said before: the offer and its answer, and the pages before the last, as in a server, whose chunks are told of
-    while the next is computed. `next` are the times of the rows in `whats`, one for each.
+    All that can be said before was said before: the offer and its answer, and the pages before the last, as in a
+    server, whose chunks are told of while the next is computed. `next` are the times of the rows in `whats`, one for
+    each.
     """
 
     def __init__(self, peer: OtherProcess, page_bytes: int, pages: int, pause_s: float = 0.0) -> None:
@@ -105,8 +110,9 @@ class LastPageTransfer:
         self._peer, self._pages, self._tickets = peer, pages, 0
 
     def whats(self, pages: int) -> tuple[str, str, str]:
-        """From the sender's scheduler to the receiver's, which may read then; from the receiver's, which has read, to the sender's, whose pages are
-        free then; and the first with what it is without: the time that both sides need to read the last page for its digest."""
+        """From the sender's scheduler to the receiver's, which may read then; from the receiver's, which has read, to
+        the sender's, whose pages are free then; and the first with what it is without: the time that both sides need to
+        read the last page for its digest."""
         paused = ", paused" if self._pause_s else ""
         return (
             f"hand-off{paused}, pages: {pages}",
@@ -124,8 +130,8 @@ class LastPageTransfer:
         return bare, statistics.median(back for _, back, _ in found), statistics.median(there for there, _, _ in found)
 
     def _several(self, count: int, pages: int) -> list[tuple[float, float, float]]:
-        """As many as the sender has room for are prepared together. For each: until the receiver knew, until the sender had its pages back, and the
-        seconds of digests, both sides' together."""
+        """As many as the sender has room for are prepared together. For each: until the receiver knew, until the sender
+        had its pages back, and the seconds of digests, both sides' together."""
         tickets = [f"hand-off-{self._tickets + number}" for number in range(count)]
         self._tickets += count
         for number, ticket in enumerate(tickets):

@@ -1,5 +1,5 @@
-"""The other process of `homenode bench transfer`: `python -m homenode.bench.kv_transfer.transfer_peer FD`. It obeys one line of JSON after the other from a socket
-pair, and ends with it."""
+"""The other process of `homenode bench transfer`: `python -m homenode.bench.kv_transfer.transfer_peer FD`. It obeys one
+line of JSON after the other from a socket pair, and ends with it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""One end of a measured hand-over: real agent, machine and memory; a scheduler on a thread of its own, as an engine's, that answers at once and
-computes nothing."""
+"""One end of a measured hand-over: real agent, machine and memory; a scheduler on a thread of its own, as an engine's,
+that answers at once and computes nothing."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class TicketEnd:
 
 @dataclass
 class Side:
-    """A sender or receiver of `pages` pages. A sender's KV counts as computed the moment it is admitted, but for what is kept back; a receiver with
-    `holds` never claims, one that is `in_place` reads pages where they are."""
+    """A sender or receiver of `pages` pages. A sender's KV counts as computed the moment it is admitted, but for what
+    is kept back; a receiver with `holds` never claims, one that is `in_place` reads pages where they are."""
 
     role: str
     channel: str
@@ -168,16 +168,16 @@ class Side:
         )
 
     def send(self, ticket: str, peer: bytes, pages: int, late: list[int] | None = None) -> None:
-        """Hand the first pages over; `wait` tells when they are back. `late`: the last ones lie in these blocks, once `finish` says that they are
-        computed."""
+        """Hand the first pages over; `wait` tells when they are back. `late`: the last ones lie in these blocks, once
+        `finish` says that they are computed."""
         late = late or []
         self._pages[ticket], self._late[ticket] = pages, late
         identities = [page.to_bytes(16, "little") for page in range(pages)]
         self.agent.tell(SendWanted(ticket, peer, pages * self.block_size, identities))
 
     def compute(self, ticket: str, step_s: float, applying_s: float) -> None:
-        """A step, and what the scheduler does with its result before it tells of pages. As in an engine the thread that computes promises these, and wakes the
-        scheduler's; then it waits for the next step."""
+        """A step, and what the scheduler does with its result before it tells of pages. As in an engine the thread that
+        computes promises these, and wakes the scheduler's; then it waits for the next step."""
         self._steps.put((ticket, step_s))
         self.wait_for(lambda: self._computed == ticket, _STEP_S, f"the step of ticket {ticket}")
         compute_for(applying_s)
@@ -201,7 +201,8 @@ class Side:
         return self._ends.pop(ticket)
 
     def arrival(self, ticket: str, pages: int, timeout: float) -> float:
-        """When so many pages of a ticket had arrived, or were computed but for its late ones (time.perf_counter). TimeoutError when they do not."""
+        """When so many pages of a ticket had arrived, or were computed but for its late ones (time.perf_counter).
+        TimeoutError when they do not."""
         wanted = pages * self.block_size
         self.wait_for(
             lambda: self._arrivals.get(ticket, (-1, 0.0))[0] >= wanted,
@@ -211,7 +212,8 @@ class Side:
         return self._arrivals[ticket][1]
 
     def wait_for(self, done: Callable[[], bool], timeout: float, what: str) -> None:
-        """Wait until something is so; a sender's scheduler works on the caller's thread meanwhile. TimeoutError when it is not in time."""
+        """Wait until something is so; a sender's scheduler works on the caller's thread meanwhile. TimeoutError when it
+        is not in time."""
         ends = time.monotonic() + timeout
         while not done():
             left = ends - time.monotonic()

@@ -9,7 +9,8 @@ _PATHS = {"F32": "f32", "F16": "f32", "BF16": "bf16"} | dict.fromkeys(("Q8_0", "
 
 
 def path_of(format: str) -> str:
-    """The kind of multiply (a field of `Operations`) that weights kept in `format` are computed with: int8, int6, bf16 or f32.
+    """The kind of multiply (a field of `Operations`) that weights kept in `format` are computed with: int8, int6, bf16
+    or f32.
 
     IQ4_NL and IQ4_XS choose from bytes. Where bytes have a dot product of their own, int6 is as fast as int8.
     """

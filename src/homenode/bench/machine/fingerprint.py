@@ -1,8 +1,10 @@
-"""Where the CPUs under us really are: told from the time threads take to answer each other, and from how fast they read together.
+"""Where the CPUs under us really are: told from the time threads take to answer each other, and from how fast they read
+together.
 
-The host of a virtual machine moves its CPUs between caches and memory controllers without saying so. On a machine with two CPUs and several
-last-level caches, two threads answered each other in 35 to 40 ns and read 36 to 41 GB/s while they shared one, 280 to 300 ns and 65 to
-70 GB/s while they did not, and it changed within minutes. Two runs may be compared only if this was the same for both.
+The host of a virtual machine moves its CPUs between caches and memory controllers without saying so. On a machine with
+two CPUs and several last-level caches, two threads answered each other in 35 to 40 ns and read 36 to 41 GB/s while they
+shared one, 280 to 300 ns and 65 to 70 GB/s while they did not, and it changed within minutes. Two runs may be compared
+only if this was the same for both.
 """
 
 from __future__ import annotations
@@ -11,15 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-# Above the noise in the best of many bursts (a few per cent, tens of them for reading where other programs read too), below what a move
-# changes: factors of 7 and 1.7.
+# Above the noise in the best of many bursts (a few per cent, tens of them for reading where other programs read too),
+# below what a move changes: factors of 7 and 1.7.
 _ROUND_TRIP_FACTOR = 2.0
 _READ_FACTOR = 1.5
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """`round_trips`: nanoseconds from the first thread to each other one and back (empty for one thread). `read`: bytes a second of all."""
+    """`round_trips`: nanoseconds from the first thread to each other one and back (empty for one thread). `read`: bytes
+    a second of all."""
 
     round_trips: tuple[float, ...]
     read: float

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class NativeProbe:
-    """isa: an instruction set level, None for the best. bind: whether memory has to be asked for by node; where there is one node it need not."""
+    """isa: an instruction set level, None for the best. bind: whether memory has to be asked for by node; where there
+    is one node it need not."""
 
     def __init__(self, isa: str | None, bind: bool) -> None:
         self._isa = isa

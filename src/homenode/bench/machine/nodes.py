@@ -1,6 +1,8 @@
-"""How fast the threads of each NUMA node read the memory of each node, and how long nodes need to meet: what the cost model of --numa wants to know.
+"""How fast the threads of each NUMA node read the memory of each node, and how long nodes need to meet: what the cost
+model of --numa wants to know.
 
-Reading is measured with the loops that set the ceilings of the other benchmarks, all threads of one node at once, nobody else reading.
+Reading is measured with the loops that set the ceilings of the other benchmarks, all threads of one node at once,
+nobody else reading.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class NodeMeasurement:
 
 @dataclass(frozen=True, slots=True)
 class PairMeasurement:
-    """One node's threads reading one node's memory. round_trip_ns: between their first threads; None for memory without CPUs, or one core."""
+    """One node's threads reading one node's memory. round_trip_ns: between their first threads; None for memory without
+    CPUs, or one core."""
 
     reader: int
     memory: int
@@ -87,7 +90,8 @@ class NodeProbe(Protocol):
         """Name of the instruction set level."""
 
     def meter(self, team: BenchTeam, memory: int, read_bytes: int) -> tuple[NodeMeter, float | None]:
-        """A meter of these threads over memory of that node, and the share of it that really is there. HostError when it cannot be had."""
+        """A meter of these threads over memory of that node, and the share of it that really is there. HostError when
+        it cannot be had."""
 
     def barrier_us(self, cpus: Sequence[int], groups: Sequence[Sequence[int]]) -> float:
         """Until all have met."""
@@ -121,7 +125,8 @@ def memories(host: Host, teams: Sequence[BenchTeam]) -> tuple[int, ...]:
 def measure_nodes(
     host: Host, probe: NodeProbe, available: int, measuring: Callable[[str], AbstractContextManager[object]]
 ) -> NodesResult:
-    """Every pair of nodes, then the barriers. `available`: bytes that may be taken. `measuring`: is entered around each measurement with its name."""
+    """Every pair of nodes, then the barriers. `available`: bytes that may be taken. `measuring`: is entered around each
+    measurement with its name."""
     teams = bench_teams(host)
     nodes, pairs = [], []
     for team in teams:

@@ -1,4 +1,5 @@
-"""Repeating a measurement between readings of the machine, and counting only the runs during which the machine stayed what it was."""
+"""Repeating a measurement between readings of the machine, and counting only the runs during which the machine stayed
+what it was."""
 
 from __future__ import annotations
 
@@ -54,9 +55,10 @@ class MachineReading:
 def take_reading(meter: Meter, *, short: bool = False) -> MachineReading:
     """The machine now: about 0.2 s on two cores.
 
-    The fingerprint is made of the best of many short bursts, one of which finds the CPUs undisturbed by other work. Multiplying is the best
-    of short bursts too. Reading as a ceiling has to suit what it is compared with: for work of a second it is the median of long reads, which
-    other programs slow down as they do the work; with `short`, for the best of passes of milliseconds, it is the best of short bursts.
+    The fingerprint is made of the best of many short bursts, one of which finds the CPUs undisturbed by other work.
+    Multiplying is the best of short bursts too. Reading as a ceiling has to suit what it is compared with: for work of
+    a second it is the median of long reads, which other programs slow down as they do the work; with `short`, for the
+    best of passes of milliseconds, it is the best of short bursts.
     """
     trips = zip(*(meter.round_trips() for _ in range(_ROUND_TRIP_BURSTS)), strict=True)
     best = max(meter.read(eight_streams, True) for _ in range(_SHORT_READS) for eight_streams in (False, True))
@@ -81,7 +83,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs that count. `discarded`: why each other one does not. `steady` is False when none was left and all were counted after all."""
+    """The runs that count. `discarded`: why each other one does not. `steady` is False when none was left and all were
+    counted after all."""
 
     counted: tuple[Run, ...]
     discarded: tuple[str, ...]
@@ -98,8 +101,9 @@ def repeat_steadily(
 ) -> Runs:
     """Measure until `repeat` runs had the same placement before and after, at most 3 times as often.
 
-    `run` returns its seconds. `discarding` is told at once why a run is thrown away. Every run but the first begins with the reading that
-    ended the one before. When not a single run was steady, all are counted and `steady` is False: some figure is better than none.
+    `run` returns its seconds. `discarding` is told at once why a run is thrown away. Every run but the first begins
+    with the reading that ended the one before. When not a single run was steady, all are counted and `steady` is False:
+    some figure is better than none.
     """
     first = before = read()
     counted: list[Run] = []
@@ -125,7 +129,8 @@ def repeat_steadily(
 def measure_repeatedly(
     run: Callable[[], float], meter: Meter, repeat: int, watch: BenchListener, *, short: bool = False
 ) -> Runs:
-    """Run once to warm up, uncounted, then `repeat` times between readings, which are `short` where a run takes milliseconds."""
+    """Run once to warm up, uncounted, then `repeat` times between readings, which are `short` where a run takes
+    milliseconds."""
 
     def watched() -> float:
         seconds = run()

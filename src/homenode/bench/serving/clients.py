@@ -1,7 +1,9 @@
-"""Clients of a server that speaks the OpenAI API: each streams one completion after the other and notes when its tokens came.
+"""Clients of a server that speaks the OpenAI API: each streams one completion after the other and notes when its tokens
+came.
 
-They do little for each token, so that on a machine that serves and asks at once the server keeps the processor: one write for a request, and
-of the answer only the events are counted. Any server will do; token ids as a prompt and `ignore_eos` are what it must take.
+They do little for each token, so that on a machine that serves and asks at once the server keeps the processor: one
+write for a request, and of the answer only the events are counted. Any server will do; token ids as a prompt and
+`ignore_eos` are what it must take.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ _FIRST_ID = 100  # below are the special tokens of many vocabularies
 
 @dataclass(frozen=True)
 class ClientLoad:
-    """What the clients ask for: `clients` of them at once, each for `requests` completions of one length, prompts all different."""
+    """What the clients ask for: `clients` of them at once, each for `requests` completions of one length, prompts all
+    different."""
 
     clients: int
     requests: int = 1
@@ -48,7 +51,8 @@ class TimedCompletion:
 
 
 async def run_load(url: str, load: ClientLoad, timeout_s: float = 600.0) -> list[TimedCompletion]:
-    """All completions of all clients. UserError for a URL that is none, HostError when nobody listens, PeerError for any other failure."""
+    """All completions of all clients. UserError for a URL that is none, HostError when nobody listens, PeerError for
+    any other failure."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
         raise UserError(f"{url!r} is no address such as http://127.0.0.1:8000", param="url")
@@ -138,7 +142,8 @@ class _CompletionConnection(asyncio.Protocol):
         exchange = self._exchange
         exchange.tokens = int(usage[-1])
         exchange.ended_at = exchange.events[-1]
-        # The last events are the usage and [DONE]; a server that reports the end by itself has one more, without a token.
+        # The last events are the usage and [DONE]; a server that reports the end by itself has one more, without a
+        # token.
         del exchange.events[min(exchange.tokens, len(exchange.events) - 2) :]
         self.done.set_result(exchange)
 

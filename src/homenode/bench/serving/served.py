@@ -12,7 +12,8 @@ from homenode.bench.serving.clients import TimedCompletion
 
 @dataclass(frozen=True)
 class Served:
-    """Seconds and tokens per second. `itl` is over all gaps between the tokens of all completions, `tpot` over completions."""
+    """Seconds and tokens per second. `itl` is over all gaps between the tokens of all completions, `tpot` over
+    completions."""
 
     clients: int
     requests: int
@@ -30,7 +31,8 @@ class Served:
 
 
 def served(clients: int, prompt_tokens: int, exchanges: Sequence[TimedCompletion]) -> Served:
-    """The figures of a load whose prompts had `prompt_tokens` tokens each. ValueError when a completion has no token."""
+    """The figures of a load whose prompts had `prompt_tokens` tokens each. ValueError when a completion has no
+    token."""
     if not exchanges or not all(e.events for e in exchanges):
         raise ValueError("a completion without a token: nothing to measure")
     seconds = max(e.ended_at for e in exchanges) - min(e.started_at for e in exchanges)

@@ -10,7 +10,8 @@ _PSS = re.compile(r"^Pss:\s+(\d+) kB", re.M)
 
 
 def end_process(process: subprocess.Popen[bytes], patience_s: float) -> int:
-    """Ask a process to end (SIGTERM) and kill it if it has not within `patience_s` seconds. Returns its exit code, negative for a signal."""
+    """Ask a process to end (SIGTERM) and kill it if it has not within `patience_s` seconds. Returns its exit code,
+    negative for a signal."""
     process.terminate()
     try:
         return process.wait(patience_s)
@@ -20,7 +21,8 @@ def end_process(process: subprocess.Popen[bytes], patience_s: float) -> int:
 
 
 def pss_bytes(pid: int) -> int | None:
-    """Bytes of memory of a process, of what n processes share the n-th part. None where the process is gone or the kernel does not tell."""
+    """Bytes of memory of a process, of what n processes share the n-th part. None where the process is gone or the
+    kernel does not tell."""
     try:
         found = _PSS.search(Path(f"/proc/{pid}/smaps_rollup").read_text())
     except OSError:

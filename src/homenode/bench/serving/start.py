@@ -1,4 +1,5 @@
-"""How long `homenode serve` takes from the command to a /health of 200, phase by phase, and the memory it then has while nothing is asked."""
+"""How long `homenode serve` takes from the command to a /health of 200, phase by phase, and the memory it then has
+while nothing is asked."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class Phase:
 
 @dataclass(frozen=True)
 class Start:
-    """One start: seconds to the first /health of 200, the phases, and bytes of memory of all processes, shared pages counted once."""
+    """One start: seconds to the first /health of 200, the phases, and bytes of memory of all processes, shared pages
+    counted once."""
 
     ready_s: float
     phases: tuple[Phase, ...]
@@ -48,8 +50,8 @@ class Start:
 
 
 def measure_start(model: str | None, flags: Sequence[str] = ()) -> Start:
-    """Serve `model` (None: the built-in one) with these flags on a free port of this machine, and end it again. Raises PeerError with the server's last
-    words when it does not start, or does not answer."""
+    """Serve `model` (None: the built-in one) with these flags on a free port of this machine, and end it again. Raises
+    PeerError with the server's last words when it does not start, or does not answer."""
     command = [sys.executable, "-m", "homenode", "serve", *([model] if model else []), "--port", "0", *flags]
     begin = time.monotonic()
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -95,7 +97,8 @@ def median_of(starts: Sequence[Start]) -> Start:
 
 
 def durations(phases: Sequence[Phase]) -> list[tuple[Phase, float]]:
-    """Each phase with the seconds since the phase before it of the same process, the command being the beginning of all."""
+    """Each phase with the seconds since the phase before it of the same process, the command being the beginning of
+    all."""
     last: dict[str, float] = {}
     found = []
     for phase in sorted(phases, key=lambda each: each.end_s):
@@ -141,7 +144,8 @@ def _read(url: str) -> str:
 
 
 def _idle_bytes(pid: int) -> int | None:
-    """Memory of a process and those it has started: proportional, so that what several share counts once. None where the kernel does not tell."""
+    """Memory of a process and those it has started: proportional, so that what several share counts once. None where
+    the kernel does not tell."""
     total = 0
     for each in (pid, *descendants(pid)):
         size = pss_bytes(each)

@@ -56,7 +56,8 @@ def attention(
     repeat: int,
     as_json: bool,
 ) -> None:
-    """Speed of one layer's attention in decoding, for every kind of KV memory, shape and context, against what this machine can do."""
+    """Speed of one layer's attention in decoding, for every kind of KV memory, shape and context, against what this
+    machine can do."""
     from homenode.bench.compute.attention import AttentionPlan, check_plan, measure_attention
     from homenode.cli.benchmarks.progress import measuring
 

@@ -127,7 +127,8 @@ def native_backend(threads: int | None, isa: str | None) -> NativeBackend:
 
 
 def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> tuple[NativeBackend, EngineBinding, Host]:
-    """The compiled core in the place that an engine with these settings would have, that place and this host; what is to be known is told on stderr."""
+    """The compiled core in the place that an engine with these settings would have, that place and this host; what is
+    to be known is told on stderr."""
     from homenode.cli.output.report import print_note
     from homenode.engine.backend import make_backend
     from homenode.engine.memory.node_capacity import check_homes

@@ -1,4 +1,5 @@
-"""How `homenode bench` shows that it is measuring: one line on stderr, and a line for everything that had to be thrown away."""
+"""How `homenode bench` shows that it is measuring: one line on stderr, and a line for everything that had to be thrown
+away."""
 
 from __future__ import annotations
 

@@ -52,7 +52,8 @@ def step(
     isa: str | None,
     as_json: bool,
 ) -> None:
-    """Time of a step in which nothing computes: scheduling, arrays, frames. The model is replaced by multiplications of a known time."""
+    """Time of a step in which nothing computes: scheduling, arrays, frames. The model is replaced by multiplications of
+    a known time."""
     from homenode.bench.engine.step import measure_steps
 
     with plain_errors():

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 def transfer(
     page_sizes: tuple[int, ...], batch: tuple[int, ...], channels: tuple[str, ...], rounds: int, as_json: bool
 ) -> None:
-    """Hand-over and copies of KV between two processes of this host, against memcpy, bare round trips and bare TCP, measured in turns.
+    """Hand-over and copies of KV between two processes of this host, against memcpy, bare round trips and bare TCP,
+    measured in turns.
 
     Needs about three times the batch in memory for each channel.
     """

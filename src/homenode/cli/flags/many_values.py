@@ -23,7 +23,8 @@ class ManyValuesCommand(click.Command):
 
 
 def spread(args: list[str], many: Mapping[str, re.Pattern[str]] = _MANY) -> list[str]:
-    """`--numa-bind-nodes 0 0 1` -> `--numa-bind-nodes 0 --numa-bind-nodes 0 --numa-bind-nodes 1`; nothing after `--` is touched."""
+    """`--numa-bind-nodes 0 0 1` -> `--numa-bind-nodes 0 --numa-bind-nodes 0 --numa-bind-nodes 1`; nothing after `--` is
+    touched."""
     out: list[str] = []
     left = list(args)
     while left and left[0] != "--":

@@ -1,7 +1,8 @@
-"""Flags, variables and TOML keys made from declared settings (homenode.options), and settings rebuilt from what the user gave.
+"""Flags, variables and TOML keys made from declared settings (homenode.options), and settings rebuilt from what the
+user gave.
 
-A value comes from, in this order: the flag, the variable `HOMENODE_<FLAG>`, the file given by `--config`, the default. Where each came from
-is kept, so that `--show-config` can tell.
+A value comes from, in this order: the flag, the variable `HOMENODE_<FLAG>`, the file given by `--config`, the default.
+Where each came from is kept, so that `--show-config` can tell.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def _made(field: dataclasses.Field[Any]) -> Any:
 
 
 def _kind(hint: Any) -> tuple[type, bool]:
-    """The type of one value, and whether there may be several: `int | None` -> (int, False), `tuple[str, ...]` -> (str, True)."""
+    """The type of one value, and whether there may be several: `int | None` -> (int, False), `tuple[str, ...]` -> (str,
+    True)."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         hint = next(h for h in typing.get_args(hint) if h is not type(None))
     if typing.get_origin(hint) in (tuple, list):

@@ -56,7 +56,8 @@ _SETTINGS = (
 def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, as_json: bool, **options: Any) -> None:
     """Continue one PROMPT with MODEL and print the result.
 
-    Without --max-model-len there is room for the prompt and its continuation only, so that a model of long context needs little memory.
+    Without --max-model-len there is room for the prompt and its continuation only, so that a model of long context
+    needs little memory.
     """
     from homenode.cli.models.announcement import announce_fetch
     from homenode.engine.model_path.locate import locate_model
@@ -98,7 +99,8 @@ def generate(model: str | None, prompt: str, stop: tuple[str, ...], chat: bool, 
 def _sized(
     config: EngineConfig, trial: TokenizerTrial | None, prompt: str, chat: bool, max_tokens: int
 ) -> tuple[EngineConfig, Tokenizer]:
-    """The config with room for this prompt and its continuation only: a model's whole context can take more memory than there is."""
+    """The config with room for this prompt and its continuation only: a model's whole context can take more memory than
+    there is."""
     from homenode.engine.plan.model_notes import remarks_on_settings
     from homenode.model.checkpoint.index import open_checkpoint
     from homenode.model.tokenizer import load_model_tokenizer

@@ -16,7 +16,8 @@ from homenode.engine.config import EngineConfig
 @click.argument("name")
 @with_some_settings(EngineConfig, "revision", *SETTINGS)
 def fetch(name: str, **values: Any) -> None:
-    """Fetch NAME (org/name, org/name:Q4_K_M or org/name:model.gguf) into the Hub cache, without starting it. Prints its path.
+    """Fetch NAME (org/name, org/name:Q4_K_M or org/name:model.gguf) into the Hub cache, without starting it. Prints its
+    path.
 
     It is refused as `homenode serve` with these settings refuses it.
     """

@@ -34,7 +34,8 @@ SETTINGS = ("quantize", "dtype", "max_model_len", "kv_cache_dtype", "max_num_seq
 @with_some_settings(EngineConfig, *SETTINGS)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 def fit(names: tuple[str, ...], source: str | None, node_memory: int | None, as_json: bool, **values: Any) -> None:
-    """Say which of these models fit a machine with room for one full context, and at what predicted speed. Default: all in the Hub cache.
+    """Say which of these models fit a machine with room for one full context, and at what predicted speed. Default: all
+    in the Hub cache.
 
     A model is named as for `homenode serve` and read from this machine, or given by its figures:
     shape:layers=24,hidden=896,heads=14,kv_heads=2,intermediate=4864,vocab=151936,format=Q4_0,tied=1.

@@ -15,7 +15,8 @@ from homenode.cli.models.remove import remove
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 @click.pass_context
 def models(ctx: click.Context, as_json: bool) -> None:
-    """List the models in the Hub cache: name, size, format, whether homenode runs them, whether they fit this machine, when they were last used."""
+    """List the models in the Hub cache: name, size, format, whether homenode runs them, whether they fit this machine,
+    when they were last used."""
     if ctx.invoked_subcommand is None:
         list_models(as_json)
     elif as_json:

@@ -24,7 +24,8 @@ _CONTEXT = 1024  # tokens of the request that the speed is predicted for, where 
 
 @dataclass(frozen=True)
 class Judgement:
-    """`supported` and `fits`: None where that was not known. `reason`: of the first no. `tok_s`: tokens a second of one request, predicted."""
+    """`supported` and `fits`: None where that was not known. `reason`: of the first no. `tok_s`: tokens a second of one
+    request, predicted."""
 
     supported: bool | None
     fits: bool | None = None
@@ -44,7 +45,8 @@ def judge_path(path: Path, config: EngineConfig, host: Host) -> Judgement:
 
 
 def judge(checkpoint: Checkpoint, config: EngineConfig, host: Host) -> Judgement:
-    """Of an engine with these settings, which has room for the KV of at least one full context. `kv_bytes`: what it would take for KV memory."""
+    """Of an engine with these settings, which has room for the KV of at least one full context. `kv_bytes`: what it
+    would take for KV memory."""
     try:
         specs = engines_on(host, config, checkpoint, Speeds())
     except UnsupportedError as error:

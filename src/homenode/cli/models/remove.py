@@ -14,7 +14,8 @@ from homenode.units import format_bytes
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def remove(name: str, yes: bool) -> None:
-    """Remove the repository NAME (org/name) with all its files from the Hub cache. Asks first; without an answer nothing is removed."""
+    """Remove the repository NAME (org/name) with all its files from the Hub cache. Asks first; without an answer
+    nothing is removed."""
     with plain_errors():
         from homenode.errors import UserError
         from homenode.model.hub.cache import cached_models, remove_repository

@@ -63,7 +63,8 @@ class FittedLine:
 
 
 class FittedTable:
-    """A table, or blocks of lines where its columns do not fit. `framed`: with lines around it and between its columns."""
+    """A table, or blocks of lines where its columns do not fit. `framed`: with lines around it and between its
+    columns."""
 
     def __init__(self, *columns: str, title: str = "", framed: bool = True) -> None:
         self._columns, self._title, self._framed = columns, title, framed
@@ -97,7 +98,8 @@ class FittedTable:
 
 
 def column_widths(rows: Sequence[Sequence[str]], available: int) -> list[int] | None:
-    """How wide each column is to be, for all to be `available` wide together at most; None where their words do not fit.
+    """How wide each column is to be, for all to be `available` wide together at most; None where their words do not
+    fit.
 
     Each column has its longest word at least; what is left goes to those that lack most.
     """

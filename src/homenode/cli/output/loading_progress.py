@@ -1,4 +1,5 @@
-"""How far the loading of a model is: a bar on a terminal, elsewhere a line every few seconds. A model that is there at once is not spoken of."""
+"""How far the loading of a model is: a bar on a terminal, elsewhere a line every few seconds. A model that is there at
+once is not spoken of."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _QUICK_S = 0.5  # a model that is loaded sooner gets no bar, whose library takes
 
 @contextmanager
 def loading_progress(write_line: Callable[[str], None]) -> Iterator[Update]:
-    """Within it the function that is yielded takes how much of a model is loaded. `write_line` writes a line where there is no terminal."""
+    """Within it the function that is yielded takes how much of a model is loaded. `write_line` writes a line where
+    there is no terminal."""
     with _Bar() if sys.stderr.isatty() else _Lines(write_line) as progress:
         yield progress.update
 

@@ -66,7 +66,8 @@ def plain_errors() -> Iterator[None]:
 
 
 def _discard_output() -> None:
-    """What is still to be written goes nowhere: the interpreter would try once more at its end, and end with a traceback."""
+    """What is still to be written goes nowhere: the interpreter would try once more at its end, and end with a
+    traceback."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
@@ -83,7 +84,8 @@ def show_controls(text: str) -> str:
 
 
 def print_fitted(shown: RenderableType) -> None:
-    """Print lines and tables on stdout that fit the terminal (see `cli.output.fitted_text`); in a pipe lines stay whole."""
+    """Print lines and tables on stdout that fit the terminal (see `cli.output.fitted_text`); in a pipe lines stay
+    whole."""
     from homenode.cli.output.report import OUT
 
     OUT.print(shown, soft_wrap=False, crop=False, highlight=False)
@@ -97,8 +99,8 @@ def print_piece(piece: str) -> None:
 
 
 def print_labelled(label: str, text: str, **style: Any) -> None:
-    """One line on stderr that begins with a label, which a terminal shows in `style` (as `click.style` has it). Without rich: whoever starts a server
-    waits for what is imported before it is ready."""
+    """One line on stderr that begins with a label, which a terminal shows in `style` (as `click.style` has it). Without
+    rich: whoever starts a server waits for what is imported before it is ready."""
     import click
 
     if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):

@@ -1,6 +1,7 @@
 """From flags to what one process is to look like: the step that `run`, `bind` and `verify` share.
 
-Planning and claiming are one critical section, so that two commands started at the same moment do not both take the same CPUs.
+Planning and claiming are one critical section, so that two commands started at the same moment do not both take the
+same CPUs.
 """
 
 from __future__ import annotations
@@ -174,7 +175,8 @@ def _switched_off(flags: PlanFlags, host: Host) -> str:
 
 
 def _unplanned(flags: PlanFlags, host: Host, demand: Demand, error: PlacementError, strict: bool) -> BindingPlan:
-    """A rank that cannot be planned runs unbound, with one warning; what the user wrote wrongly is refused before anything starts."""
+    """A rank that cannot be planned runs unbound, with one warning; what the user wrote wrongly is refused before
+    anything starts."""
     if strict or flags.chosen_strategy in ("numa-bind", "cpu-threads") or error.code.startswith(("bad_", "no_such")):
         raise error
     rank = "" if demand.local_rank is None else f" in rank {demand.local_rank}"
@@ -220,7 +222,8 @@ def _planned(flags: PlanFlags, host: Host, demand: Demand, plan: Plan) -> Bindin
 
 
 def chip_of(host: Host, plan: Plan, worker: WorkerBinding) -> Accelerator | None:
-    """The accelerator that a worker of the plan drives; None for CPU workers. Its PCI address is asked for where the tool has not told it yet."""
+    """The accelerator that a worker of the plan drives; None for CPU workers. Its PCI address is asked for where the
+    tool has not told it yet."""
     from homenode.host.placement.check import chips_by_device
     from homenode.host.topology.accelerators.ascend import board_address
     from homenode.host.topology.source import LiveSource

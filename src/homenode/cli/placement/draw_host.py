@@ -1,4 +1,5 @@
-"""A host as a picture: sockets, in them nodes, in them caches and cores, devices on their nodes, and what is allowed."""
+"""A host as a picture: sockets, in them nodes, in them caches and cores, devices on their nodes, and what is
+allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The instruction set levels of the native core, for `homenode doctor`: built or not, running here or not, and the one that would be chosen."""
+"""The instruction set levels of the native core, for `homenode doctor`: built or not, running here or not, and the one
+that would be chosen."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NativeLevels:
-    """`chosen`: the level an engine started here would compute at; None when HOMENODE_ISA asks for an impossible one, as `refusal` says."""
+    """`chosen`: the level an engine started here would compute at; None when HOMENODE_ISA asks for an impossible one,
+    as `refusal` says."""
 
     states: tuple[LevelState, ...]
     chosen: str | None

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 def plan(
     ctx: click.Context, /, requirements: bool, before_start: bool, explain: bool, as_json: bool, **values: Any
 ) -> None:
-    """Plan who runs where on this host, or on a recorded one; with --weights, where a model's weights lie; with --stages, who has which layers.
+    """Plan who runs where on this host, or on a recorded one; with --weights, where a model's weights lie; with
+    --stages, who has which layers.
 
     Exit code 0: a plan without trouble; 1: a plan with findings of severity error; 2: no plan, and the reason.
     """

@@ -1,4 +1,5 @@
-"""`homenode plan --stages MODEL`: which worker would have which layers, on what, and how much; headers are read, no weight is."""
+"""`homenode plan --stages MODEL`: which worker would have which layers, on what, and how much; headers are read, no
+weight is."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def with_stage_flags(command: Any) -> Any:
 
 
 def stage_flags(ctx: click.Context, values: dict[str, Any]) -> dict[str, Any] | None:
-    """The values of these flags, taken out of `values`; None where no stages are planned. UserError for flags that go with nothing else.
+    """The values of these flags, taken out of `values`; None where no stages are planned. UserError for flags that go
+    with nothing else.
 
     --enable-expert-parallel goes with --weights, too, and is left in `values` for it.
     """

@@ -1,4 +1,5 @@
-"""`homenode plan --weights MODEL`: on which nodes the weights would lie, and which rows of every matrix; headers are read, no weight is."""
+"""`homenode plan --weights MODEL`: on which nodes the weights would lie, and which rows of every matrix; headers are
+read, no weight is."""
 
 from __future__ import annotations
 
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from homenode.model.weights.numa_layout import NumaLayout
 
 _OWN_FLAGS = ("threads", "quantize", "dtype", "kv_cache_dtype", "batch", "context")
-# What says how to plan anything else than weights has no meaning beside --weights; these say which machine, and which part of it.
+# What says how to plan anything else than weights has no meaning beside --weights; these say which machine, and which
+# part of it.
 _SHARED_FLAGS = ("source", "reserve_cpus", "ignore_openmp_mask")
 _OF_AUTO = ("batch", "context", "kv_cache_dtype", "numa_measured")
-# The choices are those of the engine's settings (engine/config.py), which `plan` does without: a test holds the two together.
+# The choices are those of the engine's settings (engine/config.py), which `plan` does without: a test holds the two
+# together.
 QUANTIZE = ("q8_0", "q4_0")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = ("auto", "f32", "bf16", "int8")
@@ -50,7 +53,8 @@ def with_weight_flags(command: Any) -> Any:
 
 
 def weight_flags(ctx: click.Context, values: dict[str, Any], with_stages: bool = False) -> dict[str, Any] | None:
-    """The values of these flags, taken out of `values`; None where no weights are planned. UserError for flags that do not go together.
+    """The values of these flags, taken out of `values`; None where no weights are planned. UserError for flags that do
+    not go together.
 
     `with_stages`: they are for --stages, which looks at some of them itself.
     """

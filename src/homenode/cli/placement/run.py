@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 def run(cpus: str | None, strict: bool, dry_run: bool, command: tuple[str, ...], **values: Any) -> None:
     """Bind this process by a plan, or to --cpus and --memory-nodes, and become COMMAND.
 
-    The rank is --local-rank, or what torchrun, MPI or Slurm put into the variables. A program that starts its ranks itself gets the CPUs of all
-    of them, and each rank is bound to its own as soon as it shows which it is. Nothing escapes a limit that was inherited. Exit codes are
-    the program's own; 127 when it is not there, 2 when what was asked for cannot be.
+    The rank is --local-rank, or what torchrun, MPI or Slurm put into the variables. A program that starts its ranks
+    itself gets the CPUs of all of them, and each rank is bound to its own as soon as it shows which it is. Nothing
+    escapes a limit that was inherited. Exit codes are the program's own; 127 when it is not there, 2 when what was
+    asked for cannot be.
     """
     from homenode.host.binding.launch import ProgramError, find_program, run_bound
 
@@ -104,7 +105,8 @@ def _details(found: BindingPlan) -> list[str]:
 
 
 def _start_watchdog(found: BindingPlan, command: tuple[str, ...], write_line: Callable[[str], None]) -> None:
-    """Leave somebody behind for what can only be bound once the program runs: its ranks, its driver's threads, interrupts to give back."""
+    """Leave somebody behind for what can only be bound once the program runs: its ranks, its driver's threads,
+    interrupts to give back."""
     if not found.workers or found.target is None:
         return
     from homenode.errors import HostError

@@ -118,8 +118,8 @@ def simulate(
 ) -> None:  # fmt: skip
     """Simulate a deployment: the real scheduler, router and placement before a cost model in place of kernels.
 
-    Each host has the engines that `homenode serve` with the same settings would start there. Speeds of a host are typical ones unless
-    --numa-measured gives those that `homenode bench nodes --out FILE` measured.
+    Each host has the engines that `homenode serve` with the same settings would start there. Speeds of a host are
+    typical ones unless --numa-measured gives those that `homenode bench nodes --out FILE` measured.
     """
     with json_errors(as_json):
         from homenode.simulate.compare import compare_numa, engines_on_all, run_specs, winner

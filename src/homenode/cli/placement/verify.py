@@ -39,12 +39,14 @@ if TYPE_CHECKING:
 def verify(
     pid: int, cpus: str | None, started_bound: bool, watch_s: float | None, repair: bool, as_json: bool, **values: Any
 ) -> None:
-    """Compare process PID with a plan, or with --cpus and --memory-nodes: masks of all threads, memory policy, where pages lie, interrupts.
+    """Compare process PID with a plan, or with --cpus and --memory-nodes: masks of all threads, memory policy, where
+    pages lie, interrupts.
 
-    Of a server of homenode, or of one of its engines, nothing more need be said: each engine is compared with the plan it was started by,
-    every page of its weights and of its KV memory and the CPU of each of its compute threads.
+    Of a server of homenode, or of one of its engines, nothing more need be said: each engine is compared with the plan
+    it was started by, every page of its weights and of its KV memory and the CPU of each of its compute threads.
 
-    Exit code 0: all as planned; 1: something is off the plan, and the findings say what; 2: no plan is known, and none was given.
+    Exit code 0: all as planned; 1: something is off the plan, and the findings say what; 2: no plan is known, and none
+    was given.
     """
     flags = PlanFlags.taken_from(values)
     with json_errors(as_json):
@@ -71,7 +73,8 @@ def _only_given(*names: str) -> bool:
 
 
 def _bound_by_plan(pid: int) -> bool:
-    """Whether the state folder knows of a plan for the process: `run` or `bind` has bound it, or one that started it."""
+    """Whether the state folder knows of a plan for the process: `run` or `bind` has bound it, or one that started
+    it."""
     from homenode.host.binding.claims import read_claims
     from homenode.host.binding.state import open_state
     from homenode.host.binding.threads import ancestors
@@ -108,7 +111,8 @@ def _no_plan(pid: int) -> Report:
 
 
 def _engines(pid: int) -> Report | None:
-    """How the engines of a server, or this one, agree with what they have planned; None where the process is none of ours."""
+    """How the engines of a server, or this one, agree with what they have planned; None where the process is none of
+    ours."""
     from homenode.host.binding.engine_plan import recorded_plans, verify_plan
     from homenode.host.binding.report import Report
     from homenode.host.binding.state import open_state

@@ -41,10 +41,11 @@ class _UrlsCommand(click.Command):
 @with_settings(ProxyConfig, LogConfig)
 @click.pass_context
 def proxy(ctx: click.Context, /, show_config: bool, **values: Any) -> None:
-    """Answer the OpenAI API with any number of prefill servers (--pd-role sender) and decode servers (--pd-role receiver).
+    """Answer the OpenAI API with any number of prefill servers (--pd-role sender) and decode servers (--pd-role
+    receiver).
 
-    A prompt is computed by one of the former, its KV handed over to one of the latter, which answers. Servers need not be up yet. Every setting
-    can also come from a variable HOMENODE_<SETTING> or from the file given by --config.
+    A prompt is computed by one of the former, its KV handed over to one of the latter, which answers. Servers need not
+    be up yet. Every setting can also come from a variable HOMENODE_<SETTING> or from the file given by --config.
     """
     with plain_errors():
         config: ProxyConfig = build(ProxyConfig, values)

@@ -53,9 +53,9 @@ _LOG = logging.getLogger("homenode.serve")
 def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_config: bool, **values: Any) -> None:
     """Serve MODEL over HTTP with the OpenAI API.
 
-    MODEL is a Hugging Face folder, a GGUF file, a Hub id such as Qwen/Qwen3-0.6B, or nothing for the built-in model. Every setting can also
-    come from a variable HOMENODE_<SETTING> or from the file given by --config, which can name the model as well
-    (`model = "..."`).
+    MODEL is a Hugging Face folder, a GGUF file, a Hub id such as Qwen/Qwen3-0.6B, or nothing for the built-in model.
+    Every setting can also come from a variable HOMENODE_<SETTING> or from the file given by --config, which can name
+    the model as well (`model = "..."`).
     """
     mark_phase("imports")
     with plain_errors():

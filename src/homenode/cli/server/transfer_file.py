@@ -1,4 +1,5 @@
-"""`--kv-transfer-config FILE`: its settings take the place of defaults, and of what the file given by `--config` says."""
+"""`--kv-transfer-config FILE`: its settings take the place of defaults, and of what the file given by `--config`
+says."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ _WINS = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVI
 
 
 def take_transfer_file(ctx: click.Context, values: dict[str, Any]) -> None:
-    """Put the file's settings into `values` and the context, where no flag and no variable says otherwise. Raises as `read_settings_file`."""
+    """Put the file's settings into `values` and the context, where no flag and no variable says otherwise. Raises as
+    `read_settings_file`."""
     if not values.get("kv_transfer_config"):
         return
     sources = ctx.meta.setdefault(OTHER_SOURCES, {})
