@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 from homenode.errors import HomenodeError, HostError
 
-# These say something of the file or of its path. All others, such as too many open files or a failed disk, are the machine's.
+# These say something of the file or of its path. All others, such as too many open files or a failed disk, are the
+# machine's.
 _OF_FILES = frozenset(
     (
         errno.ENOENT,
@@ -28,9 +29,11 @@ _OF_FILES = frozenset(
 
 @contextmanager
 def named_refusals(doing: str, file_error: type[HomenodeError] = HostError) -> Iterator[None]:
-    """Turn an OSError or a MemoryError into one sentence that begins with what was done (`doing`: "reading the model X").
+    """Turn an OSError or a MemoryError into one sentence that begins with what was done (`doing`: "reading the model
+    X").
 
-    The error is a HostError with the `errno`; for what a file itself is the reason of, such as that it may not be read, it is a `file_error`.
+    The error is a HostError with the `errno`; for what a file itself is the reason of, such as that it may not be read,
+    it is a `file_error`.
     """
     try:
         yield

@@ -1,1 +1,2 @@
-"""Effects: plans made true on this machine with plain system calls, read back from the kernel, and undone on request."""
+"""Effects: plans made true on this machine with plain system calls, read back from the kernel, and undone on
+request."""

@@ -1,7 +1,9 @@
-"""Bind a running process to its target: remember, set masks, move pages. A transaction, in which a mask that is refused takes all back.
+"""Bind a running process to its target: remember, set masks, move pages. A transaction, in which a mask that is refused
+takes all back.
 
-The memory policy of another process cannot be set from outside (set_mempolicy(2) has no pid): pages it touches later come from the node of the
-CPU it runs on then, which after binding is the planned one unless the program has a policy of its own.
+The memory policy of another process cannot be set from outside (set_mempolicy(2) has no pid): pages it touches later
+come from the node of the CPU it runs on then, which after binding is the planned one unless the program has a policy of
+its own.
 """
 
 from __future__ import annotations
@@ -42,10 +44,10 @@ def apply(
 ) -> Report:
     """Bind process `pid` and all its threads to `target`; move its existing private memory where `memory` is asked for.
 
-    Masks are remembered in `state` for `undo` (None: not at all). `settle_s` seconds at most go into threads, `pages_s` into pages. Interrupts
-    are not routed here. `strict`: a step that does not hold entirely counts as failed, and the masks are put back.
-    Raises UserError for a process, CPUs or nodes that are not there or not allowed, and HostError where the system refuses: nothing is changed
-    then. What fails later is rolled back and told in the report.
+    Masks are remembered in `state` for `undo` (None: not at all). `settle_s` seconds at most go into threads, `pages_s`
+    into pages. Interrupts are not routed here. `strict`: a step that does not hold entirely counts as failed, and the
+    masks are put back. Raises UserError for a process, CPUs or nodes that are not there or not allowed, and HostError
+    where the system refuses: nothing is changed then. What fails later is rolled back and told in the report.
     """
     check_running(target)
     binding = _Binding(identify(pid), target, calls or Syscalls(), state)
@@ -76,7 +78,8 @@ class _Binding:
     findings: list[Finding] = field(default_factory=list)
 
     def remember(self, strict: bool) -> None:
-        """Keep the masks before the first is changed, so that they can be put back even if this process is killed half-way."""
+        """Keep the masks before the first is changed, so that they can be put back even if this process is killed
+        half-way."""
         if self.state is None:
             return
         given = tuple(dict.fromkeys(cpus for cpus in (self.target.cpus, *self.target.threads.values()) if cpus))
@@ -191,7 +194,8 @@ class _Binding:
         )
 
     def _put_back(self) -> list[str]:
-        """Masks as before, and the record of them too unless it is still needed; the threads that did not take theirs back."""
+        """Masks as before, and the record of them too unless it is still needed; the threads that did not take theirs
+        back."""
         left = put_back(self.journal, self.calls) if self.journal is not None else []
         if self.state is not None and not left:
             with suppress(

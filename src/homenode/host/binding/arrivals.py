@@ -1,4 +1,5 @@
-"""Pages that were taken between two steps: on which nodes they came to lie; those that lie elsewhere are moved to the planned nodes."""
+"""Pages that were taken between two steps: on which nodes they came to lie; those that lie elsewhere are moved to the
+planned nodes."""
 
 from __future__ import annotations
 

@@ -2,9 +2,10 @@
 
     {"format": "homenode-claims/1", "boot": "...", "claims": [{"pid", "start", "cpus": "0-15", "devices": [0], "name"}]}
 
-A claim holds as long as its process lives: number and start time together name a process, so a number used again does not revive a claim, and
-nobody need release anything. A program that is executed keeps the number of its launcher, hence `run` claims before it executes.
-Numbers mean something within one pid namespace only, so each namespace has a file of its own.
+A claim holds as long as its process lives: number and start time together name a process, so a number used again does
+not revive a claim, and nobody need release anything. A program that is executed keeps the number of its launcher, hence
+`run` claims before it executes. Numbers mean something within one pid namespace only, so each namespace has a file of
+its own.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _PID_NAMESPACE = Path("/proc/self/ns/pid")
 
 @dataclass
 class ClaimTable:
-    """The living claims, while this process alone may change them. `findings`: a damaged file that had to be put aside."""
+    """The living claims, while this process alone may change them. `findings`: a damaged file that had to be put
+    aside."""
 
     findings: tuple[Finding, ...] = ()
     _held: dict[ProcessId, Claim] = field(default_factory=dict)
@@ -41,7 +43,8 @@ class ClaimTable:
         return tuple(sorted(self._held.values(), key=lambda claim: claim.pid))
 
     def add(self, claim: Claim) -> None:
-        """Claim for a living process; an earlier claim of it is replaced. Raises UserError when there is no such process."""
+        """Claim for a living process; an earlier claim of it is replaced. Raises UserError when there is no such
+        process."""
         self.release(claim.pid)
         self._held[identify(claim.pid)] = claim
         self._changed = True
@@ -55,13 +58,15 @@ class ClaimTable:
 
 
 def read_claims(state: State) -> tuple[Claim, ...]:
-    """Claims of living processes as they are now, ascending by process number. Decisions that end in a claim belong inside `exclusive`."""
+    """Claims of living processes as they are now, ascending by process number. Decisions that end in a claim belong
+    inside `exclusive`."""
     return _load(state)[0].claims
 
 
 @contextmanager
 def exclusive(state: State, deadline_s: float = LOCK_DEADLINE_S) -> Iterator[ClaimTable]:
-    """Read the claims, plan, and claim, with nobody else doing the same: what was added is written when the block ends without an exception.
+    """Read the claims, plan, and claim, with nobody else doing the same: what was added is written when the block ends
+    without an exception.
 
     Raises HostError when the lock is not free within `deadline_s` seconds, or the file cannot be written.
     """

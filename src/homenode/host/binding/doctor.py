@@ -1,6 +1,8 @@
-"""What about a host, a plan and the living system is in the way of speed, and what to do about it: one page of findings. Pure.
+"""What about a host, a plan and the living system is in the way of speed, and what to do about it: one page of
+findings. Pure.
 
-An error is what keeps something from working as planned, a warning what costs speed for certain, an info what may, or what is good to know.
+An error is what keeps something from working as planned, a warning what costs speed for certain, an info what may, or
+what is good to know.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _STOLEN = 0.02  # part of the time of the allowed CPUs
 
 
 def doctor(host: Host, plan: Plan | PlacementError | None = None, live: LiveFacts | None = None) -> list[Finding]:
-    """Everything to be said of the host, of a plan for it (or of the refusal of one), and of the living system; the gravest first.
+    """Everything to be said of the host, of a plan for it (or of the refusal of one), and of the living system; the
+    gravest first.
 
     What the plan itself says of a matter is not said again. When nothing is wrong, one finding says what was looked at.
     """

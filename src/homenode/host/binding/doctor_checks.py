@@ -1,4 +1,5 @@
-"""Findings of what engines and their runtimes are known to stumble over: variables that bind by accident, ids that are not 0, 1, 2, ... Pure."""
+"""Findings of what engines and their runtimes are known to stumble over: variables that bind by accident, ids that are
+not 0, 1, 2, ... Pure."""
 
 from __future__ import annotations
 

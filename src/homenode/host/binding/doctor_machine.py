@@ -215,7 +215,8 @@ def _placeless(host: Host) -> Iterable[Finding]:
     if len(host.nodes) < 2:
         return
     placeless = [device for device in host.devices if device.node is None]
-    # An accelerator whose PCI function is not known here may be near all nodes alike (Ascend A3): the plan says what that means.
+    # An accelerator whose PCI function is not known here may be near all nodes alike (Ascend A3): the plan says what
+    # that means.
     own = {chip.address for chip in host.accelerators.chips if chip.node is None}
     chips = [device.address for device in placeless if device.address in own]
     if chips:

@@ -1,9 +1,12 @@
-"""What an engine has planned for its threads and its memory, kept where `homenode verify` finds it while the engine serves.
+"""What an engine has planned for its threads and its memory, kept where `homenode verify` finds it while the engine
+serves.
 
-    {"format": "homenode-engine/1", "boot", "pid", "start", "parent", "policy", "cpus": [...], "ranges": [{"use", "address", "size", "nodes"}]}
+    {"format": "homenode-engine/1", "boot", "pid", "start", "parent", "policy", "cpus": [...], "ranges": [{"use",
+    "address", "size", "nodes"}]}
 
-A file for each engine in the state folder, as many as 4 MiB hold: some ten thousand ranges of up to 64 MiB each. It counts as long as its process
-lives: number and start together name it. Files of engines that have ended go when the next one leaves its own.
+A file for each engine in the state folder, as many as 4 MiB hold: some ten thousand ranges of up to 64 MiB each. It
+counts as long as its process lives: number and start together name it. Files of engines that have ended go when the
+next one leaves its own.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ _REMEDY = "Start the engine again; `homenode doctor` tells what moves pages and 
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """`policy`: of --numa, empty where none was asked for. `cpus`: of the compute threads that are pinned. `ranges`: by use, `weights`, `kv` and `scratch`."""
+    """`policy`: of --numa, empty where none was asked for. `cpus`: of the compute threads that are pinned. `ranges`: by
+    use, `weights`, `kv` and `scratch`."""
 
     policy: str
     cpus: tuple[int, ...]
@@ -58,7 +62,8 @@ def record_plan(state: State, plan: EnginePlan) -> None:
 
 
 def recorded_plans(state: State, pid: int) -> dict[int, EnginePlan]:
-    """The plans of process `pid`, or of the engines that it has started, by process number; none where it is no engine's."""
+    """The plans of process `pid`, or of the engines that it has started, by process number; none where it is no
+    engine's."""
     found = {}
     for name in state.names(_folder()):
         process = _process_of(state, name)

@@ -1,7 +1,9 @@
-"""Bind the workers that a program starts itself, as they appear: `vllm serve` on eight devices is one command and eight workers.
+"""Bind the workers that a program starts itself, as they appear: `vllm serve` on eight devices is one command and eight
+workers.
 
-The launcher leaves a sidecar behind before it becomes the program. This follower looks at the program's descendants, and binds each to its
-own pool as soon as its title or environment says which rank it is (`rank_hints`). It ends with the program.
+The launcher leaves a sidecar behind before it becomes the program. This follower looks at the program's descendants,
+and binds each to its own pool as soon as its title or environment says which rank it is (`rank_hints`). It ends with
+the program.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ _PROC = Path("/proc")
 class Descendants:
     """The processes that come from `root`, found anew at each look. Orphans stay, once seen.
 
-    A process that is no descendant when it appears never becomes one, so only new numbers are looked at: machines with hundreds of CPUs have
-    thousands of kernel threads in /proc.
+    A process that is no descendant when it appears never becomes one, so only new numbers are looked at: machines with
+    hundreds of CPUs have thousands of kernel threads in /proc.
     """
 
     root: ProcessId
@@ -66,7 +68,8 @@ class Descendants:
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """What is known of a process that was bound. `named`: threads it had then that the target has names for; `threads`: how many it has now.
+    """What is known of a process that was bound. `named`: threads it had then that the target has names for; `threads`:
+    how many it has now.
 
     `settled`: they were looked at twice since their number changed, as a thread is born before it takes its name.
     """
@@ -79,7 +82,8 @@ class _Bound:
 
 @dataclass
 class Follower:
-    """Binds what it recognises, once; again when it says it is somebody else, or when it has new threads that the target has names for."""
+    """Binds what it recognises, once; again when it says it is somebody else, or when it has new threads that the
+    target has names for."""
 
     root: ProcessId
     target_of: TargetOf
@@ -156,7 +160,8 @@ class Follower:
 
 
 def follow(follower: Follower, pidfd: int | None = None, until: float = float("inf")) -> None:
-    """Look until the program ends, often while things change and rarely when they do not; at the latest until time.monotonic() is `until`.
+    """Look until the program ends, often while things change and rarely when they do not; at the latest until
+    time.monotonic() is `until`.
 
     `pidfd`: of the program; where there is none its start time is looked at instead.
     """
@@ -168,7 +173,8 @@ def follow(follower: Follower, pidfd: int | None = None, until: float = float("i
 
 
 def leave_follower(target_of: TargetOf, bind: Bind, say: Say = to_stderr) -> None:
-    """Leave a follower of the calling process behind, before it becomes the program. See `start_sidecar` for when to call it."""
+    """Leave a follower of the calling process behind, before it becomes the program. See `start_sidecar` for when to
+    call it."""
     follower = Follower(identify(os.getpid()), target_of, bind, say)
     start_sidecar(lambda pidfd: follow(follower, pidfd), say)
 

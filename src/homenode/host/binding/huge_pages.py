@@ -1,9 +1,11 @@
-"""How much of some memory of this process really lies on huge pages, as the kernel tells, and why not where it does not.
+"""How much of some memory of this process really lies on huge pages, as the kernel tells, and why not where it does
+not.
 
-Asking for huge pages (madvise MADV_HUGEPAGE) succeeds even where none will be given: the setting of the machine, one of the process, or
-memory in pieces too small is noticed only when the pages are touched. So they are counted afterwards.
+Asking for huge pages (madvise MADV_HUGEPAGE) succeeds even where none will be given: the setting of the machine, one of
+the process, or memory in pieces too small is noticed only when the pages are touched. So they are counted afterwards.
 
-Sources: proc_pid_smaps(5), proc_pid_status(5), prctl(2) PR_SET_THP_DISABLE; the kernel's Documentation/admin-guide/mm/transhuge.rst.
+Sources: proc_pid_smaps(5), proc_pid_status(5), prctl(2) PR_SET_THP_DISABLE; the kernel's
+Documentation/admin-guide/mm/transhuge.rst.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from homenode.host.topology.finding import Finding
 from homenode.units import format_bytes
 
 ENOUGH_SHARE = 0.9
-# What a cache of address translations reaches without huge pages anyway: models as small as that are not slowed down noticeably.
+# What a cache of address translations reaches without huge pages anyway: models as small as that are not slowed down
+# noticeably.
 TELLING_BYTES = 64 << 20
 COST = "loading takes longer so, and decoding was measured up to 6 % slower on two CPUs of a virtual machine"
 _RANGE = re.compile(r"([0-9a-f]{1,16})-([0-9a-f]{1,16}) ")
@@ -27,7 +30,8 @@ _SMAPS, _STATUS = Path("/proc/self/smaps"), Path("/proc/self/status")
 
 @dataclass(frozen=True, slots=True)
 class Residence:
-    """Bytes of some ranges that are in memory, and those of them on huge pages. A huge page at the end of a range counts whole."""
+    """Bytes of some ranges that are in memory, and those of them on huge pages. A huge page at the end of a range
+    counts whole."""
 
     present: int = 0
     huge: int = 0
@@ -42,7 +46,8 @@ class Residence:
 
 
 def residences(*groups: Iterable[tuple[int, int]], smaps: Path = _SMAPS) -> tuple[Residence, ...] | None:
-    """Where ranges of this process, (address, bytes), lie now, one answer for each group of them. None where the kernel does not tell.
+    """Where ranges of this process, (address, bytes), lie now, one answer for each group of them. None where the kernel
+    does not tell.
 
     The kernel walks all pages to answer: microseconds for huge ones, about a second for 100 GB of small ones.
     """
@@ -63,7 +68,8 @@ class MappedRange:
     residence: Residence
 
     def within(self, wanted: Iterable[tuple[int, int]]) -> Residence:
-        """What belongs to the `wanted` ranges; their part of it by size, where the kernel has put others into one entry with them."""
+        """What belongs to the `wanted` ranges; their part of it by size, where the kernel has put others into one entry
+        with them."""
         covered = sum(max(0, min(self.end, end) - max(self.start, start)) for start, end in wanted)
         size = self.end - self.start
         return Residence(self.residence.present * covered // size, self.residence.huge * covered // size)
@@ -105,7 +111,8 @@ def disabled_for_this_process(status: Path = _STATUS) -> bool:
 def small_pages(seen: Residence, setting: str, disabled: bool) -> tuple[Finding, ...]:
     """A warning when less than ENOUGH_SHARE of weights and KV memory is on huge pages. Pure.
 
-    setting: the word of /sys/kernel/mm/transparent_hugepage/enabled, empty where there is none. disabled: see `disabled_for_this_process`.
+    setting: the word of /sys/kernel/mm/transparent_hugepage/enabled, empty where there is none. disabled: see
+    `disabled_for_this_process`.
     """
     if seen.present < TELLING_BYTES or seen.share >= ENOUGH_SHARE:
         return ()

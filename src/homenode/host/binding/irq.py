@@ -1,7 +1,7 @@
 """Route the interrupts of a target's devices: match, tell irqbalance, write, read back; verify; put back.
 
-An interrupt that cannot be routed never stops the others, and never touches what else is bound. What the kernel does is not judged by
-effective_affinity_list, which follows only when the next interrupt comes.
+An interrupt that cannot be routed never stops the others, and never touches what else is bound. What the kernel does is
+not judged by effective_affinity_list, which follows only when the next interrupt comes.
 
 Source: the kernel's Documentation/core-api/irq/irq-affinity.rst and kernel/irq/proc.c.
 """
@@ -41,7 +41,8 @@ _MANAGED = (
 )
 _REFUSALS = {
     errno.EIO: _MANAGED,
-    errno.EPERM: _MANAGED,  # what newer kernels say instead; who may not write at all is refused when the file is opened
+    # what newer kernels say instead; who may not write at all is refused when the file is opened
+    errno.EPERM: _MANAGED,
     errno.EINVAL: ("none of these CPUs is online", "Plan again on this host"),
     errno.ENOSPC: ("these CPUs have no interrupt vector left", "Spread the interrupts over more CPUs"),
     errno.EACCES: ("this user may not write there", _ROOT),
@@ -65,7 +66,8 @@ class Interrupts:
             os.close(file)
 
     def write(self, irq: int, cpus: str) -> None:
-        """Send it to `cpus`. Raises OSError: unbuffered, as a buffered file tells of the refusal late, when it is closed."""
+        """Send it to `cpus`. Raises OSError: unbuffered, as a buffered file tells of the refusal late, when it is
+        closed."""
         file = os.open(self._file(irq), os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(file, cpus.encode("ascii"))
@@ -81,7 +83,8 @@ class Interrupts:
         return ""
 
     def kept_by_kernel(self, irq: int) -> bool:
-        """Whether nobody can route it, as it is a managed one: its file lacks every write permission then, on kernels that tell (6.12 does)."""
+        """Whether nobody can route it, as it is a managed one: its file lacks every write permission then, on kernels
+        that tell (6.12 does)."""
         try:
             return not self._file(irq).stat().st_mode & 0o222
         except OSError:
@@ -98,7 +101,8 @@ class Interrupts:
 def route_target(
     pid: int, target: Target, host: Host, state: State | None = None, interrupts: Interrupts | None = None
 ) -> Report:
-    """Route the interrupts of `target` for process `pid`: remembered in `state` (None: not at all), told to irqbalance, written, read back.
+    """Route the interrupts of `target` for process `pid`: remembered in `state` (None: not at all), told to irqbalance,
+    written, read back.
 
     Never raises for what the system refuses: each refusal is a step and a finding, and the others go on.
     """
@@ -126,7 +130,8 @@ def route_target(
 
 
 def verify_target(target: Target, host: Host, interrupts: Interrupts | None = None) -> Report:
-    """Compare where the target's interrupts may go with its routes. Off the plan is an error, but a warning where this user, or nobody, can route it."""
+    """Compare where the target's interrupts may go with its routes. Off the plan is an error, but a warning where this
+    user, or nobody, can route it."""
     interrupts = interrupts or Interrupts()
     routed, steps = match(target.irqs, host)
     seen, unread = _read_all(routed, interrupts)
@@ -136,10 +141,11 @@ def verify_target(target: Target, host: Host, interrupts: Interrupts | None = No
 def restore(
     entries: Sequence[Mapping[str, Any]], *, state: State | None = None, interrupts: Interrupts | None = None
 ) -> Report:
-    """Put interrupts back to where `route_target` found them, and let irqbalance have again those that were kept from it.
+    """Put interrupts back to where `route_target` found them, and let irqbalance have again those that were kept from
+    it.
 
-    `entries` as they were remembered; of several for one interrupt the first counts. An interrupt that is gone, or belongs to another driver
-    now, is left out. What could not be put back is an error, so that it stays remembered.
+    `entries` as they were remembered; of several for one interrupt the first counts. An interrupt that is gone, or
+    belongs to another driver now, is left out. What could not be put back is an error, so that it stays remembered.
     """
     interrupts = interrupts or Interrupts()
     first: dict[int, Mapping[str, Any]] = {}
@@ -170,7 +176,8 @@ def _read_all(routed: Sequence[Routed], interrupts: Interrupts) -> tuple[dict[in
 def _remember(
     process: ProcessId, routed: Sequence[Routed], before: Mapping[int, str], fresh: frozenset[int], state: State | None
 ) -> Report:
-    """Keep the lists before the first is written. What is kept already is not kept again: undoing goes back to before the first binding."""
+    """Keep the lists before the first is written. What is kept already is not kept again: undoing goes back to before
+    the first binding."""
     if state is None:
         return Report()
     now = [

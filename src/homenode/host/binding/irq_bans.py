@@ -1,4 +1,5 @@
-"""Have irqbalance leave a binding's interrupts alone, and give them back to it: the steps and findings of talking to it."""
+"""Have irqbalance leave a binding's interrupts alone, and give them back to it: the steps and findings of talking to
+it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _MOST_NAMED = 32
 
 @dataclass(frozen=True)
 class Balance:
-    """irqbalance (None: it does not run) and the interrupts it must be told of; `fresh` are those that it does not leave alone yet."""
+    """irqbalance (None: it does not run) and the interrupts it must be told of; `fresh` are those that it does not
+    leave alone yet."""
 
     daemon: Irqbalance | None
     irqs: tuple[int, ...]
@@ -83,7 +85,8 @@ def unban(daemon: Irqbalance | None, irqs: frozenset[int]) -> Report:
 
 @contextmanager
 def one_at_a_time(state: State | None) -> Iterator[None]:
-    """The list is read and then replaced: two commands at once would lose each other's interrupts. Goes on alone where it must wait too long."""
+    """The list is read and then replaced: two commands at once would lose each other's interrupts. Goes on alone where
+    it must wait too long."""
     with ExitStack() as held:
         if state is not None:
             with suppress(HostError):

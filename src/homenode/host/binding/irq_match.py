@@ -30,7 +30,8 @@ class Routed:
 
 
 def match(routes: Sequence[IrqRoute], host: Host) -> tuple[tuple[Routed, ...], tuple[ActionResult, ...]]:
-    """The interrupts that the routes mean: of that very device, with a handler of that name. Steps say which routes have none."""
+    """The interrupts that the routes mean: of that very device, with a handler of that name. Steps say which routes
+    have none."""
     found: dict[int, Routed] = {}
     steps = []
     for route in routes:

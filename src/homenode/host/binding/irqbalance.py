@@ -1,16 +1,18 @@
 """Ask irqbalance to leave interrupts alone, over its own socket, instead of stopping it.
 
-The daemon listens on a stream socket named after its process: a file below /run/irqbalance since version 1.6, an abstract name before (and, where
-it cannot make the file, an abstract name of 107 NULs). A connection carries one command in one message with the sender's credentials, of which
-user 0 is required; the daemon answers, if there is anything to say, and closes. `setup` is answered by
+The daemon listens on a stream socket named after its process: a file below /run/irqbalance since version 1.6, an
+abstract name before (and, where it cannot make the file, an abstract name of 107 NULs). A connection carries one
+command in one message with the sender's credentials, of which user 0 is required; the daemon answers, if there is
+anything to say, and closes. `setup` is answered by
 
     SLEEP 10 IRQ 43 LOAD 0 DIFF 0 CLASS 0 ... BANNED 00000000,00000000
 
-with the interrupts that are banned by --banirq or by an earlier command, and `settings ban irqs 43 44` (or NONE) replaces that list. Before
-version 1.9.5 only the first 500 bytes of a command are read and the rest is cut off in the midst of a number; to find that out before it does
-harm, `setup` is sent with padding beyond that: the kernel tells the sender of data that was never read (ECONNRESET).
-Versions 1.3 to 1.6 write beyond their buffer when they answer `setup` while interrupts are banned: it is asked once for a change, no more, and
-that the daemon closes in good order is taken as the proof that it has read a ban.
+with the interrupts that are banned by --banirq or by an earlier command, and `settings ban irqs 43 44` (or NONE)
+replaces that list. Before version 1.9.5 only the first 500 bytes of a command are read and the rest is cut off in the
+midst of a number; to find that out before it does harm, `setup` is sent with padding beyond that: the kernel tells the
+sender of data that was never read (ECONNRESET). Versions 1.3 to 1.6 write beyond their buffer when they answer `setup`
+while interrupts are banned: it is asked once for a change, no more, and that the daemon closes in good order is taken
+as the proof that it has read a ban.
 
 Source: irqbalance.c and ui/irqbalance-ui.c of irqbalance 1.2 to 1.9.5; irqbalance(1); unix(7).
 """
@@ -82,7 +84,8 @@ def read_bans(daemon: Irqbalance, deadline_s: float = DEADLINE_S) -> Bans:
 
 
 def set_bans(daemon: Irqbalance, irqs: Collection[int], room: int, deadline_s: float = DEADLINE_S) -> None:
-    """Make it leave exactly `irqs` alone: those banned before have to be among them. Raises HostError when it did not take the command."""
+    """Make it leave exactly `irqs` alone: those banned before have to be among them. Raises HostError when it did not
+    take the command."""
     command = _command(irqs)
     if len(command) >= room:
         raise HostError(

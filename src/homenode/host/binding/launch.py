@@ -1,7 +1,9 @@
-"""Run a program bound: bind the calling process, then become the program. What the kernel inherits over execve needs nobody to look after it.
+"""Run a program bound: bind the calling process, then become the program. What the kernel inherits over execve needs
+nobody to look after it.
 
-Nothing escapes an inherited limit: CPUs outside the mask or cpuset that this process was started with are refused, never added. Exit codes
-and signals are the program's own, as it is the program that ends. Sources: sched_setaffinity(2), execve(2); POSIX on exit codes 126 and 127.
+Nothing escapes an inherited limit: CPUs outside the mask or cpuset that this process was started with are refused,
+never added. Exit codes and signals are the program's own, as it is the program that ends. Sources:
+sched_setaffinity(2), execve(2); POSIX on exit codes 126 and 127.
 """
 
 from __future__ import annotations
@@ -90,7 +92,8 @@ def _refusal(place: str) -> str | None:
 
 
 def check_allowed(target: Target, allowance: Allowance, source: Source | None = None) -> None:
-    """Refuse what the machine does not have, and CPUs outside `allowance`. Raises PlacementError, whose message names them."""
+    """Refuse what the machine does not have, and CPUs outside `allowance`. Raises PlacementError, whose message names
+    them."""
     if not target.cpus:
         raise PlacementError(
             "no_cpus",
@@ -131,10 +134,12 @@ def run_bound(
     kernel: Syscalls | None = None,
     say: Callable[[str], None] = to_stderr,
 ) -> NoReturn:
-    """Bind the calling process to `target` and become the program `argv`; does not return. `target` None: run it unbound.
+    """Bind the calling process to `target` and become the program `argv`; does not return. `target` None: run it
+    unbound.
 
-    `allowance`: the inherited limit, read here when None. `say` gets one line for each thing that is not as asked. Raises
-    ProgramError, PlacementError (both before anything is changed) and, when the kernel refuses something and `strict` is set, HostError.
+    `allowance`: the inherited limit, read here when None. `say` gets one line for each thing that is not as asked.
+    Raises ProgramError, PlacementError (both before anything is changed) and, when the kernel refuses something and
+    `strict` is set, HostError.
     """
     env = os.environ if env is None else env
     if not argv:
@@ -148,7 +153,8 @@ def run_bound(
 
 
 def execute(program: str, argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
-    """Become the program, with the signals that Python ignores as they were before Python. Raises ProgramError when the kernel refuses."""
+    """Become the program, with the signals that Python ignores as they were before Python. Raises ProgramError when the
+    kernel refuses."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # closed before we started
             with suppress(OSError):  # nobody reads it any more, or its disk is full: the program will see for itself

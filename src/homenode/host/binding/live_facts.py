@@ -1,4 +1,5 @@
-"""What only the living system tells and no recording holds: what this process may do, what runs beside it, how a process is doing."""
+"""What only the living system tells and no recording holds: what this process may do, what runs beside it, how a
+process is doing."""
 
 from __future__ import annotations
 
@@ -32,9 +33,9 @@ class ProcessFacts:
 
 @dataclass(frozen=True, slots=True)
 class LiveFacts:
-    """`capabilities`: the effective set as bits (capabilities(7)), of the calling process. `memory_policy_refusal`: name of the error that
-    set_mempolicy gives, empty where it works. `irqs_writable`: None without interrupts to try. `swap`, `swap_used`: bytes.
-    `load`: of the CPUs that the calling process, or the one asked about, may use."""
+    """`capabilities`: the effective set as bits (capabilities(7)), of the calling process. `memory_policy_refusal`:
+    name of the error that set_mempolicy gives, empty where it works. `irqs_writable`: None without interrupts to try.
+    `swap`, `swap_used`: bytes. `load`: of the CPUs that the calling process, or the one asked about, may use."""
 
     capabilities: int | None = None
     memory_policy_refusal: str = ""
@@ -62,7 +63,8 @@ class ProcessSource(LiveSource):
 
 
 def read_live_facts(pid: int | None = None, calls: Syscalls | None = None) -> LiveFacts:
-    """Of the calling process and this system; of process `pid` too. Never raises: what is not told keeps its default."""
+    """Of the calling process and this system; of process `pid` too. Never raises: what is not told keeps its
+    default."""
     source = LiveSource(env={})
     memory = read_meminfo(FactReader(source), "/proc/meminfo")
     swap = memory.get("SwapTotal", 0)

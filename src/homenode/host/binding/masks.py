@@ -1,8 +1,9 @@
 """CPU masks of all threads of a running process: set, read back, and put back as they were.
 
-A thread inherits the mask of the thread that starts it, so the main thread goes first, and passes are made over /proc/PID/task until two in a
-row find every mask as wanted: then no thread is left that could give birth to one with an old mask. The kernel cuts a mask to the thread's
-cpuset without a word (sched_setaffinity(2), "NOTES"), hence each is read back.
+A thread inherits the mask of the thread that starts it, so the main thread goes first, and passes are made over
+/proc/PID/task until two in a row find every mask as wanted: then no thread is left that could give birth to one with an
+old mask. The kernel cuts a mask to the thread's cpuset without a word (sched_setaffinity(2), "NOTES"), hence each is
+read back.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _CUT = (0, errno.EINVAL)  # the mask and the cpuset have some CPUs in common, or
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Thread `thread` did not take the mask `wanted`: `seen` is what it has instead, `code` the errno where the call failed."""
+    """Thread `thread` did not take the mask `wanted`: `seen` is what it has instead, `code` the errno where the call
+    failed."""
 
     thread: Thread
     wanted: Cpus
@@ -43,8 +45,8 @@ class Refusal:
 class Masks:
     """What has been done so far, by thread key.
 
-    `first`: threads there were at the first look. `before`: masks of those that were changed. `checked`: those that are as wanted. `given`: masks
-    that were handed out.
+    `first`: threads there were at the first look. `before`: masks of those that were changed. `checked`: those that are
+    as wanted. `given`: masks that were handed out.
     """
 
     process: ProcessId
@@ -60,7 +62,8 @@ class Masks:
 def settle(process: ProcessId, wanted: Wanted, calls: Syscalls, deadline_s: float) -> Masks:
     """Give every thread its mask, until two passes in a row change nothing.
 
-    Ends early, with the journal saying why, at the first mask that is refused, when the process ends, or after `deadline_s` seconds.
+    Ends early, with the journal saying why, at the first mask that is refused, when the process ends, or after
+    `deadline_s` seconds.
     """
     journal = Masks(process)
     end = time.monotonic() + deadline_s
@@ -127,7 +130,8 @@ def _set(thread: Thread, wanted: Wanted, calls: Syscalls, journal: Masks) -> int
 def put_back(journal: Masks, calls: Syscalls, deadline_s: float = 10.0) -> list[Thread]:
     """Give changed threads the masks they had; those that did not take theirs back. Vanished ones need nothing.
 
-    Threads born meanwhile that have inherited one of the masks given out get the one the main thread had, as they would have without us.
+    Threads born meanwhile that have inherited one of the masks given out get the one the main thread had, as they would
+    have without us.
     """
     left: dict[tuple[int, int], Thread] = {}
     main = next((cpus for thread, cpus in journal.before.values() if thread.tid == journal.process.pid), None)
@@ -180,7 +184,8 @@ def refused(process: ProcessId, refusal: Refusal) -> HomenodeError:
 
 
 def cpuset_of(pid: int) -> Cpus | None:
-    """CPUs that the cgroup of a process allows, from cgroup v2 or the v1 cpuset hierarchy; None where this cannot be seen (cpuset(7))."""
+    """CPUs that the cgroup of a process allows, from cgroup v2 or the v1 cpuset hierarchy; None where this cannot be
+    seen (cpuset(7))."""
     folder = _text(Path("/proc") / str(pid) / "cpuset")
     if folder is None:
         return None

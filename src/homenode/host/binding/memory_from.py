@@ -15,7 +15,8 @@ _MOST_ELSEWHERE = 0.02  # of what was allocated: the thread stacks and the inter
 
 @contextmanager
 def memory_from(node: int, calls: Syscalls | None = None) -> Iterator[None]:
-    """Memory that this thread, and those it starts inside, touch first comes from `node` alone; then the policy is as before.
+    """Memory that this thread, and those it starts inside, touch first comes from `node` alone; then the policy is as
+    before.
 
     HostError when the kernel refuses, as it does inside containers without the right to set memory policies.
     """
@@ -43,7 +44,8 @@ def bytes_by_node() -> dict[int, int]:
 
 
 def share_on(node: int, before: dict[int, int], after: dict[int, int], size: int) -> float | None:
-    """Of `size` bytes allocated between two readings of `bytes_by_node`, the share that came to `node`; None where nothing was told."""
+    """Of `size` bytes allocated between two readings of `bytes_by_node`, the share that came to `node`; None where
+    nothing was told."""
     return min(1.0, (after.get(node, 0) - before.get(node, 0)) / size) if before and after and size else None
 
 

@@ -1,6 +1,7 @@
 """Where the memory of a process lies: its ranges from /proc/PID/maps and /proc/PID/numa_maps. Parsing is pure.
 
-Sources: proc_pid_maps(5), numa(7) section "/proc/pid/numa_maps", and mpol_to_str() of the kernel, whose policies may hold spaces.
+Sources: proc_pid_maps(5), numa(7) section "/proc/pid/numa_maps", and mpol_to_str() of the kernel, whose policies may
+hold spaces.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _ANONYMOUS_FILES = ("/dev/zero", "/anon_hugepage (deleted)")  # what the kernel 
 
 @dataclass(frozen=True, slots=True)
 class RangePolicy:
-    """A memory policy: `mode` is the kernel's word (`default`, `bind`, `prefer`, `prefer (many)`, `interleave`, `local`, ...)."""
+    """A memory policy: `mode` is the kernel's word (`default`, `bind`, `prefer`, `prefer (many)`, `interleave`,
+    `local`, ...)."""
 
     mode: str
     nodes: tuple[int, ...] = ()
@@ -172,7 +174,8 @@ def _hex(text: str) -> int | None:
 
 
 def _process_policy(placements: Iterable[Placement]) -> RangePolicy:
-    """The policy of the main thread: numa_maps shows it on every range that has none of its own, so on its stack, or else on most."""
+    """The policy of the main thread: numa_maps shows it on every range that has none of its own, so on its stack, or
+    else on most."""
     lines = list(placements)
     told = [line.policy for line in lines if line.word == "stack"] or [line.policy for line in lines]
     return Counter(told).most_common(1)[0][0] if told else RangePolicy("default")

@@ -1,8 +1,9 @@
 """Memory policy of the calling process, with fallbacks: bind, else prefer, else leave memory alone. Each fallback is
 reported with its reason.
 
-bind keeps allocations on the given nodes and fails when they are full; prefer starts there and goes elsewhere when they are full. Several
-nodes are preferred together since Linux 5.15 (MPOL_PREFERRED_MANY), the first of them alone before. Sources: set_mempolicy(2), numa(7).
+bind keeps allocations on the given nodes and fails when they are full; prefer starts there and goes elsewhere when they
+are full. Several nodes are preferred together since Linux 5.15 (MPOL_PREFERRED_MANY), the first of them alone before.
+Sources: set_mempolicy(2), numa(7).
 """
 
 from __future__ import annotations
@@ -80,10 +81,11 @@ def current_policy(kernel: Syscalls) -> MemoryPolicy | None:
 
 
 def bind_memory(nodes: Sequence[int], kernel: Syscalls, *, strict: bool = False) -> Report:
-    """Bind the calling process's memory to `nodes`, best first, as firmly as the kernel lets it; what it starts inherits that.
+    """Bind the calling process's memory to `nodes`, best first, as firmly as the kernel lets it; what it starts
+    inherits that.
 
-    A binding that is already there, such as numactl's, is a limit: nodes outside it are left out. With `strict`, everything short of binding
-    to all the nodes raises HostError.
+    A binding that is already there, such as numactl's, is a limit: nodes outside it are left out. With `strict`,
+    everything short of binding to all the nodes raises HostError.
     """
     fallbacks = _Fallbacks(strict)
     wanted = _inside_inherited(tuple(nodes), current_policy(kernel), fallbacks)

@@ -41,7 +41,8 @@ _HOPELESS = (
 
 @dataclass
 class Moves:
-    """What came of it, in bytes. `stay`: those that could not be moved, `left`: those that were not to be touched, both by reason.
+    """What came of it, in bytes. `stay`: those that could not be moved, `left`: those that were not to be touched, both
+    by reason.
 
     `stopped`: why it ended early; empty when all was looked after.
     """
@@ -65,8 +66,9 @@ def move_private_pages(
 ) -> Moves:
     """Move pages of process `pid` that lie on none of `nodes` to the first of them, or to the next where that is full.
 
-    Ranges with a memory policy of their own, other than the process's, were placed on purpose and stay. At most `batch` pages a call (fewer
-    huge ones), and about `deadline_s` seconds in all. What the kernel refuses as a whole (no permission, a node that is not allowed) is told in `stopped`.
+    Ranges with a memory policy of their own, other than the process's, were placed on purpose and stay. At most `batch`
+    pages a call (fewer huge ones), and about `deadline_s` seconds in all. What the kernel refuses as a whole (no
+    permission, a node that is not allowed) is told in `stopped`.
     """
     moves = Moves()
     work = []
@@ -84,10 +86,12 @@ def move_private_pages(
 
 
 def bring_home(planned: Iterable[PlannedRange], calls: Syscalls, *, deadline_s: float = 300.0) -> Moves:
-    """Move pages of planned ranges of this process that lie on none of their nodes to the first of them, or to the next where that is full.
+    """Move pages of planned ranges of this process that lie on none of their nodes to the first of them, or to the next
+    where that is full.
 
-    Where page cache fills a node the kernel gives a new page of another one rather than drop some of that cache; for a page that is to be moved
-    there it makes room. At most about `deadline_s` seconds; what the kernel refuses as a whole is told in `stopped`.
+    Where page cache fills a node the kernel gives a new page of another one rather than drop some of that cache; for a
+    page that is to be moved there it makes room. At most about `deadline_s` seconds; what the kernel refuses as a whole
+    is told in `stopped`.
     """
     moves, end, movers = Moves(), time.monotonic() + deadline_s, dict[tuple[int, ...], _Mover]()
     for part in planned:
@@ -228,7 +232,8 @@ class _Mover:
         ]
 
     def _move(self, addresses: list[int], size: int) -> tuple[int, str]:
-        """Move them, trying again as long as that moves more: how many have moved, and why the others (mostly) have not."""
+        """Move them, trying again as long as that moves more: how many have moved, and why the others (mostly) have
+        not."""
         away = addresses
         codes: dict[int, int] = {}
         for _ in range(_TRIES):

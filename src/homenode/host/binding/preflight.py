@@ -26,7 +26,8 @@ def check_exists(target: Target, source: Source | None = None) -> None:
 
 
 def check_running(target: Target, source: Source | None = None) -> None:
-    """For a process whose memory is to be moved or looked at: also PlacementError node_without_memory, as nothing can lie there."""
+    """For a process whose memory is to be moved or looked at: also PlacementError node_without_memory, as nothing can
+    lie there."""
     source = source or LiveSource()
     check_exists(target, source)
     filled = FactReader(source).cpus(f"{NODE_FOLDER}/has_memory")

@@ -1,8 +1,9 @@
 """Which rank a process of an engine is, told from its title or its environment. Pure.
 
-Engines that start their workers themselves write who they are into their titles, once the worker knows: vLLM `VLLM::Worker_DP0_PP1_TP3_EP3`,
-`VLLM::EngineCore_DP0`, `VLLM::APIServer_0`, `VLLM::DPCoordinator`; SGLang `sglang::scheduler_DP0_TP3_EP3`, `sglang::detokenizer`. Only
-dimensions of a size above one are written. Launchers such as torchrun and mpirun pass the local rank in the environment instead.
+Engines that start their workers themselves write who they are into their titles, once the worker knows: vLLM
+`VLLM::Worker_DP0_PP1_TP3_EP3`, `VLLM::EngineCore_DP0`, `VLLM::APIServer_0`, `VLLM::DPCoordinator`; SGLang
+`sglang::scheduler_DP0_TP3_EP3`, `sglang::detokenizer`. Only dimensions of a size above one are written. Launchers such
+as torchrun and mpirun pass the local rank in the environment instead.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _DATA_ON_THIS_HOST = ("--data-parallel-size-local", "-dpl")
 
 @dataclass(frozen=True, slots=True)
 class RankHint:
-    """What a process tells of itself. `role`: one of ROLES. `local_rank`: where the environment gives it; else the ranks named in the title."""
+    """What a process tells of itself. `role`: one of ROLES. `local_rank`: where the environment gives it; else the
+    ranks named in the title."""
 
     role: str
     local_rank: int | None = None
@@ -43,7 +45,8 @@ class RankHint:
 
 
 def worker_rank_of(title: str, environ: Mapping[str, str]) -> RankHint | None:
-    """What the title (the first word of /proc/PID/cmdline), else the environment tells; None when neither tells anything."""
+    """What the title (the first word of /proc/PID/cmdline), else the environment tells; None when neither tells
+    anything."""
     found = _TITLE.fullmatch(title.strip())
     if found is None:
         return _hint_of_environment(environ)
@@ -55,9 +58,11 @@ def worker_rank_of(title: str, environ: Mapping[str, str]) -> RankHint | None:
 
 
 def local_rank_of(hint: RankHint, shape: Parallelism) -> int | None:
-    """The local rank, as engines count: data-parallel rank, then stage, then tensor rank. None when it cannot be told, or is no worker's.
+    """The local rank, as engines count: data-parallel rank, then stage, then tensor rank. None when it cannot be told,
+    or is no worker's.
 
-    With a `shape` of all ones, which is what is known when nobody said, a title that names one dimension only is still understood.
+    With a `shape` of all ones, which is what is known when nobody said, a title that names one dimension only is still
+    understood.
     """
     if hint.local_rank is not None:
         return hint.local_rank
@@ -74,7 +79,8 @@ def local_rank_of(hint: RankHint, shape: Parallelism) -> int | None:
         return None if len(named) > 1 else (named or [0])[0]
     if any(rank is None if size > 1 else rank for rank, size in zip(ranks[1:], sizes[1:], strict=True)):
         return None
-    # Where attention alone is data parallel, titles name a data-parallel rank that counts no processes: its size is 1 then.
+    # Where attention alone is data parallel, titles name a data-parallel rank that counts no processes: its size is 1
+    # then.
     engine = (hint.data_parallel or 0) if shape.data_parallel_size > 1 else 0
     stage, tensor = hint.pipeline_parallel or 0, hint.tensor_parallel or 0
     if engine >= sizes[0] or stage >= sizes[1] or tensor >= sizes[2]:

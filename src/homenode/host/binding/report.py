@@ -13,7 +13,8 @@ OUTCOMES = ("done", "degraded", "skipped", "failed", "undone")
 
 @dataclass(frozen=True, slots=True)
 class ActionResult:
-    """One step: `what` ("affinity", "memory policy", "pages", "irq 2753", ...), its outcome (one of OUTCOMES), and why or how much."""
+    """One step: `what` ("affinity", "memory policy", "pages", "irq 2753", ...), its outcome (one of OUTCOMES), and why
+    or how much."""
 
     what: str
     outcome: str
@@ -22,7 +23,8 @@ class ActionResult:
 
 @dataclass(frozen=True)
 class Report:
-    """`steps` in the order taken. `findings`: what a person should know; severity error where the binding is not what was planned."""
+    """`steps` in the order taken. `findings`: what a person should know; severity error where the binding is not what
+    was planned."""
 
     steps: tuple[ActionResult, ...] = ()
     findings: tuple[Finding, ...] = ()

@@ -1,7 +1,7 @@
 """On which NUMA node memory of a process really lies, page by page, against where it was to lie.
 
-Source: move_pages(2) without target nodes, which only tells. A page that was never touched answers ENOENT or, on older kernels, EFAULT: it
-lies nowhere yet and does not count.
+Source: move_pages(2) without target nodes, which only tells. A page that was never touched answers ENOENT or, on older
+kernels, EFAULT: it lies nowhere yet and does not count.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class PlannedRange:
 
 @dataclass(frozen=True, slots=True)
 class NodeResidency:
-    """Of the memory planned for `node` (-1: for several nodes in turn) the bytes that are present, and of them those on the nodes planned."""
+    """Of the memory planned for `node` (-1: for several nodes in turn) the bytes that are present, and of them those on
+    the nodes planned."""
 
     node: int
     present: int
@@ -43,9 +44,11 @@ class NodeResidency:
 def node_residencies(
     ranges: Sequence[PlannedRange], calls: Syscalls, most_pages: int | None = None, pid: int = 0
 ) -> tuple[NodeResidency, ...] | None:
-    """One line for each planned node, ascending, of process `pid` (0: this one). None where the kernel does not tell, as in many containers.
+    """One line for each planned node, ascending, of process `pid` (0: this one). None where the kernel does not tell,
+    as in many containers.
 
-    `most_pages`: about how many pages to ask for, at even distances and drawn anew each time; each stands for its neighbours. None: all.
+    `most_pages`: about how many pages to ask for, at even distances and drawn anew each time; each stands for its
+    neighbours. None: all.
     """
     pages = sum(part.size for part in ranges) // PAGE
     stride = 1 if most_pages is None else max(1, -(-pages // most_pages))

@@ -1,7 +1,9 @@
-"""A small process that stays behind when a launcher becomes the program it launches, and does something for that program.
+"""A small process that stays behind when a launcher becomes the program it launches, and does something for that
+program.
 
-It is forked twice, so that the program finds no child that it does not know, has a session of its own, so that a Ctrl-C in the terminal is the
-program's alone, and holds nothing of the program's but its standard error. It learns of the program's end from a pidfd (pidfd_open(2)).
+It is forked twice, so that the program finds no child that it does not know, has a session of its own, so that a Ctrl-C
+in the terminal is the program's alone, and holds nothing of the program's but its standard error. It learns of the
+program's end from a pidfd (pidfd_open(2)).
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ def to_stderr(line: str) -> None:
 
 
 def start_sidecar(task: Task, say: Say = to_stderr) -> None:
-    """Leave a process behind that does `task` and ends. `task` gets a pidfd of the calling process; None where the kernel has none.
+    """Leave a process behind that does `task` and ends. `task` gets a pidfd of the calling process; None where the
+    kernel has none.
 
-    Call it from the main thread of a process without others, before binding: the sidecar keeps the affinity of this moment. `task` should
-    end when the pidfd becomes readable. What it raises is told through `say`, and so is that no process can be had (a
-    limit on processes).
+    Call it from the main thread of a process without others, before binding: the sidecar keeps the affinity of this
+    moment. `task` should end when the pidfd becomes readable. What it raises is told through `say`, and so is that no
+    process can be had (a limit on processes).
     """
     pidfd = _open_pidfd(os.getpid())
     for stream in (sys.stdout, sys.stderr):

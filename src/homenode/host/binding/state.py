@@ -1,8 +1,9 @@
-"""The folder where commands of this host remember things for each other: claims, and what was before a binding. Small JSON files.
+"""The folder where commands of this host remember things for each other: claims, and what was before a binding. Small
+JSON files.
 
-Its place: HOMENODE_STATE_DIR; else $XDG_RUNTIME_DIR/homenode; else /run/homenode for root; else <temporary folder>/homenode-<user id>. Some of
-these outlive a reboot, so who keeps process numbers in a file keeps `boot_id` with them. The folder is its user's alone (0700): two users do
-not see each other's claims.
+Its place: HOMENODE_STATE_DIR; else $XDG_RUNTIME_DIR/homenode; else /run/homenode for root; else <temporary
+folder>/homenode-<user id>. Some of these outlive a reboot, so who keeps process numbers in a file keeps `boot_id` with
+them. The folder is its user's alone (0700): two users do not see each other's claims.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class State:
     folder: Path
 
     def read(self, name: str) -> Loaded:
-        """The JSON value of a file. One that is no JSON, or too large, counts as not there and gives a finding; it stays where it is."""
+        """The JSON value of a file. One that is no JSON, or too large, counts as not there and gives a finding; it
+        stays where it is."""
         file = self.folder / name
         try:
             # Without O_NONBLOCK a FIFO of that name would be waited for until somebody writes into it.
@@ -77,7 +79,8 @@ class State:
             return ()
 
     def save(self, name: str, value: Any) -> None:
-        """Replace a file in one step: who reads it at that moment sees the old or the new one, whole. Raises HostError."""
+        """Replace a file in one step: who reads it at that moment sees the old or the new one, whole. Raises
+        HostError."""
         file = self.folder / name
         try:
             file.parent.mkdir(mode=0o700, exist_ok=True)
@@ -98,7 +101,8 @@ class State:
             (self.folder / name).unlink()
 
     def put_aside(self, name: str) -> None:
-        """Rename a damaged file to `name.damaged`, so that it can be looked at and does not stand in the way. Only for the holder of the lock."""
+        """Rename a damaged file to `name.damaged`, so that it can be looked at and does not stand in the way. Only for
+        the holder of the lock."""
         with suppress(OSError):
             (self.folder / name).replace(self.folder / f"{name}.damaged")
 
@@ -123,7 +127,8 @@ class State:
 def open_state(env: Mapping[str, str] | None = None, run_folder: Path = Path("/run")) -> State:
     """The state folder, made if need be.
 
-    Raises UserError when HOMENODE_STATE_DIR names a folder that cannot be trusted, HostError when there is none to be had.
+    Raises UserError when HOMENODE_STATE_DIR names a folder that cannot be trusted, HostError when there is none to be
+    had.
     """
     env = os.environ if env is None else env
     given = env.get(VARIABLE)

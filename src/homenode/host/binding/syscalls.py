@@ -1,7 +1,9 @@
-"""The system calls of NUMA binding, called directly: affinity, memory policy, page moves. Neither libnuma nor a compiled extension is needed.
+"""The system calls of NUMA binding, called directly: affinity, memory policy, page moves. Neither libnuma nor a
+compiled extension is needed.
 
-Sources: set_mempolicy(2), get_mempolicy(2), mbind(2), move_pages(2), sched_setaffinity(2); the kernel's mm/mempolicy.c for the length of node
-masks; its syscall tables for the numbers. Failures raise OSError with the kernel's errno and the call's name; who calls says what that means.
+Sources: set_mempolicy(2), get_mempolicy(2), mbind(2), move_pages(2), sched_setaffinity(2); the kernel's mm/mempolicy.c
+for the length of node masks; its syscall tables for the numbers. Failures raise OSError with the kernel's errno and the
+call's name; who calls says what that means.
 """
 
 from __future__ import annotations
@@ -57,15 +59,18 @@ class Syscalls:
         self._machine = machine or platform.machine()
 
     def affinity(self, tid: int) -> tuple[int, ...]:
-        """CPUs that thread `tid` may run on, ascending; 0 is the calling thread. Machines beyond 1024 CPUs are read whole."""
+        """CPUs that thread `tid` may run on, ascending; 0 is the calling thread. Machines beyond 1024 CPUs are read
+        whole."""
         return tuple(sorted(os.sched_getaffinity(tid)))
 
     def set_affinity(self, tid: int, cpus: Iterable[int]) -> None:
-        """Let thread `tid` run on `cpus` only. The kernel silently drops those its cpuset forbids: read back with `affinity`."""
+        """Let thread `tid` run on `cpus` only. The kernel silently drops those its cpuset forbids: read back with
+        `affinity`."""
         os.sched_setaffinity(tid, cpus)
 
     def set_mempolicy(self, mode: int, nodes: Iterable[int] = ()) -> None:
-        """Memory policy of the calling thread, of all it will start and of the program it becomes (it survives execve)."""
+        """Memory policy of the calling thread, of all it will start and of the program it becomes (it survives
+        execve)."""
         mask, bits = _node_mask(nodes)
         self._call("set_mempolicy", mode, mask, bits)
 
@@ -78,14 +83,16 @@ class Syscalls:
         return self._read_policy(MPOL_F_MEMS_ALLOWED)[1]
 
     def mbind(self, address: int, length: int, mode: int, nodes: Iterable[int], flags: int = 0) -> None:
-        """Memory policy of the `length` bytes at `address` (page aligned) of the calling process; `flags` as MPOL_MF_*."""
+        """Memory policy of the `length` bytes at `address` (page aligned) of the calling process; `flags` as
+        MPOL_MF_*."""
         mask, bits = _node_mask(nodes)
         self._call("mbind", ctypes.c_void_p(address), ctypes.c_ulong(length), mode, mask, bits, flags)
 
     def move_pages(
         self, pid: int, addresses: Sequence[int], nodes: Sequence[int] | None, flags: int = MPOL_MF_MOVE
     ) -> tuple[int, ...]:
-        """Move the page at each address of process `pid` to the node of the same position; with `nodes` None only ask where they are.
+        """Move the page at each address of process `pid` to the node of the same position; with `nodes` None only ask
+        where they are.
 
         Returns one status per page: the node it is on, a negative errno, or NOT_TRIED.
         """
@@ -129,7 +136,8 @@ class Syscalls:
 
 
 def _node_mask(nodes: Iterable[int]) -> tuple[ctypes.Array[ctypes.c_ulong] | None, ctypes.c_ulong]:
-    """A mask and the `maxnode` that goes with it: the kernel takes one off the number it is given, so it is told one bit more."""
+    """A mask and the `maxnode` that goes with it: the kernel takes one off the number it is given, so it is told one
+    bit more."""
     wanted = sorted(set(nodes))
     if not wanted:
         return None, ctypes.c_ulong(0)

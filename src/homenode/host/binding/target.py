@@ -1,4 +1,5 @@
-"""What one process should look like once it is bound: the part of a plan that concerns it, in the kernel's terms. Pure."""
+"""What one process should look like once it is bound: the part of a plan that concerns it, in the kernel's terms.
+Pure."""
 
 from __future__ import annotations
 
@@ -7,16 +8,19 @@ from dataclasses import dataclass, field
 from homenode.host.placement.plan import WorkerBinding
 from homenode.host.topology.host import Accelerator
 
-# Threads that an accelerator's driver library starts inside a worker, by role. Names are matched from the start: comm holds 15 characters.
+# Threads that an accelerator's driver library starts inside a worker, by role. Names are matched from the start: comm
+# holds 15 characters.
 DRIVER_THREADS = {"acl": ("acl_thread",), "release": ("release_thread",)}
-# Interrupts of an Ascend device: submissions go to the first CPU of the irq role, completions (there may be sixteen) to the second.
+# Interrupts of an Ascend device: submissions go to the first CPU of the irq role, completions (there may be sixteen) to
+# the second.
 SUBMIT_IRQ = "sq_send_trigger_irq"
 COMPLETE_IRQ = "cq_update_irq"
 
 
 @dataclass(frozen=True, slots=True)
 class IrqRoute:
-    """Interrupts of the PCI device at `address` whose action starts with `action` (any action when empty) go to `cpus`."""
+    """Interrupts of the PCI device at `address` whose action starts with `action` (any action when empty) go to
+    `cpus`."""
 
     address: str
     action: str

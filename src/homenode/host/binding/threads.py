@@ -1,6 +1,7 @@
 """Processes and their threads, as /proc shows them, and which CPUs a target gives to each thread.
 
-Sources: proc_pid_stat(5), proc_pid_task(5). Threads come and go while they are read: one that has vanished is left out, never an error.
+Sources: proc_pid_stat(5), proc_pid_task(5). Threads come and go while they are read: one that has vanished is left out,
+never an error.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """A process that no later one can be mistaken for: numbers are used again, the start (clock ticks since boot) differs."""
+    """A process that no later one can be mistaken for: numbers are used again, the start (clock ticks since boot)
+    differs."""
 
     pid: int
     start: int
@@ -27,7 +29,8 @@ class ProcessId:
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """One thread. `name` is its comm, at most 15 characters for a thread of a program; `start` in clock ticks since boot."""
+    """One thread. `name` is its comm, at most 15 characters for a thread of a program; `start` in clock ticks since
+    boot."""
 
     tid: int
     name: str
@@ -124,7 +127,8 @@ def threads(pid: int) -> list[Thread]:
 
 
 def descendants(pid: int) -> tuple[int, ...]:
-    """Processes started by `pid` and by those in turn, ascending; orphans that init has taken over cannot be told any more."""
+    """Processes started by `pid` and by those in turn, ascending; orphans that init has taken over cannot be told any
+    more."""
     children: dict[int, list[int]] = {}
     for entry in _PROC.iterdir():
         if entry.name.isdecimal() and (stat := _read_stat(entry / "stat")) is not None and stat.state not in _ENDED:
@@ -148,13 +152,15 @@ def ancestors(pid: int) -> tuple[int, ...]:
 
 
 def wanted_cpus(name: str, target: Target) -> tuple[int, ...]:
-    """CPUs for a thread called `name`: those of the longest matching name in the target, else the process's. Empty: it is left alone."""
+    """CPUs for a thread called `name`: those of the longest matching name in the target, else the process's. Empty: it
+    is left alone."""
     matching = [prefix for prefix in target.threads if name.startswith(prefix[:_COMM])]
     return target.threads[max(matching, key=len)] if matching else target.cpus
 
 
 def parse_stat(text: str) -> _Stat | None:
-    """The fields that are needed of a line of /proc/PID/stat; None when it is no such line. The name may hold spaces and brackets."""
+    """The fields that are needed of a line of /proc/PID/stat; None when it is no such line. The name may hold spaces
+    and brackets."""
     head, _, rest = text.rpartition(")")
     _, bracket, name = head.partition("(")
     words = rest.split()

@@ -5,9 +5,9 @@ One file for each process, bindings/PID-START.json:
     {"format": "homenode-binding/1", "pid", "start", "boot", "main": cpulist,
      "threads": {tid: {"start", "cpus": cpulist}}, "given": [cpulist, ...], "irqs": [...]}
 
-`given` are the masks that the binding handed out: a thread born since that carries one of them has inherited it. `irqs` belongs to whoever
-routes interrupts; it is kept and handed back as it is. `kernel_threads`, which older records lack, has the form of
-`threads`: threads of a driver in the kernel that were bound with the process.
+`given` are the masks that the binding handed out: a thread born since that carries one of them has inherited it. `irqs`
+belongs to whoever routes interrupts; it is kept and handed back as it is. `kernel_threads`, which older records lack,
+has the form of `threads`: threads of a driver in the kernel that were bound with the process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ Restore = Callable[[Sequence[Mapping[str, Any]]], Report]
 
 @dataclass(frozen=True)
 class Remembered:
-    """A process before it was bound. `threads`: mask by thread key; `main`: of its main thread, which later ones would have inherited."""
+    """A process before it was bound. `threads`: mask by thread key; `main`: of its main thread, which later ones would
+    have inherited."""
 
     process: ProcessId
     boot: str
@@ -48,7 +49,8 @@ class Remembered:
         return record_name(self.process)
 
     def wanted(self, thread: Thread, seen: Cpus) -> Cpus | None:
-        """The mask to put back; for a thread that was not there then, the main thread's where it has inherited one of ours."""
+        """The mask to put back; for a thread that was not there then, the main thread's where it has inherited one of
+        ours."""
         return self.threads.get(thread.key) or (self.main if seen in self.given else None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,7 +104,8 @@ def record_name(process: ProcessId) -> str:
 def remember(
     process: ProcessId, masks: Mapping[tuple[int, int], tuple[Thread, Cpus]], given: Sequence[Cpus], state: State
 ) -> Remembered | None:
-    """Keep the masks a process has before it is bound. What an earlier binding remembered wins: undoing goes back to before the first.
+    """Keep the masks a process has before it is bound. What an earlier binding remembered wins: undoing goes back to
+    before the first.
 
     Returns what was remembered already.
     """
@@ -120,7 +123,8 @@ def remember(
 
 
 def remember_irqs(process: ProcessId, entries: Sequence[Mapping[str, Any]], state: State) -> None:
-    """Keep what routed interrupts were before, with the binding of the process that they are routed for; earlier entries stay first."""
+    """Keep what routed interrupts were before, with the binding of the process that they are routed for; earlier
+    entries stay first."""
     with state.locked(FOLDER):
         before = recall(process, state) or Remembered(process, boot_id(), (), {}, ())
         kept = replace(before, irqs=(*before.irqs, *(dict(entry) for entry in entries)))
@@ -170,7 +174,8 @@ def undo(
     """Put back the masks that process `pid` and threads of the kernel had before it was bound, and the interrupt routes
     through `restore_irqs`.
 
-    A process that has ended still gets its interrupts back. Pages that moved stay. Raises UserError when nothing is remembered.
+    A process that has ended still gets its interrupts back. Pages that moved stay. Raises UserError when nothing is
+    remembered.
     """
     before = _find(pid, state)
     calls = calls or Syscalls()

@@ -1,4 +1,5 @@
-"""Read a running process back from the kernel and compare it with its target: masks, memory policy, where its pages are."""
+"""Read a running process back from the kernel and compare it with its target: masks, memory policy, where its pages
+are."""
 
 from __future__ import annotations
 
@@ -29,12 +30,14 @@ def verify(
     policy_expected: bool = False,
     readers: Sequence[Callable[[], Report]] = (),
 ) -> Report:
-    """What of `target` holds for process `pid` now: one step each for affinity, memory policy and pages, and findings where it does not.
+    """What of `target` holds for process `pid` now: one step each for affinity, memory policy and pages, and findings
+    where it does not.
 
-    Memory is looked at when the target has memory nodes. A process that was bound while it ran has kept its own memory policy, as nobody can set
-    that of another: the default one is accepted, and its pages alone are judged. `policy_expected`: it was started bound, so the default is
-    off the plan too. `readers`: further checks (of interrupts) whose reports are added.
-    Raises UserError for a process, CPUs or nodes that are not there, HostError for a process this user may not look into.
+    Memory is looked at when the target has memory nodes. A process that was bound while it ran has kept its own memory
+    policy, as nobody can set that of another: the default one is accepted, and its pages alone are judged.
+    `policy_expected`: it was started bound, so the default is off the plan too. `readers`: further checks (of
+    interrupts) whose reports are added. Raises UserError for a process, CPUs or nodes that are not there, HostError for
+    a process this user may not look into.
     """
     check_running(target)
     process = identify(pid)

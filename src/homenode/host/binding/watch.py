@@ -1,4 +1,5 @@
-"""Keep an eye on a bound process: threads born late are bound as they appear, others that leave the plan are told and, if asked, put back."""
+"""Keep an eye on a bound process: threads born late are bound as they appear, others that leave the plan are told and,
+if asked, put back."""
 
 from __future__ import annotations
 
@@ -33,13 +34,16 @@ def watch(
     repair: bool = False,
     calls: Syscalls | None = None,
 ) -> Report:
-    """Look at process `pid` every `every_s` seconds, until it ends or until `until` (a time of time.monotonic()); the last look's report.
+    """Look at process `pid` every `every_s` seconds, until it ends or until `until` (a time of time.monotonic()); the
+    last look's report.
 
-    With `slowest_s` the pauses grow up to that while there is nothing to do: looking at a process of hundreds of threads is not free.
+    With `slowest_s` the pauses grow up to that while there is nothing to do: looking at a process of hundreds of
+    threads is not free.
 
-    `bind_late`: threads that are new, or have taken a name with a role of its own, are bound when they are off the plan. Any other thread off
-    the plan is told, once for each mask it is seen with, and put back if `repair`. With neither, nothing is touched. `on_report` gets a report
-    at once whenever there is something to tell. Raises UserError for a process that is not there.
+    `bind_late`: threads that are new, or have taken a name with a role of its own, are bound when they are off the
+    plan. Any other thread off the plan is told, once for each mask it is seen with, and put back if `repair`. With
+    neither, nothing is touched. `on_report` gets a report at once whenever there is something to tell. Raises UserError
+    for a process that is not there.
     """
     watched = _Watched(identify(pid), target, calls or Syscalls(), bind_late, repair)
     ending = _Ending(pid)
@@ -60,7 +64,8 @@ def watch(
 
 @dataclass
 class _Watched:
-    """What is known of the threads. `known`: the mask each is to have, by thread key; `told`: the masks that were off the plan and told."""
+    """What is known of the threads. `known`: the mask each is to have, by thread key; `told`: the masks that were off
+    the plan and told."""
 
     process: ProcessId
     target: Target
@@ -97,7 +102,8 @@ class _Watched:
         return Report(tuple(steps), tuple(findings))
 
     def _forget_ended(self) -> None:
-        """Drop what is known of threads that the last look, a whole one, has not met: programs may start and end millions."""
+        """Drop what is known of threads that the last look, a whole one, has not met: programs may start and end
+        millions."""
         self.known = {key: cpus for key, cpus in self.known.items() if key in self._seen}
         self.told = {key: cpus for key, cpus in self.told.items() if key in self._seen}
         self.refused &= self._seen

@@ -1,4 +1,5 @@
-"""Look after a program that `run` has become: driver threads it starts later, workers it starts itself, interrupts to give back at its end."""
+"""Look after a program that `run` has become: driver threads it starts later, workers it starts itself, interrupts to
+give back at its end."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ _LOOK_EVERY_S, _SLOWEST_S = 0.25, 5.0
 
 @dataclass
 class Watchdog:
-    """What is done for one program. `state`: where interrupts are remembered; None: they are not routed, as they could not be given back."""
+    """What is done for one program. `state`: where interrupts are remembered; None: they are not routed, as they could
+    not be given back."""
 
     host: Host
     state: State | None
@@ -35,7 +37,8 @@ class Watchdog:
     _routed: list[int] = field(default_factory=list)
 
     def watch_worker(self, target: Target) -> None:
-        """For a program that is one worker: call it before binding and executing. Interrupts are routed now, driver threads as they come.
+        """For a program that is one worker: call it before binding and executing. Interrupts are routed now, driver
+        threads as they come.
 
         Nothing is left behind for a target that has neither.
         """
@@ -52,7 +55,8 @@ class Watchdog:
         start_sidecar(task, self.say)
 
     def watch_ranks(self, targets: Mapping[int, Target], shape: Parallelism) -> None:
-        """For a program that starts its ranks itself: each is bound to its target when it shows which it is. Call it before binding."""
+        """For a program that starts its ranks itself: each is bound to its target when it shows which it is. Call it
+        before binding."""
 
         def target_for(hint: RankHint) -> Target | None:
             rank = local_rank_of(hint, shape)

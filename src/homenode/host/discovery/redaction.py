@@ -1,7 +1,8 @@
 """What a recording keeps of what was read: the facts, and nothing that is private or never rests.
 
-Only files on the list below are kept at all. Of the kept ones go: names of control groups (they hold container ids and users), counters and
-free memory, serial numbers, hardware addresses, UUIDs and the names of programs. What replaces them is the same everywhere in one recording.
+Only files on the list below are kept at all. Of the kept ones go: names of control groups (they hold container ids and
+users), counters and free memory, serial numbers, hardware addresses, UUIDs and the names of programs. What replaces
+them is the same everywhere in one recording.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ _GPU_PREFIX = re.compile(r"((?:GPU|MIG)-)([0-9a-fA-F][0-9a-fA-F-]{3,34})")
 
 @dataclass
 class Redaction:
-    """The replacements of one recording: every private name gets one stand-in, whatever file, output or variable it comes up in."""
+    """The replacements of one recording: every private name gets one stand-in, whatever file, output or variable it
+    comes up in."""
 
     groups: dict[str, str] = field(default_factory=dict)
     uuids: dict[str, str] = field(default_factory=dict)
@@ -75,7 +77,8 @@ class Redaction:
         return _HARDWARE_ADDRESS.sub("00:00:00:00:00:00", anonymous)
 
     def variable(self, text: str) -> str:
-        """A variable's value; call it last, so that the UUIDs in a list of devices become those of the files and the tools' outputs."""
+        """A variable's value; call it last, so that the UUIDs in a list of devices become those of the files and the
+        tools' outputs."""
         whole = _UUID.sub(self._uuid, text)
         return _GPU_PREFIX.sub(self._uuid_prefix, whole)
 
@@ -101,7 +104,8 @@ class Redaction:
         return self.groups.setdefault(name, f"g{len(self.groups) + 1}")
 
     def _group_file(self, path: str, members: list[list[str]]) -> str | None:
-        """Where a file of a control group goes: its folders are renamed as in /proc/self/cgroup; None for groups that are not this process's."""
+        """Where a file of a control group goes: its folders are renamed as in /proc/self/cgroup; None for groups that
+        are not this process's."""
         *folders, name = path[len(_CGROUP) + 1 :].split("/")
         if name in _RESTLESS:
             return None
@@ -116,7 +120,8 @@ class Redaction:
         return self.uuids.setdefault(match[0].lower(), f"00000000-0000-0000-0000-{len(self.uuids):012x}")
 
     def _gpu_serial(self, match: re.Match[str]) -> str:
-        """AMD's number of a GPU, of which ROCm makes the UUID GPU-<16 hexadecimal digits>; 0 says that there is none."""
+        """AMD's number of a GPU, of which ROCm makes the UUID GPU-<16 hexadecimal digits>; 0 says that there is
+        none."""
         if not int(match[2]):
             return match[0]
         stand_in = self.uuids.setdefault(f"{int(match[2]):016x}", f"{len(self.uuids) + 1:016x}")

@@ -3,8 +3,9 @@
     {"format": "homenode-host/1", "machine": "aarch64", "about": "...", "env": {name: value}, "files": {path: text},
      "commands": {command line: output, or {"out": output, "rc": exit code, "err": standard error of one that failed}}}
 
-`about` is for people and may be left out, as may `env` and `commands`. Exit code 127 without output says that there is no such command and
-124 that it did not end in time, as a shell and timeout(1) say it. Unknown keys are left alone, so that later versions may add some.
+`about` is for people and may be left out, as may `env` and `commands`. Exit code 127 without output says that there is
+no such command and 124 that it did not end in time, as a shell and timeout(1) say it. Unknown keys are left alone, so
+that later versions may add some.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _DIGITS = re.compile(r"(\d+)")
 
 
 def load_recording(path: str | os.PathLike[str]) -> RecordedSource:
-    """The machine recorded in a file. Raises UserError, naming file and fault, when it cannot be read or is no recorded host."""
+    """The machine recorded in a file. Raises UserError, naming file and fault, when it cannot be read or is no recorded
+    host."""
     name = str(path)
     try:
         with Path(path).open("rb") as file:
@@ -55,7 +57,8 @@ def load_recording(path: str | os.PathLike[str]) -> RecordedSource:
 
 
 def parse_recording(raw: object, name: str = "recording") -> RecordedSource:
-    """The machine in the parsed JSON of a recording; `name` is what errors call it. Raises UserError when it is no recorded host."""
+    """The machine in the parsed JSON of a recording; `name` is what errors call it. Raises UserError when it is no
+    recorded host."""
     if not isinstance(raw, dict):
         raise _bad(name, f"it holds {_kind(raw)}, not an object")
     if raw.get("format") != FORMAT:
@@ -102,7 +105,8 @@ def save_recording(path: str | os.PathLike[str], source: Source, about: str = ""
 
 
 def write_recording(path: str | os.PathLike[str], recording: Mapping[str, Any]) -> None:
-    """Write a recording: one fact a line, in the order people count in, all of it or nothing. Raises UserError when it cannot be written."""
+    """Write a recording: one fact a line, in the order people count in, all of it or nothing. Raises UserError when it
+    cannot be written."""
     target = Path(path)
     text = recording_text(recording)
     try:
@@ -142,7 +146,8 @@ def _counting_order(text: str) -> list[tuple[int, str]]:
 
 
 def _named_things(recorder: RecordingSource) -> dict[str, str]:
-    """Empty files for CPUs, nodes, devices and interrupts of which only the name was looked at, so that a listing shows them again."""
+    """Empty files for CPUs, nodes, devices and interrupts of which only the name was looked at, so that a listing shows
+    them again."""
     read = {folder for path in recorder.files for folder in _above(path)}
     found = {}
     for folder, names in recorder.folders.items():

@@ -1,4 +1,5 @@
-"""Hosts made up from one line, such as `2s/4n/64c/smt2/gpu=8`: for tests, for trying a plan out, for showing what a setting does.
+"""Hosts made up from one line, such as `2s/4n/64c/smt2/gpu=8`: for tests, for trying a plan out, for showing what a
+setting does.
 
 A line is parts in any order with `/`, spaces or commas between them:
 

@@ -18,7 +18,8 @@ _CARDS_OF_310P = (1, 32, 96, 32768, 32800, 32832, 32896, 2944)  # NPU ids of thi
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One chip. `place` counts those of its kind; `card` and `chip` are Ascend's NPU ID and Chip ID. `interrupts`: numbers with names."""
+    """One chip. `place` counts those of its kind; `card` and `chip` are Ascend's NPU ID and Chip ID. `interrupts`:
+    numbers with names."""
 
     kind: int
     vendor: int

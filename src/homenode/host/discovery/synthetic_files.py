@@ -1,6 +1,7 @@
 """What the kernel of a made-up host shows under /sys and /proc.
 
-Formats: the kernel's Documentation/admin-guide/cputopology.rst, Documentation/ABI/stable/sysfs-devices-node, proc_pid_status(5), cgroup-v2.rst.
+Formats: the kernel's Documentation/admin-guide/cputopology.rst, Documentation/ABI/stable/sysfs-devices-node,
+proc_pid_status(5), cgroup-v2.rst.
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ def _node_files(shape: Shape) -> Iterator[tuple[str, str]]:
 
 
 def _distances(shape: Shape) -> dict[int, list[int]]:
-    """The rows of all nodes, each in ascending order of the nodes it is about. A memory-only node lies beside a node with CPUs, in turn."""
+    """The rows of all nodes, each in ascending order of the nodes it is about. A memory-only node lies beside a node
+    with CPUs, in turn."""
     with_cpus = shape.node_ids[: shape.cpu_node_count]
     socket = {node: place * shape.sockets // len(with_cpus) for place, node in enumerate(with_cpus)}
     beside = {node: with_cpus[place % len(with_cpus)] for place, node in enumerate(shape.node_ids[len(with_cpus) :])}
@@ -181,7 +183,8 @@ def _device_files(shape: Shape) -> Iterator[tuple[str, str]]:
 
 
 def _amd_files(shape: Shape) -> Iterator[tuple[str, str]]:
-    """What AMD's compute driver tells of its GPUs, after the nodes with CPUs, which are agents too (Documentation/ABI/testing/sysfs-class-kfd)."""
+    """What AMD's compute driver tells of its GPUs, after the nodes with CPUs, which are agents too
+    (Documentation/ABI/testing/sysfs-class-kfd)."""
     gpus = gpus_of(shape) if shape.gpus[1] == "amd" else ()
     if not gpus:
         return

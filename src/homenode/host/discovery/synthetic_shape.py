@@ -21,7 +21,8 @@ _MOST_MEMORY = 1 << 50
 class SyntheticCore:
     """A physical core: its CPUs (also those that are offline) and where it lies.
 
-    `place` counts the cores; `node` is None without NUMA. `l3` and `cluster` are equal for cores that share one, None where none is shown.
+    `place` counts the cores; `node` is None without NUMA. `l3` and `cluster` are equal for cores that share one, None
+    where none is shown.
     """
 
     place: int

@@ -1,4 +1,5 @@
-"""The switch of the Ascend CPU binding: `enable_cpu_binding` in vLLM's `--additional-config`, and `--no-cpu-binding`."""
+"""The switch of the Ascend CPU binding: `enable_cpu_binding` in vLLM's `--additional-config`, and
+`--no-cpu-binding`."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ _LONGEST = 1 << 20  # characters
 
 
 def cpu_binding_enabled(additional_config: str | None, flag: bool | None) -> bool:
-    """Whether the binding is wanted; it is unless somebody says no. `flag`: `--cpu-binding` or `--no-cpu-binding`, None when neither is given.
+    """Whether the binding is wanted; it is unless somebody says no. `flag`: `--cpu-binding` or `--no-cpu-binding`, None
+    when neither is given.
 
-    Raises PlacementError bad_additional_config: no JSON object, a switch that is not true or false (the text "false" and 0 are not), or one
-    that contradicts the flag. All other keys belong to the engine and are not looked at.
+    Raises PlacementError bad_additional_config: no JSON object, a switch that is not true or false (the text "false"
+    and 0 are not), or one that contradicts the flag. All other keys belong to the engine and are not looked at.
     """
     configured = None if additional_config is None else _switch(additional_config)
     if None not in (configured, flag) and configured != flag:

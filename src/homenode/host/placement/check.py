@@ -1,7 +1,8 @@
 """What a person should know of any plan, of any strategy. Pure.
 
-A finding is an error where the plan cannot be carried out as it is (or breaks a promise of its strategy), a warning where it costs speed for
-certain, an info where it may. What a documented strategy brings about by its own rules is never more than a warning.
+A finding is an error where the plan cannot be carried out as it is (or breaks a promise of its strategy), a warning
+where it costs speed for certain, an info where it may. What a documented strategy brings about by its own rules is
+never more than a warning.
 """
 
 from __future__ import annotations

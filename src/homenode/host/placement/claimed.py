@@ -15,7 +15,8 @@ from homenode.host.topology.host import Host
 def without_claims(
     host: Host, claims: Sequence[Claim], pools: Mapping[int, Sequence[AllowedCore]]
 ) -> tuple[Mapping[int, Sequence[AllowedCore]], list[Finding]]:
-    """The pools without cores that processes hold for other devices, and a finding for each loss. A core with a claimed CPU goes as a whole.
+    """The pools without cores that processes hold for other devices, and a finding for each loss. A core with a claimed
+    CPU goes as a whole.
 
     Raises PlacementError `insufficient_cpus` when a pool has nothing left.
     """

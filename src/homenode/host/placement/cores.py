@@ -1,4 +1,5 @@
-"""The cores a policy may hand out: allowed SMT siblings together, by NUMA node, neighbours in a cache next to each other. Pure."""
+"""The cores a policy may hand out: allowed SMT siblings together, by NUMA node, neighbours in a cache next to each
+other. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _SPEED_BANDS = (
 
 @dataclass(frozen=True, slots=True)
 class AllowedCore:
-    """One core as far as it is allowed. `cpus`: its allowed logical CPUs, ascending. `capacity`: 1024 is the fastest core of the host."""
+    """One core as far as it is allowed. `cpus`: its allowed logical CPUs, ascending. `capacity`: 1024 is the fastest
+    core of the host."""
 
     id: int
     cpus: tuple[int, ...]
@@ -31,7 +33,8 @@ class AllowedCore:
 
 
 def allowed_cores(host: Host, without: Collection[int] = ()) -> dict[int, list[AllowedCore]]:
-    """Allowed online cores by node, nodes ascending; on a node in the order of L3, cluster, core, so that a contiguous run shares caches.
+    """Allowed online cores by node, nodes ascending; on a node in the order of L3, cluster, core, so that a contiguous
+    run shares caches.
 
     A core of which a CPU is in `without` is left out as a whole: its siblings are no free core.
     """
@@ -64,7 +67,8 @@ def cpus_of(cores: Iterable[AllowedCore]) -> tuple[int, ...]:
 def deal(cores: Sequence[AllowedCore], parts: int) -> list[list[AllowedCore]]:
     """`cores` in `parts` contiguous runs whose lengths differ by one core at most, longer ones first.
 
-    Where cores differ in speed each band is dealt by itself, so that nobody gets only the slow ones; the total stays as even.
+    Where cores differ in speed each band is dealt by itself, so that nobody gets only the slow ones; the total stays as
+    even.
     """
     dealt: list[list[AllowedCore]] = [[] for _ in range(parts)]
     bands: dict[int, list[AllowedCore]] = {}

@@ -9,7 +9,8 @@ from homenode.host.topology.finding import Finding
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """CPUs that a living process has been given, as the claims file tells. `devices`: logical ids it drives; empty for a CPU worker."""
+    """CPUs that a living process has been given, as the claims file tells. `devices`: logical ids it drives; empty for
+    a CPU worker."""
 
     pid: int
     cpus: tuple[int, ...]
@@ -42,10 +43,10 @@ class Parallelism:
 class Demand:
     """What a policy is asked for.
 
-    `visible`: logical device ids in the user's order; None when nothing restricts them. `local_rank`: plan this rank only; None for all.
-    `before_start`: nothing runs yet, so the visible devices are taken instead of the running ones. `reserve_cpus`: physical cores kept for API
-    server, tokenizer, scheduler and KV transfer (`fair`, `cpu-threads`); None lets the policy's own rule decide.
-    `*_origin`: the flag or the variable that a value comes from, for messages.
+    `visible`: logical device ids in the user's order; None when nothing restricts them. `local_rank`: plan this rank
+    only; None for all. `before_start`: nothing runs yet, so the visible devices are taken instead of the running ones.
+    `reserve_cpus`: physical cores kept for API server, tokenizer, scheduler and KV transfer (`fair`, `cpu-threads`);
+    None lets the policy's own rule decide. `*_origin`: the flag or the variable that a value comes from, for messages.
     """
 
     device_type: str | None = None

@@ -17,7 +17,8 @@ _FAR = 256  # beyond every distance of the firmware, which are bytes
 
 
 def local_nodes(host: Host, chip: Accelerator) -> tuple[int, ...]:
-    """Nodes whose CPUs are near the device: those of which its reported affinity holds at least half, else its node; empty when unknown.
+    """Nodes whose CPUs are near the device: those of which its reported affinity holds at least half, else its node;
+    empty when unknown.
 
     With sub-NUMA clustering the affinity spans all nodes of a socket, and all of them count. An affinity that covers
     all nodes of the host alike tells nothing.
@@ -34,24 +35,28 @@ def local_nodes(host: Host, chip: Accelerator) -> tuple[int, ...]:
 
 
 def taking_part(near: Mapping[int, Sequence[int]], asked: Iterable[int], nodes: Iterable[int]) -> tuple[int, ...]:
-    """Devices that get a share: those asked for, those with an allowed node of their own, and those whose node is unknown, as `near` has them.
+    """Devices that get a share: those asked for, those with an allowed node of their own, and those whose node is
+    unknown, as `near` has them.
 
-    `near`: local nodes by device. A device that is not asked for and has no allowed CPU near it belongs to somebody else's cpuset. Should one
-    be asked for by another process with this allowance all the same, then only claims keep the two apart.
+    `near`: local nodes by device. A device that is not asked for and has no allowed CPU near it belongs to somebody
+    else's cpuset. Should one be asked for by another process with this allowance all the same, then only claims keep
+    the two apart.
     """
     wanted, allowed = set(asked), set(nodes)
     return tuple(device for device, own in near.items() if device in wanted or not own or not allowed.isdisjoint(own))
 
 
 def in_local_order(chips: Iterable[Accelerator]) -> list[Accelerator]:
-    """By where their reported affinity begins, then by number: of two devices with different halves of one node each gets its own half."""
+    """By where their reported affinity begins, then by number: of two devices with different halves of one node each
+    gets its own half."""
     return sorted(chips, key=lambda chip: (min(chip.local_cpus, default=-1), chip.id))
 
 
 def assign_nodes(
     host: Host, near: Mapping[int, Sequence[int]], cores: Mapping[int, Sequence[AllowedCore]]
 ) -> DeviceNodes:
-    """The allowed nodes that each device has its share of: its own, else the nearest one, else, when unknown, an even spread."""
+    """The allowed nodes that each device has its share of: its own, else the nearest one, else, when unknown, an even
+    spread."""
     device_nodes: DeviceNodes = {}
     for device, own in near.items():
         if allowed := tuple(node for node in own if cores.get(node)):
@@ -67,7 +72,8 @@ def assign_nodes(
 def nearest(
     host: Host, own: Sequence[int], cores: Mapping[int, Sequence[AllowedCore]], device_nodes: DeviceNodes
 ) -> int:
-    """The node with cores that is nearest to `own`; among equally near ones that with most cores for each device that has this node."""
+    """The node with cores that is nearest to `own`; among equally near ones that with most cores for each device that
+    has this node."""
     load = _devices_at(device_nodes)
     return min(
         (node for node in cores if cores[node]),
@@ -78,7 +84,8 @@ def nearest(
 def spread(
     host: Host, cores: Mapping[int, Sequence[AllowedCore]], device_nodes: DeviceNodes, count: int
 ) -> list[tuple[int, ...]]:
-    """Nodes for `count` devices of unknown locality, in proportion to cores: each in turn where most cores are left for it, far from the others.
+    """Nodes for `count` devices of unknown locality, in proportion to cores: each in turn where most cores are left for
+    it, far from the others.
 
     Ascending, so that device order follows node order (sixteen devices on eight equal nodes: two on each).
     """
@@ -103,7 +110,8 @@ def gap(host: Host, own: Sequence[int], node: int) -> int:
 
 
 def step(own: Sequence[int], node: int) -> tuple[int, bool]:
-    """How far apart node numbers are, the other half of a pair (0 and 1, 2 and 3) first: to go by where distances are all alike.
+    """How far apart node numbers are, the other half of a pair (0 and 1, 2 and 3) first: to go by where distances are
+    all alike.
 
     Firmware counts nodes socket by socket, and a socket that is more than one node is an even number of them.
     """
@@ -123,7 +131,8 @@ def _crowd(load: Mapping[int, int], cores: Mapping[int, Sequence[AllowedCore]], 
 
 
 def _raise_closeness(host: Host, places: Sequence[int], place: int, closeness: dict[int, tuple[int, int]]) -> None:
-    """Bring every node's closeness to the nodes that have devices up to date: low is far, by distance, else by place in the ring of node numbers."""
+    """Bring every node's closeness to the nodes that have devices up to date: low is far, by distance, else by place in
+    the ring of node numbers."""
     for other, node in enumerate(places):
         way = abs(place - other)
         distance, ring = closeness[node]

@@ -1,4 +1,5 @@
-"""A plan in plain lines: where each part of every pool lies, where memory comes from, who has which role, and why. Pure."""
+"""A plan in plain lines: where each part of every pool lies, where memory comes from, who has which role, and why.
+Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from homenode.units import format_bytes, format_count
 
 
 def explain(host: Host, plan: Plan) -> list[str]:
-    """Lines of text without colour or frames: a heading, a block for each worker and each other process, then the findings."""
+    """Lines of text without colour or frames: a heading, a block for each worker and each other process, then the
+    findings."""
     chips = chips_by_device(host, plan)
     lines = [_heading(host, plan)]
     for worker in plan.workers:

@@ -4,7 +4,8 @@
     cuda, rocm   | irq, 1 CPU | main: the process with the driver's threads        |
     no device    | main                                                            |
 
-Interrupts go to the slowest of the cores on the device's own nodes and threads that submit to the fastest; where all are alike the order is as drawn.
+Interrupts go to the slowest of the cores on the device's own nodes and threads that submit to the fastest; where all
+are alike the order is as drawn.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from homenode.host.placement.cores import AllowedCore, cpus_of
 
 Roles = dict[str, tuple[int, ...]]
 
-ROLES_APART = 5  # CPUs from which on roles have CPUs of their own: two for interrupts, one each for acl and release, one for the process
-_CORES_APART = 6  # cores from which on the driver's threads have theirs with all SMT siblings: these five, and one more for the process
+# CPUs from which on roles have CPUs of their own: two for interrupts, one each for acl and release, one for the process
+ROLES_APART = 5
+# cores from which on the driver's threads have theirs with all SMT siblings: these five, and one more for the process
+_CORES_APART = 6
 _SPECIAL_CORES = 4  # cores that the roles beside main can take
 
 
 def assign_roles(kind: str | None, pool: Sequence[AllowedCore], local: int) -> Roles:
-    """CPUs by role; all of the pool is `main` where it is too small for more. The first `local` cores of the pool are on the device's own nodes."""
+    """CPUs by role; all of the pool is `main` where it is too small for more. The first `local` cores of the pool are
+    on the device's own nodes."""
     cpus = cpus_of(pool)
     if kind is None:
         return {"main": cpus}
@@ -43,7 +47,8 @@ def _shared(kind: str, cpus: tuple[int, ...], ranked: tuple[int, ...]) -> Roles:
 
 
 def _driver_cpus(ranked: Sequence[AllowedCore], *, whole: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """CPUs for acl and release: the two last cores, or one CPU of each where cores are few; two CPUs of a core where there is only one."""
+    """CPUs for acl and release: the two last cores, or one CPU of each where cores are few; two CPUs of a core where
+    there is only one."""
     last = ranked[-1].cpus
     if len(ranked) == 1:
         return last[-2:-1], last[-1:]

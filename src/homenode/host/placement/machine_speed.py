@@ -1,4 +1,5 @@
-"""How fast a machine's nodes read, multiply and wait for each other: as measured, or as machines of these distances typically do. Pure."""
+"""How fast a machine's nodes read, multiply and wait for each other: as measured, or as machines of these distances
+typically do. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from homenode.errors import UserError
 from homenode.host.topology.host import Host
 from homenode.host.topology.measured import Measured
 
-# Typical figures, taken where nothing was measured. A core of a server has 4 to 7 GB/s of its socket's memory (140 GB/s for 28 cores with six
-# channels DDR4-2933, 460 for 84 with twelve DDR5-4800), a lone thread reads 8 to 35 GB/s; a machine with few cores has two channels at least.
+# Typical figures, taken where nothing was measured. A core of a server has 4 to 7 GB/s of its socket's memory (140 GB/s
+# for 28 cores with six channels DDR4-2933, 460 for 84 with twelve DDR5-4800), a lone thread reads 8 to 35 GB/s; a
+# machine with few cores has two channels at least.
 _CORE_GB_S = 6.0
 _THREAD_GB_S = 12.0
 _LEAST_NODE_GB_S = 40.0
@@ -45,8 +47,8 @@ class TeamOfNode(Protocol):
 class NodeSpeed:
     """One node's threads together.
 
-    read_gb_s: reading memory of their own, 1e9 bytes a second. int8_gops: multiplying bytes, 1e9 operations a second, a multiply-add being two.
-    memory_node: where that memory is when the node has none; None: on the node itself.
+    read_gb_s: reading memory of their own, 1e9 bytes a second. int8_gops: multiplying bytes, 1e9 operations a second, a
+    multiply-add being two. memory_node: where that memory is when the node has none; None: on the node itself.
     """
 
     node: int
@@ -65,8 +67,9 @@ class NodeSpeed:
 class MachineSpeed:
     """The nodes of an engine.
 
-    remote_gb_s: 1e9 bytes a second, by (reading node, node of the memory), all threads of the first reading at once while nobody else does.
-    barrier_us, barrier_across_us: until all threads of one node, or of all nodes, have met. origin: where the figures come from, in words.
+    remote_gb_s: 1e9 bytes a second, by (reading node, node of the memory), all threads of the first reading at once
+    while nobody else does. barrier_us, barrier_across_us: until all threads of one node, or of all nodes, have met.
+    origin: where the figures come from, in words.
     """
 
     nodes: tuple[NodeSpeed, ...]
@@ -85,7 +88,8 @@ class MachineSpeed:
 
 
 def machine_speed(teams: Sequence[TeamOfNode], host: Host, measured: Measured | None) -> MachineSpeed:
-    """The speed of these teams: the measured figures (`homenode bench nodes`, a thread on each core) scaled to their cores, else typical ones.
+    """The speed of these teams: the measured figures (`homenode bench nodes`, a thread on each core) scaled to their
+    cores, else typical ones.
 
     UserError when the measurement lacks a node, and for no teams at all.
     """
@@ -161,7 +165,8 @@ def _distance(host: Host, here: int, there: int) -> int:
 
 
 def slower_by(machine: MachineSpeed, read: float, link: float, multiply: float) -> MachineSpeed:
-    """The machine as an engine meets it that reaches these shares of what can be read, fetched across and multiplied."""
+    """The machine as an engine meets it that reaches these shares of what can be read, fetched across and
+    multiplied."""
     nodes = tuple(replace(n, read_gb_s=n.read_gb_s * read, int8_gops=n.int8_gops * multiply) for n in machine.nodes)
     return replace(
         machine, nodes=nodes, remote_gb_s={pair: speed * link for pair, speed in machine.remote_gb_s.items()}

@@ -15,10 +15,11 @@ def has_memory(host: Host, node: int) -> bool:
 
 
 def memory_nodes(host: Host, nodes: Sequence[int]) -> tuple[int, ...]:
-    """Those of `nodes` with memory for this process, in their order; when there is none, the nearest node to the first of them that has some.
+    """Those of `nodes` with memory for this process, in their order; when there is none, the nearest node to the first
+    of them that has some.
 
-    An accelerator's own memory is no such node, and nodes without CPUs (memory of a slower kind) come last among equally near ones. Empty on a
-    host without nodes.
+    An accelerator's own memory is no such node, and nodes without CPUs (memory of a slower kind) come last among
+    equally near ones. Empty on a host without nodes.
     """
     found = tuple(node for node in nodes if has_memory(host, node))
     if found or not nodes:

@@ -1,4 +1,5 @@
-"""The compute threads of one engine that spans several NUMA nodes: on which CPUs, and which node each takes its memory from. Pure.
+"""The compute threads of one engine that spans several NUMA nodes: on which CPUs, and which node each takes its memory
+from. Pure.
 
 node 0 |== cores 0-7 ==| 8 threads   node 1 |== cores 8-15 ==| 7 threads, and a core for the scheduler, HTTP and everything else
 """
@@ -20,9 +21,9 @@ from homenode.units import format_count
 class NodeTeam:
     """The threads of one node.
 
-    `node`: of its CPUs. `memory_node`: where its memory comes from, the node itself or, where that has none, the nearest with memory. `cpus`: one
-    for each compute thread, neighbours in a cache next to each other. `memory`: bytes free on `memory_node`; all it has where that is not told
-    (a recording); None where neither is known.
+    `node`: of its CPUs. `memory_node`: where its memory comes from, the node itself or, where that has none, the
+    nearest with memory. `cpus`: one for each compute thread, neighbours in a cache next to each other. `memory`: bytes
+    free on `memory_node`; all it has where that is not told (a recording); None where neither is known.
     """
 
     node: int
@@ -36,14 +37,14 @@ def node_teams(
 ) -> tuple[NodeTeam, ...]:
     """A team for each node that gets threads, in the order of `nodes`, else ascending.
 
-    `nodes`: to compute on, None for all with allowed CPUs. `threads`: in all, None for `threads_per_core` on every core, within the CPU quota.
-    `reserve`: cores that nothing computes on; None for as many as `spare_cores` says where `threads` does not say otherwise. Cores outside `nodes`
-    count among them. Threads are shared out in proportion to the nodes' cores; more of them than `threads_per_core` of each core means that
-    further CPUs of the cores are wanted too.
-    A CPU of which the kernel does not tell the node is left out on a host that has nodes: no memory is its own.
+    `nodes`: to compute on, None for all with allowed CPUs. `threads`: in all, None for `threads_per_core` on every
+    core, within the CPU quota. `reserve`: cores that nothing computes on; None for as many as `spare_cores` says where
+    `threads` does not say otherwise. Cores outside `nodes` count among them. Threads are shared out in proportion to
+    the nodes' cores; more of them than `threads_per_core` of each core means that further CPUs of the cores are wanted
+    too. A CPU of which the kernel does not tell the node is left out on a host that has nodes: no memory is its own.
 
-    Raises PlacementError no_such_node, node_without_cpus, bad_node_list or insufficient_cpus, and UserError for more threads than CPUs or a
-    reserve of all cores.
+    Raises PlacementError no_such_node, node_without_cpus, bad_node_list or insufficient_cpus, and UserError for more
+    threads than CPUs or a reserve of all cores.
     """
     found = _cores_by_node(host)
     chosen = {node: found[node] for node in _checked(host, nodes, found)}
@@ -65,7 +66,8 @@ def node_teams(
 
 
 def spare_cores(cores: int) -> int:
-    """Cores without a compute thread where nobody says how many threads there shall be: the scheduler, HTTP and the rest of the machine live there."""
+    """Cores without a compute thread where nobody says how many threads there shall be: the scheduler, HTTP and the
+    rest of the machine live there."""
     return 1 if cores > 2 else 0
 
 
@@ -88,7 +90,8 @@ def parse_node_list(text: str) -> tuple[int, ...]:
 
 
 def in_proportion(total: int, sizes: Sequence[int]) -> list[int]:
-    """`total` shared out in proportion to `sizes` (not all 0), rounded so that it adds up; nobody gets more than its size while `total` is no more than all."""
+    """`total` shared out in proportion to `sizes` (not all 0), rounded so that it adds up; nobody gets more than its
+    size while `total` is no more than all."""
     whole = sum(sizes)
     shares = [total * size // whole for size in sizes]
     rest = sorted(range(len(sizes)), key=lambda at: (-(total * sizes[at] % whole), at))

@@ -1,6 +1,7 @@
 """NUMA nodes as CPU workers and lists of nodes see them. Pure.
 
-A kernel without NUMA shows no nodes. There is then one node, number 0, with all CPUs, and no memory to bind: there is no choice to make.
+A kernel without NUMA shows no nodes. There is then one node, number 0, with all CPUs, and no memory to bind: there is
+no choice to make.
 """
 
 from __future__ import annotations
@@ -26,20 +27,23 @@ def allowed_cpus(host: Host, node: Node) -> tuple[int, ...]:
 
 
 def permitted_nodes(host: Host) -> tuple[int, ...]:
-    """Nodes whose memory this process may take (Mems_allowed_list; all where that is not known), with or without memory, ascending."""
+    """Nodes whose memory this process may take (Mems_allowed_list; all where that is not known), with or without
+    memory, ascending."""
     permitted = set(host.allowance.mems)
     return tuple(node.id for node in nodes_of(host) if not permitted or node.id in permitted)
 
 
 def working_nodes(host: Host) -> tuple[Node, ...]:
-    """Nodes that a CPU worker can call its own, ascending: with allowed CPUs and usable memory. Where no node has both, those with allowed CPUs."""
+    """Nodes that a CPU worker can call its own, ascending: with allowed CPUs and usable memory. Where no node has both,
+    those with allowed CPUs."""
     computing = tuple(node for node in nodes_of(host) if allowed_cpus(host, node))
     return tuple(node for node in computing if has_memory(host, node.id)) or computing
 
 
 def memory_of_cpus(host: Host, cpus: Iterable[int]) -> tuple[int, ...]:
-    """Where the memory of a process on `cpus` belongs, best first: every node the CPUs span, that with most of them first, the others by their
-    distance from it. A node whose memory cannot be taken is left out; where that leaves none, the nearest one that has some."""
+    """Where the memory of a process on `cpus` belongs, best first: every node the CPUs span, that with most of them
+    first, the others by their distance from it. A node whose memory cannot be taken is left out; where that leaves
+    none, the nearest one that has some."""
     spanned = Counter(cpu.node for number in cpus if (cpu := host.cpu_by_id.get(number)) and cpu.node is not None)
     if not spanned:
         return ()

@@ -1,4 +1,5 @@
-"""The two lists of `--numa-bind`: one node and one CPU list for each visible device, in the order of the devices. Read and checked as a whole."""
+"""The two lists of `--numa-bind`: one node and one CPU list for each visible device, in the order of the devices. Read
+and checked as a whole."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class BindLists:
     findings: tuple[Finding, ...] = ()
 
     def entry(self, flag: str, entries: tuple[T, ...] | None, index: int, device: int) -> T | None:
-        """What a list says about worker `index`; None when the list was not given. Raises PlacementError numa_bind_too_short."""
+        """What a list says about worker `index`; None when the list was not given. Raises PlacementError
+        numa_bind_too_short."""
         if entries is None:
             return None
         if index < len(entries):

@@ -1,4 +1,5 @@
-"""What was asked for of the NUMA nodes, and what that came to. Pure, and without the topology of a host: every command line has these settings."""
+"""What was asked for of the NUMA nodes, and what that came to. Pure, and without the topology of a host: every command
+line has these settings."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ NUMA_POLICIES = ("auto", "shard", "mirror", "replicate", "interleave", "local")
 
 @dataclass(frozen=True, slots=True)
 class NumaDemand:
-    """What was asked for. `policy`: one of NUMA_POLICIES. `nodes`: the text of --numa-nodes. `mirror_tensors`: patterns of tensor names.
+    """What was asked for. `policy`: one of NUMA_POLICIES. `nodes`: the text of --numa-nodes. `mirror_tensors`: patterns
+    of tensor names.
 
     `reserve`: physical cores that nothing computes on, None for the usual one.
     """

@@ -63,8 +63,8 @@ class NumaPlan:
 def numa_plan(host: Host, demand: NumaDemand, choose: Callable[[Teams], Chosen]) -> NumaPlan:
     """Settle the policy and the teams. `choose`: asked for `auto` where several nodes can compute.
 
-    Raises PlacementError several_nodes_needed (with `strict`, where there is one only) and what `node_teams` raises, UserError for patterns of
-    tensors under a policy that has no use for them.
+    Raises PlacementError several_nodes_needed (with `strict`, where there is one only) and what `node_teams` raises,
+    UserError for patterns of tensors under a policy that has no use for them.
     """
     nodes = None if demand.nodes is None else parse_node_list(demand.nodes)
     _check_patterns(demand)
@@ -83,12 +83,14 @@ def numa_plan(host: Host, demand: NumaDemand, choose: Callable[[Teams], Chosen])
 
 
 def home_team(teams: Teams) -> NodeTeam:
-    """The node of `local` where none is named: that with most threads, of those with the same number the one with most memory, then the first."""
+    """The node of `local` where none is named: that with most threads, of those with the same number the one with most
+    memory, then the first."""
     return max(teams, key=lambda team: (len(team.cpus), team.memory or 0, -teams.index(team)))
 
 
 def _within(host: Host, node: int, demand: NumaDemand) -> int | None:
-    """The threads that were asked for, or as many as the node has CPUs for: `auto` took the node, so the number is its to lower."""
+    """The threads that were asked for, or as many as the node has CPUs for: `auto` took the node, so the number is its
+    to lower."""
     if demand.threads is None:
         return None
     allowed = set(host.allowance.cpus)

@@ -11,8 +11,8 @@ from homenode.options import option
 
 @dataclass(frozen=True)
 class NumaSettings:
-    """`numa` None: where the other settings say nothing either and several nodes could compute, auto; else threads go where those settings say, and
-    each page of weights lies where the thread that uses it first touched it."""
+    """`numa` None: where the other settings say nothing either and several nodes could compute, auto; else threads go
+    where those settings say, and each page of weights lies where the thread that uses it first touched it."""
 
     numa: str | None = option(
         None,
@@ -58,6 +58,7 @@ class NumaSettings:
                 )
 
     def demand(self, threads: int | None, reserve: int | None) -> NumaDemand:
-        """What is asked for, `auto` where no policy is named. reserve: physical cores that nothing computes on, None for the usual one."""
+        """What is asked for, `auto` where no policy is named. reserve: physical cores that nothing computes on, None
+        for the usual one."""
         policy, mirrored = self.numa or "auto", self.numa_mirror_tensors
         return NumaDemand(policy, self.numa_nodes, threads, self.threads_per_core, mirrored, self.numa_strict, reserve)

@@ -1,12 +1,14 @@
-"""CPU lists and node lists as numactl reads them (numactl(8), `--physcpubind`, `--membind`), but never wider than the allowance.
+"""CPU lists and node lists as numactl reads them (numactl(8), `--physcpubind`, `--membind`), but never wider than the
+allowance.
 
     list  := ["!"] ["+"] item ("," item)*
     item  := number | number "-" number          number := decimal | 0x hexadecimal
     last item also: "all", for nodes one of the words netdev: file: ip: block: pci: with its argument
 
-`!` turns the whole list round, `+` counts within the allowance (`+0` is the first allowed CPU). A whole node list may be `same`: the list given
-before. Both ends of a range must be allowed; what lies between them and is not allowed is left out. numactl itself turns `!` round over all CPUs
-of the machine and so escapes an inherited affinity mask, takes `1-0` for 1, and reads `010` as octal: here the first stays inside, the others are refused.
+`!` turns the whole list round, `+` counts within the allowance (`+0` is the first allowed CPU). A whole node list may
+be `same`: the list given before. Both ends of a range must be allowed; what lies between them and is not allowed is
+left out. numactl itself turns `!` round over all CPUs of the machine and so escapes an inherited affinity mask, takes
+`1-0` for 1, and reads `010` as octal: here the first stays inside, the others are refused.
 """
 
 from __future__ import annotations
@@ -76,14 +78,16 @@ def parse_cpus(text: str, allowed: Sequence[int], online: Sequence[int], *, name
 
 
 def left_out(text: str, allowed: Sequence[int], online: Sequence[int]) -> tuple[int, ...]:
-    """Online CPUs inside the ranges of a valid `text` that are left out as not allowed; nothing for lists with `!`, `+` or `all`."""
+    """Online CPUs inside the ranges of a valid `text` that are left out as not allowed; nothing for lists with `!`, `+`
+    or `all`."""
     if text.strip().startswith(("!", "+")) or text.strip().endswith("all"):
         return ()
     return tuple(sorted(set(parse_cpus(text, online, online)) - set(allowed)))
 
 
 def parse_nodes(text: str, host: Host, *, previous: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Nodes that `text` means, ascending, of those whose memory this process may take. `previous`: what `same` stands for.
+    """Nodes that `text` means, ascending, of those whose memory this process may take. `previous`: what `same` stands
+    for.
 
     Raises PlacementError: bad_node_list, no_such_node, nodes_not_allowed.
     """
@@ -112,7 +116,8 @@ def check_memory_nodes(host: Host, nodes: Sequence[int], origin: str = "--memory
 
 
 def refused_node(host: Host, node: int, text: str) -> PlacementError:
-    """Why memory of a node may not be asked for: no_such_node or nodes_not_allowed. `text`: the list it was named in."""
+    """Why memory of a node may not be asked for: no_such_node or nodes_not_allowed. `text`: the list it was named
+    in."""
     permitted, online = permitted_nodes(host), tuple(sorted(host.node_by_id)) or (0,)
     exists = node in online
     return PlacementError(

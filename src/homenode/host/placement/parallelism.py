@@ -1,4 +1,5 @@
-"""The sizes of a deployment: checked, and turned into ranks, engines and their workers. Workers are numbered engine by engine, as vLLM does."""
+"""The sizes of a deployment: checked, and turned into ranks, engines and their workers. Workers are numbered engine by
+engine, as vLLM does."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ MOST = 4096  # of anything that is counted here; a larger number is a typing err
 
 
 def check_sizes(demand: Demand) -> None:
-    """Raises PlacementError bad_parallelism for a count outside 1..MOST, for more workers than that, and for a rank beyond the ranks there are."""
+    """Raises PlacementError bad_parallelism for a count outside 1..MOST, for more workers than that, and for a rank
+    beyond the ranks there are."""
     parallelism = demand.parallelism
     counts = {
         "--data-parallel-size": parallelism.data_parallel_size,
@@ -50,7 +52,8 @@ def sizes_in_words(parallelism: Parallelism) -> str:
 
 
 def worker_index(parallelism: Parallelism, local_rank: int) -> int:
-    """Which worker of this host one is: its local rank behind those of the engines before its own. Ray and torchrun count over all engines."""
+    """Which worker of this host one is: its local rank behind those of the engines before its own. Ray and torchrun
+    count over all engines."""
     if parallelism.external_launcher:
         return local_rank
     return local_rank + parallelism.data_parallel_rank * parallelism.ranks_per_engine

@@ -1,4 +1,5 @@
-"""A plan: who runs where, and why. Frozen, with JSON both ways, so that it can be printed, stored, compared and replayed elsewhere.
+"""A plan: who runs where, and why. Frozen, with JSON both ways, so that it can be printed, stored, compared and
+replayed elsewhere.
 
 {"strategy", "devices": {"total", "running"}, "pools": {device: cpulist},
  "workers": [{"local_rank", "device", "cpus", "roles": {role: cpulist}, "memory_node", "memory_nodes", "why"}],
@@ -23,10 +24,11 @@ ROLES = ("irq", "main", "acl", "release")
 class WorkerBinding:
     """One worker process.
 
-    `device`: logical id of its accelerator, or the worker's number for CPU workers. `cpus`: its whole pool, in the policy's order. `roles`: CPUs
-    by role; `main` is where the process and its unnamed threads run, `irq` takes its device's interrupts, `acl` and `release` its driver's
-    submit and release threads. Roles may overlap where a pool is small. `memory_nodes`: where its memory is bound, best first; empty: not bound.
-    `bound` False: the process is left as it is (`nobind`).
+    `device`: logical id of its accelerator, or the worker's number for CPU workers. `cpus`: its whole pool, in the
+    policy's order. `roles`: CPUs by role; `main` is where the process and its unnamed threads run, `irq` takes its
+    device's interrupts, `acl` and `release` its driver's submit and release threads. Roles may overlap where a pool is
+    small. `memory_nodes`: where its memory is bound, best first; empty: not bound. `bound` False: the process is left
+    as it is (`nobind`).
     """
 
     local_rank: int
@@ -50,7 +52,8 @@ class WorkerBinding:
 
 @dataclass(frozen=True, slots=True)
 class ProcessBinding:
-    """CPUs and memory for a process that is no worker: an engine core, an API server, the reserve. Empty `cpus`: left unbound."""
+    """CPUs and memory for a process that is no worker: an engine core, an API server, the reserve. Empty `cpus`: left
+    unbound."""
 
     name: str
     cpus: tuple[int, ...]

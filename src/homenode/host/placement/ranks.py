@@ -1,7 +1,7 @@
 """Which devices take part, and which of them a local rank drives. Pure.
 
-A list of devices keeps the order in which the visible-devices variable names them: with `3,1` rank 0 drives device 3, as the runtime itself
-counts. Where nothing restricts the devices they come in ascending order.
+A list of devices keeps the order in which the visible-devices variable names them: with `3,1` rank 0 drives device 3,
+as the runtime itself counts. Where nothing restricts the devices they come in ascending order.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def npu_inventory(accelerators: Accelerators, named: Sequence[int] | None = None
 
 
 def taking_part(accelerators: Accelerators, chips: Sequence[Accelerator], demand: Demand) -> tuple[int, ...]:
-    """The devices that local ranks count over: the running ones that are visible, or, before anything has started, all visible ones.
+    """The devices that local ranks count over: the running ones that are visible, or, before anything has started, all
+    visible ones.
 
     A device is running when any process at all runs on it. Raises PlacementError `no_running_npu`; before a start
     `bad_visible_devices`; `npu_unmapped` where a process whose device cannot be told may be on one of those that seem
@@ -88,7 +89,8 @@ def taking_part(accelerators: Accelerators, chips: Sequence[Accelerator], demand
 
 
 def offered(ids: Sequence[int], visible: Sequence[int] | None) -> tuple[int, ...]:
-    """The visible devices in the user's order, or all, ascending. Raises PlacementError `bad_visible_devices` for one that the host lacks."""
+    """The visible devices in the user's order, or all, ascending. Raises PlacementError `bad_visible_devices` for one
+    that the host lacks."""
     if visible is None:
         return tuple(sorted(ids))
     missing = [device for device in visible if device not in ids]
@@ -109,9 +111,9 @@ def assign_ranks(
 ) -> Ranks:
     """Rank i drives the i-th device; `local_rank` None asks for all ranks.
 
-    `single`: the process has been given exactly one device, as a launcher does that narrows the list for every rank; then each rank drives it,
-    whatever its number. Any other rank beyond the list raises PlacementError `rank_out_of_range`. `origin`: the flag or
-    variable the rank is from.
+    `single`: the process has been given exactly one device, as a launcher does that narrows the list for every rank;
+    then each rank drives it, whatever its number. Any other rank beyond the list raises PlacementError
+    `rank_out_of_range`. `origin`: the flag or variable the rank is from.
     """
     if local_rank is None:
         return Ranks(dict(enumerate(devices)))
@@ -137,7 +139,8 @@ def given_one(chips: Sequence[Accelerator], visible: Sequence[int] | None) -> bo
 
 
 def idle_visible(devices: Sequence[int], visible: Sequence[int] | None) -> tuple[Finding, ...]:
-    """A warning when visible devices take no part: ranks are counted without them, so rank and device may not belong together."""
+    """A warning when visible devices take no part: ranks are counted without them, so rank and device may not belong
+    together."""
     idle = [device for device in visible or () if device not in devices]
     if not idle:
         return ()

@@ -1,7 +1,8 @@
 """How many cores a deployment needs at least, and whether this process may use so many.
 
-The field's rule (vLLM's optimisation guide): a physical core for each process that never rests, A + DP + N + (1 if DP > 1): API servers, engine
-cores, one worker for each device, and the coordinator of several engines. Fewer cores make the processes take turns, and the devices wait.
+The field's rule (vLLM's optimisation guide): a physical core for each process that never rests, A + DP + N + (1 if DP >
+1): API servers, engine cores, one worker for each device, and the coordinator of several engines. Fewer cores make the
+processes take turns, and the devices wait.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ Parts = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class EngineNeed:
-    """What homenode's own CPU engine needs for the same deployment. `physical_cores`: at least, `parts` added up. `compute_cores`: what each
-    worker's threads would have on this host, when everything else has its core; 0 where the minimum is not met."""
+    """What homenode's own CPU engine needs for the same deployment. `physical_cores`: at least, `parts` added up.
+    `compute_cores`: what each worker's threads would have on this host, when everything else has its core; 0 where the
+    minimum is not met."""
 
     physical_cores: int
     met: bool
@@ -42,7 +44,8 @@ class EngineNeed:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """`physical_cores` and `vcpus` (logical CPUs) are needed, `have_cores` and `have_vcpus` are there: allowed, and within the CPU quota.
+    """`physical_cores` and `vcpus` (logical CPUs) are needed, `have_cores` and `have_vcpus` are there: allowed, and
+    within the CPU quota.
 
     `formula`: the rule with its figures. `parts`: what the cores are for.
     """
@@ -115,7 +118,8 @@ def _devices(demand: Demand) -> int:
 
 
 def _have(host: Host) -> tuple[int, int]:
-    """Whole physical cores and logical CPUs that this process may use, each cut to the CPU quota (cpu.max, rounded down)."""
+    """Whole physical cores and logical CPUs that this process may use, each cut to the CPU quota (cpu.max, rounded
+    down)."""
     allowed = set(host.allowance.cpus) & set(host.cpu_by_id)
     whole = sum(1 for cpus in host.cores.values() if allowed.issuperset(cpus))
     quota = host.allowance.cpu_quota
@@ -128,7 +132,8 @@ def _threads_per_core(host: Host) -> int:
 
 
 def _engine_need(demand: Demand, servers: int, cores: int) -> EngineNeed:
-    """Front processes, and workers with one compute thread each at least: the scheduler lives in a worker's process and rests while it computes.
+    """Front processes, and workers with one compute thread each at least: the scheduler lives in a worker's process and
+    rests while it computes.
 
     Without --workers there is one CPU worker for each rank of the parallel sizes.
     """

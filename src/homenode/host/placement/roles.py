@@ -1,6 +1,7 @@
 """The documented split of a pool by role, and the workers made of it.
 
-pool[0:2] interrupts (submission, completion) | pool[2:-2] the process and its threads | pool[-2] acl thread | pool[-1] release thread
+pool[0:2] interrupts (submission, completion) | pool[2:-2] the process and its threads | pool[-2] acl thread | pool[-1]
+release thread
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def _too_small(device: int, pool: tuple[int, ...]) -> PlacementError:
 
 
 def worker(host: Host, local_rank: int, device: int, pool: tuple[int, ...], why: str) -> WorkerBinding:
-    """One worker with documented roles. Its memory node is the node of the pool's first CPU; none on a host without nodes."""
+    """One worker with documented roles. Its memory node is the node of the pool's first CPU; none on a host without
+    nodes."""
     first = host.cpu_by_id.get(pool[0])
     nodes = () if first is None or first.node is None else (first.node,)
     return WorkerBinding(local_rank, device, pool, split_roles(pool), nodes, why)

@@ -1,4 +1,5 @@
-"""The strategies by name. Pure: a policy's module is imported when it is asked for, so that a plan costs no more than it needs."""
+"""The strategies by name. Pure: a policy's module is imported when it is asked for, so that a plan costs no more than
+it needs."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ STRATEGIES = {
 
 
 def make_plan(strategy: str, host: Host, demand: Demand) -> Plan:
-    """The plan of one strategy with everything a person should know about it as findings. Raises PlacementError when it must refuse."""
+    """The plan of one strategy with everything a person should know about it as findings. Raises PlacementError when it
+    must refuse."""
     made = _policy(strategy)(host, demand)
     known = {(finding.code, finding.message) for finding in made.findings}
     said = (*demand.findings, *check(host, made))

@@ -1,4 +1,5 @@
-"""Disjoint pools of whole cores: each device its part of its own nodes, then cores of nodes that are nobody's, nearest first. Pure.
+"""Disjoint pools of whole cores: each device its part of its own nodes, then cores of nodes that are nobody's, nearest
+first. Pure.
 
 own nodes        |== node 0 ==|              |== node 2 ==|          an equal run for each device of that node
 nobody's nodes                 |-- node 1 --|              |-- 3 --|  to those with the fewest cores, until all have as many
@@ -17,7 +18,8 @@ Pools = dict[int, list[AllowedCore]]
 
 
 def share(host: Host, cores: Cores, device_nodes: DeviceNodes) -> tuple[Pools, DeviceNodes]:
-    """Cores of every device, those of its own nodes first, and these nodes. There are at least as many cores as devices; nobody goes without.
+    """Cores of every device, those of its own nodes first, and these nodes. There are at least as many cores as
+    devices; nobody goes without.
 
     Devices with the same nodes have runs of them in the order in which `device_nodes` has them.
 
@@ -31,17 +33,19 @@ def share(host: Host, cores: Cores, device_nodes: DeviceNodes) -> tuple[Pools, D
             return pools, device_nodes
         moved = _nearest_with_cores(host, cores, device_nodes, starved[-1])
         if moved is None:
-            # So few cores that device_nodes which span several nodes get in each other's way: locality is given up before anybody is refused.
+            # So few cores that device_nodes which span several nodes get in each other's way: locality is given up
+            # before anybody is refused.
             pools = dict(zip(pools, deal([core for node in cores.values() for core in node], len(pools)), strict=True))
             return pools, {device: tuple(sorted({core.node for core in pool})) for device, pool in pools.items()}
         device_nodes[starved[-1]] = (moved,)
 
 
 def set_aside(pools: Mapping[int, Sequence[AllowedCore]], count: int) -> tuple[Pools, list[AllowedCore]]:
-    """What is left of the pools when `count` cores are kept back, and those. The pools have that many, and one more for each device.
+    """What is left of the pools when `count` cores are kept back, and those. The pools have that many, and one more for
+    each device.
 
-    Each core comes from the pool with most left, so that no device loses more than another: from the farthest node of that pool, the slowest
-    core there, the last among equals.
+    Each core comes from the pool with most left, so that no device loses more than another: from the farthest node of
+    that pool, the slowest core there, the last among equals.
     """
     left = {device: list(pool) for device, pool in pools.items()}
     kept: list[AllowedCore] = []
@@ -66,7 +70,8 @@ def _share_once(host: Host, cores: Cores, device_nodes: DeviceNodes) -> Pools:
 
 
 def _at_home(cores: Cores, device_nodes: DeviceNodes) -> Pools:
-    """Every node in equal runs for the devices that have it; devices with the same several nodes share what they get of them in one row."""
+    """Every node in equal runs for the devices that have it; devices with the same several nodes share what they get of
+    them in one row."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for device, nodes in device_nodes.items():
         groups.setdefault(nodes, []).append(device)
@@ -111,7 +116,8 @@ def _fill(
 
 
 def _needs(counts: Mapping[int, int], supply: int) -> dict[int, int]:
-    """How many more cores each device gets so that those with the fewest come up to one level, and nobody above it gets any."""
+    """How many more cores each device gets so that those with the fewest come up to one level, and nobody above it gets
+    any."""
     order = sorted(counts, key=lambda device: (counts[device], device))
     rising, level, extra = 1, supply + counts[order[0]], 0
     below = 0

@@ -1,8 +1,10 @@
-"""The seconds of one step of an engine over several nodes, from what it reads, multiplies and waits for. Pure arithmetic.
+"""The seconds of one step of an engine over several nodes, from what it reads, multiplies and waits for. Pure
+arithmetic.
 
-A thread goes through its rows in order. Rows in its own node's memory come at that memory's bandwidth, others at what the way there allows, one
-after the other; reading and multiplying overlap. A memory serves all who read from it with its own bandwidth. Who is ready waits for the slowest:
-at every barrier, and over several nodes besides, as no thread takes work from another node.
+A thread goes through its rows in order. Rows in its own node's memory come at that memory's bandwidth, others at what
+the way there allows, one after the other; reading and multiplying overlap. A memory serves all who read from it with
+its own bandwidth. Who is ready waits for the slowest: at every barrier, and over several nodes besides, as no thread
+takes work from another node.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from homenode.host.placement.machine_speed import MachineSpeed, NodeSpeed
 class EngineKind:
     """What a kind of engine reaches of what the machine can do, and how its threads meet.
 
-    reads, links, multiplies: shares of read bandwidth, of bandwidth between nodes, and of multiplications for many tokens. alone: the share of
-    multiplications when a row is unpacked for one token only. straggling: how much longer than its own work a step takes because the slowest of
-    several nodes is waited for. handover_us: until the activations of one token begin to arrive from other nodes, in microseconds for each layer.
+    reads, links, multiplies: shares of read bandwidth, of bandwidth between nodes, and of multiplications for many
+    tokens. alone: the share of multiplications when a row is unpacked for one token only. straggling: how much longer
+    than its own work a step takes because the slowest of several nodes is waited for. handover_us: until the
+    activations of one token begin to arrive from other nodes, in microseconds for each layer.
     """
 
     name: str
@@ -31,15 +34,17 @@ class EngineKind:
     handover_us: float
 
 
-# The engine of this package: shares it reaches on one node (docs/performance.md), and three figures that only several nodes can show and that
-# nobody has measured: `links` and `straggling` are those fitted to other engines (docs/numa.md), `handover_us` supposes five times a layer at
-# which the first line of a row has to come across in 0.4 us.
+# The engine of this package: shares it reaches on one node (docs/performance.md), and three figures that only several
+# nodes can show and that nobody has measured: `links` and `straggling` are those fitted to other engines
+# (docs/numa.md), `handover_us` supposes five times a layer at which the first line of a row has to come across in 0.4
+# us.
 OWN = EngineKind("homenode", reads=0.85, links=0.7, multiplies=0.55, alone=0.4, straggling=0.2, handover_us=2.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Who does what. work: share of the rows by node. reads: share of all weight bytes by (reading node, node of the memory). Both add up to 1."""
+    """Who does what. work: share of the rows by node. reads: share of all weight bytes by (reading node, node of the
+    memory). Both add up to 1."""
 
     work: Mapping[int, float]
     reads: Mapping[tuple[int, int], float]
@@ -47,7 +52,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """One step: bytes of weights and of keys and values read, operations, tokens, layers, bytes of activations that every node needs, barriers."""
+    """One step: bytes of weights and of keys and values read, operations, tokens, layers, bytes of activations that
+    every node needs, barriers."""
 
     bytes: float
     operations: float
@@ -59,9 +65,11 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds. read, remote: of the slowest node, from its own memory and from others'; multiply: of the slowest node. These overlap.
+    """Seconds. read, remote: of the slowest node, from its own memory and from others'; multiply: of the slowest node.
+    These overlap.
 
-    exchange: fetching activations of other nodes. waiting: for the slowest of several nodes. barriers: meeting, when all are ready. total: the step.
+    exchange: fetching activations of other nodes. waiting: for the slowest of several nodes. barriers: meeting, when
+    all are ready. total: the step.
     """
 
     read: float
@@ -140,7 +148,8 @@ def _read(machine: MachineSpeed, spread: Spread, load: StepWork, kind: EngineKin
 
 
 def _served(machine: MachineSpeed, spread: Spread, load: StepWork, kind: EngineKind) -> float:
-    """Seconds in which the busiest memory delivers what is read from it: it gives as much as the fastest node that calls it its own can take."""
+    """Seconds in which the busiest memory delivers what is read from it: it gives as much as the fastest node that
+    calls it its own can take."""
     wanted: dict[int, float] = {}
     for (_, memory), part in spread.reads.items():
         wanted[memory] = wanted.get(memory, 0.0) + part * load.bytes
@@ -155,7 +164,8 @@ def _share_of_multiplications(kind: EngineKind, tokens: int) -> float:
 
 
 def _exchange(machine: MachineSpeed, spread: Spread, load: StepWork, kind: EngineKind, node: NodeSpeed) -> float:
-    """Seconds in which the node gets the activations that others computed: until they begin to arrive, and while they come."""
+    """Seconds in which the node gets the activations that others computed: until they begin to arrive, and while they
+    come."""
     foreign = [
         machine.bandwidth(node, n.memory) for n in machine.nodes if n.node in spread.work and n.node != node.node
     ]

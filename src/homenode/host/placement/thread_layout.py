@@ -1,4 +1,5 @@
-"""Compute threads of CPU workers: which CPUs of a core, which nodes for which rank, and what is kept for everything else. Pure arithmetic."""
+"""Compute threads of CPU workers: which CPUs of a core, which nodes for which rank, and what is kept for everything
+else. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -16,16 +17,18 @@ _ALL_SIBLINGS = ("aarch64", "arm64", "arm", "riscv")  # the beginnings of machin
 
 
 def every_thread_computes(machine: str) -> bool:
-    """Arm and RISC-V, whose cores mostly have one thread: every CPU computes, and each rank gives one CPU of its own to the reserve."""
+    """Arm and RISC-V, whose cores mostly have one thread: every CPU computes, and each rank gives one CPU of its own to
+    the reserve."""
     return machine.startswith(_ALL_SIBLINGS)
 
 
 def compute_cpus(host: Host, core: AllowedCore) -> tuple[int, ...]:
-    """The allowed CPUs of a core that compute, as in the field: x86 and s390x the last sibling, POWER four of eight, Arm and RISC-V all.
-    Elsewhere the first.
+    """The allowed CPUs of a core that compute, as in the field: x86 and s390x the last sibling, POWER four of eight,
+    Arm and RISC-V all. Elsewhere the first.
 
-    The field writes the rule for POWER as id % 8 < 4, which leaves every second core idle where cores have four threads; here it is the first
-    four threads of a core, and the numbers count only where the kernel does not tell the siblings. Empty then for the upper half.
+    The field writes the rule for POWER as id % 8 < 4, which leaves every second core idle where cores have four
+    threads; here it is the first four threads of a core, and the numbers count only where the kernel does not tell the
+    siblings. Empty then for the upper half.
     """
     if every_thread_computes(host.machine):
         return core.cpus
@@ -37,7 +40,8 @@ def compute_cpus(host: Host, core: AllowedCore) -> tuple[int, ...]:
 
 
 def computing_nodes(host: Host, nodes: Sequence[Node]) -> dict[int, dict[AllowedCore, tuple[int, ...]]]:
-    """By node the cores that compute, with their CPUs that do, neighbours in a cache next to each other. A node without any is left out.
+    """By node the cores that compute, with their CPUs that do, neighbours in a cache next to each other. A node without
+    any is left out.
 
     Where nodes share CPUs (emulated nodes, broken firmware) the first of them has the core.
     """
@@ -54,9 +58,11 @@ def computing_nodes(host: Host, nodes: Sequence[Node]) -> dict[int, dict[Allowed
 
 
 def ranks_on_nodes(cores: Sequence[int], ranks: int) -> list[int]:
-    """How many ranks each node gets; `cores`: of each node. One for each while nodes last, then where most cores would be left for each.
+    """How many ranks each node gets; `cores`: of each node. One for each while nodes last, then where most cores would
+    be left for each.
 
-    Fewer ranks than nodes leave the last nodes without any. Raises PlacementError insufficient_cpus for more ranks than cores.
+    Fewer ranks than nodes leave the last nodes without any. Raises PlacementError insufficient_cpus for more ranks than
+    cores.
     """
     if sum(cores) < ranks:
         raise insufficient_cpus(
@@ -71,7 +77,8 @@ def ranks_on_nodes(cores: Sequence[int], ranks: int) -> list[int]:
 
 
 def rank_pools(nodes: Sequence[dict[AllowedCore, tuple[int, ...]]], ranks: int) -> list[tuple[int, list[int]]]:
-    """For each rank the position of its node and its compute CPUs; a node's ranks have contiguous runs of whole cores."""
+    """For each rank the position of its node and its compute CPUs; a node's ranks have contiguous runs of whole
+    cores."""
     pools = []
     for position, here in enumerate(ranks_on_nodes([len(node) for node in nodes], ranks)):
         for run in deal(list(nodes[position]), here) if here else ():

@@ -1,6 +1,8 @@
-"""The text that says which CPUs each CPU worker computes on: `auto`, `nobind`, or CPU lists joined by `|`, one for each worker.
+"""The text that says which CPUs each CPU worker computes on: `auto`, `nobind`, or CPU lists joined by `|`, one for each
+worker.
 
-The field knows it as VLLM_CPU_OMP_THREADS_BIND. A list's order is the order of the threads and is kept: `5,2-4` is 5, 2, 3, 4.
+The field knows it as VLLM_CPU_OMP_THREADS_BIND. A list's order is the order of the threads and is kept: `5,2-4` is 5,
+2, 3, 4.
 """
 
 from __future__ import annotations

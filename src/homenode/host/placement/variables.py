@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from homenode.cpuset import parse_cpu_list
 from homenode.errors import PlacementError, UserError
 
-# Where launchers tell a process its rank on this host, in the order they are believed: who is started by torchrun inside an MPI job is numbered
-# by torchrun.
+# Where launchers tell a process its rank on this host, in the order they are believed: who is started by torchrun
+# inside an MPI job is numbered by torchrun.
 RANK_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
 
@@ -39,7 +39,8 @@ def threads_bind_origin(given: str | None, env: Mapping[str, str]) -> str:
 
 
 def memory_nodes(given: str | None, env: Mapping[str, str]) -> tuple[int, ...] | None:
-    """Memory nodes that CPU workers may take: HOMENODE_MEMORY_NODES, CPU_VISIBLE_MEMORY_NODES. PlacementError bad_node_list."""
+    """Memory nodes that CPU workers may take: HOMENODE_MEMORY_NODES, CPU_VISIBLE_MEMORY_NODES. PlacementError
+    bad_node_list."""
     text = _first(given, env, *_MEMORY_NODES)
     if text is None:
         return None
@@ -66,7 +67,8 @@ def memory_nodes_origin(given: str | None, env: Mapping[str, str]) -> str:
 
 
 def reserve_cpus(given: int | None, env: Mapping[str, str], *, cpu_workers: bool) -> int | None:
-    """Physical cores to keep: HOMENODE_RESERVE_CPUS, and for CPU workers, whom alone the field means, VLLM_CPU_NUM_OF_RESERVED_CPU."""
+    """Physical cores to keep: HOMENODE_RESERVE_CPUS, and for CPU workers, whom alone the field means,
+    VLLM_CPU_NUM_OF_RESERVED_CPU."""
     if given is not None:
         return given
     names = _RESERVE[: 2 if cpu_workers else 1]
@@ -81,7 +83,8 @@ def reserve_cpus(given: int | None, env: Mapping[str, str], *, cpu_workers: bool
 
 
 def kv_cache_memory(given: int | None, env: Mapping[str, str]) -> int | None:
-    """Bytes of a CPU worker's KV memory: VLLM_CPU_KVCACHE_SPACE, in GiB; 0 there means the default, as in the field. None when nobody says."""
+    """Bytes of a CPU worker's KV memory: VLLM_CPU_KVCACHE_SPACE, in GiB; 0 there means the default, as in the field.
+    None when nobody says."""
     text = env.get("VLLM_CPU_KVCACHE_SPACE", "")
     if given is not None or not text:
         return given

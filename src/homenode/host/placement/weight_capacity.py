@@ -9,9 +9,11 @@ from homenode.units import format_bytes
 
 
 def check_node_capacity(policy: str, too_full: Mapping[int, tuple[int, int]], fitting: Mapping[str, int]) -> None:
-    """`too_full`: nodes with the bytes wanted and free there. `fitting`: the policies that would fit, with their bytes in all.
+    """`too_full`: nodes with the bytes wanted and free there. `fitting`: the policies that would fit, with their bytes
+    in all.
 
-    Raises PlacementError weights_do_not_fit, naming the nodes, what was wanted and what is free, and the policies that would fit.
+    Raises PlacementError weights_do_not_fit, naming the nodes, what was wanted and what is free, and the policies that
+    would fit.
     """
     if not too_full:
         return
@@ -28,7 +30,8 @@ def check_node_capacity(policy: str, too_full: Mapping[int, tuple[int, int]], fi
 
 
 def check_total_capacity(policy: str, total: int, available: int | None, fitting: Mapping[str, int]) -> None:
-    """`available`: bytes that this process may take of all nodes together, its cgroups' limit included; None: not known.
+    """`available`: bytes that this process may take of all nodes together, its cgroups' limit included; None: not
+    known.
 
     Raises PlacementError weights_do_not_fit.
     """

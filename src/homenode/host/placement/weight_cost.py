@@ -1,7 +1,7 @@
 """What each policy of `--numa` would reach on a machine, and which one is chosen. Pure.
 
-`predict` is for one policy, `choose_policy` compares them all. The physics is in step_cost, the figures of the machine in machine_speed, and
-docs/numa.md shows how the predictions compare with what others have published.
+`predict` is for one policy, `choose_policy` compares them all. The physics is in step_cost, the figures of the machine
+in machine_speed, and docs/numa.md shows how the predictions compare with what others have published.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ _WORTH_A_COPY = 1.10  # what further copies of the weights must gain over one co
 
 @dataclass(frozen=True, slots=True)
 class ModelWork:
-    """A model as work. weight_bytes: of all weights as they are kept. flops_per_token: operations of a token, a multiply-add being two.
+    """A model as work. weight_bytes: of all weights as they are kept. flops_per_token: operations of a token, a
+    multiply-add being two.
 
-    activation_bytes: of one token and layer that the threads of every node need. active_bytes: of the weights that one token reads; None: all of
-    them. expert_share: experts a token chooses, of all there are; None: the active share of the bytes.
+    activation_bytes: of one token and layer that the threads of every node need. active_bytes: of the weights that one
+    token reads; None: all of them. expert_share: experts a token chooses, of all there are; None: the active share of
+    the bytes.
     """
 
     weight_bytes: int
@@ -59,7 +61,8 @@ class ModelWork:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One policy: tokens a second of all sequences, bytes of all nodes together, and whether it fits. parts: seconds of a decode step (StepTime)."""
+    """One policy: tokens a second of all sequences, bytes of all nodes together, and whether it fits. parts: seconds of
+    a decode step (StepTime)."""
 
     policy: str
     decode_tok_s: float
@@ -72,7 +75,8 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
-    """The policy, one sentence that says why, and all that were compared, the fastest first. nodes: those whose threads compute."""
+    """The policy, one sentence that says why, and all that were compared, the fastest first. nodes: those whose threads
+    compute."""
 
     policy: str
     why: str
@@ -83,7 +87,8 @@ class PolicyChoice:
 def predict(
     machine: MachineSpeed, work: ModelWork, policy: str, batch: int, context: int, engine: EngineKind = OWN
 ) -> Prediction:
-    """What `policy` reaches with `batch` sequences of `context` tokens each. ValueError for a policy that is not one of POLICIES."""
+    """What `policy` reaches with `batch` sequences of `context` tokens each. ValueError for a policy that is not one of
+    POLICIES."""
     if policy not in POLICIES:
         raise ValueError(f"policy {policy!r}; wanted one of {', '.join(POLICIES)}")
     copies = len(machine.nodes) if policy in ("mirror", "replicate") else 1
@@ -107,8 +112,9 @@ def choose_policy(
 ) -> PolicyChoice:
     """The policy to take. room: bytes free on each memory node, None or no entry: not known.
 
-    The fastest that fits, decoding with `batch` sequences; but several nodes only where they gain 5 % over one, and further copies only where
-    they gain 10 % over one copy. Where nothing fits, what wants the least memory, with `fits` False everywhere.
+    The fastest that fits, decoding with `batch` sequences; but several nodes only where they gain 5 % over one, and
+    further copies only where they gain 10 % over one copy. Where nothing fits, what wants the least memory, with `fits`
+    False everywhere.
     """
     if len(machine.nodes) == 1:
         only = _checked(machine, work, predict(machine, work, "local", batch, context, engine), room, batch, context)

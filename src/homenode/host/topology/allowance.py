@@ -1,4 +1,5 @@
-"""What this process may use of its machine: CPUs, CPU time, memory. Read from /proc and /sys only; nothing is decided here.
+"""What this process may use of its machine: CPUs, CPU time, memory. Read from /proc and /sys only; nothing is decided
+here.
 
 Sources: sched(7), cpuset(7), sched_setaffinity(2), and those of `cgroups`.
 """
@@ -23,13 +24,16 @@ MASK_ORIGINS = ("none", "cpuset", "inherited", "openmp")
 
 @dataclass(frozen=True)
 class Allowance:
-    """`cpus`: allowed logical CPUs, online ones. `physical_cpus`: one of them for each core. `cpu_quota`: CPUs' worth of time, None for all.
+    """`cpus`: allowed logical CPUs, online ones. `physical_cpus`: one of them for each core. `cpu_quota`: CPUs' worth
+    of time, None for all.
 
-    `memory_limit`: bytes this process's cgroups allow in all (None: no limit). `memory_available`: bytes it can still take from `mems` without
-    swapping; it never rests and so takes no part in comparisons. `mems`: nodes it may take memory from. `cpuset`: online CPUs that its cpuset permits,
-    None when unknown. `mask_origin`: "none" (every online CPU is allowed), "cpuset" (the mask is the cpuset), "inherited" (narrower: taskset,
-    a batch system, a parent), "openmp" (narrower by accident: an OpenMP library bound the first thread of this process or of one above it to
-    a single place, and threads and processes inherit masks). `beyond_accident`: the allowance without an accidental mask, where that is known.
+    `memory_limit`: bytes this process's cgroups allow in all (None: no limit). `memory_available`: bytes it can still
+    take from `mems` without swapping; it never rests and so takes no part in comparisons. `mems`: nodes it may take
+    memory from. `cpuset`: online CPUs that its cpuset permits, None when unknown. `mask_origin`: "none" (every online
+    CPU is allowed), "cpuset" (the mask is the cpuset), "inherited" (narrower: taskset, a batch system, a parent),
+    "openmp" (narrower by accident: an OpenMP library bound the first thread of this process or of one above it to a
+    single place, and threads and processes inherit masks). `beyond_accident`: the allowance without an accidental mask,
+    where that is known.
     """
 
     cpus: tuple[int, ...]
@@ -50,12 +54,14 @@ class Allowance:
 
     @property
     def usable_threads(self) -> int:
-        """Threads that can run at once at full speed: physical cores, or fewer where the quota (rounded down) is smaller. At least 1."""
+        """Threads that can run at once at full speed: physical cores, or fewer where the quota (rounded down) is
+        smaller. At least 1."""
         quota = len(self.physical_cpus) if self.cpu_quota is None else int(self.cpu_quota)
         return max(1, min(len(self.physical_cpus), quota))
 
     def widened(self) -> Allowance:
-        """The same without an accidental mask: what the cpuset permits of the online CPUs. Any other mask is a limit and stays.
+        """The same without an accidental mask: what the cpuset permits of the online CPUs. Any other mask is a limit
+        and stays.
 
         A mask stays too where the cpuset is not known: it might be that narrow.
         """
@@ -159,8 +165,8 @@ def _mask_origin(
 
 
 def _openmp_binds(env: Mapping[str, str]) -> bool:
-    """Whether an OpenMP library that starts with these variables binds its first thread: the OpenMP specification on OMP_PROC_BIND and
-    OMP_PLACES, the manuals of libgomp on GOMP_CPU_AFFINITY and of LLVM's runtime on KMP_AFFINITY."""
+    """Whether an OpenMP library that starts with these variables binds its first thread: the OpenMP specification on
+    OMP_PROC_BIND and OMP_PLACES, the manuals of libgomp on GOMP_CPU_AFFINITY and of LLVM's runtime on KMP_AFFINITY."""
     bind = env.get("OMP_PROC_BIND", "").strip().lower().split(",")[0]
     if bind == "false":
         return False
@@ -175,7 +181,8 @@ def _openmp_binds(env: Mapping[str, str]) -> bool:
 
 
 def _launcher_binds(env: Mapping[str, str]) -> bool:
-    """Whether a batch system or an MPI launcher may have set the mask: then it is meant, whatever OpenMP does besides."""
+    """Whether a batch system or an MPI launcher may have set the mask: then it is meant, whatever OpenMP does
+    besides."""
     slurm = [name for name in ("SLURM_LOCALID", "SLURM_CPU_BIND", "SLURM_CPU_BIND_TYPE") if name in env]
     unbound = any("none" in env[name].split(",") for name in slurm)
     return (bool(slurm) and not unbound) or "OMPI_COMM_WORLD_LOCAL_RANK" in env or "MPI_LOCALRANKID" in env

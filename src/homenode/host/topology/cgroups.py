@@ -1,7 +1,8 @@
 """Limits of the control groups this process is in: CPU time, memory, CPUs.
 
-Source: the kernel's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/{cpusets,memory}.rst, scheduler/sched-bwc.rst; cgroups(7).
-Hierarchies are looked for where every distribution mounts them, below /sys/fs/cgroup.
+Source: the kernel's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/{cpusets,memory}.rst,
+scheduler/sched-bwc.rst; cgroups(7). Hierarchies are looked for where every distribution mounts them, below
+/sys/fs/cgroup.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ _MOST_GROUPS = 64  # from a group up to its root; the kernel's own limit on nest
 
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
-    """`cpu_quota`: CPUs' worth of time. `memory_limit`: bytes in all; `memory_room`: bytes of it that are left. `cpus`: the CPUs the cpuset
-    permits. None: no limit, and for `cpus` also: not told."""
+    """`cpu_quota`: CPUs' worth of time. `memory_limit`: bytes in all; `memory_room`: bytes of it that are left. `cpus`:
+    the CPUs the cpuset permits. None: no limit, and for `cpus` also: not told."""
 
     cpu_quota: float | None
     memory_limit: int | None
@@ -47,7 +48,8 @@ def read_group_limits(reader: FactReader) -> GroupLimits:
 
 @dataclass(frozen=True, slots=True)
 class MemoryGroup:
-    """A control group with limits of memory: `limits` by the file they are in, and bytes `used` of them that cannot be had back at once."""
+    """A control group with limits of memory: `limits` by the file they are in, and bytes `used` of them that cannot be
+    had back at once."""
 
     folder: str
     used: int
@@ -55,8 +57,8 @@ class MemoryGroup:
 
 
 def memory_groups(reader: FactReader) -> list[MemoryGroup]:
-    """This process's groups and all above them that limit memory: memory.high, from where the kernel slows a group down, as well as the limit at
-    which it ends a process."""
+    """This process's groups and all above them that limit memory: memory.high, from where the kernel slows a group
+    down, as well as the limit at which it ends a process."""
     found = []
     for folder in _folders(reader, ("memory",)):
         high = reader.number(f"{folder}/memory.high") if reader.text(f"{folder}/memory.high") != "max" else None
@@ -69,9 +71,11 @@ def memory_groups(reader: FactReader) -> list[MemoryGroup]:
 
 
 def _folders(reader: FactReader, wanted: Sequence[str] = _CONTROLLERS) -> list[str]:
-    """Folders of this process's groups with these controllers, and of those of version 2, each followed by those above it.
+    """Folders of this process's groups with these controllers, and of those of version 2, each followed by those above
+    it.
 
-    In a container /proc/self/cgroup may name a path as the host sees it, which is not there: then only the mount's root has files.
+    In a container /proc/self/cgroup may name a path as the host sees it, which is not there: then only the mount's root
+    has files.
     """
     folders: dict[str, None] = {}
     for line in reader.text("/proc/self/cgroup").splitlines()[:_MOST_GROUPS]:
@@ -85,7 +89,8 @@ def _folders(reader: FactReader, wanted: Sequence[str] = _CONTROLLERS) -> list[s
 
 
 def _mounts(number: str, controllers: str, wanted: Sequence[str]) -> list[str]:
-    """Where a hierarchy may be mounted: version 2 has number 0 and no controllers; on hybrid systems it lies in `unified`."""
+    """Where a hierarchy may be mounted: version 2 has number 0 and no controllers; on hybrid systems it lies in
+    `unified`."""
     if number == "0" and not controllers:
         return [_MOUNT, f"{_MOUNT}/unified"]
     names = [name for name in controllers.split(",") if name in _CONTROLLERS]
@@ -96,7 +101,8 @@ def _mounts(number: str, controllers: str, wanted: Sequence[str]) -> list[str]:
 
 
 def _cpu_quota(reader: FactReader, folder: str) -> float | None:
-    """CPUs' worth of time: `cpu.max` holds quota and period in one line, version 1 has a file for each; "max" and -1 say no limit."""
+    """CPUs' worth of time: `cpu.max` holds quota and period in one line, version 1 has a file for each; "max" and -1
+    say no limit."""
     text = reader.text(f"{folder}/cpu.max")
     if not text:
         quota, period = reader.number(f"{folder}/cpu.cfs_quota_us"), reader.number(f"{folder}/cpu.cfs_period_us")
@@ -129,7 +135,8 @@ def _memory_used(reader: FactReader, folder: str) -> int:
 
 
 def _cpuset(reader: FactReader, folders: Sequence[str]) -> tuple[int, ...] | None:
-    """CPUs that the nearest group with a cpuset permits. What a group has in effect is already cut to what is above it."""
+    """CPUs that the nearest group with a cpuset permits. What a group has in effect is already cut to what is above
+    it."""
     for folder in folders:
         for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
             found = reader.cpus(f"{folder}/{name}")

@@ -1,6 +1,7 @@
 """Logical CPUs: which share a core, a cluster, a cache, a die, a socket, and how fast they are.
 
-Source: the kernel's Documentation/admin-guide/cputopology.rst and Documentation/ABI/{testing,stable}/sysfs-devices-system-cpu.
+Source: the kernel's Documentation/admin-guide/cputopology.rst and
+Documentation/ABI/{testing,stable}/sysfs-devices-system-cpu.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _FASTEST = 1024  # capacity of the fastest core: the scheduler's SCHED_CAPACITY_
 
 
 def read_cpus(reader: FactReader, online: Sequence[int], node_of: Mapping[int, int]) -> tuple[Cpu, ...]:
-    """All online CPUs with what they share. Where the kernel tells no topology every CPU is a core of its own on socket 0."""
+    """All online CPUs with what they share. Where the kernel tells no topology every CPU is a core of its own on socket
+    0."""
     if not online:
         return ()
     cores = _read_cores(reader, online, node_of)
@@ -60,10 +62,11 @@ def _nodes_named(cpus: Sequence[int], node_of: Mapping[int, int]) -> str:
 def read_capacities(reader: FactReader, online: Sequence[int], cores: Mapping[int, int]) -> dict[int, int]:
     """Capacity by CPU, 1024 for the fastest; empty when all are equal or nothing is told. Read once for each core.
 
-    In this order: `cpu_capacity` (Arm; x86 from Linux 6.12, where it says 1024 throughout while SMT is on); then, on x86 parts with cores of
-    two kinds and on Arm without that file, `acpi_cppc/highest_perf` and `cpufreq/cpuinfo_max_freq`. The first that every core has is taken, but
-    on parts with two kinds the first that tells cores apart. Where none does, their small cores get 512, which says no more than "slower".
-    The small differences between equal cores of other x86 parts are turbo preferences, not capacities, and are left out.
+    In this order: `cpu_capacity` (Arm; x86 from Linux 6.12, where it says 1024 throughout while SMT is on); then, on
+    x86 parts with cores of two kinds and on Arm without that file, `acpi_cppc/highest_perf` and
+    `cpufreq/cpuinfo_max_freq`. The first that every core has is taken, but on parts with two kinds the first that tells
+    cores apart. Where none does, their small cores get 512, which says no more than "slower". The small differences
+    between equal cores of other x86 parts are turbo preferences, not capacities, and are left out.
     """
     heads = [cpu for cpu in online if cores.get(cpu, cpu) == cpu]
     small = {cpu for kind in ("cpu_atom", "cpu_lowpower") for cpu in reader.cpus(f"/sys/devices/{kind}/cpus") or ()}
@@ -82,7 +85,8 @@ def read_capacities(reader: FactReader, online: Sequence[int], cores: Mapping[in
 
 
 def _frequencies_differ(reader: FactReader, heads: Sequence[int]) -> bool:
-    """Whether the last core is slower than the first by more than a turbo step: what is left to tell two kinds by without cpu_atom."""
+    """Whether the last core is slower than the first by more than a turbo step: what is left to tell two kinds by
+    without cpu_atom."""
     first, last = (
         reader.number(f"{CPU_FOLDER}/cpu{cpu}/cpufreq/cpuinfo_max_freq") or 0 for cpu in (heads[0], heads[-1])
     )
@@ -100,7 +104,8 @@ def _figure_of_each(reader: FactReader, cpus: Sequence[int], file: str) -> dict[
 
 
 def _cluster_names(reader: FactReader, online: Sequence[int], cores: Mapping[int, int]) -> dict[int, int]:
-    """Clusters by their lowest CPU; none at all where no cluster is larger than a core: kernels without the fact repeat the core."""
+    """Clusters by their lowest CPU; none at all where no cluster is larger than a core: kernels without the fact repeat
+    the core."""
     clusters = groups(online, lambda cpu: shared_with(reader, cpu, "cluster_cpus_list", "cluster_cpus"))
     larger = any(cores.get(cpu, cpu) != cores.get(cluster, cluster) for cpu, cluster in clusters.items())
     return clusters if larger else {}
@@ -123,7 +128,8 @@ def _numbers(
 ) -> dict[int, int]:
     """A number that whole cores have in common (socket, die), as the kernel gives it; 0 where it gives none or -1.
 
-    Read once for each set that `members` lists, else once for each core: the older core_siblings_list is wrong on some machines.
+    Read once for each set that `members` lists, else once for each core: the older core_siblings_list is wrong on some
+    machines.
     """
     if reader.number(f"{CPU_FOLDER}/cpu{online[0]}/topology/{file}") is None:
         return dict.fromkeys(online, 0)

@@ -1,4 +1,5 @@
-"""A host as JSON, and a short name for its structure. Nothing in either moves by itself: no counters, no free memory."""
+"""A host as JSON, and a short name for its structure. Nothing in either moves by itself: no counters, no free
+memory."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from homenode.host.topology.host import Accelerator, Accelerators, Cpu, Host, No
 def fingerprint(host: Host) -> str:
     """Sixteen hexadecimal digits that change when the machine's CPUs, nodes or PCI devices do, and with nothing else.
 
-    Neither the allowance nor sizes of memory take part: a plan made in a container can be compared with one made outside it.
+    Neither the allowance nor sizes of memory take part: a plan made in a container can be compared with one made
+    outside it.
     """
     cpus = [(cpu.id, cpu.core, cpu.socket, cpu.die, cpu.cluster, cpu.l3, cpu.node, cpu.capacity) for cpu in host.cpus]
     nodes = [(node.id, node.cpus, sorted(node.distances.items())) for node in host.nodes]
@@ -25,8 +27,9 @@ def fingerprint(host: Host) -> str:
 def host_to_dict(host: Host) -> dict[str, Any]:
     """The JSON form of a host.
 
-    Sets of CPUs are lists such as "0-3,8". `cpus.cores`, `.clusters` and `.l3` are lists of such sets; `.sockets` and `.capacities` name them by
-    the kernel's number; a CPU is on the lowest of the `nodes` that list it. Sizes are bytes, PCI numbers are hexadecimal as in sysfs.
+    Sets of CPUs are lists such as "0-3,8". `cpus.cores`, `.clusters` and `.l3` are lists of such sets; `.sockets` and
+    `.capacities` name them by the kernel's number; a CPU is on the lowest of the `nodes` that list it. Sizes are bytes,
+    PCI numbers are hexadecimal as in sysfs.
     """
     return {
         "fingerprint": fingerprint(host),

@@ -1,4 +1,5 @@
-"""Single facts out of a source's files: numbers, CPU lists, masks. What cannot be understood becomes a note, never an exception."""
+"""Single facts out of a source's files: numbers, CPU lists, masks. What cannot be understood becomes a note, never an
+exception."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class FactReader:
         return self.source.read(path) or ""
 
     def number(self, path: str) -> int | None:
-        """A whole number, decimal or 0x..., perhaps negative; None where the file is missing, empty or says something else."""
+        """A whole number, decimal or 0x..., perhaps negative; None where the file is missing, empty or says something
+        else."""
         text = self.text(path)
         if not text:
             return None
@@ -42,7 +44,8 @@ class FactReader:
         return found
 
     def cpus(self, path: str) -> tuple[int, ...] | None:
-        """A list such as 0-3,8 (also of nodes); None where the file is missing or says something else. An empty file is an empty set."""
+        """A list such as 0-3,8 (also of nodes); None where the file is missing or says something else. An empty file is
+        an empty set."""
         text = self.source.read(path)
         if text is None:
             return None
@@ -53,7 +56,8 @@ class FactReader:
             return None
 
     def mask(self, path: str) -> tuple[int, ...] | None:
-        """A mask of hexadecimal groups such as 00000000,000000ff; None where the file is missing, empty or says something else."""
+        """A mask of hexadecimal groups such as 00000000,000000ff; None where the file is missing, empty or says
+        something else."""
         text = self.text(path)
         if not text:
             return None
@@ -70,7 +74,8 @@ class FactReader:
 
 
 def parse_number(text: str) -> int | None:
-    """The whole number that `text` is, decimal or 0x...; None for anything else and for what does not fit into 63 bits."""
+    """The whole number that `text` is, decimal or 0x...; None for anything else and for what does not fit into 63
+    bits."""
     sign, digits = (-1, text[1:]) if text.startswith("-") else (1, text)
     if not digits.isascii() or len(digits) > _MOST_DIGITS:
         return None

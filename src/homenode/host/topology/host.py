@@ -1,4 +1,5 @@
-"""A host as plain values: what `homenode host` shows and every plan starts from. Made by `read.read_host`, from a live or a recorded source.
+"""A host as plain values: what `homenode host` shows and every plan starts from. Made by `read.read_host`, from a live
+or a recorded source.
 
 Numbers are the kernel's own: CPU ids, node ids (they may be sparse), PCI addresses. Sets of CPUs are ascending tuples.
 """
@@ -17,9 +18,10 @@ from homenode.host.topology.finding import Finding
 class Cpu:
     """One online logical CPU.
 
-    `core`: the lowest online CPU of its physical core, a name for the core that is unique on the host. `cluster`, `l3`: likewise the lowest
-    online CPU that shares the cluster (L2 group of Arm parts) or the last-level cache; None where the kernel does not say. `node`: its NUMA
-    node, the lowest where emulated nodes overlap; None on a host without nodes. `capacity`: speed relative to the fastest core, 1024 = that.
+    `core`: the lowest online CPU of its physical core, a name for the core that is unique on the host. `cluster`, `l3`:
+    likewise the lowest online CPU that shares the cluster (L2 group of Arm parts) or the last-level cache; None where
+    the kernel does not say. `node`: its NUMA node, the lowest where emulated nodes overlap; None on a host without
+    nodes. `capacity`: speed relative to the fastest core, 1024 = that.
     """
 
     id: int
@@ -34,11 +36,12 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One online NUMA node. `cpus` is empty for memory without processors; `memory` is 0 bytes for processors without memory.
+    """One online NUMA node. `cpus` is empty for memory without processors; `memory` is 0 bytes for processors without
+    memory.
 
-    `distances`: from this node to every online node by id (ACPI SLIT: 10 is local). `huge_pages`: pages reserved, by size in bytes. `free`: bytes
-    that could be taken there without swapping when it was read, None where that is not told (recordings leave it out); it never rests and so
-    takes no part in comparisons.
+    `distances`: from this node to every online node by id (ACPI SLIT: 10 is local). `huge_pages`: pages reserved, by
+    size in bytes. `free`: bytes that could be taken there without swapping when it was read, None where that is not
+    told (recordings leave it out); it never rests and so takes no part in comparisons.
     """
 
     id: int
@@ -67,7 +70,8 @@ class PciDevice:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """One numbered line of /proc/interrupts. `actions` are the names its handlers registered; the counters are not kept: they never rest."""
+    """One numbered line of /proc/interrupts. `actions` are the names its handlers registered; the counters are not
+    kept: they never rest."""
 
     irq: int
     chip: str
@@ -103,7 +107,8 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Accelerators:
-    """What the vendors' tools said. `errors`: what could not be understood, by code; who needs the fact raises it, who does not goes on.
+    """What the vendors' tools said. `errors`: what could not be understood, by code; who needs the fact raises it, who
+    does not goes on.
 
     `device_type`: the Ascend family told from the chips' names: "A2", "A3", "310P", "950"; None when unknown or not
     Ascend. `hidden_by`: the variable that hides all accelerators of the host from this process, empty where none
@@ -122,7 +127,8 @@ class Accelerators:
 
     @property
     def kind(self) -> str | None:
-        """The kind that plans are made for: NPUs before GPUs, as hosts hardly ever have both; None without accelerators."""
+        """The kind that plans are made for: NPUs before GPUs, as hosts hardly ever have both; None without
+        accelerators."""
         return next((kind for kind in ("npu", "cuda", "rocm") if any(chip.kind == kind for chip in self.chips)), None)
 
 

@@ -1,4 +1,5 @@
-"""/proc/interrupts: which interrupts there are, whose they are, and the names of their handlers (proc_interrupts(5))."""
+"""/proc/interrupts: which interrupts there are, whose they are, and the names of their handlers
+(proc_interrupts(5))."""
 
 from __future__ import annotations
 
@@ -9,14 +10,16 @@ from homenode.host.topology.facts import FactReader
 from homenode.host.topology.host import Interrupt
 
 _FILE = "/proc/interrupts"
-# After the counters: the chip, its own number of the interrupt, the trigger ("-edge" behind the number, or "Level" as a word), the handlers.
-# A chip's name may hold single spaces; it is padded on the left, so that two spaces never are inside it.
+# After the counters: the chip, its own number of the interrupt, the trigger ("-edge" behind the number, or "Level" as a
+# word), the handlers. A chip's name may hold single spaces; it is padded on the left, so that two spaces never are
+# inside it.
 _WITH_NUMBER = re.compile(r"(\S+(?: \S+)*?)\s+\d+(?:-\S*)?(?:\s+(?:Level|Edge|None)(?!\S))?(?:\s+(.*))?", re.DOTALL)
 _WITHOUT_NUMBER = re.compile(r"(\S+(?: \S+)*?)(?:\s{2,}(.*))?", re.DOTALL)
 
 
 def read_interrupts(reader: FactReader) -> tuple[Interrupt, ...]:
-    """The numbered interrupts in the kernel's order. Lines of other kinds (NMI, ERR, ...) and of no sense are left out."""
+    """The numbered interrupts in the kernel's order. Lines of other kinds (NMI, ERR, ...) and of no sense are left
+    out."""
     return tuple(parse_interrupts(reader.text(_FILE)))
 
 

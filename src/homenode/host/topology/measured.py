@@ -4,8 +4,9 @@
      "nodes": [{"node": 0, "memory_node": 0, "threads": 16, "read_gb_s": 120.5, "int8_gops": 2400.0}, ...],
      "pairs": [{"reader": 0, "memory": 1, "read_gb_s": 38.2, "round_trip_ns": 310.0}, ...], "barrier_us": 0.6, "barrier_across_us": 1.9}
 
-`memory_node`, where a node's own memory is, may be left out where that is the node itself. There is a pair for every node and every memory that
-occurs; one of a node and its own memory only repeats the node's figure, and may be left out. Unknown keys are left alone, so that later versions may add some.
+`memory_node`, where a node's own memory is, may be left out where that is the node itself. There is a pair for every
+node and every memory that occurs; one of a node and its own memory only repeats the node's figure, and may be left out.
+Unknown keys are left alone, so that later versions may add some.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _FIGURES = ("read_gb_s", "int8_gops")
 
 @dataclass(frozen=True, slots=True)
 class MeasuredNode:
-    """One node's threads: 1e9 bytes a second from memory of their own, which is that of `memory_node`; 1e9 operations a second on bytes."""
+    """One node's threads: 1e9 bytes a second from memory of their own, which is that of `memory_node`; 1e9 operations a
+    second on bytes."""
 
     node: int
     memory_node: int
@@ -40,7 +42,8 @@ class MeasuredNode:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured. read_gb_s: by (reading node, node of the memory). Barriers in microseconds, within a node and over all of them."""
+    """What was measured. read_gb_s: by (reading node, node of the memory). Barriers in microseconds, within a node and
+    over all of them."""
 
     nodes: tuple[MeasuredNode, ...]
     read_gb_s: Mapping[tuple[int, int], float]

@@ -1,6 +1,7 @@
 """Memory as the kernel accounts for it: sizes, huge pages, and the settings that move pages about.
 
-Source: proc_meminfo(5); the kernel's Documentation/admin-guide/mm/{hugetlbpage,transhuge}.rst and Documentation/admin-guide/sysctl/kernel.rst.
+Source: proc_meminfo(5); the kernel's Documentation/admin-guide/mm/{hugetlbpage,transhuge}.rst and
+Documentation/admin-guide/sysctl/kernel.rst.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ _EASILY_HAD = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")  # w
 
 
 def read_meminfo(reader: FactReader, path: str) -> dict[str, int]:
-    """Bytes by name: of /proc/meminfo, or of a node's meminfo, whose lines begin with `Node 0`. Lines of other kinds are left out."""
+    """Bytes by name: of /proc/meminfo, or of a node's meminfo, whose lines begin with `Node 0`. Lines of other kinds
+    are left out."""
     found = {}
     for line in reader.text(path).splitlines():
         name, _, rest = line.partition(":")
@@ -35,7 +37,8 @@ def read_available(reader: FactReader) -> int:
 
 
 def available_on(reader: FactReader, nodes: Collection[int]) -> int:
-    """Bytes that can be taken from `nodes` without swapping: their part of MemAvailable, which the kernel tells of the whole machine only.
+    """Bytes that can be taken from `nodes` without swapping: their part of MemAvailable, which the kernel tells of the
+    whole machine only.
 
     Their part is that of the pages that are free or can be read again. All of it where the nodes do not say.
     """
@@ -46,7 +49,8 @@ def available_on(reader: FactReader, nodes: Collection[int]) -> int:
 
 
 def available_by_node(reader: FactReader, nodes: Collection[int]) -> dict[int, int]:
-    """What `available_on` says of each node by itself; one that does not tell what is free there is missing, as in a recording.
+    """What `available_on` says of each node by itself; one that does not tell what is free there is missing, as in a
+    recording.
 
     Where the kernel tells of nodes only, all pages that are free or can be read again count as available.
     """

@@ -1,4 +1,5 @@
-"""PCI functions: what they are, where they are, which interrupts they have. Source: the kernel's Documentation/ABI/testing/sysfs-bus-pci."""
+"""PCI functions: what they are, where they are, which interrupts they have. Source: the kernel's
+Documentation/ABI/testing/sysfs-bus-pci."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sets of CPUs that share something, by their lowest CPU. Source: the kernel's Documentation/admin-guide/cputopology.rst.
+"""Sets of CPUs that share something, by their lowest CPU. Source: the kernel's
+Documentation/admin-guide/cputopology.rst.
 
 A set is read once, from its first CPU, and holds for all its members: a large host has a hundred thousand such files.
 """
@@ -34,7 +35,8 @@ def cores_within_nodes(cores: Mapping[int, int], node_of: Mapping[int, int]) -> 
 
 
 def groups(cpus: Sequence[int], members_of: Callable[[int], Sequence[int] | None]) -> dict[int, int]:
-    """The lowest member of its set, by CPU. `members_of` is asked once for each set; None or nothing: the CPU belongs to none that is known."""
+    """The lowest member of its set, by CPU. `members_of` is asked once for each set; None or nothing: the CPU belongs
+    to none that is known."""
     here = set(cpus)
     found: dict[int, int] = {}
     for cpu in cpus:

@@ -1,6 +1,7 @@
 """Where facts come from: the live machine or a recording of one. The only door to /sys, /proc and the vendors' tools.
 
-A source answers three questions: what is in a file, what is in a folder, what does a command print. Everything else on this floor is parsing.
+A source answers three questions: what is in a file, what is in a folder, what does a command print. Everything else on
+this floor is parsing.
 """
 
 from __future__ import annotations
@@ -199,7 +200,8 @@ class RecordingSource:
 
 
 def _read_bytes(path: str) -> bytes:
-    """At most _MOST_TEXT bytes, piece by piece: files below /proc/sys answer a large read with ENOMEM, as the kernel sets up a buffer for all."""
+    """At most _MOST_TEXT bytes, piece by piece: files below /proc/sys answer a large read with ENOMEM, as the kernel
+    sets up a buffer for all."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         pieces, size = [], 0
@@ -217,7 +219,8 @@ def _clean(text: str) -> str:
 
 
 def _run(words: Sequence[str], deadline_s: float) -> CommandResult:
-    """Run in a process group of its own, so that a tool that hangs, or never stops printing, is ended with all it started."""
+    """Run in a process group of its own, so that a tool that hangs, or never stops printing, is ended with all it
+    started."""
     end = time.monotonic() + deadline_s
     child = subprocess.Popen(
         list(words),
@@ -286,7 +289,8 @@ def _drain(pipe: int, err: bytearray) -> None:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kill the whole group. A tool that is stuck inside its driver dies only when the driver lets go of it: it is not waited for."""
+    """Kill the whole group. A tool that is stuck inside its driver dies only when the driver lets go of it: it is not
+    waited for."""
     try:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait(_END_S)

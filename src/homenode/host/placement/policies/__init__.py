@@ -1,1 +1,2 @@
-"""The strategies, one a file. Each is a function `plan(host, demand) -> Plan` that raises PlacementError when it must refuse."""
+"""The strategies, one a file. Each is a function `plan(host, demand) -> Plan` that raises PlacementError when it must
+refuse."""

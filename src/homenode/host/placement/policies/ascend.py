@@ -1,4 +1,5 @@
-"""`ascend`: the documented selection by device type. A3 is cut by `global-slice`, every other type planned by `topo-affinity`."""
+"""`ascend`: the documented selection by device type. A3 is cut by `global-slice`, every other type planned by
+`topo-affinity`."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def plan(host: Host, demand: Demand) -> Plan:
 
 
 def log_lines(plan: Plan, mode: str, rank: int, visible: Sequence[int]) -> list[str]:
-    """The documented lines on applying the plan of one rank. `mode` is the strategy selected, before any fallback: `topo_affinity`."""
+    """The documented lines on applying the plan of one rank. `mode` is the strategy selected, before any fallback:
+    `topo_affinity`."""
     mode = mode.replace("-", "_")
     lines = [
         f"[cpu_bind_mode] mode={mode} rank={rank} visible_npus={list(visible)}",

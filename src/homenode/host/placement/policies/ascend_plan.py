@@ -1,4 +1,5 @@
-"""What the documented Ascend strategies have in common: whom they place, the architecture gate, and the plan made of their pools."""
+"""What the documented Ascend strategies have in common: whom they place, the architecture gate, and the plan made of
+their pools."""
 
 from __future__ import annotations
 
@@ -141,7 +142,8 @@ def no_near_cpus(chip: Accelerator, allowed: Sequence[int]) -> PlacementError:
 
 
 def arm_gate(machine: str) -> tuple[Finding, ...]:
-    """The documented gate: this binding is applied on Arm only. A finding `not_arm` says that it is to be skipped; empty on Arm."""
+    """The documented gate: this binding is applied on Arm only. A finding `not_arm` says that it is to be skipped;
+    empty on Arm."""
     name = machine.lower()
     if name == "aarch64" or name.startswith("arm"):
         return ()

@@ -1,8 +1,10 @@
-"""`cpu-threads`: workers that compute on CPUs, placed as vLLM's CPU backend places them (VLLM_CPU_OMP_THREADS_BIND), without its traps.
+"""`cpu-threads`: workers that compute on CPUs, placed as vLLM's CPU backend places them (VLLM_CPU_OMP_THREADS_BIND),
+without its traps.
 
-`auto`: rank r computes on the r-th node that has allowed CPUs and usable memory, one thread a core. More ranks than nodes split the nodes by cores;
-with fewer, the last nodes stay free. A few CPUs are kept for everything else, from the tails of the ranks' CPUs, the last rank first. `nobind`:
-processes stay as they are. Lists: exactly these CPUs, in this order. Memory comes from every node that a rank's CPUs span.
+`auto`: rank r computes on the r-th node that has allowed CPUs and usable memory, one thread a core. More ranks than
+nodes split the nodes by cores; with fewer, the last nodes stay free. A few CPUs are kept for everything else, from the
+tails of the ranks' CPUs, the last rank first. `nobind`: processes stay as they are. Lists: exactly these CPUs, in this
+order. Memory comes from every node that a rank's CPUs span.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ class _Layout:
 def plan(host: Host, demand: Demand) -> Plan:
     """Place every CPU worker.
 
-    Raises PlacementError: bad_threads_bind, cpus_not_allowed, insufficient_cpus, affinity_conflict, no_such_node, nodes_not_allowed,
-    rank_out_of_range, bad_parallelism.
+    Raises PlacementError: bad_threads_bind, cpus_not_allowed, insufficient_cpus, affinity_conflict, no_such_node,
+    nodes_not_allowed, rank_out_of_range, bad_parallelism.
     """
     check_sizes(demand)
     count = demand.workers or world_size(demand.parallelism)
@@ -90,7 +92,8 @@ def _worker(host: Host, demand: Demand, layout: _Layout, index: int, bound: bool
 
 
 def _memory(host: Host, demand: Demand, cpus: Sequence[int]) -> tuple[int, ...]:
-    """Nodes for the memory of a process on `cpus`: those that it spans and the user lets it use, or the nearest of the latter."""
+    """Nodes for the memory of a process on `cpus`: those that it spans and the user lets it use, or the nearest of the
+    latter."""
     memories = memory_of_cpus(host, cpus)
     if demand.memory_nodes is None or not memories:
         return memories

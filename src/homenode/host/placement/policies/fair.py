@@ -1,11 +1,13 @@
-"""`fair`, the default: disjoint pools of whole cores, each device its share of its own node first, then of what is nearest.
+"""`fair`, the default: disjoint pools of whole cores, each device its share of its own node first, then of what is
+nearest.
 
     two devices on node 0, none on node 1:
     |========= node 0 =========|--------- node 1 ---------|
     |  device 0   |  device 1  |  device 0  |  device 1   |
 
-The arithmetic is over all devices of the host, visible or not: processes that do not know of each other never overlap. Memory is on the device's
-own node. A host without accelerators gets CPU workers, one for each node unless told otherwise, by the same arithmetic.
+The arithmetic is over all devices of the host, visible or not: processes that do not know of each other never overlap.
+Memory is on the device's own node. A host without accelerators gets CPU workers, one for each node unless told
+otherwise, by the same arithmetic.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ _NPU_MAP_ERRORS = "npu_map_"
 
 @dataclass(frozen=True, slots=True)
 class _Shares:
-    """`pools`: cores by device, those of its nodes first. `device_nodes`: where each has its share. `near`: nodes known to be its own, empty when unknown."""
+    """`pools`: cores by device, those of its nodes first. `device_nodes`: where each has its share. `near`: nodes known
+    to be its own, empty when unknown."""
 
     pools: Mapping[int, Sequence[AllowedCore]]
     device_nodes: Mapping[int, tuple[int, ...]]
@@ -44,8 +47,9 @@ class _Shares:
 def plan(host: Host, demand: Demand) -> Plan:
     """Pools of the visible devices (all, where nothing restricts them) in the user's order, or of CPU workers.
 
-    Raises PlacementError: `npu_map_*` and `tool_*` when the list of NPUs cannot be trusted, `bad_visible_devices`, `rank_out_of_range`,
-    `bad_worker_count`, `insufficient_cpus` when there are fewer cores than devices that share them.
+    Raises PlacementError: `npu_map_*` and `tool_*` when the list of NPUs cannot be trusted, `bad_visible_devices`,
+    `rank_out_of_range`, `bad_worker_count`, `insufficient_cpus` when there are fewer cores than devices that share
+    them.
     """
     kind = host.accelerators.kind
     if kind in (None, "npu") and (kind or host.accelerators.errors):
@@ -80,7 +84,8 @@ def _for_devices(host: Host, demand: Demand, kind: str | None, chips: Sequence[A
 
 
 def _for_workers(host: Host, demand: Demand) -> Plan:
-    """On all allowed cores, where the workers asked for meet no claim: ranks that are started one by one come to the same cut. Else on the rest."""
+    """On all allowed cores, where the workers asked for meet no claim: ranks that are started one by one come to the
+    same cut. Else on the rest."""
     claimed = {cpu for claim in demand.claims for cpu in claim.cpus}
     plan = _workers_on(host, demand, allowed_cores(host))
     if all(claimed.isdisjoint(worker.cpus) for worker in plan.workers):
@@ -119,7 +124,8 @@ def _workers_on(host: Host, demand: Demand, cores: Mapping[int, Sequence[Allowed
 
 
 def _present(chips: Sequence[Accelerator], visible: Sequence[int] | None) -> tuple[tuple[int, ...], list[Finding]]:
-    """The visible devices that the host has. Ranks count over them, as over the documented list, which lacks the others too."""
+    """The visible devices that the host has. Ranks count over them, as over the documented list, which lacks the others
+    too."""
     ids = [chip.id for chip in chips]
     there = [device for device in visible or () if device in ids]
     missing = [device for device in visible or () if device not in ids]

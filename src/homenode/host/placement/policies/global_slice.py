@@ -1,9 +1,11 @@
-"""`global-slice`: the allowed CPUs cut evenly by logical NPU number, documented for A3, whose NPUs are about as near to every node.
+"""`global-slice`: the allowed CPUs cut evenly by logical NPU number, documented for A3, whose NPUs are about as near to
+every node.
 
     allowed  |-- NPU 0 --|-- NPU 1 --| ... |-- NPU n-1 --|     ascending; the first `extra` slices have one CPU more
 
-Every process cuts the same list in the same way, visible or not, so processes with one cpuset never overlap. A slice is found by the position of
-the logical id among all ids: the same as the id itself where ids start at zero, and the right thing in a container that shows NPUs 4-7 only.
+Every process cuts the same list in the same way, visible or not, so processes with one cpuset never overlap. A slice is
+found by the position of the logical id among all ids: the same as the id itself where ids start at zero, and the right
+thing in a container that shows NPUs 4-7 only.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ STRATEGY = "global-slice"
 
 
 def plan(host: Host, demand: Demand) -> Plan:
-    """Raises PlacementError: `npu_map_*`, `npu_unmapped`, `no_running_npu`, `insufficient_cpus`, `rank_out_of_range`."""
+    """Raises PlacementError: `npu_map_*`, `npu_unmapped`, `no_running_npu`, `insufficient_cpus`,
+    `rank_out_of_range`."""
     npus = npus_of(host, demand)
     ids = [chip.id for chip in npus.chips]
     cut = slices(npus.allowed, ids)

@@ -1,10 +1,12 @@
-"""`numa-bind`: vLLM's `--numa-bind [--numa-bind-nodes N... --numa-bind-cpus LIST...]`, one node and one CPU list for each visible device.
+"""`numa-bind`: vLLM's `--numa-bind [--numa-bind-nodes N... --numa-bind-cpus LIST...]`, one node and one CPU list for
+each visible device.
 
-A worker runs on the CPUs of its list, or on all allowed CPUs of its node, and takes its memory from that node alone. Without nodes given, the node
-is the one its device is on; a node that has memory but no CPUs (GH200, POWER9 with NVLink) is never taken for it. An engine core spans the nodes of
-its workers. API servers and the data-parallel coordinator are not bound. Everything is checked before anything starts; numactl is not needed, and
-nothing escapes an inherited limit. On hosts with NPUs it is the Ascend CPU binding, and the two lists are ignored. Without accelerators, worker r of
-our own CPU engine takes the r-th node that has memory and allowed CPUs.
+A worker runs on the CPUs of its list, or on all allowed CPUs of its node, and takes its memory from that node alone.
+Without nodes given, the node is the one its device is on; a node that has memory but no CPUs (GH200, POWER9 with
+NVLink) is never taken for it. An engine core spans the nodes of its workers. API servers and the data-parallel
+coordinator are not bound. Everything is checked before anything starts; numactl is not needed, and nothing escapes an
+inherited limit. On hosts with NPUs it is the Ascend CPU binding, and the two lists are ignored. Without accelerators,
+worker r of our own CPU engine takes the r-th node that has memory and allowed CPUs.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from homenode.units import format_count
 
 @dataclass(frozen=True, slots=True)
 class _DeviceBinding:
-    """Where the worker of one device belongs: `node` says where; `memory`: the node its memory is bound to, None on a host without nodes."""
+    """Where the worker of one device belongs: `node` says where; `memory`: the node its memory is bound to, None on a
+    host without nodes."""
 
     device: int
     node: int
@@ -41,8 +44,9 @@ class _DeviceBinding:
 def plan(host: Host, demand: Demand) -> Plan:
     """Place a worker on every visible device that the deployment uses.
 
-    Raises PlacementError: numa_node_unknown, numa_bind_too_short, no_such_node, nodes_not_allowed, bad_cpu_list, cpus_not_allowed,
-    affinity_conflict, rank_out_of_range, bad_visible_devices, bad_parallelism; on hosts with NPUs what the Ascend strategies raise.
+    Raises PlacementError: numa_node_unknown, numa_bind_too_short, no_such_node, nodes_not_allowed, bad_cpu_list,
+    cpus_not_allowed, affinity_conflict, rank_out_of_range, bad_visible_devices, bad_parallelism; on hosts with NPUs
+    what the Ascend strategies raise.
     """
     check_sizes(demand)
     if _has_npus(host):
@@ -77,7 +81,8 @@ def plan(host: Host, demand: Demand) -> Plan:
 
 
 def _has_npus(host: Host) -> bool:
-    """NPUs there are, or would be if the vendor's tool could be understood: the Ascend strategies then say what is wrong with it."""
+    """NPUs there are, or would be if the vendor's tool could be understood: the Ascend strategies then say what is
+    wrong with it."""
     kind = host.accelerators.kind
     return kind == "npu" or (kind is None and any(error.code.startswith("npu_") for error in host.accelerators.errors))
 
@@ -219,7 +224,8 @@ def _worker(binding: _DeviceBinding, local_rank: int) -> WorkerBinding:
 
 
 def _processes(host: Host, demand: Demand, bindings: dict[int, _DeviceBinding]) -> tuple[ProcessBinding, ...]:
-    """Engine cores, API servers and the coordinator. Our own CPU engine schedules inside its worker and has no engine core apart."""
+    """Engine cores, API servers and the coordinator. Our own CPU engine schedules inside its worker and has no engine
+    core apart."""
     sizes = demand.parallelism
     places = []
     if host.accelerators.kind is not None:
@@ -233,7 +239,8 @@ def _processes(host: Host, demand: Demand, bindings: dict[int, _DeviceBinding]) 
 
 
 def _engine_core(host: Host, rank: int, own: Sequence[_DeviceBinding]) -> ProcessBinding:
-    """All allowed CPUs of the nodes of its workers; lists given for the workers are not for it, as long as the nodes have CPUs."""
+    """All allowed CPUs of the nodes of its workers; lists given for the workers are not for it, as long as the nodes
+    have CPUs."""
     wanted = {binding.node for binding in own}
     cpus = tuple(sorted({cpu for node in nodes_of(host) if node.id in wanted for cpu in allowed_cpus(host, node)}))
     memory = tuple(dict.fromkeys(binding.memory for binding in own if binding.memory is not None))

@@ -1,11 +1,12 @@
-"""`topo-affinity`: CPUs that the vendor's tool reports as near, extended to the next node; documented for A2, Atlas 300 and all but A3.
+"""`topo-affinity`: CPUs that the vendor's tool reports as near, extended to the next node; documented for A2, Atlas 300
+and all but A3.
 
     affinity of NPUs 0 and 2: |== node 6 ==|                  one node only, so the next one is added
     both extended:            |== node 6 ==|-- node 7 --|     identical, so it is split
     pools:                    |-- NPU 0 ---|-- NPU 2 ---|
 
-An NPU whose affinity spans several nodes keeps exactly that, in the order reported. Pools that are not identical may still overlap; that is how
-the documented strategy behaves, and a finding says so. After the last node comes the first.
+An NPU whose affinity spans several nodes keeps exactly that, in the order reported. Pools that are not identical may
+still overlap; that is how the documented strategy behaves, and a finding says so. After the last node comes the first.
 
 The Ascend 950 has rules of its own within this strategy: see `ascend_950`.
 """
@@ -66,7 +67,8 @@ def plan(host: Host, demand: Demand) -> Plan:
 
 
 def split(pool: Sequence[int], members: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """`pool` in contiguous, equal parts, one for each member; what is left over goes to the last (14 CPUs for three: 4, 4, 6)."""
+    """`pool` in contiguous, equal parts, one for each member; what is left over goes to the last (14 CPUs for three: 4,
+    4, 6)."""
     size = len(pool) // len(members)
     ends = [size * number for number in range(1, len(members))] + [len(pool)]
     return {

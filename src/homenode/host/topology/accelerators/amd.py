@@ -1,7 +1,8 @@
-"""AMD GPUs from sysfs alone: the compute driver's topology (/sys/class/kfd) for what they are and their order, PCI for where they are.
+"""AMD GPUs from sysfs alone: the compute driver's topology (/sys/class/kfd) for what they are and their order, PCI for
+where they are.
 
-Sources: the kernel's `Documentation/ABI/testing/sysfs-class-kfd` and include/uapi/linux/kfd_sysfs.h. `location_id` is bus << 8 | device << 3 |
-function of the PCI address.
+Sources: the kernel's `Documentation/ABI/testing/sysfs-class-kfd` and include/uapi/linux/kfd_sysfs.h. `location_id` is
+bus << 8 | device << 3 | function of the PCI address.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _MOST_NODES = 4096
 
 
 def read_amd(source: Source, devices: Sequence[PciDevice], nodes: Sequence[Node]) -> Accelerators:
-    """The AMD GPUs in the order of HIP's device numbers (that of the compute driver's nodes); without that driver, in PCI order."""
+    """The AMD GPUs in the order of HIP's device numbers (that of the compute driver's nodes); without that driver, in
+    PCI order."""
     found = list(_compute_nodes(source))
     if not found:
         own = [one for one in devices if one.vendor == _VENDOR and one.kind >> 8 in _CLASSES]
@@ -45,7 +47,8 @@ def read_amd(source: Source, devices: Sequence[PciDevice], nodes: Sequence[Node]
 
 
 def _compute_nodes(source: Source) -> Iterator[tuple[str, str, str | None, str]]:
-    """Driver's id, name, PCI address and UUID of every GPU. A node whose properties cannot be read belongs to another container."""
+    """Driver's id, name, PCI address and UUID of every GPU. A node whose properties cannot be read belongs to another
+    container."""
     folder = f"{_KFD}/topology/nodes"
     for node in sorted(found for name in source.names(folder)[:_MOST_NODES] if (found := number(name)) is not None):
         facts: dict[str, int] = {}

@@ -31,8 +31,8 @@ _BOARD = ("npu-smi", "info", "-t", "board")
 def read_ascend(source: Source, devices: Sequence[PciDevice], nodes: Sequence[Node]) -> Accelerators:
     """The NPUs of the host, ascending by logical number; nothing where there is no npu-smi.
 
-    The map is what everything else hangs on: without it only its errors come back, and a tool that hangs is not asked again. A missing or failing
-    topology costs a note only, as plans can be made without it.
+    The map is what everything else hangs on: without it only its errors come back, and a tool that hangs is not asked
+    again. A missing or failing topology costs a note only, as plans can be made without it.
     """
     answer = source.command(_MAP)
     if answer.failure == "missing":
@@ -62,7 +62,8 @@ def read_ascend(source: Source, devices: Sequence[PciDevice], nodes: Sequence[No
 
 
 def board_address(source: Source, chip: Accelerator) -> str | None:
-    """The PCI address of an NPU from `npu-smi info -t board`, for where `npu-smi info` does not show it. Costs one call of the tool, or two.
+    """The PCI address of an NPU from `npu-smi info -t board`, for where `npu-smi info` does not show it. Costs one call
+    of the tool, or two.
 
     Tools that do not know chips on a card (`-c`) are asked for the card alone, which is its first chip.
     """
@@ -126,7 +127,8 @@ def _no_topology(text: str) -> PlacementError:
 
 
 def _running(processes: Sequence[ProcessRow], rows: tuple[MapRow, ...], problems: Problems) -> dict[int, set[int]]:
-    """Process ids by logical number. Adds `npu_unmapped` for processes on a chip that the map does not tell, or does not tell apart."""
+    """Process ids by logical number. Adds `npu_unmapped` for processes on a chip that the map does not tell, or does
+    not tell apart."""
     by_npu: dict[int, dict[int, int]] = {}
     for row in rows:
         by_npu.setdefault(row.npu, {})[row.chip] = row.logical

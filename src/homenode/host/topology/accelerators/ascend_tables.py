@@ -25,7 +25,8 @@ _MAP_REMEDY = "Run `npu-smi info -m` by hand: the driver may be missing from thi
 
 @dataclass(frozen=True, slots=True)
 class MapRow:
-    """One chip. `logical` is what ASCEND_RT_VISIBLE_DEVICES means; `physical` is None where the map has no such column."""
+    """One chip. `logical` is what ASCEND_RT_VISIBLE_DEVICES means; `physical` is None where the map has no such
+    column."""
 
     npu: int
     chip: int
@@ -36,7 +37,8 @@ class MapRow:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """A process on a chip; `chip` is None where the table names the NPU only. `pid` is 0 where the tool does not show it. `line`: for messages."""
+    """A process on a chip; `chip` is None where the table names the NPU only. `pid` is 0 where the tool does not show
+    it. `line`: for messages."""
 
     npu: int
     chip: int | None
@@ -54,7 +56,8 @@ class Info:
 
 
 def parse_map(text: str, problems: Problems) -> tuple[MapRow, ...]:
-    """The rows of `npu-smi info -m`. Adds `npu_map_empty`, `npu_map_unparseable` and `npu_map_duplicate` (of which the first row is kept).
+    """The rows of `npu-smi info -m`. Adds `npu_map_empty`, `npu_map_unparseable` and `npu_map_duplicate` (of which the
+    first row is kept).
 
     Where there is no column of logical numbers, several chips of one NPU share its number: they stay separate rows.
     """
@@ -98,7 +101,8 @@ def parse_map(text: str, problems: Problems) -> tuple[MapRow, ...]:
 
 
 def _map_header(lines: list[str]) -> tuple[list[str], int]:
-    """Column names in lower case, and the number of the first line after them; warnings of the driver may come first."""
+    """Column names in lower case, and the number of the first line after them; warnings of the driver may come
+    first."""
     for at, line in enumerate(lines):
         if "npu id" in line.lower():
             columns = _GAP.split(line.strip().lower())
@@ -115,7 +119,8 @@ def _is_remark(line: str, columns: list[str]) -> bool:
 
 
 def _map_row(line: str, columns: list[str], problems: Problems) -> MapRow | None:
-    """One chip; None for a controller and, with a problem added, for what is no row. A name, the last column, may hold spaces."""
+    """One chip; None for a controller and, with a problem added, for what is no row. A name, the last column, may hold
+    spaces."""
     cells = dict(zip(columns, line.split(None, len(columns) - 1), strict=False))
     name = label(cells.get("chip name", ""))
     npu_text = cells["npu id"]
@@ -166,7 +171,8 @@ def _cells(line: str) -> list[str]:
 def _process(
     line: str, cells: list[str], by_chip: bool, above: list[ProcessRow], problems: Problems
 ) -> ProcessRow | None:
-    """One process; None for a line that goes on with the name of the one above, and, with a problem added, for what is no row."""
+    """One process; None for a line that goes on with the name of the one above, and, with a problem added, for what is
+    no row."""
     pid = number(cells[1])
     words = cells[0].split(None, 2)
     if not words:
@@ -187,10 +193,12 @@ def _process(
 
 
 def family_of(rows: tuple[MapRow, ...]) -> str | None:
-    """The Ascend family that the chips' names tell: "A2", "A3", "310P" or "950"; None when they tell none, or more than one.
+    """The Ascend family that the chips' names tell: "A2", "A3", "310P" or "950"; None when they tell none, or more than
+    one.
 
-    `Ascend 910B...` is A2; `910_93...` and `910C` are A3, and so is a bare `Ascend910` whose map has physical numbers or two chips to a card (the
-    first 910, which has neither, is no A3); `310P...` is 310P; `950...` and `910_95...`, its early name, are 950.
+    `Ascend 910B...` is A2; `910_93...` and `910C` are A3, and so is a bare `Ascend910` whose map has physical numbers
+    or two chips to a card (the first 910, which has neither, is no A3); `310P...` is 310P; `950...` and `910_95...`,
+    its early name, are 950.
     """
     dual = len({row.npu for row in rows}) < len(rows)
     families = {_family(row, dual) for row in rows}

@@ -1,6 +1,7 @@
 """The table of `npu-smi info -t topo`: which CPUs the firmware calls local to an NPU. Pure parsing and matching.
 
-Rows are matched to chips by the number in their label. What it counts differs between products and versions, and containers renumber:
+Rows are matched to chips by the number in their label. What it counts differs between products and versions, and
+containers renumber:
 
 - `Phy-ID<n>` (A3): the physical number, where the map has that column; else the logical one.
 - `NPU<n>`: the NPU ID, the logical or the physical number. The reading is taken, for the whole table, that gives rows to most chips, then the one

@@ -29,7 +29,8 @@ _PCI_ADDRESS = re.compile(r"(?:([0-9A-Fa-f]{4,8}):)?([0-9A-Fa-f]{2}):([0-9A-Fa-f
 
 
 class Problems:
-    """Gathers what could not be understood, so that one bad row does not lose the good ones. Keeps the first few only."""
+    """Gathers what could not be understood, so that one bad row does not lose the good ones. Keeps the first few
+    only."""
 
     def __init__(self) -> None:
         self.found: list[PlacementError] = []

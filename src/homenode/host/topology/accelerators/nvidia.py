@@ -1,6 +1,8 @@
-"""NVIDIA GPUs. Sources of truth are `nvidia-smi`, sysfs and /proc/driver/nvidia, which recordings keep; NVML fills what they lack on a live host.
+"""NVIDIA GPUs. Sources of truth are `nvidia-smi`, sysfs and /proc/driver/nvidia, which recordings keep; NVML fills what
+they lack on a live host.
 
-Without nvidia-smi the PCI functions of the vendor are taken in the order of their addresses, which is how nvidia-smi numbers them too.
+Without nvidia-smi the PCI functions of the vendor are taken in the order of their addresses, which is how nvidia-smi
+numbers them too.
 """
 
 from __future__ import annotations
@@ -93,7 +95,8 @@ def _from_tool(source: Source, problems: Problems, notes: list[Finding]) -> tupl
 
 
 def parse_query(text: str, problems: Problems) -> list[Accelerator]:
-    """GPUs of `nvidia-smi --query-gpu=index,uuid,pci.bus_id,name`, one a line; a name may hold commas. Adds `nvidia_smi_unparseable`."""
+    """GPUs of `nvidia-smi --query-gpu=index,uuid,pci.bus_id,name`, one a line; a name may hold commas. Adds
+    `nvidia_smi_unparseable`."""
     chips: dict[int, Accelerator] = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",", 3)]

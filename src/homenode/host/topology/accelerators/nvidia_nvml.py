@@ -1,4 +1,5 @@
-"""What NVML knows of NVIDIA GPUs, through the optional package nvidia-ml-py: for a live host whose nvidia-smi is missing or says too little.
+"""What NVML knows of NVIDIA GPUs, through the optional package nvidia-ml-py: for a live host whose nvidia-smi is
+missing or says too little.
 
 Source: NVML API reference (nvmlDeviceGetNumaNodeId, nvmlDeviceGetCpuAffinity).
 """
@@ -21,7 +22,8 @@ _MOST_GPUS = 1024
 
 
 def fill(chips: Sequence[Accelerator], source: Source, nodes: Sequence[Node]) -> list[Accelerator]:
-    """`chips` with NVML's answers where they had none, and only those GPUs that NVML may use; unchanged where there is no NVML or no driver."""
+    """`chips` with NVML's answers where they had none, and only those GPUs that NVML may use; unchanged where there is
+    no NVML or no driver."""
     try:
         nvml: Any = import_module("pynvml")
         nvml.nvmlInit()
@@ -62,7 +64,8 @@ def _gpu(
 
 
 def _affinity(nvml: Any, handle: Any, source: Source) -> tuple[int, ...]:
-    """CPUs of NVML's mask, which is as long as the largest possible CPU id asks for: a count of CPUs would cut off sparse ids."""
+    """CPUs of NVML's mask, which is as long as the largest possible CPU id asks for: a count of CPUs would cut off
+    sparse ids."""
     try:
         possible = parse_cpu_list(source.read("/sys/devices/system/cpu/possible") or "0")
     except UserError:
@@ -72,7 +75,8 @@ def _affinity(nvml: Any, handle: Any, source: Source) -> tuple[int, ...]:
 
 
 def _ask(call: Callable[..., Any], *words: Any) -> Any:
-    """The answer, or None: every question may be unsupported on some GPU, and each release of NVML has errors of its own."""
+    """The answer, or None: every question may be unsupported on some GPU, and each release of NVML has errors of its
+    own."""
     try:
         return call(*words)
     except Exception:  # NVMLError and its subclasses, made when the package is imported

@@ -1,7 +1,7 @@
 """The table of `nvidia-smi topo -m`: local CPUs and nodes of GPUs. Pure parsing.
 
-Cells are separated by tabs, with a second tab before the last column; captures that went through a terminal are aligned with spaces. Rows of
-network cards have no affinity, and inside containers rows of GPUs may have none either.
+Cells are separated by tabs, with a second tab before the last column; captures that went through a terminal are aligned
+with spaces. Rows of network cards have no affinity, and inside containers rows of GPUs may have none either.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _OWN = "GPU NUMA ID"
 
 @dataclass(frozen=True, slots=True)
 class NvidiaTopoRow:
-    """`cpus` in the order of the list; empty when not told. `nodes`: NUMA Affinity. `memory_node`: the GPU's own memory."""
+    """`cpus` in the order of the list; empty when not told. `nodes`: NUMA Affinity. `memory_node`: the GPU's own
+    memory."""
 
     cpus: tuple[int, ...] = ()
     nodes: tuple[int, ...] = ()
@@ -30,7 +31,8 @@ class NvidiaTopoRow:
 
 
 def parse_topo(text: str, problems: Problems) -> dict[int, NvidiaTopoRow]:
-    """Rows of GPUs by index. Adds `nvidia_smi_unparseable` for an affinity that is no CPU list; the row stays, without it."""
+    """Rows of GPUs by index. Adds `nvidia_smi_unparseable` for an affinity that is no CPU list; the row stays, without
+    it."""
     rows: dict[int, NvidiaTopoRow] = {}
     tail: list[str] | None = None
     relations = 0
@@ -70,7 +72,8 @@ def _row(line: str, tail: Sequence[str], relations: int, problems: Problems) -> 
 
 
 def _tail_cells(line: str, tail: Sequence[str], relations: int) -> dict[str, str]:
-    """The cells after the relations, by column. Where spaces align, an empty cell leaves no trace: what is there must fill the row or be the last."""
+    """The cells after the relations, by column. Where spaces align, an empty cell leaves no trace: what is there must
+    fill the row or be the last."""
     if "\t" in line:
         cells = [cell.strip() for cell in line.split("\t")][1 + relations :]
         if len(cells) > len(tail):  # the doubled tab

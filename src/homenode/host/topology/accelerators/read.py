@@ -20,7 +20,8 @@ def read_accelerators(
 ) -> Accelerators:
     """Ascend NPUs, NVIDIA and AMD GPUs. Never raises: what cannot be understood is in `errors` and `notes`.
 
-    `online`: CPUs that are online; a chip whose local CPUs all are not is noted, as such a list usually belongs to another machine or container.
+    `online`: CPUs that are online; a chip whose local CPUs all are not is noted, as such a list usually belongs to
+    another machine or container.
     """
     found = [read_ascend(source, devices, nodes), read_nvidia(source, devices, nodes), read_amd(source, devices, nodes)]
     told = tuple(chip for one in found for chip in one.chips)

@@ -1,6 +1,8 @@
-"""Which devices a process may use, from a flag or from the variable of the vendor. The order is the user's: rank 0 drives the first.
+"""Which devices a process may use, from a flag or from the variable of the vendor. The order is the user's: rank 0
+drives the first.
 
-Sources: CUDA C++ Programming Guide, "CUDA Environment Variables"; ROCm documentation, "GPU isolation techniques"; CANN, ASCEND_RT_VISIBLE_DEVICES.
+Sources: CUDA C++ Programming Guide, "CUDA Environment Variables"; ROCm documentation, "GPU isolation techniques"; CANN,
+ASCEND_RT_VISIBLE_DEVICES.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ def visible_devices(accelerators: Accelerators, env: Mapping[str, str], given: s
     - NVIDIA: numbers, UUIDs or unique beginnings of them, or names of MIG instances, which stand for their GPU (once).
     - AMD: ROCR_VISIBLE_DEVICES first, then HIP_VISIBLE_DEVICES (or CUDA_VISIBLE_DEVICES) counts within what that left.
 
-    Raises PlacementError `bad_visible_devices` for words, ranges, repeats, an empty flag and, except for Ascend, devices that the host lacks.
+    Raises PlacementError `bad_visible_devices` for words, ranges, repeats, an empty flag and, except for Ascend,
+    devices that the host lacks.
     """
     kind = _kind(accelerators)
     chips = accelerators.of_kind(kind) if kind else ()
@@ -111,7 +114,8 @@ def _of_variable(
 
 
 def _rocm(env: Mapping[str, str], chips: Sequence[Accelerator]) -> tuple[int, ...] | None:
-    """ROCR hides devices from the whole runtime; HIP, which also understands CUDA's variable, counts over those that are left."""
+    """ROCR hides devices from the whole runtime; HIP, which also understands CUDA's variable, counts over those that
+    are left."""
     rocr = _of_variable(env, "ROCR_VISIBLE_DEVICES", chips, strict=True)
     by_id = {chip.id: chip for chip in chips}
     left = chips if rocr is None else [by_id[index] for index in rocr]
