@@ -48,6 +48,9 @@ def fingerprint_of(
     }
 
 
+_OLD_NAME = "MixtureSpec"  # of `MoeSpec` in 0.1.0, with whose engines those of later versions have to agree
+
+
 def _architecture(spec: ModelSpec, max_model_len: int | None) -> Fingerprint:
     windows = "".join("w" if slides else "-" for slides in spec.sliding_layers)
     return {
@@ -63,7 +66,8 @@ def _architecture(spec: ModelSpec, max_model_len: int | None) -> Fingerprint:
         "local_rope": repr(spec.local_rope),
         "scales": f"{spec.embedding_scale!r} {spec.attention_scale!r} {spec.attention_softcap!r}",
         "sliding_window": f"{spec.sliding_window} {_short(windows)}".strip() if spec.sliding_window else "none",
-        "experts": _short(repr(spec.moe)) if spec.moe else "none",
+        "experts": _short(_OLD_NAME + repr(spec.moe).removeprefix(type(spec.moe).__name__)) if spec.moe else "none",
+        **({"own": _short(repr(spec.own))} if spec.own is not None else {}),
     }
 
 

@@ -11,9 +11,10 @@ import pytest
 
 from homenode.compute.ops import KvGeometry
 from homenode.errors import CheckpointError
+from homenode.model.architectures.granite import Multipliers
 from homenode.model.checkpoint.index import OpenedCheckpoint, open_checkpoint
 from homenode.model.formats.safetensors import read_safetensors
-from homenode.model.spec import RopeSpec
+from homenode.model.spec import MoeSpec, RopeSpec
 from homenode.transfer.agreement import differences
 from homenode.transfer.fingerprint import Fingerprint, fingerprint_of, hash_seed
 from homenode.transfer.settings import TransferConfig
@@ -121,6 +122,26 @@ def test_every_figure_of_the_architecture_is_told_by_name(change: dict[str, obje
     )  # type: ignore[arg-type]
     ours, theirs = fingerprint_of(SENDER, checkpoint, GEOMETRY, ""), fingerprint_of(SENDER, other, GEOMETRY, "")
     assert [text.split()[0] for text in differences(ours, theirs)] == [named]
+
+
+def told(checkpoint: OpenedCheckpoint, **changes: object) -> Fingerprint:
+    spec = replace(checkpoint.spec, **changes)  # type: ignore[arg-type]
+    other = OpenedCheckpoint(checkpoint.path, spec, checkpoint.tensors, checkpoint.metadata)
+    return fingerprint_of(SENDER, other, GEOMETRY, "")
+
+
+def test_figures_that_only_one_architecture_has_must_agree() -> None:
+    checkpoint = open_checkpoint(BUILTIN)
+    one, other = (told(checkpoint, own=Multipliers(residual, 8.0)) for residual in (0.2, 0.3))
+    assert [text.split()[0] for text in differences(one, other)] == ["own"]
+    assert "own" not in told(checkpoint), "other architectures tell what they told before"
+
+
+def test_experts_are_told_as_engines_of_0_1_0_tell_them() -> None:
+    assert told(open_checkpoint(BUILTIN), moe=MoeSpec(8, 2, 96, True))["experts"] == (
+        "MixtureSpec(num_experts=8, experts_per_token=2, intermediate_size=96, normalise=True, "
+        "shared_intermediate_size=0, dense_layers=())"
+    )
 
 
 def test_rope_counts_to_the_last_factor_and_stays_short() -> None:
