@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,6 +13,7 @@ from homenode.engine.messages import EngineState
 from homenode.errors import PeerError
 from homenode.server.core.api import Api, Operation
 from homenode.server.core.state import ServerState
+from homenode.server.http.endpoint import json_response
 from homenode.server.http.failures import ApiError
 from homenode.server.monitoring.server_metrics import CONTENT_TYPE
 
@@ -55,21 +55,17 @@ async def health(state: ServerState, request: Request) -> Response:
     if (hindrance := state.client.hindrance) is not None:
         raise ApiError(503, hindrance, code="worker_lost", retry_after_s=1)
     engines = [EngineHealth(engine.number, engine.state, engine.restarts) for engine in state.client.engines]
-    return _json(Health("ok", round(took, 6), engines or UNSET))
+    return json_response(Health("ok", round(took, 6), engines or UNSET))
 
 
 async def version(state: ServerState, request: Request) -> Response:
     """The version of homenode."""
-    return _json(Version(__version__))
+    return json_response(Version(__version__))
 
 
 async def metrics(state: ServerState, request: Request) -> Response:
     """Prometheus text."""
     return Response(state.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
-
-
-def _json(answer: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
 API = Api(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,6 +13,7 @@ from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.kv_transfer import Ticket
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
+from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import read_json
 from homenode.server.http.failures import ApiError
 from homenode.transfer import published
@@ -62,7 +62,7 @@ async def release(state: ServerState, request: Request) -> Response:
     if (running := state.tickets.get(body.ticket)) is not None:
         await state.client.abort(running)
     await state.client.release_kv(body.ticket, body.reason or "released")
-    return Response(msgspec.json.encode(KvReleased(body.ticket)), media_type="application/json")
+    return json_response(KvReleased(body.ticket))
 
 
 def published_of(state: ServerState) -> Published:

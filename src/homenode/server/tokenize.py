@@ -19,6 +19,7 @@ from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.state import ServerState
 from homenode.server.core.text_work import SHORT_TEXT, memory_of
 from homenode.server.http.decoding import decode_as
+from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import read_json, unless_gone_early
 from homenode.server.http.failures import ApiError
 
@@ -119,7 +120,7 @@ async def tokenizer_info(state: ServerState, request: Request) -> Response:
         "max_model_len": state.ready.max_model_len,
         **state.tokenizer.info(),
     }
-    return Response(msgspec.json.encode(facts), media_type="application/json")
+    return json_response(facts)
 
 
 class _Written:

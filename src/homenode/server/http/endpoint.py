@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -13,6 +14,11 @@ from homenode.server.http.admission import RequestAdmission
 
 S = TypeVar("S", bound=RequestAdmission)
 Handler = Callable[[S, Request], Awaitable[Response]]
+
+
+def json_response(answer: object) -> Response:
+    """200 with `answer` as JSON."""
+    return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
 class Endpoint(Generic[S]):

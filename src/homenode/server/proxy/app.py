@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -12,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from homenode import __version__
 from homenode.server.health import Version
-from homenode.server.http.endpoint import Endpoint
+from homenode.server.http.endpoint import Endpoint, json_response
 from homenode.server.http.exchange import read_body
 from homenode.server.http.middleware import HttpApplication
 from homenode.server.monitoring.server_metrics import CONTENT_TYPE
@@ -68,7 +67,7 @@ class _ForwardedEndpoint:
 
 
 async def _version(state: ProxyState, request: Request) -> Response:
-    return Response(msgspec.json.encode(Version(__version__)), media_type="application/json")
+    return json_response(Version(__version__))
 
 
 async def _metrics(state: ProxyState, request: Request) -> Response:

@@ -9,6 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from homenode.server.http.endpoint import json_response
 from homenode.server.http.failures import ErrorDetail
 from homenode.server.proxy.instances import Instance, State
 from homenode.server.proxy.state import ProxyState
@@ -51,7 +52,7 @@ async def health(state: ProxyState, request: Request) -> Response:
             message=message, type="service_unavailable_error", param=None, code=f"proxy_{answer.status}"
         )
         return Response(msgspec.json.encode(answer), 503, {"Retry-After": "1"}, "application/json")
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return json_response(answer)
 
 
 def _servers(state: ProxyState, instances: list[Instance]) -> list[ServerHealth]:

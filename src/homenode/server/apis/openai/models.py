@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from homenode.server.core.api import Api, Operation
 from homenode.server.core.state import ServerState
+from homenode.server.http.endpoint import json_response
 
 
 class Model(Struct, kw_only=True):
@@ -33,20 +33,16 @@ class ModelList(Struct, kw_only=True):
 
 async def models(state: ServerState, request: Request) -> Response:
     """Every name the model answers to."""
-    return _json(ModelList(data=[_model(state, name) for name in state.models]))
+    return json_response(ModelList(data=[_model(state, name) for name in state.models]))
 
 
 async def model(state: ServerState, request: Request) -> Response:
     """One of these names, with what is known of its model."""
-    return _json(_model(state, state.model(request.path_params["model"])))
+    return json_response(_model(state, state.model(request.path_params["model"])))
 
 
 def _model(state: ServerState, name: str) -> Model:
     return Model(id=name, created=state.started, root=state.models[0], max_model_len=state.ready.max_model_len)
-
-
-def _json(answer: Struct) -> Response:
-    return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
 API = Api(
