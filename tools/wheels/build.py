@@ -19,6 +19,15 @@ from tools.wheels.pythons import Python
 from tools.wheels.run import run
 from tools.wheels.targets import MachineTarget, PythonTarget, WheelError, faults, platform_tag
 
+# auditwheel reads wheels for any machine, but takes only tags of the one that it runs on: it is told the wheel's.
+_AUDITWHEEL = """
+import platform, sys
+machine = sys.argv.pop(1)
+platform.machine = lambda: machine
+from auditwheel.main import main
+sys.exit(main())
+"""
+
 
 @dataclass(frozen=True)
 class Workshop:
@@ -103,6 +112,8 @@ def build_wheel(shop: Workshop, machine: MachineTarget, target: PythonTarget, py
     }
     for old in bare.glob("*.whl"):
         old.unlink()
+    # The backend empties a build folder that it used from another environment, kernels and all; each Python has its own.
+    (build / ".skbuild-info.json").unlink(missing_ok=True)
     run(command, shop.build / f"{machine.name}-{target.tag}.log", shop.tell, environment, shop.root)
     (wheel,) = bare.glob("*.whl")
     return _tagged(shop, machine, target, wheel)
@@ -129,8 +140,9 @@ def _tagged(shop: Workshop, machine: MachineTarget, target: PythonTarget, wheel:
     tag = platform_tag(machine, zig.GLIBC)
     command: list[str | Path] = [
         Path(sys.executable),
-        "-m",
-        "auditwheel",
+        "-c",
+        _AUDITWHEEL,
+        machine.name,
         "repair",
         "--plat",
         tag,
