@@ -119,18 +119,18 @@ def test_workers_are_bound_when_they_say_who_they_are_and_others_left() -> None:
     titles = ["VLLM::Worker_TP1", "VLLM::Worker_TP0", "VLLM::APIServer_0"]
     with _engine(*titles) as (engine, pids):
         follower = Follower(identify(engine.pid), _target_of, _bind, pytest.fail)
-        follower.look()
+        follower.scan()
         assert [_mask(pid) for pid in pids] == [set(CPUS)] * 3, "nobody has said yet who it is"
         _name_them(engine, pids, titles)
         assert Path(f"/proc/{pids[0]}/comm").read_text() == "VLLM::Worker_TP\n", "why thread names are not enough"
-        assert follower.look()
+        assert follower.scan()
         assert [_mask(pid) for pid in pids] == [{CPUS[1 % len(CPUS)]}, {ONE}, set(CPUS)]
-        assert not follower.look(), "nothing has changed"
+        assert not follower.scan(), "nothing has changed"
 
 
 def test_ranks_in_the_environment_count_unless_the_program_itself_has_them() -> None:
     with _engine("LOCAL_RANK=1", "SLURM_LOCALID=1") as (engine, pids):
-        assert Follower(identify(engine.pid), _target_of, _bind, pytest.fail).look()
+        assert Follower(identify(engine.pid), _target_of, _bind, pytest.fail).scan()
         assert [_mask(pid) for pid in pids] == [{CPUS[1 % len(CPUS)]}] * 2
     asked: list[RankHint] = []
 
@@ -140,7 +140,7 @@ def test_ranks_in_the_environment_count_unless_the_program_itself_has_them() -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_RANK", "1")
         with _engine("VLLM::Worker_TP0") as (engine, _):
-            Follower(identify(engine.pid), nobody, _bind, pytest.fail).look()
+            Follower(identify(engine.pid), nobody, _bind, pytest.fail).scan()
     assert asked == []
 
 
@@ -153,9 +153,9 @@ def test_a_worker_that_takes_another_rank_is_bound_anew() -> None:
             return Target((ONE,))
 
         follower = Follower(identify(engine.pid), target_of, _bind, pytest.fail)
-        follower.look()
+        follower.scan()
         follower._titles[identify(pids[0])] = (b"before", RankHint("worker", 5))
-        follower.look()
+        follower.scan()
         assert len(given) == 2
 
 
@@ -169,8 +169,8 @@ def test_a_refused_worker_is_said_once_and_the_others_are_bound() -> None:
             return _bind(pid, target)
 
         follower = Follower(identify(engine.pid), _target_of, bind, said.append)
-        follower.look()
-        follower.look()
+        follower.scan()
+        follower.scan()
         assert said == [f"process {pids[0]} is not bound: no"]
         assert _mask(pids[1]) == {CPUS[1 % len(CPUS)]}
 
@@ -231,23 +231,23 @@ def _worker_with_names() -> Iterator[tuple[Follower, list[int], Callable[[str], 
 
 def test_threads_with_a_role_that_come_later_bring_the_worker_up_again_and_others_do_not() -> None:
     with _worker_with_names() as (follower, seen, name):
-        follower.look()
+        follower.scan()
         assert len(seen) == 1
         for line, times in (("python-pool", 1), ("acl_thread", 2), ("worker-7", 2), ("acl_thread_1", 3)):
             name(line)
-            follower.look()
-            follower.look()
+            follower.scan()
+            follower.scan()
             assert len(seen) == times, line
 
 
 def test_a_thread_is_looked_at_twice_as_it_is_born_before_it_is_named() -> None:
     with _worker_with_names() as (follower, seen, name):
-        follower.look()
+        follower.scan()
         name("python")
-        follower.look()
+        follower.scan()
         assert len(seen) == 1
         name("=acl_thread")
-        follower.look()
+        follower.scan()
         assert len(seen) == 2
 
 
@@ -259,16 +259,16 @@ def test_descendants_are_found_kept_as_orphans_and_dropped_when_they_end() -> No
         assert root.stdin and root.stdout
         grandchild = int(root.stdout.readline())
         tree = Descendants(identify(root.pid))
-        before = tree.look()
+        before = tree.scan()
         assert grandchild in [process.pid for process in before] and len(before) == 2
         assert root.pid not in [process.pid for process in before]
         root.stdin.write("\n")
         root.stdin.flush()
         _until(
-            lambda: [process.pid for process in tree.look()] == [grandchild], "the shell is gone, what it started stays"
+            lambda: [process.pid for process in tree.scan()] == [grandchild], "the shell is gone, what it started stays"
         )
         os.kill(grandchild, 9)
-        _until(lambda: not tree.look(), "nobody is left")
+        _until(lambda: not tree.scan(), "nobody is left")
         root.stdin.close()
 
 
@@ -278,7 +278,7 @@ def test_strangers_are_no_descendants() -> None:
         subprocess.Popen(["cat"], stdin=subprocess.PIPE) as other,
     ):
         tree = Descendants(identify(root.pid))
-        assert other.pid not in [process.pid for process in tree.look()]
+        assert other.pid not in [process.pid for process in tree.scan()]
         root.communicate()
         other.communicate()
 

@@ -41,7 +41,7 @@ def test_none_is_none(tmp_path: Path) -> None:
 def test_the_present_bans_and_the_room_for_more_are_learnt_in_one_question(buffer: int, room: int) -> None:
     with fake_irqbalance(buffer=buffer, banned=[43, 2753]) as fake:
         bans = read_bans(fake.daemon)
-        assert (bans.irqs, bans.room) == ({43, 2753}, room)
+        assert (bans.irqs, bans.command_bytes) == ({43, 2753}, room)
         assert len(fake.commands) == 1
 
 
@@ -117,7 +117,7 @@ def test_a_socket_that_another_process_holds_is_not_spoken_to() -> None:
 
 def test_a_command_that_was_not_read_to_its_end_is_no_success() -> None:
     with fake_irqbalance(buffer=500) as fake, pytest.raises(HostError, match="did not read the whole command"):
-        set_bans(fake.daemon, range(2000, 2200), room=16384)
+        set_bans(fake.daemon, range(2000, 2200), command_bytes=16384)
 
 
 @given(st.sets(st.integers(0, 99999), max_size=60))

@@ -156,7 +156,7 @@ def test_threads_that_have_ended_are_forgotten() -> None:
         watched = watch_module._Watched(identify(running.pid), Target(CPUS), Syscalls(), True, False)
         for number in range(3):
             tid = running.thread(f"worker{number}")
-            watched.look()
+            watched.check()
             assert {key[0] for key in watched.known} == set(masks(running.pid)) == {running.pid, tid}
             assert running.tell("end", f"worker{number}") == "ended"
             assert eventually(lambda tid=tid: tid not in masks(running.pid))

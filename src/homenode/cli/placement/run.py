@@ -54,7 +54,7 @@ def run(cpus: str | None, strict: bool, dry_run: bool, command: tuple[str, ...],
                 print_json(dry(found, command))
                 return
             _start_watchdog(found, command, write_line)
-            run_bound(found.target, command, strict=strict, allowance=found.host.allowance, say=write_line)
+            run_bound(found.target, command, strict=strict, allowance=found.host.allowance, write_line=write_line)
         except ProgramError as error:
             print_error(error)
             sys.exit(error.exit_code)

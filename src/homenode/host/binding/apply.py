@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import HomenodeError, HostError, UserError
-from homenode.host.binding.masks import Masks, describe, explain, put_back, read_masks, refused, settle
+from homenode.host.binding.masks import Masks, apply_masks, describe, explain, put_back, read_masks, refused
 from homenode.host.binding.memory_map import mems_allowed, read_memory_map
 from homenode.host.binding.pages import Moves, Progress, move_private_pages
 from homenode.host.binding.preflight import check_running
@@ -95,7 +95,7 @@ class _Binding:
 
     def bind_threads(self, settle_s: float) -> bool:
         """Set all masks; whether they hold. Raises the error where the very first one is refused."""
-        journal = self.journal = settle(
+        journal = self.journal = apply_masks(
             self.process, lambda thread, _: wanted_cpus(thread.name, self.target) or None, self.calls, settle_s
         )
         pid = self.process.pid
@@ -111,7 +111,7 @@ class _Binding:
             self.steps.append(skipped("affinity", f"process {pid} ended while it was being bound"))
             return False
         detail = describe([cpus for _, cpus in read_masks(self.process, self.calls).values()])
-        if journal.settled:
+        if journal.complete:
             self.steps.append(ActionResult("affinity", "done", detail))
         else:
             message = f"process {pid} kept starting threads with other masks for {settle_s:g} s: {detail}"

@@ -34,27 +34,27 @@ class ClaimTable:
     aside."""
 
     findings: tuple[Finding, ...] = ()
-    _held: dict[ProcessId, Claim] = field(default_factory=dict)
+    _by_process: dict[ProcessId, Claim] = field(default_factory=dict)
     _changed: bool = False
 
     @property
     def claims(self) -> tuple[Claim, ...]:
         """Claims of living processes, ascending by process number."""
-        return tuple(sorted(self._held.values(), key=lambda claim: claim.pid))
+        return tuple(sorted(self._by_process.values(), key=lambda claim: claim.pid))
 
     def add(self, claim: Claim) -> None:
         """Claim for a living process; an earlier claim of it is replaced. Raises UserError when there is no such
         process."""
         self.release(claim.pid)
-        self._held[identify(claim.pid)] = claim
+        self._by_process[identify(claim.pid)] = claim
         self._changed = True
 
     def release(self, pid: int) -> bool:
         """Give up what process `pid` claims. False when it claims nothing."""
-        before = len(self._held)
-        self._held = {process: claim for process, claim in self._held.items() if process.pid != pid}
-        self._changed = self._changed or len(self._held) != before
-        return len(self._held) != before
+        before = len(self._by_process)
+        self._by_process = {process: claim for process, claim in self._by_process.items() if process.pid != pid}
+        self._changed = self._changed or len(self._by_process) != before
+        return len(self._by_process) != before
 
 
 def read_claims(state: State) -> tuple[Claim, ...]:
@@ -76,14 +76,16 @@ def exclusive(state: State, deadline_s: float = LOCK_DEADLINE_S) -> Iterator[Cla
             state.put_aside(_file_name())
         yield table
         if table._changed:
-            state.save(_file_name(), _to_dict(table._held))
+            state.save(_file_name(), _to_dict(table._by_process))
 
 
 @contextmanager
-def exclusive_if_possible(say: Callable[[str], None], deadline_s: float = LOCK_DEADLINE_S) -> Iterator[ClaimTable]:
-    """As `exclusive` in this user's state folder, for who goes on where claims cannot be kept: a folder that is not
-    to be had, full, read-only, or locked for `deadline_s` seconds. `say` gets one line for each thing that fails; the
-    table then holds what can be read.
+def exclusive_if_possible(
+    write_line: Callable[[str], None], deadline_s: float = LOCK_DEADLINE_S
+) -> Iterator[ClaimTable]:
+    """As `exclusive` in this user's state folder, for who goes on where claims cannot be kept: a folder that is not to
+    be had, full, read-only, or locked for `deadline_s` seconds. `write_line` gets one line for each thing that fails;
+    the table then holds what can be read.
 
     Raises UserError for a folder that must not be trusted.
     """
@@ -95,18 +97,20 @@ def exclusive_if_possible(say: Callable[[str], None], deadline_s: float = LOCK_D
         except HostError as error:
             table = ClaimTable() if state is None else _load(state)[0]
             seen = "not seen" if state is None else "seen, and not kept for others to see"
-            say(f"warning: claims of CPUs are {seen}: {error.message}")
+            write_line(f"warning: claims of CPUs are {seen}: {error.message}")
         yield table
         try:
             held.close()
         except HostError as error:
-            say(f"warning: this claim of CPUs is not kept, and who starts next may take the same: {error.message}")
+            write_line(
+                f"warning: this claim of CPUs is not kept, and who starts next may take the same: {error.message}"
+            )
 
 
-def claim(state: State, wanted: Claim, deadline_s: float = LOCK_DEADLINE_S) -> None:
+def claim(state: State, new: Claim, deadline_s: float = LOCK_DEADLINE_S) -> None:
     """Claim without looking at what others have. Raises as `exclusive` and `ClaimTable.add` do."""
     with exclusive(state, deadline_s) as table:
-        table.add(wanted)
+        table.add(new)
 
 
 def release(state: State, pid: int, deadline_s: float = LOCK_DEADLINE_S) -> bool:
@@ -149,7 +153,7 @@ def _from_dict(raw: dict[str, Any]) -> dict[ProcessId, Claim]:
     return held
 
 
-def _to_dict(held: dict[ProcessId, Claim]) -> dict[str, Any]:
+def _to_dict(by_process: dict[ProcessId, Claim]) -> dict[str, Any]:
     claims = [
         {
             "pid": claim.pid,
@@ -158,7 +162,7 @@ def _to_dict(held: dict[ProcessId, Claim]) -> dict[str, Any]:
             "devices": list(claim.devices),
             "name": claim.name[:_MOST_NAME],
         }
-        for process, claim in held.items()
+        for process, claim in by_process.items()
     ]
     return {"format": _FORMAT, "boot": boot_id(), "claims": claims}
 

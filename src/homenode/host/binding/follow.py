@@ -25,7 +25,7 @@ from homenode.host.placement.variables import RANK_VARIABLES
 
 TargetOf = Callable[[RankHint], Target | None]
 Bind = Callable[[int, Target], Report]
-Say = Callable[[str], None]
+WriteLine = Callable[[str], None]
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S, _GROWTH = 0.05, 2.0, 1.15
 _MOST_TITLE, _MOST_ENVIRONMENT = 4096, 1 << 20  # bytes read of a process's command line and environment
@@ -45,7 +45,7 @@ class Descendants:
     living: dict[int, ProcessId] = field(default_factory=dict)
     _strangers: set[int] = field(default_factory=set)
 
-    def look(self) -> tuple[ProcessId, ...]:
+    def scan(self) -> tuple[ProcessId, ...]:
         """Those alive now, ascending by number; not the root itself, nor the calling process."""
         numbers = {int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal()}
         self._strangers &= numbers
@@ -71,13 +71,14 @@ class _Bound:
     """What is known of a process that was bound. `named`: threads it had then that the target has names for; `threads`:
     how many it has now.
 
-    `settled`: they were looked at twice since their number changed, as a thread is born before it takes its name.
+    `names_are_final`: they were looked at twice since their number changed, as a thread is born before it takes its
+    name.
     """
 
     hint: RankHint
     named: frozenset[tuple[int, int]]
     threads: int
-    settled: bool = False
+    names_are_final: bool = False
 
 
 @dataclass
@@ -88,7 +89,7 @@ class Follower:
     root: ProcessId
     target_of: TargetOf
     bind: Bind
-    say: Say
+    write_line: WriteLine
     _tree: Descendants = field(init=False)
     _inherited: dict[str, str] = field(init=False)
     _titles: dict[ProcessId, tuple[bytes, RankHint | None]] = field(default_factory=dict)
@@ -98,9 +99,9 @@ class Follower:
         self._tree = Descendants(self.root)
         self._inherited = _environment(self.root.pid)
 
-    def look(self) -> bool:
-        """Look once at all descendants. True when there was anything to do, so that the next look should come soon."""
-        living = self._tree.look()
+    def scan(self) -> bool:
+        """Look at all descendants once. True when there was anything to do, so that the next look should come soon."""
+        living = self._tree.scan()
         changed = False
         for process in living:
             hint, is_new = self._hint(process)
@@ -133,9 +134,9 @@ class Follower:
             return True
         target = self.target_of(hint)
         count = _thread_count(process.pid)
-        if target is None or not target.threads or (before.settled and before.threads == count):
+        if target is None or not target.threads or (before.names_are_final and before.threads == count):
             return False
-        self._bound[process] = replace(before, threads=count, settled=before.threads == count)
+        self._bound[process] = replace(before, threads=count, names_are_final=before.threads == count)
         return not _named_threads(process.pid, target) <= before.named
 
     def _bind(self, process: ProcessId, hint: RankHint) -> None:
@@ -150,13 +151,13 @@ class Follower:
             report = self.bind(process.pid, target)
         except UserError as error:
             if is_new and _thread_count(process.pid):  # else it has ended meanwhile
-                self.say(f"process {process.pid} is not bound: {error.message}")
+                self.write_line(f"process {process.pid} is not bound: {error.message}")
         except HomenodeError as error:
             if is_new:
-                self.say(f"process {process.pid} is not bound: {error.message}")
+                self.write_line(f"process {process.pid} is not bound: {error.message}")
         else:
             for finding in report.findings if is_new else ():
-                self.say(f"process {process.pid}: {finding.severity}: {finding.text}")
+                self.write_line(f"process {process.pid}: {finding.severity}: {finding.text}")
 
 
 def follow(follower: Follower, pidfd: int | None = None, until: float = float("inf")) -> None:
@@ -167,16 +168,16 @@ def follow(follower: Follower, pidfd: int | None = None, until: float = float("i
     """
     pause = FIRST_PAUSE_S
     while time.monotonic() < until:
-        pause = FIRST_PAUSE_S if follower.look() else min(pause * _GROWTH, LONGEST_PAUSE_S)
+        pause = FIRST_PAUSE_S if follower.scan() else min(pause * _GROWTH, LONGEST_PAUSE_S)
         if _has_ended(follower.root, pidfd, pause):
             return
 
 
-def leave_follower(target_of: TargetOf, bind: Bind, say: Say = to_stderr) -> None:
+def leave_follower(target_of: TargetOf, bind: Bind, write_line: WriteLine = to_stderr) -> None:
     """Leave a follower of the calling process behind, before it becomes the program. See `start_sidecar` for when to
     call it."""
-    follower = Follower(identify(os.getpid()), target_of, bind, say)
-    start_sidecar(lambda pidfd: follow(follower, pidfd), say)
+    follower = Follower(identify(os.getpid()), target_of, bind, write_line)
+    start_sidecar(lambda pidfd: follow(follower, pidfd), write_line)
 
 
 def _has_ended(root: ProcessId, pidfd: int | None, pause_s: float) -> bool:
@@ -211,9 +212,9 @@ def _environment(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs if name in RANK_VARIABLES}
 
 
-def _read(file: Path, most: int) -> bytes:
+def _read(file: Path, limit: int) -> bytes:
     try:
         with file.open("rb") as opened:
-            return opened.read(most)
+            return opened.read(limit)
     except OSError:
         return b""

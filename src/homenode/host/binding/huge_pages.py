@@ -67,10 +67,10 @@ class MappedRange:
     end: int
     residence: Residence
 
-    def within(self, wanted: Iterable[tuple[int, int]]) -> Residence:
-        """What belongs to the `wanted` ranges; their part of it by size, where the kernel has put others into one entry
+    def within(self, ranges: Iterable[tuple[int, int]]) -> Residence:
+        """What belongs to the given `ranges`; their part of it by size, where the kernel has put others into one entry
         with them."""
-        covered = sum(max(0, min(self.end, end) - max(self.start, start)) for start, end in wanted)
+        covered = sum(max(0, min(self.end, end) - max(self.start, start)) for start, end in ranges)
         size = self.end - self.start
         return Residence(self.residence.present * covered // size, self.residence.huge * covered // size)
 
@@ -78,25 +78,25 @@ class MappedRange:
 def parse_smaps(text: str) -> Iterator[MappedRange]:
     """The entries of smaps. Lines that are none of the kernel's are left out."""
     start = end = 0
-    figures: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for line in text.splitlines():
         if match := _RANGE.match(line):
-            yield from _entry(start, end, figures)
-            start, end, figures = int(match[1], 16), int(match[2], 16), {}
+            yield from _entry(start, end, sizes)
+            start, end, sizes = int(match[1], 16), int(match[2], 16), {}
             continue
         if not line.startswith(_COUNTED):
             continue
         name, _, rest = line.partition(":")
         words = rest.split()
         if len(words) == 2 and words[1] == "kB" and words[0].isascii() and words[0].isdecimal() and len(words[0]) <= 18:
-            figures[name] = int(words[0]) * 1024
-    yield from _entry(start, end, figures)
+            sizes[name] = int(words[0]) * 1024
+    yield from _entry(start, end, sizes)
 
 
-def _entry(start: int, end: int, figures: dict[str, int]) -> Iterator[MappedRange]:
+def _entry(start: int, end: int, sizes: dict[str, int]) -> Iterator[MappedRange]:
     if start < end:
-        huge = figures.get("AnonHugePages", 0) + figures.get("ShmemPmdMapped", 0)  # private memory, and that of a memfd
-        yield MappedRange(start, end, Residence(figures.get("Rss", 0), huge))
+        huge = sizes.get("AnonHugePages", 0) + sizes.get("ShmemPmdMapped", 0)  # private memory, and that of a memfd
+        yield MappedRange(start, end, Residence(sizes.get("Rss", 0), huge))
 
 
 def disabled_for_this_process(status: Path = _STATUS) -> bool:

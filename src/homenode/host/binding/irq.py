@@ -264,10 +264,10 @@ def _remembered(text: str) -> tuple[int, ...]:
     raise UserError("no CPUs are remembered for it")
 
 
-def _refused(what: str, who: str, wanted: str, error: OSError, severity: str, code: str) -> Report:
+def _refused(what: str, handler: str, cpus: str, error: OSError, severity: str, code: str) -> Report:
     number = error.errno or 0
     reason, remedy = _REFUSALS.get(number, (error.strerror or str(error), "See proc(5) and the kernel's log"))
-    message = f"{what} ({who}) does not go to CPUs {wanted}: {errno.errorcode.get(number, 'error')}, {reason}"
+    message = f"{what} ({handler}) does not go to CPUs {cpus}: {errno.errorcode.get(number, 'error')}, {reason}"
     return Report((ActionResult(what, "failed", message),), (Finding(severity, code, message, remedy),))
 
 

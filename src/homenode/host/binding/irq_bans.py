@@ -49,7 +49,7 @@ class Balance:
         if not self.fresh:
             return Report((ActionResult(STEP, "done", "it leaves them alone already"),))
         try:
-            set_bans(self.daemon, self.bans.irqs | self.fresh, self.bans.room)
+            set_bans(self.daemon, self.bans.irqs | self.fresh, self.bans.command_bytes)
         except HostError as error:
             return _not_told(error.message, sorted(self.fresh))
         kept = f", as well as {len(self.bans.irqs)} that were banned before" if self.bans.irqs else ""
@@ -71,7 +71,7 @@ def unban(daemon: Irqbalance | None, irqs: frozenset[int]) -> Report:
     try:
         bans = read_bans(daemon)
         if bans.irqs & irqs:
-            set_bans(daemon, bans.irqs - irqs, bans.room)
+            set_bans(daemon, bans.irqs - irqs, bans.command_bytes)
     except HostError as error:
         message = (
             f"irqbalance was not told that it may move {format_count(len(irqs), 'interrupt')} again: {error.message}"

@@ -58,7 +58,7 @@ class Bans:
     """Interrupts that it leaves alone, and how long a command it reads whole (bytes)."""
 
     irqs: frozenset[int]
-    room: int
+    command_bytes: int
 
 
 def find_irqbalance(proc: Path = Path("/proc"), run: Path = _RUN) -> Irqbalance | None:
@@ -83,13 +83,13 @@ def read_bans(daemon: Irqbalance, deadline_s: float = DEADLINE_S) -> Bans:
     return Bans(parse_setup(answer.decode("ascii", "replace")), LONG_BUFFER if whole else SHORT_BUFFER)
 
 
-def set_bans(daemon: Irqbalance, irqs: Collection[int], room: int, deadline_s: float = DEADLINE_S) -> None:
+def set_bans(daemon: Irqbalance, irqs: Collection[int], command_bytes: int, deadline_s: float = DEADLINE_S) -> None:
     """Make it leave exactly `irqs` alone: those banned before have to be among them. Raises HostError when it did not
     take the command."""
     command = _command(irqs)
-    if len(command) >= room:
+    if len(command) >= command_bytes:
         raise HostError(
-            f"this irqbalance reads commands of less than {room} bytes, banning {format_count(len(irqs), 'interrupt')} takes {len(command)}"
+            f"this irqbalance reads commands of less than {command_bytes} bytes, banning {format_count(len(irqs), 'interrupt')} takes {len(command)}"
         )
     _, whole = _talk(daemon, command, deadline_s)
     if not whole:

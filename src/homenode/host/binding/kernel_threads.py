@@ -43,16 +43,16 @@ def find_kernel_threads(name: str, proc: Path = _PROC) -> list[Thread]:
 
 
 def bind_kernel_threads(
-    pid: int, wanted: KernelThreads, state: State | None = None, calls: Syscalls | None = None, proc: Path = _PROC
+    pid: int, planned: KernelThreads, state: State | None = None, calls: Syscalls | None = None, proc: Path = _PROC
 ) -> Report:
-    """Give the threads named in `wanted` their CPUs. What they had is remembered with the binding of process `pid`;
+    """Give the threads named in `planned` their CPUs. What they had is remembered with the binding of process `pid`;
     `state` None: not at all.
 
     Never raises for what the system refuses: each refusal is a step and a finding, and the others go on.
     """
     calls = calls or Syscalls()
     report = Report()
-    for name, cpus, threads in _each(wanted, proc):
+    for name, cpus, threads in _each(planned, proc):
         if not threads:
             report += _unseen(name)
             continue
@@ -61,11 +61,11 @@ def bind_kernel_threads(
     return report
 
 
-def verify_kernel_threads(wanted: KernelThreads, calls: Syscalls | None = None, proc: Path = _PROC) -> Report:
-    """Compare where the threads named in `wanted` may run with the plan. Threads that are not seen are skipped."""
+def verify_kernel_threads(planned: KernelThreads, calls: Syscalls | None = None, proc: Path = _PROC) -> Report:
+    """Compare where the threads named in `planned` may run with the plan. Threads that are not seen are skipped."""
     calls = calls or Syscalls()
     report = Report()
-    for name, cpus, threads in _each(wanted, proc):
+    for name, cpus, threads in _each(planned, proc):
         if not threads:
             report += Report((skipped(name, "no such thread of the kernel is seen from here"),))
         for thread in threads:
@@ -73,8 +73,8 @@ def verify_kernel_threads(wanted: KernelThreads, calls: Syscalls | None = None, 
     return report
 
 
-def _each(wanted: KernelThreads, proc: Path) -> Iterator[tuple[str, tuple[int, ...], list[Thread]]]:
-    for name, cpus in wanted.items():
+def _each(planned: KernelThreads, proc: Path) -> Iterator[tuple[str, tuple[int, ...], list[Thread]]]:
+    for name, cpus in planned.items():
         yield name, cpus, find_kernel_threads(name, proc)
 
 

@@ -67,28 +67,26 @@ def find_program(name: str, env: Mapping[str, str]) -> str:
         if refusal:
             raise ProgramError(f"{name}: {refusal}", NOT_EXECUTABLE)
         return name
-    refusals = {
-        place: _refusal(place) for place in (f"{folder or '.'}/{name}" for folder in os.get_exec_path(dict(env)))
-    }
-    for place, refusal in sorted(refusals.items(), key=lambda found: found[1] != ""):
+    refusals = {path: _refusal(path) for path in (f"{folder or '.'}/{name}" for folder in os.get_exec_path(dict(env)))}
+    for path, refusal in sorted(refusals.items(), key=lambda found: found[1] != ""):
         if refusal == "":
-            return place
+            return path
         if refusal == _NO_EXECUTE:
-            raise ProgramError(f"{place}: {refusal}", NOT_EXECUTABLE)
+            raise ProgramError(f"{path}: {refusal}", NOT_EXECUTABLE)
     raise ProgramError(f"{name}: there is no such program in PATH", NOT_FOUND)
 
 
-def _refusal(place: str) -> str | None:
+def _refusal(path: str) -> str | None:
     """Why the file cannot be executed; empty when it can, None when it is not there."""
     try:
-        mode = Path(place).stat().st_mode
+        mode = Path(path).stat().st_mode
     except PermissionError:
         return "this user may not look into its folder"
     except OSError:
         return None
     if stat.S_ISDIR(mode):
         return "is a folder"
-    return "" if stat.S_ISREG(mode) and os.access(place, os.X_OK) else _NO_EXECUTE
+    return "" if stat.S_ISREG(mode) and os.access(path, os.X_OK) else _NO_EXECUTE
 
 
 def check_allowed(target: Target, allowance: Allowance, source: Source | None = None) -> None:
@@ -132,14 +130,14 @@ def run_bound(
     allowance: Allowance | None = None,
     env: Mapping[str, str] | None = None,
     kernel: Syscalls | None = None,
-    say: Callable[[str], None] = to_stderr,
+    write_line: Callable[[str], None] = to_stderr,
 ) -> NoReturn:
     """Bind the calling process to `target` and become the program `argv`; does not return. `target` None: run it
     unbound.
 
-    `allowance`: the inherited limit, read here when None. `say` gets one line for each thing that is not as asked.
-    Raises ProgramError, PlacementError (both before anything is changed) and, when the kernel refuses something and
-    `strict` is set, HostError.
+    `allowance`: the inherited limit, read here when None. `write_line` gets one line for each thing that is not as
+    asked. Raises ProgramError, PlacementError (both before anything is changed) and, when the kernel refuses something
+    and `strict` is set, HostError.
     """
     env = os.environ if env is None else env
     if not argv:
@@ -148,7 +146,7 @@ def run_bound(
     if target is not None:
         check_allowed(target, allowance or Allowance.of_process())
         for finding in bind_self(target, strict=strict, kernel=kernel).findings:
-            say(f"{finding.severity}: {finding.text}")
+            write_line(f"{finding.severity}: {finding.text}")
     execute(program, argv, env)
 
 

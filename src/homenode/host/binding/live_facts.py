@@ -124,8 +124,8 @@ def _process(pid: int, source: Source) -> ProcessFacts:
     return ProcessFacts(pid, status.get("Name", ""), parse_number(status.get("Threads", "")) or 0, swapped * 1024)
 
 
-def _status(source: Source, who: str) -> dict[str, str]:
-    lines = (source.read(f"/proc/{who}/status") or "").splitlines()
+def _status(source: Source, pid: str) -> dict[str, str]:
+    lines = (source.read(f"/proc/{pid}/status") or "").splitlines()
     return {name: rest.strip() for name, _, rest in (line.partition(":") for line in lines)}
 
 

@@ -1,8 +1,8 @@
 """CPU masks of all threads of a running process: set, read back, and put back as they were.
 
 A thread inherits the mask of the thread that starts it, so the main thread goes first, and passes are made over
-/proc/PID/task until two in a row find every mask as wanted: then no thread is left that could give birth to one with an
-old mask. The kernel cuts a mask to the thread's cpuset without a word (sched_setaffinity(2), "NOTES"), hence each is
+/proc/PID/task until two in a row find every mask as planned: then no thread is left that could give birth to one with
+an old mask. The kernel cuts a mask to the thread's cpuset without a word (sched_setaffinity(2), "NOTES"), hence each is
 read back.
 """
 
@@ -22,7 +22,7 @@ from homenode.host.binding.threads import ProcessId, Thread, same, threads
 from homenode.units import format_count
 
 Cpus = tuple[int, ...]
-Wanted = Callable[
+MaskOf = Callable[
     [Thread, Cpus], Cpus | None
 ]  # from a thread and its mask to the mask it should have; None: leave it alone
 
@@ -32,11 +32,11 @@ _CUT = (0, errno.EINVAL)  # the mask and the cpuset have some CPUs in common, or
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Thread `thread` did not take the mask `wanted`: `seen` is what it has instead, `code` the errno where the call
+    """Thread `thread` did not take the mask `planned`: `seen` is what it has instead, `code` the errno where the call
     failed."""
 
     thread: Thread
-    wanted: Cpus
+    planned: Cpus
     seen: Cpus
     code: int = 0
 
@@ -46,7 +46,7 @@ class Masks:
     """What has been done so far, by thread key.
 
     `first`: threads there were at the first look. `before`: masks of those that were changed. `checked`: those that are
-    as wanted. `given`: masks that were handed out.
+    as planned. `given`: masks that were handed out.
     """
 
     process: ProcessId
@@ -55,11 +55,11 @@ class Masks:
     given: set[Cpus] = field(default_factory=set)
     checked: set[tuple[int, int]] = field(default_factory=set)
     refusal: Refusal | None = None
-    settled: bool = False
+    complete: bool = False
     gone: bool = False
 
 
-def settle(process: ProcessId, wanted: Wanted, calls: Syscalls, deadline_s: float) -> Masks:
+def apply_masks(process: ProcessId, mask_of: MaskOf, calls: Syscalls, deadline_s: float) -> Masks:
     """Give every thread its mask, until two passes in a row change nothing.
 
     Ends early, with the journal saying why, at the first mask that is refused, when the process ends, or after
@@ -69,22 +69,22 @@ def settle(process: ProcessId, wanted: Wanted, calls: Syscalls, deadline_s: floa
     end = time.monotonic() + deadline_s
     quiet = 0
     while quiet < _QUIET_PASSES:
-        changed = one_pass(journal, wanted, calls)
+        changed = one_pass(journal, mask_of, calls)
         if journal.refusal or journal.gone:
             return journal
         quiet = 0 if changed else quiet + 1
         if time.monotonic() > end and quiet < _QUIET_PASSES:
             return journal
-    journal.settled = True
+    journal.complete = True
     return journal
 
 
-def one_pass(journal: Masks, wanted: Wanted, calls: Syscalls) -> int:
+def one_pass(journal: Masks, mask_of: MaskOf, calls: Syscalls) -> int:
     """Look at every thread once; the number of masks that had to be changed."""
     changed = 0
     for thread in _threads_of(journal):
         try:
-            changed += _set(thread, wanted, calls, journal)
+            changed += _set(thread, mask_of, calls, journal)
         except ProcessLookupError:
             continue
         if journal.refusal:
@@ -104,9 +104,9 @@ def _threads_of(journal: Masks) -> list[Thread]:
     return found
 
 
-def _set(thread: Thread, wanted: Wanted, calls: Syscalls, journal: Masks) -> int:
+def _set(thread: Thread, mask_of: MaskOf, calls: Syscalls, journal: Masks) -> int:
     seen = calls.affinity(thread.tid)
-    cpus = wanted(thread, seen)
+    cpus = mask_of(thread, seen)
     if cpus is None or set(cpus) == set(seen):
         journal.checked.add(thread.key)
         return 0
@@ -136,14 +136,14 @@ def put_back(journal: Masks, calls: Syscalls, deadline_s: float = 10.0) -> list[
     left: dict[tuple[int, int], Thread] = {}
     main = next((cpus for thread, cpus in journal.before.values() if thread.tid == journal.process.pid), None)
 
-    def wanted(thread: Thread, seen: Cpus) -> Cpus | None:
+    def earlier_mask(thread: Thread, seen: Cpus) -> Cpus | None:
         if thread.key in left:
             return None
         if thread.key in journal.before:
             return journal.before[thread.key][1]
         return main if thread.key not in (journal.first or ()) and seen in journal.given else None
 
-    while (refusal := settle(journal.process, wanted, calls, deadline_s).refusal) is not None:
+    while (refusal := apply_masks(journal.process, earlier_mask, calls, deadline_s).refusal) is not None:
         left[refusal.thread.key] = refusal.thread
     return list(left.values())
 
@@ -161,12 +161,12 @@ def read_masks(process: ProcessId, calls: Syscalls) -> dict[tuple[int, int], tup
 
 def explain(process: ProcessId, refusal: Refusal) -> tuple[str, str]:
     """What happened with a refused mask, and what to do about it."""
-    thread, cpus = refusal.thread, format_cpu_list(refusal.wanted)
+    thread, cpus = refusal.thread, format_cpu_list(refusal.planned)
     who = f"thread {thread.tid} ({thread.name}) of process {process.pid}"
     if refusal.code in _CUT:
         cpuset = cpuset_of(process.pid) or ()
         told = (
-            () if set(refusal.wanted) <= set(cpuset) else cpuset
+            () if set(refusal.planned) <= set(cpuset) else cpuset
         )  # a group that this process cannot see must be the narrower one
         allowed = format_cpu_list(told or (() if refusal.code else refusal.seen))
         what = f"{who} cannot run on CPUs {cpus}: its cpuset allows {allowed or 'none of them'}"
@@ -179,7 +179,7 @@ def refused(process: ProcessId, refusal: Refusal) -> HomenodeError:
     """The error of a refused mask."""
     what, remedy = explain(process, refusal)
     if refusal.code in _CUT:
-        return UserError(f"{what}. {remedy}", pid=process.pid, cpus=refusal.wanted)
+        return UserError(f"{what}. {remedy}", pid=process.pid, cpus=refusal.planned)
     return HostError(f"{what}. {remedy}", pid=process.pid)
 
 

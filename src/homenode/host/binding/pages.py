@@ -128,7 +128,7 @@ class _Walk:
     part: AddressRange
     remaining: int
     hopeless: int = 0
-    over: bool = False
+    is_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class _Mover:
         self._batch = max(1, batch)
         self._end = end
         self._progress = progress
-        self._room: dict[int, list[int]] = {}  # page size -> nodes that have not yet been found full
+        self._nodes_with_space: dict[int, list[int]] = {}  # page size -> nodes that have not yet been found full
         self._done = 0
         self._attempts = 0  # calls to move pages so far
 
@@ -181,7 +181,7 @@ class _Mover:
                 if time.monotonic() > self._end:
                     self._moves.stopped = "out of time"
                     return
-                if not batch.walk.over:
+                if not batch.walk.is_over:
                     self._move_batch(batch)
         except ProcessLookupError:
             self._moves.stopped = "the process has ended"
@@ -200,7 +200,7 @@ class _Mover:
             size = part.placement.page_bytes
             step = size * max(1, min(self._batch, _MOST_BYTES // size))
             for first in range(part.start, part.end, step):
-                if walk.over or unseen <= 0:
+                if walk.is_over or unseen <= 0:
                     break
                 pages = range(first, min(part.end, first + step), size)
                 ahead.append(_Batch(walk, pages, self._away(pages), self._attempts))
@@ -218,10 +218,10 @@ class _Mover:
             return
         moved, reason = self._move(away, size)
         walk.hopeless = 0 if moved else walk.hopeless + 1
-        if not self._room[size]:
+        if not self._nodes_with_space[size]:
             reason = _REASONS[errno.ENOMEM]
-        if walk.hopeless == _HOPELESS or not self._room[size]:
-            walk.over = True
+        if walk.hopeless == _HOPELESS or not self._nodes_with_space[size]:
+            walk.is_over = True
             self._stay(reason, walk.remaining * size)
 
     def _away(self, addresses: Sequence[int]) -> list[int]:
@@ -251,12 +251,12 @@ class _Mover:
 
     def _try(self, addresses: list[int], size: int) -> tuple[dict[int, int], bool]:
         """One call: what it said about pages that are on no planned node now, and whether the node was full."""
-        room = self._room.setdefault(size, list(self._nodes))
-        if not room:
+        candidates = self._nodes_with_space.setdefault(size, list(self._nodes))
+        if not candidates:
             return dict.fromkeys(addresses, -errno.ENOMEM), False
         self._attempts += 1
         try:
-            places = self._calls.move_pages(self._pid, addresses, [room[0]] * len(addresses))
+            places = self._calls.move_pages(self._pid, addresses, [candidates[0]] * len(addresses))
         except OSError as error:
             if error.errno != errno.ENOMEM:
                 raise
@@ -264,19 +264,19 @@ class _Mover:
         codes = {address: place for address, place in zip(addresses, places, strict=True) if place not in self._nodes}
         full = -errno.ENOMEM in codes.values()
         if full:
-            room.pop(0)
+            candidates.pop(0)
         return codes, full
 
     def _count_as_moved(self, size: int) -> None:
         self._moves.moved += size
-        self._tell(size)
+        self._report_progress(size)
 
     def _stay(self, reason: str, size: int) -> None:
         if size > 0:
             self._moves.stay[reason] += size
-            self._tell(size)
+            self._report_progress(size)
 
-    def _tell(self, size: int) -> None:
+    def _report_progress(self, size: int) -> None:
         self._done += size
         if self._progress is not None and size:
             self._progress(min(self._done, self._moves.wanted), self._moves.wanted)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 Task = Callable[[int | None], None]
-Say = Callable[[str], None]
+WriteLine = Callable[[str], None]
 
 
 def to_stderr(line: str) -> None:
@@ -25,13 +25,13 @@ def to_stderr(line: str) -> None:
         os.write(2, f"homenode: {line}\n".encode())
 
 
-def start_sidecar(task: Task, say: Say = to_stderr) -> None:
+def start_sidecar(task: Task, write_line: WriteLine = to_stderr) -> None:
     """Leave a process behind that does `task` and ends. `task` gets a pidfd of the calling process; None where the
     kernel has none.
 
     Call it from the main thread of a process without others, before binding: the sidecar keeps the affinity of this
-    moment. `task` should end when the pidfd becomes readable. What it raises is told through `say`, and so is that no
-    process can be had (a limit on processes).
+    moment. `task` should end when the pidfd becomes readable. What it raises is reported through `write_line`, and so
+    is that no process can be had (a limit on processes).
     """
     pidfd = _open_pidfd(os.getpid())
     for stream in (sys.stdout, sys.stderr):
@@ -42,24 +42,24 @@ def start_sidecar(task: Task, say: Say = to_stderr) -> None:
         child = os.fork()
     except OSError as error:
         child = -1
-        say(f"warning: nobody looks after threads, ranks and interrupts of the program: {error.strerror}")
+        write_line(f"warning: nobody looks after threads, ranks and interrupts of the program: {error.strerror}")
     if child == 0:
-        _become_sidecar(task, pidfd, say)
+        _become_sidecar(task, pidfd, write_line)
     if child > 0:
         os.waitpid(child, 0)  # the one in between
     if pidfd is not None:
         os.close(pidfd)
 
 
-def _become_sidecar(task: Task, pidfd: int | None, say: Say) -> NoReturn:
+def _become_sidecar(task: Task, pidfd: int | None, write_line: WriteLine) -> NoReturn:
     """In the forked process: nothing may return from here into the launcher's code, whatever happens."""
     try:
         os.setsid()
         if os.fork() == 0:
             _let_go({2, pidfd} if pidfd is not None else {2})
             task(pidfd)
-    except BaseException as error:  # said here, as there is nobody above to say it
-        say(f"workers are not looked after any more: {type(error).__name__}: {error}")
+    except BaseException as error:  # reported here, as no caller is left to report it
+        write_line(f"workers are not looked after any more: {type(error).__name__}: {error}")
     finally:
         os._exit(0)
 

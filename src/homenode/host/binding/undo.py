@@ -18,7 +18,7 @@ from typing import Any
 
 from homenode.cpuset import format_cpu_list, parse_cpu_list
 from homenode.errors import HostError, UserError
-from homenode.host.binding.masks import Cpus, Masks, Wanted, describe, explain, settle
+from homenode.host.binding.masks import Cpus, MaskOf, Masks, apply_masks, describe, explain
 from homenode.host.binding.report import ActionResult, Report, skipped
 from homenode.host.binding.state import State, boot_id
 from homenode.host.binding.syscalls import Syscalls
@@ -48,7 +48,7 @@ class Remembered:
         """What it is called in the state folder."""
         return record_name(self.process)
 
-    def wanted(self, thread: Thread, seen: Cpus) -> Cpus | None:
+    def earlier_mask(self, thread: Thread, seen: Cpus) -> Cpus | None:
         """The mask to put back; for a thread that was not there then, the main thread's where it has inherited one of
         ours."""
         return self.threads.get(thread.key) or (self.main if seen in self.given else None)
@@ -221,11 +221,11 @@ def _undo_kernel_thread(key: tuple[int, int], cpus: Cpus, calls: Syscalls) -> Re
 
 
 def _undo_masks(before: Remembered, calls: Syscalls, deadline_s: float) -> Report:
-    wanted: Wanted = before.wanted
-    journal: Masks = settle(before.process, wanted, calls, deadline_s)
+    mask_of: MaskOf = before.earlier_mask
+    journal: Masks = apply_masks(before.process, mask_of, calls, deadline_s)
     if journal.gone:
         return Report((skipped("affinity", f"process {before.process.pid} has ended"),))
-    if journal.refusal is None and journal.settled:
+    if journal.refusal is None and journal.complete:
         detail = (
             describe([cpus for key in journal.before if (cpus := before.threads.get(key, before.main))])
             or "nothing had changed"

@@ -1,5 +1,5 @@
-"""Keep an eye on a bound process: threads born late are bound as they appear, others that leave the plan are told and,
-if asked, put back."""
+"""Keep an eye on a bound process: threads born late are bound as they appear, others that leave the plan are reported
+and, if asked, put back."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def watch(
     threads is not free.
 
     `bind_late`: threads that are new, or have taken a name with a role of its own, are bound when they are off the
-    plan. Any other thread off the plan is told, once for each mask it is seen with, and put back if `repair`. With
+    plan. Any other thread off the plan is reported, once for each mask it is seen with, and put back if `repair`. With
     neither, nothing is touched. `on_report` gets a report at once whenever there is something to tell. Raises UserError
     for a process that is not there.
     """
@@ -50,7 +50,7 @@ def watch(
     pause = every_s
     try:
         while True:
-            report = watched.look()
+            report = watched.check()
             if report.steps or report.findings:
                 on_report(report)
                 pause = every_s
@@ -64,8 +64,8 @@ def watch(
 
 @dataclass
 class _Watched:
-    """What is known of the threads. `known`: the mask each is to have, by thread key; `told`: the masks that were off
-    the plan and told."""
+    """What is known of the threads. `known`: the mask each is to have, by thread key; `reported`: the masks that were
+    off the plan and reported."""
 
     process: ProcessId
     target: Target
@@ -73,23 +73,23 @@ class _Watched:
     bind_late: bool
     repair: bool
     known: dict[tuple[int, int], Cpus] = field(default_factory=dict)
-    told: dict[tuple[int, int], Cpus] = field(default_factory=dict)
+    reported: dict[tuple[int, int], Cpus] = field(default_factory=dict)
     refused: set[tuple[int, int]] = field(default_factory=set)
     gone: bool = False
     _seen: set[tuple[int, int]] = field(default_factory=set)
     _drifted: list[tuple[Thread, Cpus, Cpus]] = field(default_factory=list)
 
-    def look(self) -> Report:
+    def check(self) -> Report:
         """One pass over all threads: what was done and found."""
         journal = Masks(self.process)
         self._seen, self._drifted = set(), []
-        one_pass(journal, self._wanted, self.calls)
+        one_pass(journal, self._planned_mask, self.calls)
         self.gone = journal.gone
         findings = [drift_finding(self.process.pid, *each) for each in self._drifted]
         steps = []
         for key, (thread, before) in journal.before.items():
             if key in journal.checked:
-                self.told.pop(key, None)  # put back: should it leave again, that is news
+                self.reported.pop(key, None)  # put back: should it leave again, that is news
                 detail = f"{thread.tid} ({thread.name}) from CPUs {format_cpu_list(before)} to {format_cpu_list(self.known[key])}"
                 steps.append(ActionResult("affinity", "done", detail))
         if journal.refusal is not None:
@@ -105,21 +105,21 @@ class _Watched:
         """Drop what is known of threads that the last look, a whole one, has not met: programs may start and end
         millions."""
         self.known = {key: cpus for key, cpus in self.known.items() if key in self._seen}
-        self.told = {key: cpus for key, cpus in self.told.items() if key in self._seen}
+        self.reported = {key: cpus for key, cpus in self.reported.items() if key in self._seen}
         self.refused &= self._seen
 
-    def _wanted(self, thread: Thread, seen: Cpus) -> Cpus | None:
+    def _planned_mask(self, thread: Thread, seen: Cpus) -> Cpus | None:
         """The mask to give to a thread now; None where it is on the plan, or is not to be touched."""
         self._seen.add(thread.key)
         cpus = wanted_cpus(thread.name, self.target)
         fresh = self.known.get(thread.key) != cpus
         self.known[thread.key] = cpus
         if not cpus or set(cpus) == set(seen):
-            self.told.pop(thread.key, None)
+            self.reported.pop(thread.key, None)
             return None
         late = fresh and self.bind_late
-        if not late and self.told.get(thread.key) != seen:
-            self.told[thread.key] = seen
+        if not late and self.reported.get(thread.key) != seen:
+            self.reported[thread.key] = seen
             self._drifted.append((thread, seen, cpus))
         return cpus if (late or self.repair) and thread.key not in self.refused else None
 

@@ -14,7 +14,7 @@ from homenode.host.binding.follow import Follower, follow
 from homenode.host.binding.irq import restore, route_target
 from homenode.host.binding.rank_hints import RankHint, local_rank_of
 from homenode.host.binding.report import Report
-from homenode.host.binding.sidecar import Say, start_sidecar, to_stderr
+from homenode.host.binding.sidecar import WriteLine, start_sidecar, to_stderr
 from homenode.host.binding.state import State
 from homenode.host.binding.target import Target
 from homenode.host.binding.threads import identify
@@ -33,7 +33,7 @@ class Watchdog:
 
     host: Host
     state: State | None
-    say: Say = to_stderr
+    write_line: WriteLine = to_stderr
     _routed: list[int] = field(default_factory=list)
 
     def watch_worker(self, target: Target) -> None:
@@ -52,7 +52,7 @@ class Watchdog:
                 watch(root, target, every_s=_LOOK_EVERY_S, slowest_s=_SLOWEST_S, on_report=self._print_findings)
             self._restore_interrupts()
 
-        start_sidecar(task, self.say)
+        start_sidecar(task, self.write_line)
 
     def watch_ranks(self, targets: Mapping[int, Target], shape: Parallelism) -> None:
         """For a program that starts its ranks itself: each is bound to its target when it shows which it is. Call it
@@ -62,13 +62,13 @@ class Watchdog:
             rank = local_rank_of(hint, shape)
             return None if rank is None else targets.get(rank)
 
-        follower = Follower(identify(os.getpid()), target_for, self._bind, self.say)
+        follower = Follower(identify(os.getpid()), target_for, self._bind, self.write_line)
 
         def task(pidfd: int | None) -> None:
             follow(follower, pidfd)
             self._restore_interrupts()
 
-        start_sidecar(task, self.say)
+        start_sidecar(task, self.write_line)
 
     def _bind(self, pid: int, target: Target) -> Report:
         report = apply(pid, target)
@@ -83,12 +83,12 @@ class Watchdog:
         self._routed.append(pid)
         for step in report.steps:
             if step.outcome == "skipped":
-                self.say(f"skipped: {step.what}: {step.detail}")
+                self.write_line(f"skipped: {step.what}: {step.detail}")
         self._print_findings(report)
 
     def _print_findings(self, report: Report) -> None:
         for finding in report.findings:
-            self.say(f"{finding.severity}: {finding.text}")
+            self.write_line(f"{finding.severity}: {finding.text}")
 
     def _restore_interrupts(self) -> None:
         for pid in self._routed:

@@ -34,16 +34,16 @@ def local_nodes(host: Host, chip: Accelerator) -> tuple[int, ...]:
     return () if chip.node is None else (chip.node,)
 
 
-def taking_part(near: Mapping[int, Sequence[int]], asked: Iterable[int], nodes: Iterable[int]) -> tuple[int, ...]:
+def taking_part(local: Mapping[int, Sequence[int]], asked: Iterable[int], nodes: Iterable[int]) -> tuple[int, ...]:
     """Devices that get a share: those asked for, those with an allowed node of their own, and those whose node is
-    unknown, as `near` has them.
+    unknown, as `local` has them.
 
-    `near`: local nodes by device. A device that is not asked for and has no allowed CPU near it belongs to somebody
+    `local`: local nodes by device. A device that is not asked for and has no allowed CPU near it belongs to somebody
     else's cpuset. Should one be asked for by another process with this allowance all the same, then only claims keep
     the two apart.
     """
     wanted, allowed = set(asked), set(nodes)
-    return tuple(device for device, own in near.items() if device in wanted or not own or not allowed.isdisjoint(own))
+    return tuple(device for device, own in local.items() if device in wanted or not own or not allowed.isdisjoint(own))
 
 
 def in_local_order(chips: Iterable[Accelerator]) -> list[Accelerator]:
@@ -53,20 +53,20 @@ def in_local_order(chips: Iterable[Accelerator]) -> list[Accelerator]:
 
 
 def assign_nodes(
-    host: Host, near: Mapping[int, Sequence[int]], cores: Mapping[int, Sequence[AllowedCore]]
+    host: Host, local: Mapping[int, Sequence[int]], cores: Mapping[int, Sequence[AllowedCore]]
 ) -> DeviceNodes:
     """The allowed nodes that each device has its share of: its own, else the nearest one, else, when unknown, an even
     spread."""
     device_nodes: DeviceNodes = {}
-    for device, own in near.items():
+    for device, own in local.items():
         if allowed := tuple(node for node in own if cores.get(node)):
             device_nodes[device] = allowed
-    for device, own in near.items():
+    for device, own in local.items():
         if own and device not in device_nodes:
             device_nodes[device] = (nearest(host, own, cores, device_nodes),)
-    unknown = [device for device in near if device not in device_nodes]
+    unknown = [device for device in local if device not in device_nodes]
     device_nodes.update(zip(unknown, spread(host, cores, device_nodes, len(unknown)), strict=True))
-    return {device: device_nodes[device] for device in near}
+    return {device: device_nodes[device] for device in local}
 
 
 def nearest(
@@ -130,10 +130,10 @@ def _crowd(load: Mapping[int, int], cores: Mapping[int, Sequence[AllowedCore]], 
     return (load.get(node, 0) + 1) / len(cores[node])
 
 
-def _raise_closeness(host: Host, places: Sequence[int], place: int, closeness: dict[int, tuple[int, int]]) -> None:
-    """Bring every node's closeness to the nodes that have devices up to date: low is far, by distance, else by place in
-    the ring of node numbers."""
-    for other, node in enumerate(places):
-        way = abs(place - other)
+def _raise_closeness(host: Host, nodes: Sequence[int], index: int, closeness: dict[int, tuple[int, int]]) -> None:
+    """Bring every node's closeness to the nodes that have devices up to date: low is far, by distance, else by position
+    in the ring of node numbers."""
+    for other, node in enumerate(nodes):
+        way = abs(index - other)
         distance, ring = closeness[node]
-        closeness[node] = max(distance, -host.distance(node, places[place])), max(ring, -min(way, len(places) - way))
+        closeness[node] = max(distance, -host.distance(node, nodes[index])), max(ring, -min(way, len(nodes) - way))

@@ -23,7 +23,7 @@ def explain(host: Host, plan: Plan) -> list[str]:
     for worker in plan.workers:
         lines += ["", *_worker_lines(host, worker, chips.get(worker.device), drives=places_devices(plan))]
     for place in plan.processes:
-        lines += ["", *_place_lines(host, place)]
+        lines += ["", *_process_lines(host, place)]
     for name, cpus in plan.kernel_threads.items():
         lines += ["", f"kernel threads {name}: {_counted(cpus)}", *_part_lines(host, cpus, ())]
     if plan.findings:
@@ -49,14 +49,14 @@ def _worker_lines(host: Host, worker: WorkerBinding, chip: Accelerator | None, *
     return [*lines, f"  why: {worker.why}"]
 
 
-def _place_lines(host: Host, place: ProcessBinding) -> list[str]:
-    if not place.cpus:
-        return [f"{place.name}: not bound", f"  why: {place.why}"]
+def _process_lines(host: Host, process: ProcessBinding) -> list[str]:
+    if not process.cpus:
+        return [f"{process.name}: not bound", f"  why: {process.why}"]
     return [
-        f"{place.name}: {_counted(place.cpus)}",
-        *_part_lines(host, place.cpus, ()),
-        *_memory_lines(host, place.memory_nodes, ()),
-        f"  why: {place.why}",
+        f"{process.name}: {_counted(process.cpus)}",
+        *_part_lines(host, process.cpus, ()),
+        *_memory_lines(host, process.memory_nodes, ()),
+        f"  why: {process.why}",
     ]
 
 

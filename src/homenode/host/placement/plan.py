@@ -95,7 +95,7 @@ class Plan:
             "devices": {"total": self.devices_total, "running": list(self.devices_running)},
             "pools": {str(device): format_cpu_list(cpus) for device, cpus in self.pools.items()},
             "workers": [_worker_to_dict(worker) for worker in self.workers],
-            "processes": [_place_to_dict(place) for place in self.processes],
+            "processes": [_process_to_dict(process) for process in self.processes],
             "kernel_threads": {name: format_cpu_list(cpus) for name, cpus in self.kernel_threads.items()},
             "findings": [finding.to_dict() for finding in self.findings],
             "host": self.host,
@@ -110,7 +110,7 @@ class Plan:
             devices_running=tuple(raw["devices"]["running"]),
             pools={int(device): parse_cpu_list(text) for device, text in raw["pools"].items()},
             workers=tuple(_worker_from_dict(worker) for worker in raw["workers"]),
-            processes=tuple(_place_from_dict(place) for place in raw["processes"]),
+            processes=tuple(_process_from_dict(process) for process in raw["processes"]),
             findings=tuple(Finding.from_dict(finding) for finding in raw["findings"]),
             host=raw["host"],
             kernel_threads={name: parse_cpu_list(text) for name, text in raw.get("kernel_threads", {}).items()},
@@ -146,14 +146,14 @@ def _worker_from_dict(raw: dict[str, Any]) -> WorkerBinding:
     )
 
 
-def _place_to_dict(place: ProcessBinding) -> dict[str, Any]:
+def _process_to_dict(process: ProcessBinding) -> dict[str, Any]:
     return {
-        "name": place.name,
-        "cpus": format_cpu_list(place.cpus),
-        "memory_nodes": list(place.memory_nodes),
-        "why": place.why,
+        "name": process.name,
+        "cpus": format_cpu_list(process.cpus),
+        "memory_nodes": list(process.memory_nodes),
+        "why": process.why,
     }
 
 
-def _place_from_dict(raw: dict[str, Any]) -> ProcessBinding:
+def _process_from_dict(raw: dict[str, Any]) -> ProcessBinding:
     return ProcessBinding(raw["name"], parse_cpu_list(raw["cpus"]), tuple(raw["memory_nodes"]), raw["why"])

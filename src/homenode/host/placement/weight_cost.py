@@ -105,24 +105,24 @@ def predict(
 def choose_policy(
     machine: MachineSpeed,
     work: ModelWork,
-    room: Mapping[int, int | None],
+    free: Mapping[int, int | None],
     batch: int,
     context: int,
     engine: EngineKind = OWN,
 ) -> PolicyChoice:
-    """The policy to take. room: bytes free on each memory node, None or no entry: not known.
+    """The policy to take. free: bytes free on each memory node, None or no entry: not known.
 
     The fastest that fits, decoding with `batch` sequences; but several nodes only where they gain 5 % over one, and
     further copies only where they gain 10 % over one copy. Where nothing fits, what wants the least memory, with `fits`
     False everywhere.
     """
     if len(machine.nodes) == 1:
-        only = _checked(machine, work, predict(machine, work, "local", batch, context, engine), room, batch, context)
+        only = _checked(machine, work, predict(machine, work, "local", batch, context, engine), free, batch, context)
         return PolicyChoice(
             "local", "the machine has one node for this engine: there is nothing to spread over", (only,), only.nodes
         )
     made = [
-        _checked(machine, work, predict(machine, work, policy, batch, context, engine), room, batch, context)
+        _checked(machine, work, predict(machine, work, policy, batch, context, engine), free, batch, context)
         for policy in POLICIES
     ]
     ranked = tuple(sorted(made, key=lambda p: -p.decode_tok_s))
@@ -177,14 +177,16 @@ def _best_node(machine: MachineSpeed) -> NodeSpeed:
 
 
 def _checked(
-    machine: MachineSpeed, work: ModelWork, made: Prediction, room: Mapping[int, int | None], batch: int, context: int
+    machine: MachineSpeed, work: ModelWork, made: Prediction, free: Mapping[int, int | None], batch: int, context: int
 ) -> Prediction:
-    wanted = _wanted(machine, work, made, batch, context)
-    fits = all((free := room.get(node)) is None or size <= free for node, size in wanted.items())
+    wanted = _bytes_by_node(machine, work, made, batch, context)
+    fits = all((available := free.get(node)) is None or size <= available for node, size in wanted.items())
     return replace(made, fits=fits)
 
 
-def _wanted(machine: MachineSpeed, work: ModelWork, made: Prediction, batch: int, context: int) -> dict[int, float]:
+def _bytes_by_node(
+    machine: MachineSpeed, work: ModelWork, made: Prediction, batch: int, context: int
+) -> dict[int, float]:
     """Bytes by memory node."""
     teams = [node for node in machine.nodes if node.node in made.nodes]
     threads = sum(node.threads for node in teams)
