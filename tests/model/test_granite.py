@@ -25,8 +25,7 @@ MULTIPLIERS = {
     "residual_multiplier": 0.4,
     "logits_scaling": 0.6,
 }
-SCALES = {"embedding_scale": 3.0, "attention.scale": 0.11, "residual_scale": 0.4, "logit_scale": 0.6}
-CASE = Case("granite", MULTIPLIERS, SCALES, interleaved=True)
+CASE = Case("granite", MULTIPLIERS, interleaved=True)
 BIASED = Case("granite", MULTIPLIERS | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True})
 
 

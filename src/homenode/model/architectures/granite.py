@@ -53,8 +53,10 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
         raise UnsupportedError(
             f"{config.path}: rope.scaling.finetuned false is not supported in {NAME}, where it means no rope; homenode runs it with rope"
         )
+    spec = config.decoder(NAME, whole_heads=True, own_scale=True)
+    config.refuse_window(spec)
     return replace(
-        config.decoder(NAME, whole_heads=True, own_scale=True),
+        spec,
         embedding_scale=fields.number("embedding_scale", 1.0, least=0.0) or 1.0,
         attention_scale=fields.optional_number("attention.scale", least=0.0) or None,
         own=Multipliers(
