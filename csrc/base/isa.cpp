@@ -63,7 +63,9 @@ const char* level_name(Level level) {
 
 bool level_built(Level level) { return kBuilt & bit(level); }
 
-const char* level_lack(Level level) { return level_built(level) ? processor_lack(level) : "a build for its processors, by a compiler that knows it"; }
+const char* level_lack(Level level) {
+  return level_built(level) ? processor_lack(level) : "a build for its processors, by a compiler that knows it";
+}
 
 Level best_level() {
   static const Level best = [] {

@@ -1,10 +1,11 @@
-// Instruction set levels. A level is a set of translation units compiled with its flags (see CMakeLists.txt) behind tables of function pointers.
+// Instruction set levels. A level is a set of translation units compiled with its flags (see CMakeLists.txt) behind
+// tables of function pointers.
 #pragma once
 
 namespace homenode {
 
-// In order of preference: the last one that runs here is the one to take. Each needs what its base has, and takes from it what it has no unit of
-// its own for.
+// In order of preference: the last one that runs here is the one to take. Each needs what its base has, and takes from
+// it what it has no unit of its own for.
 //   avx2        AVX2, FMA and F16C                                          base scalar
 //   avx2vnni    dot products of bytes in the registers of AVX2 (AVX-VNNI)   base avx2
 //   avx512      F, BW, DQ, VL, VBMI and VNNI                                base avx2
@@ -20,19 +21,21 @@ inline constexpr Level kLevels[] = {Level::scalar, Level::avx2, Level::avx2vnni,
 const char* level_name(Level);  // as above
 
 bool level_built(Level);
-// What keeps a level from being used here, in words after "it needs" or the like; null when nothing does. Asked of amx for the first time, the kernel is
-// asked to let this process use tiles, once and for all.
+// What keeps a level from being used here, in words after "it needs" or the like; null when nothing does. Asked of amx
+// for the first time, the kernel is asked to let this process use tiles, once and for all.
 const char* level_lack(Level);
 inline bool level_available(Level level) { return !level_lack(level); }
 // Whether plain functions stand in for instructions of a level: in builds of the checks alone.
 bool level_emulated(Level);
 
 Level best_level();
-// The level all kernels use. set_level refuses (false) one that is not available. Called once, before any other kernel call.
+// The level all kernels use. set_level refuses (false) one that is not available. Called once, before any other kernel
+// call.
 bool set_level(Level);
 Level current_level();
 
-// Uses another level on this thread while it lives: a program carries its own level, so levels can be compared in one process.
+// Uses another level on this thread while it lives: a program carries its own level, so levels can be compared in one
+// process.
 class LevelScope {
  public:
   explicit LevelScope(Level);

@@ -46,7 +46,8 @@ const Features& features() {
 
 const char* avx2_lack() {
   const Features& f = features();
-  if (!has(f.one.ecx, bit(12) | bit(28) | bit(29)) || !has(f.seven.ebx, bit(5))) return "a processor with AVX2, FMA and F16C";
+  if (!has(f.one.ecx, bit(12) | bit(28) | bit(29)) || !has(f.seven.ebx, bit(5)))
+    return "a processor with AVX2, FMA and F16C";
   return has(f.states, 0x6) ? nullptr : "a kernel that keeps the registers of AVX";
 }
 
@@ -90,7 +91,8 @@ const char* amx_lack() {
   const Features& f = features();
   if (!has(f.seven.edx, bit(22) | bit(24) | bit(25))) return "a processor with AMX tiles, AMX-INT8 and AMX-BF16";
   if (!has(f.states, bit(17) | bit(18))) return "a kernel that keeps the registers of AMX";
-  if (!tiles_permitted()) return "a kernel that lets this process use AMX: it refused arch_prctl(ARCH_REQ_XCOMP_PERM, XTILE_DATA)";
+  if (!tiles_permitted())
+    return "a kernel that lets this process use AMX: it refused arch_prctl(ARCH_REQ_XCOMP_PERM, XTILE_DATA)";
 #endif
   return nullptr;
 }
@@ -101,8 +103,10 @@ constexpr unsigned kAuthentic = 0x68747541, kAmd = 0x444d4163, kEnti = 0x69746e6
 Processor detected() {
   const Registers vendor = cpuid(0, 0);
   if (vendor.ebx != kAuthentic || vendor.edx != kEnti || vendor.ecx != kAmd) return Processor::other;
-  const unsigned version = features().one.eax, family = (version >> 8 & 15) + (version >> 20 & 255), model = (version >> 4 & 15) | (version >> 12 & 0xf0);
-  const bool zen4 = family == 0x19 && ((model >= 0x10 && model <= 0x1f) || (model >= 0x60 && model <= 0x7f) || (model >= 0xa0 && model <= 0xaf));
+  const unsigned version = features().one.eax, family = (version >> 8 & 15) + (version >> 20 & 255),
+                 model = (version >> 4 & 15) | (version >> 12 & 0xf0);
+  const bool zen4 = family == 0x19 && ((model >= 0x10 && model <= 0x1f) || (model >= 0x60 && model <= 0x7f) ||
+                                       (model >= 0xa0 && model <= 0xaf));
   return zen4 ? Processor::zen4 : Processor::other;
 }
 
@@ -111,7 +115,9 @@ Processor detected() {
 constexpr unsigned long kDotProducts = 1ul << 20;                      // HWCAP_ASIMDDP
 constexpr unsigned long kMatrices = 1ul << 13, kBfloat16 = 1ul << 14;  // HWCAP2_I8MM, HWCAP2_BF16
 
-const char* dotprod_lack() { return has(getauxval(AT_HWCAP), kDotProducts) ? nullptr : "a processor with dot products of bytes (asimddp)"; }
+const char* dotprod_lack() {
+  return has(getauxval(AT_HWCAP), kDotProducts) ? nullptr : "a processor with dot products of bytes (asimddp)";
+}
 
 const char* i8mm_lack() {
   if (const char* lack = dotprod_lack()) return lack;

@@ -1,6 +1,8 @@
-// What one instruction set level can do at most: loops that read memory or multiply and do nothing else. Filled in by bench/<level>/ceilings.cpp.
+// What one instruction set level can do at most: loops that read memory or multiply and do nothing else. Filled in by
+// bench/<level>/ceilings.cpp.
 //
-// No kernel of a level can be faster than these, for they use its widest loads and its best multiply instructions on registers alone.
+// No kernel of a level can be faster than these, for they use its widest loads and its best multiply instructions on
+// registers alone.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -22,7 +24,8 @@ struct MultiplyLoop {
 struct CeilingTable {
   ReadLoop one_stream, eight_streams;
   MultiplyLoop int8, bf16, f32;
-  MultiplyLoop int6 = int8;  // weights of at most six bits, which a level without dot products of bytes can multiply faster
+  // Weights of at most six bits, which a level without dot products of bytes can multiply faster
+  MultiplyLoop int6 = int8;
 };
 
 const CeilingTable& ceiling_table_scalar();

@@ -54,7 +54,9 @@ const CeilingTable& table_of(Level level) {
   }
 }
 
-std::string unavailable(Level level) { return std::string("instruction set level ") + level_name(level) + " cannot run here: it needs " + level_lack(level); }
+std::string unavailable(Level level) {
+  return std::string("instruction set level ") + level_name(level) + " cannot run here: it needs " + level_lack(level);
+}
 std::string bad_rounds(int64_t rounds) { return std::to_string(rounds) + " rounds; wanted 1 to 2^30"; }
 
 std::atomic<uint64_t> everything_read{0};  // keeps the loops from being left out
@@ -65,7 +67,8 @@ struct Exchange {
   alignas(128) std::atomic<int> answered{-1};
 };
 
-// Waits without a pause instruction, which would take longer than an answer; lets others run when the answer needs this very CPU.
+// Waits without a pause instruction, which would take longer than an answer; lets others run when the answer needs this
+// very CPU.
 void await(const std::atomic<int>& word, int value) {
   for (int spins = 0; word.load(std::memory_order_acquire) != value; ++spins) {
     if (spins == 1 << 15) {
@@ -80,7 +83,8 @@ void await(const std::atomic<int>& word, int value) {
 Result<std::unique_ptr<ReadBuffer>> ReadBuffer::create(std::shared_ptr<ThreadPool> pool, size_t bytes_per_thread) {
   const auto threads = size_t(pool->size());
   if (bytes_per_thread < 1 || bytes_per_thread > kMostBytes / threads) {
-    return user_error("a buffer of " + std::to_string(bytes_per_thread) + " bytes a thread; wanted 1 to 2^40 bytes in all");
+    return user_error("a buffer of " + std::to_string(bytes_per_thread) +
+                      " bytes a thread; wanted 1 to 2^40 bytes in all");
   }
   const size_t slice = (bytes_per_thread + kHugePage - 1) / kHugePage * kHugePage;
   auto pages = allocate_pages(slice * threads);
@@ -100,9 +104,11 @@ Result<double> ReadBuffer::read(Level level, bool eight_streams, int part, int p
   if (!level_available(level)) return user_error(unavailable(level));
   const size_t pages = slice_ / kHugePage;
   if (parts < 1 || size_t(parts) > pages || part < 0 || part >= parts) {
-    return user_error("part " + std::to_string(part) + " of " + std::to_string(parts) + " of a slice of " + std::to_string(pages) + " huge pages");
+    return user_error("part " + std::to_string(part) + " of " + std::to_string(parts) + " of a slice of " +
+                      std::to_string(pages) + " huge pages");
   }
-  const size_t begin_at = pages * size_t(part) / size_t(parts) * kHugePage, end_at = pages * size_t(part + 1) / size_t(parts) * kHugePage;
+  const size_t begin_at = pages * size_t(part) / size_t(parts) * kHugePage,
+               end_at = pages * size_t(part + 1) / size_t(parts) * kHugePage;
   const CeilingTable& table = table_of(level);
   const ReadLoop loop = eight_streams ? table.eight_streams : table.one_stream;
   const auto* data = reinterpret_cast<const uint8_t*>(pages_.data);
@@ -110,7 +116,8 @@ Result<double> ReadBuffer::read(Level level, bool eight_streams, int part, int p
   pool_->run([&](int thread) {
     pool_->barrier(thread);
     if (thread == 0) begin = now();
-    everything_read.fetch_xor(loop(data + size_t(thread) * slice_ + begin_at, end_at - begin_at), std::memory_order_relaxed);
+    everything_read.fetch_xor(loop(data + size_t(thread) * slice_ + begin_at, end_at - begin_at),
+                              std::memory_order_relaxed);
     pool_->barrier(thread);
     if (thread == 0) end = now();
   });
@@ -134,7 +141,8 @@ Result<MultiplyBurst> multiply_burst(ThreadPool& pool, Level level, Multiply kin
 }
 
 Result<double> round_trip_ns(ThreadPool& pool, int other, int rounds) {
-  if (other < 1 || other >= pool.size()) return user_error("thread " + std::to_string(other) + " of a thread pool of " + std::to_string(pool.size()));
+  if (other < 1 || other >= pool.size())
+    return user_error("thread " + std::to_string(other) + " of a thread pool of " + std::to_string(pool.size()));
   if (rounds < 1 || rounds > kMostRounds) return user_error(bad_rounds(rounds));
   Exchange exchange;
   double seconds = 0;

@@ -1,5 +1,5 @@
-// What the machine under a pool can do at most: short bursts of reading, of multiplying, and of one thread waiting for another. Callers repeat
-// and choose; nothing is decided here.
+// What the machine under a pool can do at most: short bursts of reading, of multiplying, and of one thread waiting for
+// another. Callers repeat and choose; nothing is decided here.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -20,8 +20,8 @@ class ReadBuffer {
   static Result<std::unique_ptr<ReadBuffer>> create(std::shared_ptr<ThreadPool>, size_t bytes_per_thread);
   size_t bytes() const { return slice_ * size_t(threads_); }
   bool huge_pages() const { return pages_.huge; }
-  // Seconds in which all threads read part number `part` of `parts` of their slices, as one stream or as eight 4 KiB apart. Parts are whole huge
-  // pages; an Error when there are fewer of these than parts.
+  // Seconds in which all threads read part number `part` of `parts` of their slices, as one stream or as eight 4 KiB
+  // apart. Parts are whole huge pages; an Error when there are fewer of these than parts.
   Result<double> read(Level, bool eight_streams, int part, int parts) const;
 
  private:

@@ -1,5 +1,6 @@
-// The loops of the AVX-512 levels, with VNNI and, where the unit is compiled for it, BF16. Twelve accumulators cover the latency of every multiply
-// there is; the instructions are written out, so that the compiler can neither fold them nor keep an accumulator anywhere but in a register.
+// The loops of the AVX-512 levels, with VNNI and, where the unit is compiled for it, BF16. Twelve accumulators cover
+// the latency of every multiply there is; the instructions are written out, so that the compiler can neither fold them
+// nor keep an accumulator anywhere but in a register.
 #pragma once
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include "bench/ceiling_table.h"
@@ -33,7 +34,8 @@ uint64_t read_eight_streams(const uint8_t* data, size_t bytes) {
 #pragma GCC unroll 8
       for (int i = 0; i < 8; ++i) {
         const uint8_t* p = data + block + i * kStreamBytes + at;
-        _mm_prefetch(reinterpret_cast<const char*>(p + kReadStep), _MM_HINT_T0);  // a prefetch past the end does nothing
+        // A prefetch past the end does nothing
+        _mm_prefetch(reinterpret_cast<const char*>(p + kReadStep), _MM_HINT_T0);
         v[i] = _mm512_xor_si512(v[i], load(p));
       }
     }
@@ -41,19 +43,21 @@ uint64_t read_eight_streams(const uint8_t* data, size_t bytes) {
   return folded(v);
 }
 
-#define TWELVE(op)                                                                                                          \
-  op " %%zmm30,%%zmm31,%%zmm0\n" op " %%zmm30,%%zmm31,%%zmm1\n" op " %%zmm30,%%zmm31,%%zmm2\n" op " %%zmm30,%%zmm31,%%zmm3\n" \
-  op " %%zmm30,%%zmm31,%%zmm4\n" op " %%zmm30,%%zmm31,%%zmm5\n" op " %%zmm30,%%zmm31,%%zmm6\n" op " %%zmm30,%%zmm31,%%zmm7\n" \
-  op " %%zmm30,%%zmm31,%%zmm8\n" op " %%zmm30,%%zmm31,%%zmm9\n" op " %%zmm30,%%zmm31,%%zmm10\n" op " %%zmm30,%%zmm31,%%zmm11\n"
+#define TWELVE(op) \
+  op " %%zmm30,%%zmm31,%%zmm0\n" op " %%zmm30,%%zmm31,%%zmm1\n" op " %%zmm30,%%zmm31,%%zmm2\n" op \
+     " %%zmm30,%%zmm31,%%zmm3\n" op " %%zmm30,%%zmm31,%%zmm4\n" op " %%zmm30,%%zmm31,%%zmm5\n" op \
+     " %%zmm30,%%zmm31,%%zmm6\n" op " %%zmm30,%%zmm31,%%zmm7\n" op " %%zmm30,%%zmm31,%%zmm8\n" op \
+     " %%zmm30,%%zmm31,%%zmm9\n" op " %%zmm30,%%zmm31,%%zmm10\n" op " %%zmm30,%%zmm31,%%zmm11\n"
 // The operands are zero: nothing overflows, and no number is ever denormal.
-#define MULTIPLY(name, op)                                                                                                  \
-  void name(int64_t rounds) {                                                                                               \
-    __asm__ volatile("vzeroall\nvpxorq %%zmm30,%%zmm30,%%zmm30\nvpxorq %%zmm31,%%zmm31,%%zmm31\n"                           \
-                     "1:\n" TWELVE(op) TWELVE(op) "dec %0\njnz 1b\nvzeroupper\n"                                            \
-                     : "+r"(rounds)                                                                                         \
-                     :                                                                                                      \
-                     : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",       \
-                       "xmm11", "xmm12", "xmm13", "xmm14", "xmm15", "xmm30", "xmm31");                                      \
+#define MULTIPLY(name, op) \
+  void name(int64_t rounds) { \
+    __asm__ volatile( \
+        "vzeroall\nvpxorq %%zmm30,%%zmm30,%%zmm30\nvpxorq %%zmm31,%%zmm31,%%zmm31\n" \
+        "1:\n" TWELVE(op) TWELVE(op) "dec %0\njnz 1b\nvzeroupper\n" \
+        : "+r"(rounds) \
+        : \
+        : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", \
+          "xmm12", "xmm13", "xmm14", "xmm15", "xmm30", "xmm31"); \
   }
 MULTIPLY(multiply_int8, "vpdpbusd")
 MULTIPLY(multiply_f32, "vfmadd231ps")

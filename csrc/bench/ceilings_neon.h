@@ -1,5 +1,6 @@
-// The loops of the Arm levels; what a unit is compiled for decides which instruction multiplies. Sixteen accumulators cover the latency of four pipes.
-// Without dot products of bytes, products are summed to 16 bits, in pairs, then in fours: four instructions for 16 products.
+// The loops of the Arm levels; what a unit is compiled for decides which instruction multiplies. Sixteen accumulators
+// cover the latency of four pipes. Without dot products of bytes, products are summed to 16 bits, in pairs, then in
+// fours: four instructions for 16 products.
 #pragma once
 #include "bench/ceiling_table.h"
 
@@ -46,14 +47,19 @@ uint64_t read_eight_streams(const uint8_t* data, size_t bytes) {
   return folded(v);
 }
 
-#define SIXTEEN(op) op(0) op(1) op(2) op(3) op(4) op(5) op(6) op(7) op(8) op(9) op(10) op(11) op(12) op(13) op(14) op(15)
+#define SIXTEEN(op) \
+  op(0) op(1) op(2) op(3) op(4) op(5) op(6) op(7) op(8) op(9) op(10) op(11) op(12) op(13) op(14) op(15)
 #define ZERO(n) "movi v" #n ".2d,#0\n"
-#define ALL_REGISTERS                                                                                                                                 \
-  "cc", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", "v16", "v17", "v18", "v19", "v30", "v31"
+#define ALL_REGISTERS \
+  "cc", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", "v16", \
+      "v17", "v18", "v19", "v30", "v31"
 // The operands are zero: nothing overflows, and no number is ever denormal.
-#define MULTIPLY(name, op)                                                                                                              \
-  void name(int64_t rounds) {                                                                                                           \
-    __asm__ volatile(SIXTEEN(ZERO) ZERO(30) ZERO(31) "1:\n" SIXTEEN(op) "subs %0,%0,#1\nb.ne 1b\n" : "+r"(rounds) : : ALL_REGISTERS); \
+#define MULTIPLY(name, op) \
+  void name(int64_t rounds) { \
+    __asm__ volatile(SIXTEEN(ZERO) ZERO(30) ZERO(31) "1:\n" SIXTEEN(op) "subs %0,%0,#1\nb.ne 1b\n" \
+                     : "+r"(rounds) \
+                     : \
+                     : ALL_REGISTERS); \
   }
 
 #define FLOATS(n) "fmla v" #n ".4s,v30.4s,v31.4s\n"
@@ -67,7 +73,8 @@ constexpr int kByteOperations = 64;
 #define BYTES(n) "sdot v" #n ".4s,v30.16b,v31.16b\n"
 constexpr int kByteOperations = 32;
 #else
-#define BYTES(n) "smull v16.8h,v30.8b,v31.8b\nsmull2 v17.8h,v30.16b,v31.16b\naddp v18.8h,v16.8h,v17.8h\nsadalp v" #n ".4s,v18.8h\n"
+#define BYTES(n) \
+  "smull v16.8h,v30.8b,v31.8b\nsmull2 v17.8h,v30.16b,v31.16b\naddp v18.8h,v16.8h,v17.8h\nsadalp v" #n ".4s,v18.8h\n"
 constexpr int kByteOperations = 32;
 #endif
 MULTIPLY(multiply_int8, BYTES)

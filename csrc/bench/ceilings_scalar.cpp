@@ -1,5 +1,6 @@
-// The portable level, on the compiler's own vectors as its kernels are; small integers are multiplied in 16 bits, the narrowest product that
-// every platform's baseline has. The empty assembly keeps the accumulators in registers and the products from being folded.
+// The portable level, on the compiler's own vectors as its kernels are; small integers are multiplied in 16 bits, the
+// narrowest product that every platform's baseline has. The empty assembly keeps the accumulators in registers and the
+// products from being folded.
 #include "bench/ceiling_table.h"
 
 #include <cstring>

@@ -33,8 +33,13 @@ void bind_bench(nb::module_& m) {
       .def(nb::new_(&make_buffer), nb::arg("pool"), nb::arg("bytes_per_thread"))
       .def_prop_ro("nbytes", &ReadBuffer::bytes)
       .def_prop_ro("huge_pages", &ReadBuffer::huge_pages)
-      .def("read", [](const ReadBuffer& b, Level level, bool eight, int part, int parts) { return measured([&] { return b.read(level, eight, part, parts); }); },
-           nb::arg("level"), nb::arg("eight_streams"), nb::arg("part"), nb::arg("parts"), "Seconds in which all threads read a part of their slices.");
+      .def(
+          "read",
+          [](const ReadBuffer& b, Level level, bool eight, int part, int parts) {
+            return measured([&] { return b.read(level, eight, part, parts); });
+          },
+          nb::arg("level"), nb::arg("eight_streams"), nb::arg("part"), nb::arg("parts"),
+          "Seconds in which all threads read a part of their slices.");
   nb::enum_<Multiply>(m, "Multiply", "Kinds of products.")
       .value("int8", Multiply::int8)
       .value("bf16", Multiply::bf16)
@@ -42,8 +47,10 @@ void bind_bench(nb::module_& m) {
       .value("int6", Multiply::int6);
   m.def("multiply_burst", &burst, nb::arg("pool"), nb::arg("level"), nb::arg("kind"), nb::arg("rounds"),
         "Operations each thread did in registers, and the seconds it took.");
-  m.def("round_trip_ns", [](ThreadPool& t, int other, int rounds) { return measured([&] { return round_trip_ns(t, other, rounds); }); }, nb::arg("pool"),
-        nb::arg("other"), nb::arg("rounds"), "Nanoseconds until thread 0 has an answer from another.");
+  m.def(
+      "round_trip_ns",
+      [](ThreadPool& t, int other, int rounds) { return measured([&] { return round_trip_ns(t, other, rounds); }); },
+      nb::arg("pool"), nb::arg("other"), nb::arg("rounds"), "Nanoseconds until thread 0 has an answer from another.");
 }
 
 }  // namespace homenode

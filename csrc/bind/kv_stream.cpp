@@ -37,23 +37,30 @@ std::vector<nb::bytes> digests_of(const PageReceiver& receiver) {
 
 void bind_kv_stream(nb::module_& m) {
   nb::class_<PageReceiver>(m, "PageReceiver", "Bytes of KV pages from a socket into their blocks; digested on the way.")
-      .def_static("create",
-                  [](std::shared_ptr<KvMemory> memory, Level level, std::vector<int32_t> blocks, std::vector<int32_t> tiles) {
-                    return take(PageReceiver::create({std::move(memory), std::move(blocks), std::move(tiles)}, kernels(level)));
-                  },
-                  nb::arg("memory"), nb::arg("level"), nb::arg("blocks"), nb::arg("tiles"))
-      .def("receive", &receive, nb::arg("socket"), nb::arg("most"), nb::arg("wait_us"), "Bytes read; 0: there was nothing; -1: the stream has ended.")
+      .def_static(
+          "create",
+          [](std::shared_ptr<KvMemory> memory, Level level, std::vector<int32_t> blocks, std::vector<int32_t> tiles) {
+            return take(PageReceiver::create({std::move(memory), std::move(blocks), std::move(tiles)}, kernels(level)));
+          },
+          nb::arg("memory"), nb::arg("level"), nb::arg("blocks"), nb::arg("tiles"))
+      .def("receive", &receive, nb::arg("socket"), nb::arg("most"), nb::arg("wait_us"),
+           "Bytes read; 0: there was nothing; -1: the stream has ended.")
       .def("take", &take_bytes, nb::arg("data"), "What was read already; how many bytes of it belong here.")
       .def_prop_ro("complete", &PageReceiver::complete)
       .def("digests", &digests_of, "Of each page that is complete.");
   nb::class_<PageSender>(m, "PageSender", "Bytes of KV pages from their blocks into a socket.")
-      .def_static("create",
-                  [](std::shared_ptr<KvMemory> memory, std::vector<int32_t> blocks, std::vector<int32_t> tiles) {
-                    return take(PageSender::create({std::move(memory), std::move(blocks), std::move(tiles)}));
-                  },
-                  nb::arg("memory"), nb::arg("blocks"), nb::arg("tiles"))
-      .def("send", [](PageSender& sender, int socket, int64_t most) { return unlocked([&] { return sender.send(socket, most); }); }, nb::arg("socket"),
-           nb::arg("most"), "Bytes the kernel took; 0: none now.")
+      .def_static(
+          "create",
+          [](std::shared_ptr<KvMemory> memory, std::vector<int32_t> blocks, std::vector<int32_t> tiles) {
+            return take(PageSender::create({std::move(memory), std::move(blocks), std::move(tiles)}));
+          },
+          nb::arg("memory"), nb::arg("blocks"), nb::arg("tiles"))
+      .def(
+          "send",
+          [](PageSender& sender, int socket, int64_t most) {
+            return unlocked([&] { return sender.send(socket, most); });
+          },
+          nb::arg("socket"), nb::arg("most"), "Bytes the kernel took; 0: none now.")
       .def_prop_ro("done", &PageSender::done);
 }
 

@@ -26,7 +26,8 @@ NB_MODULE(_native, m) {
   for (const hn::Level level : hn::kLevels) levels.value(hn::level_name(level), level);
   m.def("best_level", &hn::best_level, "The best level this machine and this build have.");
   m.def("level_built", &hn::level_built, hn::nb::arg("level"));
-  m.def("level_lack", &hn::level_lack, hn::nb::arg("level"), hn::nb::sig("def level_lack(level: Level) -> str | None"), "What keeps a level from being used here; None when nothing does.");
+  m.def("level_lack", &hn::level_lack, hn::nb::arg("level"), hn::nb::sig("def level_lack(level: Level) -> str | None"),
+        "What keeps a level from being used here; None when nothing does.");
   hn::bind_thread_pool(m);
   hn::bind_weights(m);
   hn::bind_kv_memory(m);

@@ -21,8 +21,8 @@ std::shared_ptr<const Weight> weight_of(const WeightHandle& handle) {
   return {both, both->weight.get()};
 }
 
-Tensor linear(Recorder& r, const Tensor& x, const std::vector<const WeightHandle*>& handles, const std::vector<std::optional<Tensor>>& optional_biases,
-              const std::optional<Tensor>& residual) {
+Tensor linear(Recorder& r, const Tensor& x, const std::vector<const WeightHandle*>& handles,
+              const std::vector<std::optional<Tensor>>& optional_biases, const std::optional<Tensor>& residual) {
   std::vector<std::shared_ptr<const Weight>> weights;
   for (const WeightHandle* handle : handles) weights.push_back(weight_of(*handle));
   std::vector<Tensor> biases;
@@ -32,7 +32,8 @@ Tensor linear(Recorder& r, const Tensor& x, const std::vector<const WeightHandle
 
 using Handles = std::vector<const WeightHandle*>;
 
-void make_experts(ExpertWeights* self, const Handles& gate, const Handles& up, const Handles& down, std::vector<int32_t> ids) {
+void make_experts(ExpertWeights* self, const Handles& gate, const Handles& up, const Handles& down,
+                  std::vector<int32_t> ids) {
   ExpertWeights experts{.gate = {}, .up = {}, .down = {}, .ids = std::move(ids)};
   for (const WeightHandle* handle : gate) experts.gate.push_back(weight_of(*handle));
   for (const WeightHandle* handle : up) experts.up.push_back(weight_of(*handle));
@@ -40,25 +41,37 @@ void make_experts(ExpertWeights* self, const Handles& gate, const Handles& up, c
   new (self) ExpertWeights(std::move(experts));
 }
 
-void make_limits(StepLimits* self, int max_tokens, int max_sequences, int max_sampled_rows, int max_blocks_per_sequence) {
-  if (max_tokens < 1 || max_sequences < 1 || max_sampled_rows < 0 || max_blocks_per_sequence < 0 || max_tokens > (1 << 24)) {
+void make_limits(StepLimits* self, int max_tokens, int max_sequences, int max_sampled_rows,
+                 int max_blocks_per_sequence) {
+  if (max_tokens < 1 || max_sequences < 1 || max_sampled_rows < 0 || max_blocks_per_sequence < 0 ||
+      max_tokens > (1 << 24)) {
     raise({Fault::user, 0, "limits of a program: at least one token and sequence, and at most 2^24 tokens"});
   }
-  new (self) StepLimits{.max_tokens = max_tokens, .max_sequences = max_sequences, .max_sampled_rows = max_sampled_rows, .max_blocks_per_sequence = max_blocks_per_sequence};
+  new (self) StepLimits{.max_tokens = max_tokens,
+                        .max_sequences = max_sequences,
+                        .max_sampled_rows = max_sampled_rows,
+                        .max_blocks_per_sequence = max_blocks_per_sequence};
 }
 
-void make_recorder(Recorder* self, std::shared_ptr<ThreadPool> pool, Level level, const StepLimits& limits, bool fuse, std::shared_ptr<RankGroup> group, const Arena* arena) {
+void make_recorder(Recorder* self, std::shared_ptr<ThreadPool> pool, Level level, const StepLimits& limits, bool fuse,
+                   std::shared_ptr<RankGroup> group, const Arena* arena) {
   new (self) Recorder(std::move(pool), level, limits, fuse, std::move(group), arena ? arena->homes() : nullptr);
 }
 
-Output run(Program& program, const Array1<int32_t>& ids, const Array1<int32_t>& positions, const Array1<int32_t>& query_start,
-           const Array1<int32_t>& context_len, const Array2<int32_t>& block_table, const Array1<int32_t>& sample_rows,
-           const std::optional<Array2<float>>& hidden) {
-  StepInput input{span_of(ids), span_of(positions), span_of(query_start), span_of(context_len),
-                        {block_table.data(), block_table.size()}, static_cast<int64_t>(block_table.shape(1)), span_of(sample_rows)};
+Output run(Program& program, const Array1<int32_t>& ids, const Array1<int32_t>& positions,
+           const Array1<int32_t>& query_start, const Array1<int32_t>& context_len, const Array2<int32_t>& block_table,
+           const Array1<int32_t>& sample_rows, const std::optional<Array2<float>>& hidden) {
+  StepInput input{span_of(ids),
+                  span_of(positions),
+                  span_of(query_start),
+                  span_of(context_len),
+                  {block_table.data(), block_table.size()},
+                  static_cast<int64_t>(block_table.shape(1)),
+                  span_of(sample_rows)};
   if (hidden) {
     input.hidden = hidden->data();
-    input.hidden_rows = static_cast<int64_t>(hidden->shape(0)), input.hidden_columns = static_cast<int64_t>(hidden->shape(1));
+    input.hidden_rows = static_cast<int64_t>(hidden->shape(0)),
+    input.hidden_columns = static_cast<int64_t>(hidden->shape(1));
   }
   auto output = [&] {
     nb::gil_scoped_release unlocked;
@@ -69,14 +82,17 @@ Output run(Program& program, const Array1<int32_t>& ids, const Array1<int32_t>& 
 
 std::vector<std::tuple<std::string, int64_t, double, double>> phase_times(Program& program) {
   std::vector<std::tuple<std::string, int64_t, double, double>> lines;
-  for (const PhaseTime& line : program.phase_times()) lines.emplace_back(line.name, line.runs, line.seconds, line.waited);
+  for (const PhaseTime& line : program.phase_times())
+    lines.emplace_back(line.name, line.runs, line.seconds, line.waited);
   return lines;
 }
 
 auto copy_output(const Output& output) {
   const auto rows = static_cast<size_t>(output.rows), columns = static_cast<size_t>(output.columns);
   std::vector<float> values(rows * columns);
-  for (size_t r = 0; r < rows; ++r) std::memcpy(values.data() + r * columns, output.data + static_cast<int64_t>(r) * output.stride, columns * sizeof(float));
+  for (size_t r = 0; r < rows; ++r)
+    std::memcpy(values.data() + r * columns, output.data + static_cast<int64_t>(r) * output.stride,
+                columns * sizeof(float));
   return array_of(std::move(values), {rows, columns});
 }
 
@@ -107,48 +123,94 @@ std::vector<std::tuple<uint64_t, uint64_t, int>> ranges_of(const Program& progra
 
 void bind_recorder(nb::module_& m) {
   nb::class_<StepLimits>(m, "StepLimits", "Upper bounds of the steps of a program.")
-      .def("__init__", &make_limits, nb::kw_only(), nb::arg("max_tokens"), nb::arg("max_sequences"), nb::arg("max_sampled_rows"), nb::arg("max_blocks_per_sequence"));
+      .def("__init__", &make_limits, nb::kw_only(), nb::arg("max_tokens"), nb::arg("max_sequences"),
+           nb::arg("max_sampled_rows"), nb::arg("max_blocks_per_sequence"));
   nb::class_<AttentionParams>(m, "AttentionParams", "How scores are made; see homenode.compute.ops.Ops.attention.")
-      .def("__init__", [](AttentionParams* self, int layer, float scale, int window, float softcap) { new (self) AttentionParams{layer, scale, window, softcap}; },
-           nb::kw_only(), nb::arg("layer"), nb::arg("scale"), nb::arg("window") = 0, nb::arg("softcap") = 0.0f);
+      .def(
+          "__init__",
+          [](AttentionParams* self, int layer, float scale, int window, float softcap) {
+            new (self) AttentionParams{layer, scale, window, softcap};
+          },
+          nb::kw_only(), nb::arg("layer"), nb::arg("scale"), nb::arg("window") = 0, nb::arg("softcap") = 0.0f);
   nb::class_<ExpertWeights>(m, "ExpertWeights", "The matrices of an MoE layer's experts.")
       .def("__init__", &make_experts, nb::kw_only(), nb::arg("gate"), nb::arg("up"), nb::arg("down"), nb::arg("ids"),
            "ids: which of the experts that have logits these are, ascending; empty: all.");
   nb::class_<Recorder>(m, "Recorder", "Records the operations of a forward function; see homenode.compute.ops.Ops.")
-      .def("__init__", &make_recorder, nb::arg("pool"), nb::arg("level"), nb::arg("limits"), nb::kw_only(), nb::arg("fuse") = true, nb::arg("group").none() = nb::none(),
-           nb::arg("arena") = nb::none())
-      .def("embedding",
-           [](Recorder& r, const WeightHandle& table, int64_t first, int64_t vocabulary) { return take(r.embedding(weight_of(table), first, vocabulary)); },
-           nb::arg("table"), nb::arg("first") = 0, nb::arg("vocabulary") = 0)
-      .def("received", [](Recorder& r, int64_t columns) { return take(r.received(columns)); }, nb::arg("columns"))
-      .def("sum", [](Recorder& r, const Tensor& x) { return take(r.sum(x)); }, nb::arg("x"))
-      .def("gather", [](Recorder& r, const Tensor& x, std::vector<int64_t> widths) { return take(r.gather(x, std::move(widths))); }, nb::arg("x"), nb::arg("widths"))
-      .def("rms_norm", [](Recorder& r, const Tensor& x, const Tensor& weight, float eps) { return take(r.rms_norm(x, weight, eps)); }, nb::arg("x"), nb::arg("weight"), nb::arg("eps"))
+      .def("__init__", &make_recorder, nb::arg("pool"), nb::arg("level"), nb::arg("limits"), nb::kw_only(),
+           nb::arg("fuse") = true, nb::arg("group").none() = nb::none(), nb::arg("arena") = nb::none())
+      .def(
+          "embedding",
+          [](Recorder& r, const WeightHandle& table, int64_t first, int64_t vocabulary) {
+            return take(r.embedding(weight_of(table), first, vocabulary));
+          },
+          nb::arg("table"), nb::arg("first") = 0, nb::arg("vocabulary") = 0)
+      .def(
+          "received", [](Recorder& r, int64_t columns) { return take(r.received(columns)); }, nb::arg("columns"))
+      .def(
+          "sum", [](Recorder& r, const Tensor& x) { return take(r.sum(x)); }, nb::arg("x"))
+      .def(
+          "gather",
+          [](Recorder& r, const Tensor& x, std::vector<int64_t> widths) {
+            return take(r.gather(x, std::move(widths)));
+          },
+          nb::arg("x"), nb::arg("widths"))
+      .def(
+          "rms_norm",
+          [](Recorder& r, const Tensor& x, const Tensor& weight, float eps) {
+            return take(r.rms_norm(x, weight, eps));
+          },
+          nb::arg("x"), nb::arg("weight"), nb::arg("eps"))
       .def("linear", &linear, nb::arg("x"), nb::arg("weights"), nb::arg("biases"), nb::arg("residual").none())
-      .def("split", [](Recorder& r, const Tensor& x, const std::vector<int64_t>& widths) { return take(r.split(x, widths)); }, nb::arg("x"), nb::arg("widths"))
-      .def("rope_angles",
-           [](Recorder& r, const Array1<float>& frequencies, float scale) {
-             return take(r.rope_angles({frequencies.data(), frequencies.data() + frequencies.size()}, scale));
-           },
-           nb::arg("inverse_frequencies"), nb::arg("scale"))
-      .def("rope", [](Recorder& r, const Tensor& x, const Tensor& angles, int head_dim) { return take(r.rope(x, angles, head_dim)); }, nb::arg("x"), nb::arg("angles"), nb::arg("head_dim"))
-      .def("attention",
-           [](Recorder& r, const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache, const AttentionParams& params) {
-             return take(r.attention(q, k, v, std::move(cache), params));
-           },
-           nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("cache"), nb::arg("params"))
-      .def("silu_mul", [](Recorder& r, const Tensor& x) { return take(r.silu_mul(x)); }, nb::arg("gate_up"))
-      .def("gelu_mul", [](Recorder& r, const Tensor& x) { return take(r.gelu_mul(x)); }, nb::arg("gate_up"))
-      .def("add", [](Recorder& r, const Tensor& x, const Tensor& y) { return take(r.add(x, y)); }, nb::arg("x"), nb::arg("y"))
-      .def("scale", [](Recorder& r, const Tensor& x, float factor) { return take(r.scale(x, factor)); }, nb::arg("x"), nb::arg("factor"))
-      .def("soft_cap", [](Recorder& r, const Tensor& x, float cap) { return take(r.soft_cap(x, cap)); }, nb::arg("x"), nb::arg("cap"))
-      .def("moe",
-           [](Recorder& r, const Tensor& x, const Tensor& logits, const ExpertWeights& experts, int chosen, bool normalise, const std::optional<Tensor>& residual) {
-             return take(r.moe(x, logits, experts, chosen, normalise, residual ? &*residual : nullptr));
-           },
-           nb::arg("x"), nb::arg("logits"), nb::arg("experts"), nb::arg("chosen"), nb::arg("normalise"), nb::arg("residual").none())
-      .def("add_gated", [](Recorder& r, const Tensor& x, const Tensor& y, const Tensor& gate) { return take(r.add_gated(x, y, gate)); }, nb::arg("x"), nb::arg("y"), nb::arg("gate"))
-      .def("select", [](Recorder& r, const Tensor& x) { return take(r.select(x)); }, nb::arg("x"))
+      .def(
+          "split",
+          [](Recorder& r, const Tensor& x, const std::vector<int64_t>& widths) { return take(r.split(x, widths)); },
+          nb::arg("x"), nb::arg("widths"))
+      .def(
+          "rope_angles",
+          [](Recorder& r, const Array1<float>& frequencies, float scale) {
+            return take(r.rope_angles({frequencies.data(), frequencies.data() + frequencies.size()}, scale));
+          },
+          nb::arg("inverse_frequencies"), nb::arg("scale"))
+      .def(
+          "rope",
+          [](Recorder& r, const Tensor& x, const Tensor& angles, int head_dim) {
+            return take(r.rope(x, angles, head_dim));
+          },
+          nb::arg("x"), nb::arg("angles"), nb::arg("head_dim"))
+      .def(
+          "attention",
+          [](Recorder& r, const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache,
+             const AttentionParams& params) { return take(r.attention(q, k, v, std::move(cache), params)); },
+          nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("cache"), nb::arg("params"))
+      .def(
+          "silu_mul", [](Recorder& r, const Tensor& x) { return take(r.silu_mul(x)); }, nb::arg("gate_up"))
+      .def(
+          "gelu_mul", [](Recorder& r, const Tensor& x) { return take(r.gelu_mul(x)); }, nb::arg("gate_up"))
+      .def(
+          "add", [](Recorder& r, const Tensor& x, const Tensor& y) { return take(r.add(x, y)); }, nb::arg("x"),
+          nb::arg("y"))
+      .def(
+          "scale", [](Recorder& r, const Tensor& x, float factor) { return take(r.scale(x, factor)); }, nb::arg("x"),
+          nb::arg("factor"))
+      .def(
+          "soft_cap", [](Recorder& r, const Tensor& x, float cap) { return take(r.soft_cap(x, cap)); }, nb::arg("x"),
+          nb::arg("cap"))
+      .def(
+          "moe",
+          [](Recorder& r, const Tensor& x, const Tensor& logits, const ExpertWeights& experts, int chosen,
+             bool normalise, const std::optional<Tensor>& residual) {
+            return take(r.moe(x, logits, experts, chosen, normalise, residual ? &*residual : nullptr));
+          },
+          nb::arg("x"), nb::arg("logits"), nb::arg("experts"), nb::arg("chosen"), nb::arg("normalise"),
+          nb::arg("residual").none())
+      .def(
+          "add_gated",
+          [](Recorder& r, const Tensor& x, const Tensor& y, const Tensor& gate) {
+            return take(r.add_gated(x, y, gate));
+          },
+          nb::arg("x"), nb::arg("y"), nb::arg("gate"))
+      .def(
+          "select", [](Recorder& r, const Tensor& x) { return take(r.select(x)); }, nb::arg("x"))
       .def("finish", [](Recorder& r, const Tensor& output) { return take(r.finish(output)); }, nb::arg("output"));
 }
 
@@ -158,23 +220,31 @@ void bind_program(nb::module_& m) {
   nb::class_<Tensor>(m, "Tensor", "A handle on float32 rows.")
       .def_prop_ro("columns", [](const Tensor& t) { return t.columns; })
       .def_prop_ro("is_parameter", [](const Tensor& t) { return t.rows == RowKind::fixed; });
-  m.def("constant", &make_constant, nb::arg("values"), "A parameter or constant input with a copy of a float32 [rows, columns] array.");
+  m.def("constant", &make_constant, nb::arg("values"),
+        "A parameter or constant input with a copy of a float32 [rows, columns] array.");
   bind_recorder(m);
   nb::class_<Output>(m, "Output", "The rows a program computed; overwritten by its next run.")
       .def_ro("rows", &Output::rows)
       .def_ro("columns", &Output::columns)
       .def("numpy", &copy_output, "A copy as an array.")
-      .def("__array__", [](const Output& o, nb::args, nb::kwargs) { return copy_output(o); },
-           nb::sig("def __array__(self, *args: object, **kwargs: object) -> NDArray[numpy.float32]"), "A copy as an array.");
+      .def(
+          "__array__", [](const Output& o, nb::args, nb::kwargs) { return copy_output(o); },
+          nb::sig("def __array__(self, *args: object, **kwargs: object) -> NDArray[numpy.float32]"),
+          "A copy as an array.");
   nb::class_<Program>(m, "Program", "A recorded forward function.")
-      .def("run", &run, nb::arg("ids"), nb::arg("positions"), nb::arg("query_start"), nb::arg("context_len"), nb::arg("block_table"),
-           nb::arg("sample_rows"), nb::arg("hidden") = nb::none(), nb::keep_alive<0, 1>())
+      .def("run", &run, nb::arg("ids"), nb::arg("positions"), nb::arg("query_start"), nb::arg("context_len"),
+           nb::arg("block_table"), nb::arg("sample_rows"), nb::arg("hidden") = nb::none(), nb::keep_alive<0, 1>())
       .def_prop_ro("nbytes", &Program::bytes)
-      .def_prop_ro("ranges", &ranges_of, "Address, bytes and home of what each thread has for itself; nothing where all threads have one home.")
-      .def("barriers", &Program::barriers, nb::arg("tokens"), nb::arg("sequences"), "Times the threads wait for each other in such a step.")
+      .def_prop_ro(
+          "ranges", &ranges_of,
+          "Address, bytes and home of what each thread has for itself; nothing where all threads have one home.")
+      .def("barriers", &Program::barriers, nb::arg("tokens"), nb::arg("sequences"),
+           "Times the threads wait for each other in such a step.")
       .def("expert_usage", &expert_usage, "Tokens that each expert was computed for so far: [MoE layers, experts].")
-      .def("measure_phases", &Program::measure_phases, nb::arg("on"), "Adds up the time of each phase from now on, or forgets it.")
-      .def("phase_times", &phase_times, "Name, runs, seconds, and of these seconds at the barrier, for each kind of phase.");
+      .def("measure_phases", &Program::measure_phases, nb::arg("on"),
+           "Adds up the time of each phase from now on, or forgets it.")
+      .def("phase_times", &phase_times,
+           "Name, runs, seconds, and of these seconds at the barrier, for each kind of phase.");
 }
 
 }  // namespace homenode

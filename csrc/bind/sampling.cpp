@@ -11,7 +11,8 @@ namespace {
 auto as_arrays(Drawn drawn) {
   const size_t rows = drawn.tokens.size(), top = static_cast<size_t>(drawn.top);
   return std::make_tuple(array_of(std::move(drawn.tokens), {rows}), array_of(std::move(drawn.logprobs), {rows}),
-                        array_of(std::move(drawn.top_tokens), {rows, top}), array_of(std::move(drawn.top_logprobs), {rows, top}));
+                         array_of(std::move(drawn.top_tokens), {rows, top}),
+                         array_of(std::move(drawn.top_logprobs), {rows, top}));
 }
 
 // SamplingInput as NumPy arrays.
@@ -31,6 +32,7 @@ std::span<const T> given(const Array1<T>& array, const char* name) {
   return span_of(array);
 }
 
+// clang-format off
 SamplingInput input_of(const BoundSampling& arrays) {
 #define HOMENODE_GIVEN(name) .name = given(arrays.name, #name),
 #define HOMENODE_SETTING(type, name, least, most) HOMENODE_GIVEN(name)
@@ -43,6 +45,7 @@ SamplingInput input_of(const BoundSampling& arrays) {
 #undef HOMENODE_SETTING
 #undef HOMENODE_GIVEN
 }
+// clang-format on
 
 auto sample(Sampler& sampler, const Output& logits, const BoundSampling& arrays, int64_t num_logprobs) {
   const SamplingInput in = input_of(arrays);
@@ -53,7 +56,8 @@ auto sample(Sampler& sampler, const Output& logits, const BoundSampling& arrays,
   return as_arrays(take(std::move(drawn)));
 }
 
-auto score(Sampler& sampler, const Output& logits, const Array1<int32_t>& rows, const Array1<int32_t>& targets, int64_t num_logprobs) {
+auto score(Sampler& sampler, const Output& logits, const Array1<int32_t>& rows, const Array1<int32_t>& targets,
+           int64_t num_logprobs) {
   auto drawn = [&] {
     nb::gil_scoped_release unlocked;
     return sampler.score(logits, span_of(rows), span_of(targets), num_logprobs);
@@ -64,24 +68,30 @@ auto score(Sampler& sampler, const Output& logits, const Array1<int32_t>& rows, 
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
-  nb::class_<BoundSampling>(m, "SamplingArrays", "How to draw from each row: see homenode.compute.ops.SamplingArrays. All fields must be set.")
+  nb::class_<BoundSampling>(
+      m, "SamplingArrays",
+      "How to draw from each row: see homenode.compute.ops.SamplingArrays. All fields must be set.")
       .def(nb::init<>())
 #define HOMENODE_SETTING(type, name, least, most) .def_rw(#name, &BoundSampling::name)
-      HOMENODE_SAMPLING_SETTINGS(HOMENODE_SETTING)
+          HOMENODE_SAMPLING_SETTINGS(HOMENODE_SETTING)
 #undef HOMENODE_SETTING
       .def_rw("seed", &BoundSampling::seed)
       .def_rw("counter", &BoundSampling::counter, "The index of the token that is drawn in its sequence.")
-      .def_rw("bias_start", &BoundSampling::bias_start, "Row i has the entries bias_start[i] .. bias_start[i + 1] - 1 of the next two.")
+      .def_rw("bias_start", &BoundSampling::bias_start,
+              "Row i has the entries bias_start[i] .. bias_start[i + 1] - 1 of the next two.")
       .def_rw("bias_token", &BoundSampling::bias_token)
       .def_rw("bias_value", &BoundSampling::bias_value)
-      .def_rw("seen_start", &BoundSampling::seen_start, "Row i has the entries seen_start[i] .. seen_start[i + 1] - 1 of the next two.")
+      .def_rw("seen_start", &BoundSampling::seen_start,
+              "Row i has the entries seen_start[i] .. seen_start[i + 1] - 1 of the next two.")
       .def_rw("seen_token", &BoundSampling::seen_token)
       .def_rw("seen_count", &BoundSampling::seen_count);
   nb::class_<Sampler>(m, "Sampler", "Draws tokens from logits; see homenode.compute.ops.SamplingArrays.")
       .def(nb::init<std::shared_ptr<ThreadPool>, Level>(), nb::arg("pool"), nb::arg("level"))
       .def("sample", &sample, nb::arg("logits"), nb::arg("arrays"), nb::arg("num_logprobs"),
-           "Tokens, log-probabilities, most likely tokens and theirs. num_logprobs < 0: log-probabilities are not computed.")
-      .def("score", &score, nb::arg("logits"), nb::arg("rows"), nb::arg("targets"), nb::arg("num_logprobs"), "The same for given tokens: targets[i] in row rows[i].");
+           "Tokens, log-probabilities, most likely tokens and theirs. num_logprobs < 0: log-probabilities are not "
+           "computed.")
+      .def("score", &score, nb::arg("logits"), nb::arg("rows"), nb::arg("targets"), nb::arg("num_logprobs"),
+           "The same for given tokens: targets[i] in row rows[i].");
   m.def("uniform", &uniform, nb::arg("seed"), nb::arg("counter"), "The number in [0, 1) a draw uses.");
 }
 

@@ -8,7 +8,8 @@
 namespace homenode {
 namespace {
 
-std::shared_ptr<ThreadPool> make_thread_pool(const std::vector<int>& cpus, int spin_us, bool pin_caller, std::optional<std::vector<GroupPath>> groups) {
+std::shared_ptr<ThreadPool> make_thread_pool(const std::vector<int>& cpus, int spin_us, bool pin_caller,
+                                             std::optional<std::vector<GroupPath>> groups) {
   nb::gil_scoped_release unlocked;
   auto pool = ThreadPool::create(cpus, spin_us, pin_caller, std::move(groups).value_or(std::vector<GroupPath>{}));
   if (!pool) {
@@ -44,9 +45,12 @@ void bind_thread_pool(nb::module_& m) {
       .def(nb::new_(&make_thread_pool), nb::arg("cpus"), nb::arg("spin_us"), nb::arg("pin_caller"),
            nb::arg("groups").none() = nb::none())
       .def_prop_ro("cpus", [](const ThreadPool& t) { return t.cpus(); })
-      .def_prop_ro("spin_us", &ThreadPool::spin_us, "Microseconds threads watch for others: less than asked for where they share CPUs.")
-      .def_prop_ro("lost_shares", &ThreadPool::lost_shares, "For each thread the share of the CPU time it recently wanted that it did not get.")
-      .def("exercise", &exercise, nb::arg("runs"), nb::arg("rounds"), "Self-test: runs with many barriers; returns how often one let go too early.");
+      .def_prop_ro("spin_us", &ThreadPool::spin_us,
+                   "Microseconds threads watch for others: less than asked for where they share CPUs.")
+      .def_prop_ro("lost_shares", &ThreadPool::lost_shares,
+                   "For each thread the share of the CPU time it recently wanted that it did not get.")
+      .def("exercise", &exercise, nb::arg("runs"), nb::arg("rounds"),
+           "Self-test: runs with many barriers; returns how often one let go too early.");
 }
 
 }  // namespace homenode

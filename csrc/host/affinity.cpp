@@ -21,12 +21,15 @@ int cpus_of_this_thread() {
 }
 
 Error pin_error(int cpu, int code) {
-  return Error{Fault::host, code, "sched_setaffinity to CPU " + std::to_string(cpu) + " failed: " + std::strerror(code)};
+  return Error{Fault::host, code,
+               "sched_setaffinity to CPU " + std::to_string(cpu) + " failed: " + std::strerror(code)};
 }
 
 PinScope::PinScope(int cpu) {
   if (cpu < 0 || sched_getaffinity(0, sizeof before_, before_.words)) return;
-  if (cpu < 8192 && CPU_ISSET_S(cpu, sizeof before_, before_.words) && CPU_COUNT_S(sizeof before_, before_.words) == 1) return;  // it is there
+  // It is there
+  if (cpu < 8192 && CPU_ISSET_S(cpu, sizeof before_, before_.words) && CPU_COUNT_S(sizeof before_, before_.words) == 1)
+    return;
   error_ = pin_this_thread(cpu);
   pinned_ = error_ == 0;
 }

@@ -6,7 +6,8 @@
 namespace homenode {
 namespace {
 
-// A chunk is as large as all that was taken for its thread before, or what is still expected: much memory needs few chunks, little memory no large one.
+// A chunk is as large as all that was taken for its thread before, or what is still expected: much memory needs few
+// chunks, little memory no large one.
 constexpr size_t kLargestChunk = size_t(64) << 20;
 constexpr size_t kWastedPart = 100;  // one of so many bytes
 
@@ -28,7 +29,8 @@ void Arena::expect(size_t bytes) {
 }
 
 Result<Arena::Piece> Arena::take(int thread, int home, size_t bytes) {
-  if (bytes > SIZE_MAX / 4) return Error{Fault::user, 0, "a piece of " + std::to_string(bytes) + " bytes is more than an address space"};
+  if (bytes > SIZE_MAX / 4)
+    return Error{Fault::user, 0, "a piece of " + std::to_string(bytes) + " bytes is more than an address space"};
   const std::lock_guard<std::mutex> turn(lock_);
   Stream& stream = streams_[{home, thread}];
   const size_t at = stream.chunk ? rounded(stream.chunk->used, kAlignment) : 0;
@@ -82,7 +84,8 @@ std::vector<Arena::Range> Arena::ranges() const {
   const std::lock_guard<std::mutex> turn(lock_);
   std::vector<Range> found;
   for (const std::weak_ptr<Chunk>& known : chunks_) {
-    if (const std::shared_ptr<Chunk> chunk = known.lock()) found.push_back({{chunk->pages.data, chunk->pages.bytes}, chunk->home});
+    if (const std::shared_ptr<Chunk> chunk = known.lock())
+      found.push_back({{chunk->pages.data, chunk->pages.bytes}, chunk->home});
   }
   return found;
 }

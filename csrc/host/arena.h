@@ -1,8 +1,9 @@
-// Memory for many things that stay: one stream of pieces for each thread of a pool and each home they lie at, in the order they are asked for.
+// Memory for many things that stay: one stream of pieces for each thread of a pool and each home they lie at, in the
+// order they are asked for.
 //
-// A home is a place memory comes from, such as a NUMA node. A thread's pieces lie one after the other, so matrices too small for a huge page of
-// their own share one, and no page has two owners where every thread first touches what was taken for it. Memory is mapped in chunks; a chunk goes
-// when the last piece in it does.
+// A home is a place memory comes from, such as a NUMA node. A thread's pieces lie one after the other, so matrices too
+// small for a huge page of their own share one, and no page has two owners where every thread first touches what was
+// taken for it. Memory is mapped in chunks; a chunk goes when the last piece in it does.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +21,7 @@ namespace homenode {
 // Where the threads of a pool are at home, and what memory their homes have.
 struct Homes {
   std::vector<int> of_thread;  // 0 .. count() - 1
-  std::vector<int> nodes;      // of each home the NUMA node its memory comes from; empty: that of whoever touches it first
+  std::vector<int> nodes;  // of each home the NUMA node its memory comes from; empty: that of whoever touches it first
   int count() const;           // at least 1
 
   // A thread's place among those at its home, from 0, and how many they are.
@@ -46,13 +47,15 @@ class Arena {
     std::byte* data;
     std::shared_ptr<void> owner;  // keeps the chunk
   };
-  // That about so many bytes will be taken for every thread at each of its homes: its chunks are then large from the first.
+  // That about so many bytes will be taken for every thread at each of its homes: its chunks are then large from the
+  // first.
   void expect(size_t bytes);
-  // `bytes` zeroed bytes at a home that follow the piece last taken for this thread there, where its chunk has room. From any thread.
+  // `bytes` zeroed bytes at a home that follow the piece last taken for this thread there, where its chunk has room.
+  // From any thread.
   Result<Piece> take(int thread, int home, size_t bytes);
 
-  // Gives back what huge pages hold behind the pieces, of the chunks with most of it, until it is at most 1 % of all pieces. For when the last one
-  // was taken and filled; others may still follow, in chunks of their own.
+  // Gives back what huge pages hold behind the pieces, of the chunks with most of it, until it is at most 1 % of all
+  // pieces. For when the last one was taken and filled; others may still follow, in chunks of their own.
   void trim();
 
   struct Range {
@@ -61,7 +64,8 @@ class Arena {
   };
   // The chunks that hold pieces, whole: what was not taken of them is not touched.
   std::vector<Range> ranges() const;
-  // The errno with which the kernel last refused to take a chunk from its home, or 0: chunks then lie where they are first touched.
+  // The errno with which the kernel last refused to take a chunk from its home, or 0: chunks then lie where they are
+  // first touched.
   int refused() const;
 
  private:

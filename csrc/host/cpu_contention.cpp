@@ -17,7 +17,8 @@ int64_t cpu_ns() {
 
 }  // namespace
 
-CpuContention::CpuContention(int threads) : threads_(static_cast<size_t>(threads)), recent_(static_cast<size_t>(threads)) {}
+CpuContention::CpuContention(int threads)
+    : threads_(static_cast<size_t>(threads)), recent_(static_cast<size_t>(threads)) {}
 
 bool CpuContention::due() { return now_ns() - concluded_at_ >= kEvery; }
 

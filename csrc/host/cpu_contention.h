@@ -26,26 +26,30 @@ class CpuContention {
   // By a thread that slept, waiting for others: that was no time it lost.
   void slept(int thread, int64_t ns) { threads_[static_cast<size_t>(thread)].slept += ns; }
 
-  // Of the time each thread recently wanted its CPU, the share it did not have it; 0 while too little has been measured.
+  // Of the time each thread recently wanted its CPU, the share it did not have it; 0 while too little has been
+  // measured.
   std::vector<double> lost_shares() const;
 
  private:
-  static constexpr int64_t kLeastMeasured = 200'000'000;  // nanoseconds of measured time before anything is said: one hiccup is no shortage
+  // Nanoseconds of measured time before anything is said: one hiccup is no shortage
+  static constexpr int64_t kLeastMeasured = 200'000'000;
 
   struct alignas(kLine) ThreadTimes {
-    int64_t slept = 0;                      // ever
+    int64_t slept = 0;  // ever
     int64_t wall_begin, cpu_begin, slept_begin;
-    int64_t wanted = 0, had = 0;            // nanoseconds of CPU in the run that was measured last
+    int64_t wanted = 0, had = 0;  // nanoseconds of CPU in the run that was measured last
   };
   struct Recent {
     int64_t wanted = 0, lost = 0;
-    double share() const { return wanted < kLeastMeasured ? 0 : static_cast<double>(lost) / static_cast<double>(wanted); }
+    double share() const {
+      return wanted < kLeastMeasured ? 0 : static_cast<double>(lost) / static_cast<double>(wanted);
+    }
   };
 
   int64_t concluded_at_ = 0;
   std::vector<ThreadTimes> threads_;  // written by the thread
   mutable std::mutex reading_;
-  std::vector<Recent> recent_;   // guarded by `reading_`
+  std::vector<Recent> recent_;  // guarded by `reading_`
 };
 
 }  // namespace homenode

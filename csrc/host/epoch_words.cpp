@@ -6,7 +6,8 @@ namespace homenode {
 namespace {
 
 Result<size_t> bytes_of(int64_t count) {
-  if (count < 1 || count > INT32_MAX) return Error{Fault::user, 0, std::to_string(count) + " epoch words; wanted 1 to 2^31 - 1"};
+  if (count < 1 || count > INT32_MAX)
+    return Error{Fault::user, 0, std::to_string(count) + " epoch words; wanted 1 to 2^31 - 1"};
   return static_cast<size_t>(count) * sizeof(uint64_t);
 }
 

@@ -1,7 +1,8 @@
-// Numbers that tell who has memory mapped when a part of it became another's: one for each part, in a memfd that only its maker writes.
+// Numbers that tell who has memory mapped when a part of it became another's: one for each part, in a memfd that only
+// its maker writes.
 //
-// The maker changes a part's number before it uses the part again. A reader compares the number before and after it has read: where it is still
-// what it was told, so is what it read (a seqlock without a lock).
+// The maker changes a part's number before it uses the part again. A reader compares the number before and after it has
+// read: where it is still what it was told, so is what it read (a seqlock without a lock).
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -24,8 +24,8 @@ inline void relax() {
 #endif
 }
 
-// A sleeper announces itself before the kernel compares the word, and the waker changes the word before it looks for sleepers (both
-// sequentially consistent), so either the sleeper sees the change or the waker sees the sleeper.
+// A sleeper announces itself before the kernel compares the word, and the waker changes the word before it looks for
+// sleepers (both sequentially consistent), so either the sleeper sees the change or the waker sees the sleeper.
 class alignas(kLine) EventCount {
  public:
   uint32_t value() const { return word_.load(std::memory_order_relaxed); }
@@ -34,7 +34,8 @@ class alignas(kLine) EventCount {
   // nanoseconds slept.
   int64_t wait_while(uint32_t seen, int64_t spin_ns) {
     if (word_.load(std::memory_order_acquire) != seen) return 0;
-    // Asking for the time before looking again is right: who looks too often takes the line from the one who is about to write it.
+    // Asking for the time before looking again is right: who looks too often takes the line from the one who is about
+    // to write it.
     const int64_t until = spin_ns > 0 ? now_ns() + spin_ns : 0;
     while (until && now_ns() < until) {
       for (int i = 0; i < 32; ++i) {

@@ -20,7 +20,8 @@ std::optional<Error> read_bytes(int fd, uint64_t at, size_t bytes, uint8_t* out)
     if (got < 0) return system_error("pread of " + std::to_string(bytes) + " bytes at offset " + std::to_string(at));
     if (got == 0) {
       return Error{Fault::user, 0,
-                   "the file ends at offset " + std::to_string(at) + ", inside a matrix: " + std::to_string(bytes) + " more bytes were wanted"};
+                   "the file ends at offset " + std::to_string(at) + ", inside a matrix: " + std::to_string(bytes) +
+                       " more bytes were wanted"};
     }
     at += uint64_t(got);
     out += got;
@@ -49,8 +50,9 @@ std::optional<Error> check_extent(int fd, uint64_t at, uint64_t bytes, const std
   struct stat status;
   if (fstat(fd, &status)) return system_error("fstat of file descriptor " + std::to_string(fd));
   if (S_ISREG(status.st_mode) && end > uint64_t(status.st_size)) {
-    return Error{Fault::user, 0, "the file has " + std::to_string(status.st_size) + " bytes; " + what + " at offset " + std::to_string(at) +
-                                     " ends at " + std::to_string(end)};
+    return Error{Fault::user, 0,
+                 "the file has " + std::to_string(status.st_size) + " bytes; " + what + " at offset " +
+                     std::to_string(at) + " ends at " + std::to_string(end)};
   }
   return std::nullopt;
 }

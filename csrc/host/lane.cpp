@@ -10,8 +10,8 @@
 #include <cstring>
 #include <string>
 
-#include "host/file.h"
 #include "host/event_count.h"
+#include "host/file.h"
 
 namespace homenode {
 namespace {
@@ -82,7 +82,9 @@ void LaneReader::set_watched(bool watched) const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
-bool LaneReader::wake_hinted() const { return vain_hints_ < kMostVainHints && words().hints.load(std::memory_order_acquire) != hints_seen_; }
+bool LaneReader::wake_hinted() const {
+  return vain_hints_ < kMostVainHints && words().hints.load(std::memory_order_acquire) != hints_seen_;
+}
 
 void LaneReader::clear_hint() {
   hints_seen_ = words().hints.load(std::memory_order_relaxed);
@@ -107,7 +109,8 @@ Came LaneReader::take(std::vector<std::byte>& record) {
 
 Result<std::shared_ptr<LaneWriter>> LaneWriter::attach(int fd, int waker_fd) {
   struct stat found;
-  if (fstat(waker_fd, &found) || !S_ISFIFO(found.st_mode)) return Error{Fault::user, 0, "a lane's wake pipe that is no pipe"};
+  if (fstat(waker_fd, &found) || !S_ISFIFO(found.st_mode))
+    return Error{Fault::user, 0, "a lane's wake pipe that is no pipe"};
   const int own = open(("/proc/self/fd/" + std::to_string(waker_fd)).c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
   if (own < 0) return system_error("opening a lane's wake pipe");
   Handle held = handle_of(own);
@@ -122,7 +125,8 @@ void LaneWriter::hint_wake() const {
 }
 
 void LaneWriter::wake() const {
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // either this side sees that the reader looks no more, or the reader sees what was written
+  // Either this side sees that the reader looks no more, or the reader sees what was written
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   if (words().watched.load(std::memory_order_seq_cst)) return;
   (void)!write(*waker_, "", 1);
 }

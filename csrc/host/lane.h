@@ -1,9 +1,10 @@
 // Records from one process to another of the same host, through memory that both map: no system call where the reader
 // is looking.
 //
-// The reader makes the memory, and a pipe that it sleeps on (a pipe, as the thread that one wakes may run in the place of
-// the waker). Each side keeps its own position in the lane; the other's position is read once and compared with the size,
-// and a record is copied out before anything of it is looked at. So whoever writes there can spoil the lane, nothing else.
+// The reader makes the memory, and a pipe that it sleeps on (a pipe, as the thread that one wakes may run in the place
+// of the waker). Each side keeps its own position in the lane; the other's position is read once and compared with the
+// size, and a record is copied out before anything of it is looked at. So whoever writes there can spoil the lane,
+// nothing else.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -57,7 +58,8 @@ class LaneReader : public LaneEnd {
   void set_watched(bool watched) const;
 
  private:
-  LaneReader(SharedFile file, Handle wake_fd, Handle waker_fd) : LaneEnd(std::move(file)), wake_(std::move(wake_fd)), waker_(std::move(waker_fd)) {}
+  LaneReader(SharedFile file, Handle wake_fd, Handle waker_fd)
+      : LaneEnd(std::move(file)), wake_(std::move(wake_fd)), waker_(std::move(waker_fd)) {}
   const Handle wake_, waker_;
   uint32_t hints_seen_ = 0;
   int vain_hints_ = 0;  // the last ones in a row after which no record came
@@ -80,8 +82,9 @@ class LaneWriter : public LaneEnd {
   const Handle waker_;
 };
 
-// Looks, and lets others run meanwhile, until one of the lanes has news or the epoll descriptor has events (true), or `until_ns` of now_ns() (false).
-// The lanes are watched only meanwhile: for what comes after it has returned false the writer wakes the reader.
+// Looks, and lets others run meanwhile, until one of the lanes has news or the epoll descriptor has events (true), or
+// `until_ns` of now_ns() (false). The lanes are watched only meanwhile: for what comes after it has returned false the
+// writer wakes the reader.
 bool watch_lanes(std::span<const LaneReader* const> lanes, int epoll, int64_t until_ns);
 
 }  // namespace homenode

@@ -32,7 +32,8 @@ struct Mapping {
 
 [[maybe_unused]] Result<Pages> allocate_exactly(size_t bytes) {
   void* memory = nullptr;
-  if (const int code = posix_memalign(&memory, kSmallPage, bytes)) return Error{Fault::host, code, "posix_memalign of " + std::to_string(bytes) + " bytes failed"};
+  if (const int code = posix_memalign(&memory, kSmallPage, bytes))
+    return Error{Fault::host, code, "posix_memalign of " + std::to_string(bytes) + " bytes failed"};
   std::memset(memory, 0, bytes);
   return Pages{std::shared_ptr<void>(memory, std::free), static_cast<std::byte*>(memory), bytes, false};
 }
@@ -42,7 +43,8 @@ struct Mapping {
 Result<Pages> allocate_pages(size_t bytes) {
   const size_t alignment = bytes >= kHugePage ? kHugePage : kSmallPage;
   const size_t wanted = bytes ? bytes : 1;
-  if (wanted > SIZE_MAX / 2) return Error{Fault::user, 0, "a buffer of " + std::to_string(bytes) + " bytes is more than an address space"};
+  if (wanted > SIZE_MAX / 2)
+    return Error{Fault::user, 0, "a buffer of " + std::to_string(bytes) + " bytes is more than an address space"};
   if (kExactPages) return allocate_exactly(wanted);
   const size_t size = (wanted + alignment - 1) / alignment * alignment;
   const size_t mapped = size + (alignment == kHugePage ? kHugePage : 0);
@@ -70,7 +72,8 @@ void shrink(Pages& pages, size_t bytes) {
 }
 
 void keep_small(Pages& pages) {
-  if (!kExactPages) madvise(pages.data, pages.bytes, MADV_NOHUGEPAGE);  // refused where there are no huge pages, which is as good
+  // Refused where there are no huge pages, which is as good
+  if (!kExactPages) madvise(pages.data, pages.bytes, MADV_NOHUGEPAGE);
   pages.huge = false;
 }
 
@@ -84,9 +87,11 @@ int prefer_nodes(const Pages& pages, const std::vector<int>& nodes) {
   if (nodes.empty() || !pages.bytes) return 0;
   const auto address = reinterpret_cast<uintptr_t>(pages.data) / kSmallPage * kSmallPage;
   const size_t size = (pages.bytes + kSmallPage - 1) / kSmallPage * kSmallPage;
-  // The kernel takes one off the number of bits it is told, so it is told one more; more than it can have nodes is as good.
+  // The kernel takes one off the number of bits it is told, so it is told one more; more than it can have nodes is as
+  // good.
   const int highest = *std::max_element(nodes.begin(), nodes.end()), words = highest / kBits + 1;
-  const long refused = syscall(SYS_mbind, address, size, nodes.size() > 1 ? kInterleave : kPreferred, mask, static_cast<unsigned long>(words * kBits + 1), 0);
+  const long refused = syscall(SYS_mbind, address, size, nodes.size() > 1 ? kInterleave : kPreferred, mask,
+                               static_cast<unsigned long>(words * kBits + 1), 0);
   return refused ? errno : 0;
 }
 

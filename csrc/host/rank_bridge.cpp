@@ -20,12 +20,14 @@ constexpr int64_t kFarewellNs = 100'000'000;  // for what is to be said then
 constexpr uint32_t kOddHalf = 1, kArrived = 2, kOver = 4;
 
 #if defined(__SANITIZE_THREAD__)
-constexpr bool kArrivesApart = true;  // ThreadSanitizer believes that sendmsg reads its values after the other end may have had them
+// ThreadSanitizer believes that sendmsg reads its values after the other end may have had them
+constexpr bool kArrivesApart = true;
 #else
 constexpr bool kArrivesApart = false;
 #endif
 
-// Before the values of some lines of a half. With kOver there are none: `first` is a rank that is gone, `lines` its fate.
+// Before the values of some lines of a half. With kOver there are none: `first` is a rank that is gone, `lines` its
+// fate.
 struct Head {
   uint32_t number, flags, first, lines;
   uint64_t call;
@@ -59,13 +61,15 @@ bool ready(int fd, short events, int64_t until_ns) {
     const int64_t left_ns = until_ns == kForever ? kForever : until_ns - now_ns();
     if (left_ns <= 0) return false;
     pollfd one{fd, events, 0};
-    const int found = poll(&one, 1, until_ns == kForever ? -1 : static_cast<int>(std::min<int64_t>(left_ns / 1'000'000 + 1, 1 << 30)));
+    const int found = poll(
+        &one, 1, until_ns == kForever ? -1 : static_cast<int>(std::min<int64_t>(left_ns / 1'000'000 + 1, 1 << 30)));
     if (found > 0) return true;
     if (found < 0 && errno != EINTR) return false;
   }
 }
 
-// Waits for room until the deadline, which comes soon once the group is over: what has arrived by then is still for the others.
+// Waits for room until the deadline, which comes soon once the group is over: what has arrived by then is still for the
+// others.
 bool has_room(int fd, int64_t& until_ns, const RankMemory& memory) {
   while (now_ns() < until_ns) {
     if (memory.arrived(0).is_over()) until_ns = std::min(until_ns, now_ns() + kFarewellNs);
@@ -122,11 +126,15 @@ bool fits(const Head& head, uint32_t number, int64_t half_floats) {
   return head.number == number && head.flags < kOver && (int64_t(head.first) + head.lines) * kLineFloats <= half_floats;
 }
 
-RankMemory::Fate fate_of(uint32_t said) { return said == static_cast<uint32_t>(RankMemory::Fate::late) ? RankMemory::Fate::late : RankMemory::Fate::left; }
+RankMemory::Fate fate_of(uint32_t said) {
+  return said == static_cast<uint32_t>(RankMemory::Fate::late) ? RankMemory::Fate::late : RankMemory::Fate::left;
+}
 
 std::optional<Error> check_rank(const RankMemory& memory, int rank, double timeout_s) {
-  if (rank < 0 || rank >= memory.ranks()) return Error{Fault::user, 0, "rank " + std::to_string(rank) + " of a group of " + std::to_string(memory.ranks())};
-  if (!(timeout_s > 0) || timeout_s > 1e9) return Error{Fault::user, 0, "a group whose ranks wait " + std::to_string(timeout_s) + " s; wanted more than 0"};
+  if (rank < 0 || rank >= memory.ranks())
+    return Error{Fault::user, 0, "rank " + std::to_string(rank) + " of a group of " + std::to_string(memory.ranks())};
+  if (!(timeout_s > 0) || timeout_s > 1e9)
+    return Error{Fault::user, 0, "a group whose ranks wait " + std::to_string(timeout_s) + " s; wanted more than 0"};
   return {};
 }
 
@@ -136,7 +144,8 @@ Stream::~Stream() {
   if (fd_ >= 0) close(fd_);
 }
 
-Result<std::unique_ptr<RankSender>> RankSender::start(std::shared_ptr<RankMemory> memory, int rank, std::vector<Host> hosts, double timeout_s) {
+Result<std::unique_ptr<RankSender>> RankSender::start(std::shared_ptr<RankMemory> memory, int rank,
+                                                      std::vector<Host> hosts, double timeout_s) {
   if (auto error = check_rank(*memory, rank, timeout_s)) return std::move(*error);
   for (const Host& host : hosts) {
     for (const int r : host.ranks) {
@@ -147,7 +156,10 @@ Result<std::unique_ptr<RankSender>> RankSender::start(std::shared_ptr<RankMemory
 }
 
 RankSender::RankSender(std::shared_ptr<RankMemory> memory, int rank, std::vector<Host> hosts, double timeout_s)
-    : memory_(std::move(memory)), rank_(rank), hosts_(std::move(hosts)), timeout_ns_(static_cast<int64_t>(timeout_s * 1e9)) {
+    : memory_(std::move(memory)),
+      rank_(rank),
+      hosts_(std::move(hosts)),
+      timeout_ns_(static_cast<int64_t>(timeout_s * 1e9)) {
   thread_ = std::thread([this] { follow(); });
 }
 
@@ -157,9 +169,11 @@ RankSender::~RankSender() {
 }
 
 void RankSender::follow() {
-  for (uint32_t number = 1; memory_->arrived(rank_).wait_for(number, 0, kForever, nullptr, kIdleNs) == Arrival::reached; ++number) {
+  for (uint32_t number = 1; memory_->arrived(rank_).wait_for(number, 0, kForever, nullptr, kIdleNs) == Arrival::reached;
+       ++number) {
     for (const Host& host : hosts_) {
-      if (!send(host, number)) memory_->end({}, RankMemory::Fate::left);  // who it is that is gone, its own end of the other stream tells
+      // Who it is that is gone, its own end of the other stream tells
+      if (!send(host, number)) memory_->end({}, RankMemory::Fate::left);
     }
   }
   say_farewell();
@@ -194,14 +208,18 @@ void RankSender::say_farewell() {
   }
 }
 
-Result<std::unique_ptr<RankReceiver>> RankReceiver::start(std::shared_ptr<RankMemory> memory, int rank, Stream stream, double timeout_s) {
+Result<std::unique_ptr<RankReceiver>> RankReceiver::start(std::shared_ptr<RankMemory> memory, int rank, Stream stream,
+                                                          double timeout_s) {
   if (auto error = check_rank(*memory, rank, timeout_s)) return std::move(*error);
   if (auto error = memory->take_seat(rank)) return std::move(*error);
   return std::unique_ptr<RankReceiver>(new RankReceiver(std::move(memory), rank, std::move(stream), timeout_s));
 }
 
 RankReceiver::RankReceiver(std::shared_ptr<RankMemory> memory, int rank, Stream stream, double timeout_s)
-    : memory_(std::move(memory)), rank_(rank), stream_(std::move(stream)), timeout_ns_(static_cast<int64_t>(timeout_s * 1e9)) {
+    : memory_(std::move(memory)),
+      rank_(rank),
+      stream_(std::move(stream)),
+      timeout_ns_(static_cast<int64_t>(timeout_s * 1e9)) {
   thread_ = std::thread([this] { follow(); });
 }
 
@@ -215,7 +233,8 @@ void RankReceiver::follow() {
   uint32_t number = 1;
   for (Head head; (taken = take_all(stream_.fd(), &head, sizeof head, timeout_ns_, true)) == Taken::all;) {
     if (head.flags == kOver) {
-      if (head.first < static_cast<uint32_t>(memory_->ranks())) memory_->end({static_cast<int>(head.first)}, fate_of(head.lines));
+      if (head.first < static_cast<uint32_t>(memory_->ranks()))
+        memory_->end({static_cast<int>(head.first)}, fate_of(head.lines));
       continue;
     }
     if (!fits(head, number, memory_->half_floats())) break;

@@ -1,9 +1,11 @@
-// Ranks of a group on several hosts, each of which has memory for all of the group. What a rank wrote before it arrived is sent to the other hosts,
-// written to the same place there, and then the rank is marked as arrived. So ranks read and wait as on one host, and sums have the same bits.
+// Ranks of a group on several hosts, each of which has memory for all of the group. What a rank wrote before it arrived
+// is sent to the other hosts, written to the same place there, and then the rank is marked as arrived. So ranks read
+// and wait as on one host, and sums have the same bits.
 //
-// Nothing is overwritten before it was sent or read: a rank writes a half again when all have arrived once more, and those of another host do that only
-// after they have seen, and so have been sent, what it arrived with before. In a sum by shares it writes its own share in between; no other host
-// reads that before the rank arrives with it, and it is sent only then.
+// Nothing is overwritten before it was sent or read: a rank writes a half again when all have arrived once more, and
+// those of another host do that only after they have seen, and so have been sent, what it arrived with before. In a sum
+// by shares it writes its own share in between; no other host reads that before the rank arrives with it, and it is
+// sent only then.
 #pragma once
 #include <memory>
 #include <thread>
@@ -37,7 +39,8 @@ class RankSender {
     std::vector<int> ranks;
   };
   // What has arrived must be gone within `timeout_s`; else, or when a stream breaks, the group is over.
-  static Result<std::unique_ptr<RankSender>> start(std::shared_ptr<RankMemory>, int rank, std::vector<Host>, double timeout_s);
+  static Result<std::unique_ptr<RankSender>> start(std::shared_ptr<RankMemory>, int rank, std::vector<Host>,
+                                                   double timeout_s);
   // Tells the other hosts that the group is over.
   ~RankSender();
 

@@ -1,10 +1,12 @@
 // Sums and gathers over the ranks of a group, each of them a process whose pool takes part with all its threads.
 //
-// A rank copies its values into its half of the region and arrives, which is one advance of its word; when all have, every thread of every rank reads
-// what it needs of the others. The halves take turns: who writes one again has seen everybody arrive since, and so be done with reading it. A sum is
-// therefore one wait, and in between no thread of a pool waits for another. Values are added in the order of ranks: all have the same bits.
+// A rank copies its values into its half of the region and arrives, which is one advance of its word; when all have,
+// every thread of every rank reads what it needs of the others. The halves take turns: who writes one again has seen
+// everybody arrive since, and so be done with reading it. A sum is therefore one wait, and in between no thread of a
+// pool waits for another. Values are added in the order of ranks: all have the same bits.
 //
-// Many values of many ranks are summed in two waits: first each rank its share of the columns, then all take each other's.
+// Many values of many ranks are summed in two waits: first each rank its share of the columns, then all take each
+// other's.
 #pragma once
 #include <climits>
 #include <cstdint>
@@ -45,14 +47,14 @@ class RankGroup {
   // For a time in which nobody else may use the group.
   std::unique_lock<std::mutex> turn() { return std::unique_lock(one_user_); }
 
-  // The sum of all ranks' x into `out`, which may be x. Called by all threads of a pool, which have seen each other's x; each then has what all wrote
-  // after its next barrier. False: the group failed; nothing is known of `out`.
+  // The sum of all ranks' x into `out`, which may be x. Called by all threads of a pool, which have seen each other's
+  // x; each then has what all wrote after its next barrier. False: the group failed; nothing is known of `out`.
   bool sum(const FloatRows& x, const FloatRows& out, Caller&);
   // The x of all ranks beside each other; `widths`: the columns of each.
   bool gather(const FloatRows& x, const FloatRows& out, std::span<const int64_t> widths, Caller&);
 
-  // Whether call `number`, or one before it, failed for any thread of the pool: all see the same after the barrier that follows it, even where some
-  // have begun, and failed, the next call.
+  // Whether call `number`, or one before it, failed for any thread of the pool: all see the same after the barrier that
+  // follows it, even where some have begun, and failed, the next call.
   bool failed(int number = INT_MAX - 1) const { return failed_at_.load(std::memory_order_acquire) <= number; }
   // What failed, or that the group was ended meanwhile.
   std::optional<Error> error() const;

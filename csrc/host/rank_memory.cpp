@@ -13,15 +13,20 @@ constexpr uint32_t kVersion = 2;
 constexpr size_t kSeatBytes = kSmallPage;
 
 size_t whole(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
-size_t part_bytes_of(int64_t bytes_per_rank) { return whole(kSeatBytes + static_cast<size_t>(bytes_per_rank), kHugePage); }
+size_t part_bytes_of(int64_t bytes_per_rank) {
+  return whole(kSeatBytes + static_cast<size_t>(bytes_per_rank), kHugePage);
+}
 
 std::optional<Error> check_sizes(int64_t ranks, int64_t bytes_per_rank) {
   if (ranks < 1 || ranks > RankMemory::kMostRanks) {
-    return Error{Fault::user, 0, "a group of " + std::to_string(ranks) + " ranks; wanted 1 to " + std::to_string(RankMemory::kMostRanks)};
+    return Error{
+        Fault::user, 0,
+        "a group of " + std::to_string(ranks) + " ranks; wanted 1 to " + std::to_string(RankMemory::kMostRanks)};
   }
   if (bytes_per_rank < RankMemory::kLeastBytes || bytes_per_rank > RankMemory::kMostBytes) {
-    return Error{Fault::user, 0, std::to_string(bytes_per_rank) + " bytes for each rank of a group; wanted " + std::to_string(RankMemory::kLeastBytes) + " to " +
-                                     std::to_string(RankMemory::kMostBytes)};
+    return Error{Fault::user, 0,
+                 std::to_string(bytes_per_rank) + " bytes for each rank of a group; wanted " +
+                     std::to_string(RankMemory::kLeastBytes) + " to " + std::to_string(RankMemory::kMostBytes)};
   }
   return {};
 }
@@ -39,7 +44,8 @@ RankMemory::Seat& RankMemory::seat(int rank) const {
 }
 
 float* RankMemory::half(int rank, int which) const {
-  return reinterpret_cast<float*>(file_.pages.data + kHugePage + static_cast<size_t>(rank) * part_bytes_ + kSeatBytes) + which * half_floats_;
+  return reinterpret_cast<float*>(file_.pages.data + kHugePage + static_cast<size_t>(rank) * part_bytes_ + kSeatBytes) +
+         which * half_floats_;
 }
 
 Result<std::shared_ptr<RankMemory>> RankMemory::create(int ranks, int64_t bytes_per_rank) {
@@ -47,12 +53,14 @@ Result<std::shared_ptr<RankMemory>> RankMemory::create(int ranks, int64_t bytes_
   if (auto error = check_sizes(ranks, bytes_per_rank)) return std::move(*error);
   auto memory = std::make_shared<RankMemory>();
   memory->part_bytes_ = part_bytes_of(bytes_per_rank);
-  auto file = create_shared(kHugePage + static_cast<size_t>(ranks) * memory->part_bytes_, "homenode ranks", Sharing::writable);
+  auto file =
+      create_shared(kHugePage + static_cast<size_t>(ranks) * memory->part_bytes_, "homenode ranks", Sharing::writable);
   if (!file) return file.error();
   memory->file_ = std::move(file.value());
   memory->ranks_ = ranks;
   memory->half_floats_ = bytes_per_rank / 8 / kLineFloats * kLineFloats;
-  *reinterpret_cast<Header*>(memory->file_.pages.data) = {kMagic, kVersion, static_cast<uint32_t>(ranks), bytes_per_rank};
+  *reinterpret_cast<Header*>(memory->file_.pages.data) = {kMagic, kVersion, static_cast<uint32_t>(ranks),
+                                                          bytes_per_rank};
   return memory;
 }
 
@@ -60,7 +68,8 @@ Result<std::shared_ptr<RankMemory>> RankMemory::attach(int fd) {
   auto first = map_shared(fd, sizeof(Header), false);
   if (!first) return first.error();
   const Header found = *reinterpret_cast<const Header*>(first.value().data);
-  if (found.magic != kMagic || found.version != kVersion) return Error{Fault::user, 0, "memory that is no group of ranks of this version"};
+  if (found.magic != kMagic || found.version != kVersion)
+    return Error{Fault::user, 0, "memory that is no group of ranks of this version"};
   if (auto error = check_sizes(found.ranks, found.bytes_per_rank)) return std::move(*error);
   auto memory = std::make_shared<RankMemory>();
   memory->ranks_ = static_cast<int>(found.ranks);
@@ -73,15 +82,19 @@ Result<std::shared_ptr<RankMemory>> RankMemory::attach(int fd) {
 }
 
 std::optional<Error> RankMemory::take_seat(int rank) {
-  if (rank < 0 || rank >= ranks_) return Error{Fault::user, 0, "rank " + std::to_string(rank) + " of a group of " + std::to_string(ranks_)};
-  if (seat(rank).taken.exchange(1)) return Error{Fault::user, 0, "rank " + std::to_string(rank) + " of a group is taken already"};
-  const Pages mine{file_.pages.owner, reinterpret_cast<std::byte*>(&seat(rank)), whole(kSeatBytes + static_cast<size_t>(half_floats_) * 8, kSmallPage), false};
+  if (rank < 0 || rank >= ranks_)
+    return Error{Fault::user, 0, "rank " + std::to_string(rank) + " of a group of " + std::to_string(ranks_)};
+  if (seat(rank).taken.exchange(1))
+    return Error{Fault::user, 0, "rank " + std::to_string(rank) + " of a group is taken already"};
+  const Pages mine{file_.pages.owner, reinterpret_cast<std::byte*>(&seat(rank)),
+                   whole(kSeatBytes + static_cast<size_t>(half_floats_) * 8, kSmallPage), false};
   return populate(mine);
 }
 
 Written RankMemory::written(int rank, uint32_t number) const {
   const uint64_t word = seat(rank).written[number & 1].load(std::memory_order_relaxed);
-  const uint64_t lines = std::min(word >> 32, static_cast<uint64_t>(half_floats_ / kLineFloats));  // others can write there, too
+  // Others can write there, too
+  const uint64_t lines = std::min(word >> 32, static_cast<uint64_t>(half_floats_ / kLineFloats));
   return {static_cast<Written::Part>(word >> 1 & 3), static_cast<int>(word & 1), static_cast<uint32_t>(lines)};
 }
 
@@ -118,7 +131,8 @@ std::string RankMemory::missing(double seconds) const {
   const std::string of = " of " + std::to_string(ranks_);
   if (left.empty() && late.empty()) return "the group of " + std::to_string(ranks_) + " ranks was ended";
   std::string message = left.empty() ? "" : "rank " + left + of + " left the group";
-  if (!late.empty()) message += (message.empty() ? "" : "; ") + ("rank " + late) + of + " did not come within " + text + " s";
+  if (!late.empty())
+    message += (message.empty() ? "" : "; ") + ("rank " + late) + of + " did not come within " + text + " s";
   return message;
 }
 

@@ -1,7 +1,9 @@
-// The memory through which the ranks of a group exchange values: one memfd, in which each rank has a seat and a region of its own.
+// The memory through which the ranks of a group exchange values: one memfd, in which each rank has a seat and a region
+// of its own.
 //
-// The maker (who may be nobody's rank) writes the sizes; who attaches checks them once and never reads them again, so that nothing written there
-// later makes anybody reach past the mapping. A rank's part begins on a huge page and is first touched by it: the memory is of its node.
+// The maker (who may be nobody's rank) writes the sizes; who attaches checks them once and never reads them again, so
+// that nothing written there later makes anybody reach past the mapping. A rank's part begins on a huge page and is
+// first touched by it: the memory is of its node.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -20,8 +22,8 @@ constexpr int64_t kLineFloats = 16;  // halves are written and read in whole cac
 // Part `part` of `parts` of n things begins there.
 inline int64_t share(int64_t n, int part, int parts) { return n * part / parts; }
 
-// What a rank wrote into one half before it arrived: lines from the first on. Of a sum by shares each other rank reads its own share first, and then
-// all read the share of this one.
+// What a rank wrote into one half before it arrived: lines from the first on. Of a sum by shares each other rank reads
+// its own share first, and then all read the share of this one.
 struct Written {
   enum class Part : uint32_t { all, for_shares, own_share };
   Part part = Part::all;

@@ -1,7 +1,8 @@
-// Rows on their way from one stage to the next: a memfd with a few slots, written by one process, read by several, each of which has every row.
+// Rows on their way from one stage to the next: a memfd with a few slots, written by one process, read by several, each
+// of which has every row.
 //
-// The maker, who may be neither, writes the sizes; who attaches checks them once and never reads them again. A slot is written again when all readers
-// are done with it: who writes waits until then.
+// The maker, who may be neither, writes the sizes; who attaches checks them once and never reads them again. A slot is
+// written again when all readers are done with it: who writes waits until then.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -72,7 +73,8 @@ class RingWriter : public RingEnd {
  public:
   static Result<std::unique_ptr<RingWriter>> join(std::shared_ptr<RingMemory>, int spin_us);
   // The rows of a step, `stride` floats apart; the numbers of steps ascend. Waits for room.
-  std::optional<Error> write(uint64_t number, const float* data, int64_t stride, int64_t rows, int64_t columns, double timeout_s);
+  std::optional<Error> write(uint64_t number, const float* data, int64_t stride, int64_t rows, int64_t columns,
+                             double timeout_s);
 
  private:
   using RingEnd::RingEnd;
@@ -92,7 +94,8 @@ class RingReader : public RingEnd {
   void release();
 
  private:
-  RingReader(std::shared_ptr<RingMemory> memory, int reader, int spin_us) : RingEnd(std::move(memory), spin_us), reader_(reader) {}
+  RingReader(std::shared_ptr<RingMemory> memory, int reader, int spin_us)
+      : RingEnd(std::move(memory), spin_us), reader_(reader) {}
   void release_held();
   const int reader_;
   bool holds_ = false;

@@ -1,7 +1,8 @@
-// A counter in memory that several processes map, on which they wait for each other: watched for a while, then slept on, at most until a deadline.
+// A counter in memory that several processes map, on which they wait for each other: watched for a while, then slept
+// on, at most until a deadline.
 //
-// It counts in steps of two; the odd bit says that it is over, and ends every wait, now and later. Whatever others write there, nobody waits longer
-// than to the deadline.
+// It counts in steps of two; the odd bit says that it is over, and ends every wait, now and later. Whatever others
+// write there, nobody waits longer than to the deadline.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -30,8 +31,10 @@ class alignas(kLine) SharedWord {
   // Who advances a word and dies before it wakes the sleepers costs them no more than this.
   static constexpr int64_t kSliceNs = 20'000'000;
 
-  // Until it has been advanced `count` times (modulo 2^31), which comes before its end; `until_ns` is of now_ns(). Adds what it slept to `slept_ns`.
-  Arrival wait_for(uint32_t count, int64_t spin_ns, int64_t until_ns, int64_t* slept_ns = nullptr, int64_t slice_ns = kSliceNs);
+  // Until it has been advanced `count` times (modulo 2^31), which comes before its end; `until_ns` is of now_ns(). Adds
+  // what it slept to `slept_ns`.
+  Arrival wait_for(uint32_t count, int64_t spin_ns, int64_t until_ns, int64_t* slept_ns = nullptr,
+                   int64_t slice_ns = kSliceNs);
 
  private:
   static bool reached(uint32_t word, uint32_t count) { return static_cast<int32_t>((word & ~1u) - (count << 1)) >= 0; }

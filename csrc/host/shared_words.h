@@ -1,4 +1,5 @@
-// Words of 64 bits at the beginning of a memfd that several processes write: what they tell each other of the rest of it.
+// Words of 64 bits at the beginning of a memfd that several processes write: what they tell each other of the rest of
+// it.
 #pragma once
 #include <cstddef>
 #include <cstdint>

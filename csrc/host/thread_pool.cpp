@@ -31,7 +31,12 @@ bool threads_share_cpus(const std::vector<int>& cpus) {
 
 struct ThreadPool::State {
   State(std::vector<int> on, std::vector<GroupPath> paths, int64_t spin, bool pin, std::unique_ptr<TreeBarrier> tree)
-      : cpus(std::move(on)), groups(std::move(paths)), spin_ns(spin), pin_caller(pin), barrier(std::move(tree)), contention(static_cast<int>(cpus.size())) {}
+      : cpus(std::move(on)),
+        groups(std::move(paths)),
+        spin_ns(spin),
+        pin_caller(pin),
+        barrier(std::move(tree)),
+        contention(static_cast<int>(cpus.size())) {}
 
   const std::vector<int> cpus;
   const std::vector<GroupPath> groups;
@@ -61,7 +66,8 @@ struct ThreadPool::State {
 
   void settle(int thread) {
     barrier->settle(thread);
-    if (settled_threads.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<int>(cpus.size())) all_settled.advance();
+    if (settled_threads.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<int>(cpus.size()))
+      all_settled.advance();
   }
 
   void wait_for_all(int thread) {
@@ -104,7 +110,9 @@ struct ThreadPool::State {
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int code = 0;
-    while (started < workers.size() && !(code = pthread_create(&workers[started].handle, nullptr, enter, &workers[started]))) ++started;
+    while (started < workers.size() &&
+           !(code = pthread_create(&workers[started].handle, nullptr, enter, &workers[started])))
+      ++started;
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     return code;
   }
@@ -118,12 +126,16 @@ struct ThreadPool::State {
 
 ThreadPool::ThreadPool() = default;
 
-Result<std::unique_ptr<ThreadPool>> ThreadPool::create(std::vector<int> cpus, int spin_us, bool pin_caller, std::vector<GroupPath> groups) {
+Result<std::unique_ptr<ThreadPool>> ThreadPool::create(std::vector<int> cpus, int spin_us, bool pin_caller,
+                                                       std::vector<GroupPath> groups) {
   if (cpus.empty()) return Error{Fault::user, 0, "a thread pool needs at least one thread"};
-  if (cpus.size() > 4096) return Error{Fault::user, 0, "a thread pool of " + std::to_string(cpus.size()) + " threads; at most 4096"};
+  if (cpus.size() > 4096)
+    return Error{Fault::user, 0, "a thread pool of " + std::to_string(cpus.size()) + " threads; at most 4096"};
   if (groups.empty()) groups.resize(cpus.size());
   if (groups.size() != cpus.size()) {
-    return Error{Fault::user, 0, "groups of " + std::to_string(groups.size()) + " threads for a thread pool of " + std::to_string(cpus.size())};
+    return Error{
+        Fault::user, 0,
+        "groups of " + std::to_string(groups.size()) + " threads for a thread pool of " + std::to_string(cpus.size())};
   }
   if (pin_caller) {
     if (PinScope trial(cpus[0]); trial.error()) return pin_error(cpus[0], trial.error());
@@ -132,7 +144,8 @@ Result<std::unique_ptr<ThreadPool>> ThreadPool::create(std::vector<int> cpus, in
   if (!barrier) return barrier.error();
   std::unique_ptr<ThreadPool> pool(new ThreadPool);
   const int64_t spin_ns = std::clamp(spin_us, 0, threads_share_cpus(cpus) ? kSharedSpinUs : INT_MAX) * int64_t(1000);
-  pool->state_ = std::make_unique<State>(std::move(cpus), std::move(groups), spin_ns, pin_caller, std::move(barrier.value()));
+  pool->state_ =
+      std::make_unique<State>(std::move(cpus), std::move(groups), spin_ns, pin_caller, std::move(barrier.value()));
   State& s = *pool->state_;
 
   size_t started = 0;
@@ -147,7 +160,8 @@ Result<std::unique_ptr<ThreadPool>> ThreadPool::create(std::vector<int> cpus, in
   if (code) {
     s.end_workers(started);
     s.workers.clear();
-    return Error{Fault::host, code, "pthread_create of thread " + std::to_string(started + 1) + " failed: " + std::strerror(code)};
+    return Error{Fault::host, code,
+                 "pthread_create of thread " + std::to_string(started + 1) + " failed: " + std::strerror(code)};
   }
   if (s.pin_errno.load()) return pin_error(s.pin_cpu.load(), s.pin_errno.load());  // ~ThreadPool ends the threads
   return pool;

@@ -18,7 +18,8 @@ class ThreadPool {
  public:
   // cpus[i]: the CPU of thread i, or -1 to leave it unpinned; cpus.size() >= 1. groups[i]: the path of groups that
   // thread i belongs to (see tree_barrier.h), the largest first; empty: all threads are one group.
-  static Result<std::unique_ptr<ThreadPool>> create(std::vector<int> cpus, int spin_us, bool pin_caller, std::vector<GroupPath> groups = {});
+  static Result<std::unique_ptr<ThreadPool>> create(std::vector<int> cpus, int spin_us, bool pin_caller,
+                                                    std::vector<GroupPath> groups = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -43,7 +44,8 @@ class ThreadPool {
 
   // Of the time each thread recently computed or spun, the share in which it did not have its CPU (cpu_contention.h).
   std::vector<double> lost_shares() const;
-  // How long threads spin before they sleep, in microseconds: at most the `spin_us` given, less where threads share CPUs.
+  // How long threads spin before they sleep, in microseconds: at most the `spin_us` given, less where threads share
+  // CPUs.
   int spin_us() const;
 
  private:

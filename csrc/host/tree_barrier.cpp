@@ -24,7 +24,9 @@ Result<std::unique_ptr<TreeBarrier>> TreeBarrier::create(const std::vector<Group
   static_assert(sizeof(Node) <= kNodeBytes);
   if (paths.empty()) return Error{Fault::user, 0, "a thread pool needs at least one thread"};
   for (const GroupPath& path : paths) {
-    if (path.size() > kMaxDepth) return Error{Fault::user, 0, "groups " + std::to_string(path.size()) + " deep; at most " + std::to_string(kMaxDepth)};
+    if (path.size() > kMaxDepth)
+      return Error{Fault::user, 0,
+                   "groups " + std::to_string(path.size()) + " deep; at most " + std::to_string(kMaxDepth)};
   }
   std::unique_ptr<TreeBarrier> tree(new TreeBarrier);
   tree->node_of_.resize(paths.size());
@@ -56,7 +58,8 @@ void TreeBarrier::plan(const std::vector<GroupPath>& paths, const std::vector<in
     if (group.size() == 1) ungrouped.push_back(group.front());
   }
   for (const int thread : ungrouped) node_of_[static_cast<size_t>(thread)] = index;
-  const auto larger = std::count_if(groups.begin(), groups.end(), [](const auto& group) { return group.second.size() > 1; });
+  const auto larger =
+      std::count_if(groups.begin(), groups.end(), [](const auto& group) { return group.second.size() > 1; });
   plans_.back().arrivals = static_cast<int>(ungrouped.size()) + static_cast<int>(larger);
   plans_.back().threads = !ungrouped.empty();
   for (const auto& [name, group] : groups) {
@@ -75,11 +78,14 @@ void TreeBarrier::settle(int thread) {
   }
 }
 
-int64_t TreeBarrier::wait(int thread, int64_t spin_ns) { return wait_at(*nodes_of_[static_cast<size_t>(thread)], spin_ns); }
+int64_t TreeBarrier::wait(int thread, int64_t spin_ns) {
+  return wait_at(*nodes_of_[static_cast<size_t>(thread)], spin_ns);
+}
 
 int64_t TreeBarrier::wait_at(Node& at, int64_t spin_ns) {
   const uint32_t seen = at.released.value();  // cannot change before this arrival
-  if (at.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 != at.arrivals) return at.released.wait_while(seen, spin_ns);
+  if (at.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 != at.arrivals)
+    return at.released.wait_while(seen, spin_ns);
   at.arrived.store(0, std::memory_order_relaxed);  // nobody arrives again before the release
   const int64_t slept = at.parent ? wait_at(*at.parent, spin_ns) : 0;
   at.released.advance();

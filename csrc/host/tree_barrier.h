@@ -1,9 +1,9 @@
 // Where the threads of a pool wait for each other: a tree of counters along the threads' paths.
 //
-// A path names the ever smaller groups that a thread belongs to, such as (NUMA node, last-level cache). Threads with the
-// same path arrive at a node of their own, so that its counter stays in the cache they share; the last to arrive goes up
-// and arrives for its group at the node above. Who arrives last at the top releases everybody, from the top down. Groups
-// of one, and groups that are all there is of the group above, have no node.
+// A path names the ever smaller groups that a thread belongs to, such as (NUMA node, last-level cache). Threads with
+// the same path arrive at a node of their own, so that its counter stays in the cache they share; the last to arrive
+// goes up and arrives for its group at the node above. Who arrives last at the top releases everybody, from the top
+// down. Groups of one, and groups that are all there is of the group above, have no node.
 //
 // A node has a memory page of its own, first written by one of its threads, and a cache line for each thing in it that
 // is written.

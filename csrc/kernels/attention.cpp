@@ -22,7 +22,8 @@ struct RowPlace {
   int64_t token, head;
 };
 
-// Tiles of a chunk's keys and values; those of a block lie one behind the other, `run[i]` of them where tile i is the chunk's first of a block.
+// Tiles of a chunk's keys and values; those of a block lie one behind the other, `run[i]` of them where tile i is the
+// chunk's first of a block.
 struct ChunkTiles {
   const void *keys[kChunkTiles], *values[kChunkTiles];
   int run[kChunkTiles];
@@ -31,14 +32,18 @@ struct ChunkTiles {
 
 ChunkTiles find_tiles(const AttentionCall& call, const Step& step, const AttentionTile& tile, int chunk) {
   const KvCache& cache = *call.cache;
-  const int block_size = cache.shape().block_size, last = std::min((chunk + 1) * kChunkKeys, step.context_len[static_cast<size_t>(tile.sequence)]);
+  const int block_size = cache.shape().block_size,
+            last = std::min((chunk + 1) * kChunkKeys, step.context_len[static_cast<size_t>(tile.sequence)]);
   int position = chunk * kChunkKeys, slot = position % block_size;
-  const int32_t* block = &step.block_table[static_cast<size_t>(tile.sequence * step.table_width + position / block_size)];
+  const int32_t* block =
+      &step.block_table[static_cast<size_t>(tile.sequence * step.table_width + position / block_size)];
   ChunkTiles tiles;
   while (position < last) {
-    const std::byte *keys = cache.keys(call.layer, *block, tile.kv_head, slot), *values = cache.values(call.layer, *block, tile.kv_head, slot);
+    const std::byte *keys = cache.keys(call.layer, *block, tile.kv_head, slot),
+                    *values = cache.values(call.layer, *block, tile.kv_head, slot);
     const int first = tiles.count;
-    for (; slot < block_size && position < last; slot += kTileKeys, position += kTileKeys, keys += cache.tile_bytes(), values += cache.tile_bytes()) {
+    for (; slot < block_size && position < last;
+         slot += kTileKeys, position += kTileKeys, keys += cache.tile_bytes(), values += cache.tile_bytes()) {
       tiles.keys[tiles.count] = keys;
       tiles.values[tiles.count++] = values;
     }
@@ -60,7 +65,8 @@ class Wanted {
   void add_values(const ChunkTiles& tiles, int64_t tile_bytes) {
     for (int i = 0; i < tiles.count; i += tiles.run[i]) add(tiles.values[i], tiles.run[i] * tile_bytes);
   }
-  // In the order of memory: of a block first keys, then values, which lie behind them. Memory gives the more the longer it is read in one piece.
+  // In the order of memory: of a block first keys, then values, which lie behind them. Memory gives the more the longer
+  // it is read in one piece.
   void add_chunk(const ChunkTiles& tiles, int64_t tile_bytes) {
     for (int i = 0; i < tiles.count; i += tiles.run[i]) {
       add(tiles.keys[i], tiles.run[i] * tile_bytes);
@@ -78,9 +84,18 @@ class Wanted {
 // One tile as one thread works on it.
 class TileWork {
  public:
-  TileWork(const AttentionCall& call, const Step& step, const AttentionPlan& plan, const Kernels& kernels, float* memory)
-      : call_(call), step_(step), plan_(plan), shape_(plan.shape()), kernels_(kernels), padded_(padded_head(plan.shape().head_dim)), queries_(memory),
-        scores_(memory + kQueryRows * padded_), merged_(scores_ + kQueryRows * kChunkKeys), chunk_(merged_.out + kQueryRows * padded_) {}
+  TileWork(const AttentionCall& call, const Step& step, const AttentionPlan& plan, const Kernels& kernels,
+           float* memory)
+      : call_(call),
+        step_(step),
+        plan_(plan),
+        shape_(plan.shape()),
+        kernels_(kernels),
+        padded_(padded_head(plan.shape().head_dim)),
+        queries_(memory),
+        scores_(memory + kQueryRows * padded_),
+        merged_(scores_ + kQueryRows * kChunkKeys),
+        chunk_(merged_.out + kQueryRows * padded_) {}
 
   // Goes on to an item, whose rows are loaded as the scores are computed from them. `next`: the item after it, or null.
   void enter(const AttentionItem& item, const AttentionItem* next) {
@@ -88,7 +103,9 @@ class TileWork {
     item_ = &item, next_item_ = next;
     const int first = first_position(step_, tile_->sequence);
     place_rows(*tile_, places_);
-    for (int r = 0; r < tile_->rows; ++r) positions_[r] = first + static_cast<int>(places_[r].token) - step_.query_start[static_cast<size_t>(tile_->sequence)];
+    for (int r = 0; r < tile_->rows; ++r)
+      positions_[r] =
+          first + static_cast<int>(places_[r].token) - step_.query_start[static_cast<size_t>(tile_->sequence)];
     load_queries();
   }
 
@@ -106,8 +123,9 @@ class TileWork {
       begin[r] = std::max(first_visible(p, shape_.window) - first, 0);
       end[r] = std::min(p + 1 - first, kChunkKeys);
     }
-    call_.cache->kernels(kernels_).attend({tile_->rows, shape_.head_dim, queries_, query_scales_, call_.softcap * kLog2E, here_.keys, here_.values, begin, end,
-                                           scores_, result.largest, result.sum, result.out, wanted.ranges(), wanted.count()});
+    call_.cache->kernels(kernels_).attend({tile_->rows, shape_.head_dim, queries_, query_scales_,
+                                           call_.softcap * kLog2E, here_.keys, here_.values, begin, end, scores_,
+                                           result.largest, result.sum, result.out, wanted.ranges(), wanted.count()});
   }
 
   // A chunk that is the first of every row, straight into the merged result; any other beside it, then merged.
@@ -125,7 +143,8 @@ class TileWork {
   }
 
   void write_out() {
-    for (int r = 0; r < tile_->rows; ++r) kernels_.divide(merged_.out + r * padded_, merged_.sum[r], out(places_[r]), shape_.head_dim);
+    for (int r = 0; r < tile_->rows; ++r)
+      kernels_.divide(merged_.out + r * padded_, merged_.sum[r], out(places_[r]), shape_.head_dim);
   }
 
  private:
@@ -134,13 +153,14 @@ class TileWork {
     float* transformed = chunk_.out;  // not in use yet
     std::byte* loaded = reinterpret_cast<std::byte*>(queries_);
     for (int r = 0; r < tile_->rows; ++r, loaded += int64_t(shape_.head_dim) * kv.query_bytes) {
-      const float* q = call_.query_transform.apply(kernels_, query(places_[r]), places_[r].token, shape_.head_dim, transformed);
+      const float* q =
+          call_.query_transform.apply(kernels_, query(places_[r]), places_[r].token, shape_.head_dim, transformed);
       query_scales_[r] = kv.load_query(q, shape_.head_dim, call_.scale * kLog2E, loaded);
     }
   }
 
-  // The chunk after this one, or the next item's first and its queries and outputs. While a last chunk of few keys is computed there would be no time
-  // to ask for as much, so that is done a chunk before.
+  // The chunk after this one, or the next item's first and its queries and outputs. While a last chunk of few keys is
+  // computed there would be no time to ask for as much, so that is done a chunk before.
   void prefetch_chunk(int chunk, Wanted& wanted) {
     here_tile_ = nullptr;
     if (chunk + 1 < item_->chunk_end) {
@@ -148,7 +168,9 @@ class TileWork {
       next_ = find_tiles(call_, step_, *here_tile_, here_chunk_);
       if (!stays_near(*tile_)) wanted.add_chunk(next_, call_.cache->tile_bytes());
       if (chunk + 2 == item_->chunk_end && next_item_ && next_.count <= kFewTiles) {
-        prefetch_next(find_tiles(call_, step_, plan_.tiles()[static_cast<size_t>(next_item_->tile)], next_item_->chunk_begin), wanted);
+        prefetch_next(
+            find_tiles(call_, step_, plan_.tiles()[static_cast<size_t>(next_item_->tile)], next_item_->chunk_begin),
+            wanted);
       }
     } else if (next_item_) {
       here_tile_ = &plan_.tiles()[static_cast<size_t>(next_item_->tile)], here_chunk_ = next_item_->chunk_begin;
@@ -190,19 +212,23 @@ class TileWork {
   }
 
   void merge(const Rows& result, const Merge* how) {
-    kernels_.merge({tile_->rows, padded_, how, merged_.largest, merged_.sum, merged_.out, result.largest, result.sum, result.out});
+    kernels_.merge(
+        {tile_->rows, padded_, how, merged_.largest, merged_.sum, merged_.out, result.largest, result.sum, result.out});
   }
 
   void place_rows(const AttentionTile& tile, RowPlace* places) const {
     const int64_t first_head = int64_t(tile.kv_head) * shape_.group;
-    int64_t token = step_.query_start[static_cast<size_t>(tile.sequence)] + tile.row_begin / shape_.group, head = tile.row_begin % shape_.group;
+    int64_t token = step_.query_start[static_cast<size_t>(tile.sequence)] + tile.row_begin / shape_.group,
+            head = tile.row_begin % shape_.group;
     for (int r = 0; r < tile.rows; ++r) {
       places[r] = {token, first_head + head};
       if (++head == shape_.group) head = 0, ++token;
     }
   }
 
-  const float* query(const RowPlace& at) const { return call_.queries + at.token * call_.query_stride + at.head * shape_.head_dim; }
+  const float* query(const RowPlace& at) const {
+    return call_.queries + at.token * call_.query_stride + at.head * shape_.head_dim;
+  }
   float* out(const RowPlace& at) const { return call_.out + at.token * call_.out_stride + at.head * shape_.head_dim; }
 
   const AttentionCall& call_;
@@ -242,8 +268,8 @@ void compute_item(TileWork& work, const AttentionItem& item, AttentionPlan& plan
 
 }  // namespace
 
-void attend(const AttentionCall& call, const Step& step, AttentionPlan& plan, const AttentionScratch& scratch, const Kernels& kernels,
-            RunClaims* claims, int thread) {
+void attend(const AttentionCall& call, const Step& step, AttentionPlan& plan, const AttentionScratch& scratch,
+            const Kernels& kernels, RunClaims* claims, int thread) {
   TileWork work(call, step, plan, kernels, scratch.thread_part(thread));
   const auto compute = [&](int64_t i, int64_t end) {
     const AttentionItem* item = &plan.items()[static_cast<size_t>(i)];

@@ -1,9 +1,10 @@
 // Paged causal attention as work items for a pool.
 //
-// A tile is up to 32 rows of (query token, head of the group) of one sequence and KV head. Its context is cut into chunks of 256 keys counted
-// from position 0; each chunk gives a partial result for each row, and partial results are merged in ascending order. A tile is one work item,
-// or, when there are too few tiles for the pool, several: then every chunk's partial result is kept and the item that ends last merges them.
-// Either way each row sees the same arithmetic.
+// A tile is up to 32 rows of (query token, head of the group) of one sequence and KV head. Its context is cut into
+// chunks of 256 keys counted from position 0; each chunk gives a partial result for each row, and partial results are
+// merged in ascending order. A tile is one work item, or, when there are too few tiles for the pool, several: then
+// every chunk's partial result is kept and the item that ends last merges them. Either way each row sees the same
+// arithmetic.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -91,7 +92,8 @@ class AttentionScratch {
   static size_t thread_bytes(int head_dim);
   // A partial result of so many rows: [kQueryRows largest][kQueryRows sum][rows, padded head]
   static size_t partial_bytes(int rows, int head_dim);
-  // own: a part of thread_bytes for each thread, from one to the next `own_bytes`; partials: what several threads share.
+  // own: a part of thread_bytes for each thread, from one to the next `own_bytes`; partials: what several threads
+  // share.
   AttentionScratch(std::byte* own, size_t own_bytes, std::byte* partials, int head_dim)
       : own_(own), own_bytes_(own_bytes), partials_(partials), head_dim_(head_dim) {}
   float* thread_part(int thread) const;
@@ -115,11 +117,14 @@ struct AttentionCall {
   float scale;
   float softcap;  // scores become softcap * tanh(score / softcap); 0: they stay
   NormRope query_transform;
-  // Keys and values of a step that is still to be written: each by the one work item that reads it first, so AttentionPlan::writes_alone.
+  // Keys and values of a step that is still to be written: each by the one work item that reads it first, so
+  // AttentionPlan::writes_alone.
   const KvWrite* write = nullptr;
 };
 
-// A thread works on its share of the items, then on what is left of its neighbours'. Without claims (see linear_share.h) it does its own share alone.
-void attend(const AttentionCall&, const Step&, AttentionPlan&, const AttentionScratch&, const Kernels&, RunClaims* claims, int thread);
+// A thread works on its share of the items, then on what is left of its neighbours'. Without claims (see
+// linear_share.h) it does its own share alone.
+void attend(const AttentionCall&, const Step&, AttentionPlan&, const AttentionScratch&, const Kernels&,
+            RunClaims* claims, int thread);
 
 }  // namespace homenode

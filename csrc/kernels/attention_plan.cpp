@@ -3,10 +3,15 @@
 #include <algorithm>
 
 namespace homenode {
-// Room for every KV head of the longest sequence while it is decoded: with one tile left whole, all would wait for the thread that has it.
-AttentionPlan::AttentionPlan(const AttentionShape& shape, const StepLimits& limits, int block_size, int threads) : shape_(shape), threads_(threads) {
-  const int64_t longest = int64_t(limits.max_blocks_per_sequence) * block_size, chunks = (longest + kChunkKeys - 1) / kChunkKeys * shape.kv_heads;
-  const auto room = [&](int64_t count, int rows) { return count * static_cast<int64_t>(AttentionScratch::partial_bytes(rows, shape.head_dim)); };
+// Room for every KV head of the longest sequence while it is decoded: with one tile left whole, all would wait for the
+// thread that has it.
+AttentionPlan::AttentionPlan(const AttentionShape& shape, const StepLimits& limits, int block_size, int threads)
+    : shape_(shape), threads_(threads) {
+  const int64_t longest = int64_t(limits.max_blocks_per_sequence) * block_size,
+                chunks = (longest + kChunkKeys - 1) / kChunkKeys * shape.kv_heads;
+  const auto room = [&](int64_t count, int rows) {
+    return count * static_cast<int64_t>(AttentionScratch::partial_bytes(rows, shape.head_dim));
+  };
   room_ = threads == 1 ? 0 : std::max(room(16 * threads, kQueryRows), room(chunks, std::min(shape.group, kQueryRows)));
 }
 
@@ -29,7 +34,8 @@ void AttentionPlan::keep_read(const Step& step, int sequence, int& begin, int& e
 }
 
 void AttentionPlan::add_sequence(const Step& step, int sequence) {
-  const int rows = (step.query_start[sequence + 1] - step.query_start[sequence]) * shape_.group, first = first_position(step, sequence);
+  const int rows = (step.query_start[sequence + 1] - step.query_start[sequence]) * shape_.group,
+            first = first_position(step, sequence);
   // Later rows see more keys: the longest work first, so that the pool ends together.
   for (int tile = (rows - 1) / kQueryRows * kQueryRows; tile >= 0; tile -= kQueryRows) {
     int begin = tile, end = std::min(tile + kQueryRows, rows);
@@ -38,7 +44,8 @@ void AttentionPlan::add_sequence(const Step& step, int sequence) {
     const int count = end - begin;
     const int low = first + begin / shape_.group, high = first + (begin + count - 1) / shape_.group;
     for (int head = 0; head < shape_.kv_heads; ++head) {
-      tiles_.push_back({sequence, head, begin, count, first_visible(low, shape_.window) / kChunkKeys, high / kChunkKeys + 1, -1});
+      tiles_.push_back(
+          {sequence, head, begin, count, first_visible(low, shape_.window) / kChunkKeys, high / kChunkKeys + 1, -1});
     }
   }
 }
@@ -60,7 +67,8 @@ void AttentionPlan::divide_tiles() {
     }
     tile.first_partial = taken;
     taken += bytes;
-    for (int chunk = tile.chunk_begin; chunk < tile.chunk_end; chunk += span) items_.push_back({i, chunk, std::min(chunk + span, tile.chunk_end)});
+    for (int chunk = tile.chunk_begin; chunk < tile.chunk_end; chunk += span)
+      items_.push_back({i, chunk, std::min(chunk + span, tile.chunk_end)});
   }
 }
 
@@ -68,8 +76,10 @@ void AttentionPlan::divide_tiles() {
 int64_t AttentionPlan::cost(const Step& step, const AttentionItem& item) const {
   const AttentionTile& tile = tiles_[static_cast<size_t>(item.tile)];
   const int first = first_position(step, tile.sequence);
-  const int low = first_visible(first + tile.row_begin / shape_.group, shape_.window), high = first + (tile.row_begin + tile.rows - 1) / shape_.group;
-  return int64_t(tile.rows) * (64 + std::min(high + 1, item.chunk_end * kChunkKeys) - std::max(low, item.chunk_begin * kChunkKeys));
+  const int low = first_visible(first + tile.row_begin / shape_.group, shape_.window),
+            high = first + (tile.row_begin + tile.rows - 1) / shape_.group;
+  return int64_t(tile.rows) *
+         (64 + std::min(high + 1, item.chunk_end * kChunkKeys) - std::max(low, item.chunk_begin * kChunkKeys));
 }
 
 // Cuts the items into shares of about equal work for threads thread_begin .. thread_end - 1.
@@ -81,7 +91,8 @@ void AttentionPlan::share_among(const Step& step, int item_begin, int item_end, 
   for (int i = item_begin; i < item_end; ++i) {
     const int64_t here = cost(step, items_[static_cast<size_t>(i)]);
     // An item belongs to the thread in whose part of the work its middle lies.
-    for (; thread < threads && thread * total <= (before + here / 2) * threads; ++thread) share_begins_[static_cast<size_t>(thread_begin + thread)] = i;
+    for (; thread < threads && thread * total <= (before + here / 2) * threads; ++thread)
+      share_begins_[static_cast<size_t>(thread_begin + thread)] = i;
     before += here;
   }
   for (; thread < threads; ++thread) share_begins_[static_cast<size_t>(thread_begin + thread)] = item_end;
@@ -95,7 +106,8 @@ void AttentionPlan::sort_by_group() {
     while (head(item) >= shape_.groups[at].past_head) ++at;
     return at;
   };
-  std::stable_sort(items_.begin(), items_.end(), [&](const AttentionItem& a, const AttentionItem& b) { return group(a) < group(b); });
+  std::stable_sort(items_.begin(), items_.end(),
+                   [&](const AttentionItem& a, const AttentionItem& b) { return group(a) < group(b); });
 }
 
 void AttentionPlan::share_items(const Step& step) {
@@ -106,7 +118,8 @@ void AttentionPlan::share_items(const Step& step) {
   int item = 0, thread = 0;
   for (const HeadGroup& group : shape_.groups) {
     int end = item;
-    while (end < items && tiles_[static_cast<size_t>(items_[static_cast<size_t>(end)].tile)].kv_head < group.past_head) ++end;
+    while (end < items && tiles_[static_cast<size_t>(items_[static_cast<size_t>(end)].tile)].kv_head < group.past_head)
+      ++end;
     share_among(step, item, end, thread, group.past_thread);
     item = end, thread = group.past_thread;
   }
@@ -120,21 +133,27 @@ void AttentionPlan::divide(const Step& step) {
   divide_tiles();
   share_items(step);
   const int tiles = static_cast<int>(tiles_.size());
-  if (chunks_left_.size() < tiles_.size()) chunks_left_ = std::vector<std::atomic<int>>(std::max(tiles_.size(), 2 * chunks_left_.size()));
+  if (chunks_left_.size() < tiles_.size())
+    chunks_left_ = std::vector<std::atomic<int>>(std::max(tiles_.size(), 2 * chunks_left_.size()));
   for (int i = 0; i < tiles; ++i) {
     const AttentionTile& tile = tiles_[static_cast<size_t>(i)];
     chunks_left(i).store(tile.chunk_end - tile.chunk_begin, std::memory_order_relaxed);
   }
 }
 
-size_t AttentionScratch::partial_bytes(int rows, int head_dim) { return sizeof(float) * static_cast<size_t>(2 * kQueryRows + rows * padded_head(head_dim)); }
+size_t AttentionScratch::partial_bytes(int rows, int head_dim) {
+  return sizeof(float) * static_cast<size_t>(2 * kQueryRows + rows * padded_head(head_dim));
+}
 
 // Queries, scores, and two results: the chunk's and the merged one.
 size_t AttentionScratch::thread_bytes(int head_dim) {
-  return sizeof(float) * static_cast<size_t>(kQueryRows * padded_head(head_dim) + kQueryRows * kChunkKeys) + 2 * partial_bytes(kQueryRows, head_dim);
+  return sizeof(float) * static_cast<size_t>(kQueryRows * padded_head(head_dim) + kQueryRows * kChunkKeys) +
+         2 * partial_bytes(kQueryRows, head_dim);
 }
 
-float* AttentionScratch::thread_part(int thread) const { return reinterpret_cast<float*>(own_ + static_cast<size_t>(thread) * own_bytes_); }
+float* AttentionScratch::thread_part(int thread) const {
+  return reinterpret_cast<float*>(own_ + static_cast<size_t>(thread) * own_bytes_);
+}
 
 float* AttentionScratch::partial(const AttentionTile& tile, int chunk) const {
   const size_t before = static_cast<size_t>(chunk - tile.chunk_begin) * partial_bytes(tile.rows, head_dim_);

@@ -12,7 +12,9 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int64_t kBlock = 256;   // values whose largest is kept
 constexpr int64_t kPiece = 2048;  // values whose weights are summed before one of them is chosen
 
-bool better(const TokenValue& a, const TokenValue& b) { return a.value > b.value || (a.value == b.value && a.token < b.token); }
+bool better(const TokenValue& a, const TokenValue& b) {
+  return a.value > b.value || (a.value == b.value && a.token < b.token);
+}
 
 // The finaliser of SplitMix64 (Steele, Lea, Flood 2014).
 uint64_t mix(uint64_t x) {
@@ -37,8 +39,8 @@ void edit(std::vector<float>& row, const RowSampling& how) {
   }
 }
 
-// The largest of each block of a row, so that afterwards only blocks that hold something wanted are looked at one value at a time. Sixteen
-// independent maxima, which every compiler turns into vectors.
+// The largest of each block of a row, so that afterwards only blocks that hold something wanted are looked at one value
+// at a time. Sixteen independent maxima, which every compiler turns into vectors.
 void find_maxima(const float* values, int64_t count, std::vector<float>& maxima) {
   maxima.clear();
   for (int64_t begin = 0; begin < count; begin += kBlock) {
@@ -55,7 +57,8 @@ void find_maxima(const float* values, int64_t count, std::vector<float>& maxima)
 }
 
 // Appends all values of at least `least`, in the order of their tokens.
-void collect(const float* values, int64_t count, float least, const std::vector<float>& maxima, std::vector<TokenValue>& found) {
+void collect(const float* values, int64_t count, float least, const std::vector<float>& maxima,
+             std::vector<TokenValue>& found) {
   for (size_t b = 0; b < maxima.size(); ++b) {
     if (maxima[b] < least) continue;
     const int64_t begin = static_cast<int64_t>(b) * kBlock, end = std::min(count, begin + kBlock);
@@ -104,17 +107,19 @@ int32_t pick_from_all(const Distribution& d, SamplingScratch& s, const Kernels& 
   while (s.sums[piece] == 0) --piece;  // rounding went past the last weight there is
   const int64_t begin = static_cast<int64_t>(piece) * kPiece, length = std::min(kPiece, d.count - begin);
   kernels.exponentials(d.values + begin, s.weights.data(), length, d.largest, d.factor);
-  return static_cast<int32_t>(begin) + static_cast<int32_t>(pick(s.weights.data(), static_cast<size_t>(length), target));
+  return static_cast<int32_t>(begin) +
+         static_cast<int32_t>(pick(s.weights.data(), static_cast<size_t>(length), target));
 }
 
-// A value below all that weigh at least `weight`. A little lower than need be, so that rounding leaves none of them out.
+// A value below all that weigh at least `weight`. A little lower than need be, so that rounding leaves none of them
+// out.
 float least_value(const Distribution& d, double weight) {
   if (weight <= 0) return -kInfinity;
   return static_cast<float>(d.largest + (std::log(weight) - 1e-3) / d.factor - 1e-5 * std::abs(d.largest));
 }
 
-// Keeps the best that together hold `share`, the one that reaches it included, without sorting: halves by rank, of which the first is kept
-// whole or the second is dropped whole. `candidates` stay in their order.
+// Keeps the best that together hold `share`, the one that reaches it included, without sorting: halves by rank, of
+// which the first is kept whole or the second is dropped whole. `candidates` stay in their order.
 void keep_share(const Distribution& d, double share, SamplingScratch& s, const Kernels& kernels) {
   s.ranked = s.candidates;
   const auto at = [&](size_t i) { return s.ranked.begin() + static_cast<std::ptrdiff_t>(i); };
@@ -137,21 +142,26 @@ void keep_share(const Distribution& d, double share, SamplingScratch& s, const K
   std::erase_if(s.candidates, [&](const TokenValue& c) { return better(last, c); });
 }
 
-// Fills scratch.candidates according to top-k and top-p, in the order of their tokens. May overwrite the row in scratch.edited.
+// Fills scratch.candidates according to top-k and top-p, in the order of their tokens. May overwrite the row in
+// scratch.edited.
 void narrow(const Distribution& d, const RowSampling& how, SamplingScratch& s, const Kernels& kernels) {
   s.candidates.clear();
   double sum = 0;
   if (how.top_k > 0 && how.top_k < d.count) {
     select_best(d.values, d.count, how.top_k, s);
-    std::sort(s.candidates.begin(), s.candidates.end(), [](const TokenValue& a, const TokenValue& b) { return a.token < b.token; });
+    std::sort(s.candidates.begin(), s.candidates.end(),
+              [](const TokenValue& a, const TokenValue& b) { return a.token < b.token; });
     if (how.top_p >= 1) return;
     for (size_t i = 0; i < s.candidates.size(); ++i) s.edited[i] = s.candidates[i].value;  // no longer needed as a row
-    kernels.exponentials(s.edited.data(), s.weights.data(), static_cast<int64_t>(s.candidates.size()), d.largest, d.factor);
+    kernels.exponentials(s.edited.data(), s.weights.data(), static_cast<int64_t>(s.candidates.size()), d.largest,
+                         d.factor);
     sum = total(s.weights.data(), s.candidates.size());
   } else {
-    // All tokens lighter than the floor together weigh less than 1 - top_p of the whole, so the share is reached before them.
+    // All tokens lighter than the floor together weigh less than 1 - top_p of the whole, so the share is reached before
+    // them.
     sum = kernels.sum_exponentials(d.values, d.count, d.largest, d.factor);
-    const double floor = how.top_p < 1 ? (1.0 - how.top_p) * sum / static_cast<double>(d.count) : static_cast<double>(how.min_p);
+    const double floor =
+        how.top_p < 1 ? (1.0 - how.top_p) * sum / static_cast<double>(d.count) : static_cast<double>(how.min_p);
     find_maxima(d.values, d.count, s.maxima);
     collect(d.values, d.count, least_value(d, floor), s.maxima, s.candidates);
   }
@@ -159,7 +169,8 @@ void narrow(const Distribution& d, const RowSampling& how, SamplingScratch& s, c
 }
 
 // The draw runs over the surviving tokens in the order of their numbers, so it does not matter how they were found.
-int32_t pick_candidate(const Distribution& d, const RowSampling& how, SamplingScratch& s, const Kernels& kernels, double u) {
+int32_t pick_candidate(const Distribution& d, const RowSampling& how, SamplingScratch& s, const Kernels& kernels,
+                       double u) {
   const size_t count = s.candidates.size();
   for (size_t i = 0; i < count; ++i) s.edited[i] = s.candidates[i].value;
   kernels.exponentials(s.edited.data(), s.weights.data(), static_cast<int64_t>(count), d.largest, d.factor);
@@ -201,8 +212,10 @@ void select_best(const float* values, int64_t count, int64_t k, SamplingScratch&
   s.candidates.resize(static_cast<size_t>(k));
 }
 
-int32_t draw(const float* logits, int64_t vocabulary, const RowSampling& how, const Largest* known, SamplingScratch& s, const Kernels& kernels) {
-  const bool edits = !how.bias_token.empty() || (!how.seen_token.empty() && penalised(how)), narrows = how.top_n_sigma > 0;
+int32_t draw(const float* logits, int64_t vocabulary, const RowSampling& how, const Largest* known, SamplingScratch& s,
+             const Kernels& kernels) {
+  const bool edits = !how.bias_token.empty() || (!how.seen_token.empty() && penalised(how)),
+             narrows = how.top_n_sigma > 0;
   const float* row = logits;
   if (edits || narrows) {
     std::copy(logits, logits + vocabulary, s.edited.begin());
@@ -212,11 +225,13 @@ int32_t draw(const float* logits, int64_t vocabulary, const RowSampling& how, co
   const Largest largest = edits || !known ? kernels.find_largest(row, vocabulary) : *known;
   if (largest.nan || !(largest.value > -kInfinity && largest.value < kInfinity)) return -1;
   if (how.temperature < kGreedyBelow) return static_cast<int32_t>(largest.index);
-  if (narrows) keep_top_n_sigma(std::span(s.edited).first(static_cast<size_t>(vocabulary)), largest.value, how.top_n_sigma);
+  if (narrows)
+    keep_top_n_sigma(std::span(s.edited).first(static_cast<size_t>(vocabulary)), largest.value, how.top_n_sigma);
 
   const Distribution d{row, vocabulary, largest.value, 1.0f / how.temperature};
   const double u = uniform(how.seed, how.counter);
-  if ((how.top_k <= 0 || how.top_k >= vocabulary) && how.top_p >= 1 && how.min_p <= 0) return pick_from_all(d, s, kernels, u);
+  if ((how.top_k <= 0 || how.top_k >= vocabulary) && how.top_p >= 1 && how.min_p <= 0)
+    return pick_from_all(d, s, kernels, u);
   narrow(d, how, s, kernels);
   return pick_candidate(d, how, s, kernels, u);
 }

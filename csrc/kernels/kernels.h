@@ -1,4 +1,5 @@
-// The inner loops that exist once for each instruction set level, as a table of function pointers. Matrix products have their own (linear.h).
+// The inner loops that exist once for each instruction set level, as a table of function pointers. Matrix products have
+// their own (linear.h).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +14,8 @@ constexpr int kChunkTiles = kChunkKeys / kTileKeys;
 constexpr int kQueryRows = 32;      // most (query, head) rows a chunk is computed for at once
 constexpr int kMostHead = 4096;     // most elements of a head
 
-// Attention over int8 keys and values multiplies whole numbers. These bounds keep every sum of products in 32 bits, so that it is exact.
+// Attention over int8 keys and values multiplies whole numbers. These bounds keep every sum of products in 32 bits, so
+// that it is exact.
 constexpr int kKvLimit = 127;         // of a code of a key or value
 constexpr int kWeightLimit = 32767;   // of a softmax weight: kChunkKeys * kWeightLimit * 128 < 2^31
 constexpr int query_limit(int64_t head_dim) {
@@ -32,7 +34,7 @@ struct PrefetchRange {
 // Attention of up to kQueryRows rows over one chunk of one KV head.
 struct AttendArgs {
   int rows, head_dim;
-  const void* queries;          // [rows] heads as load_query of the same kind of KV memory leaves them, for scores in base 2
+  const void* queries;  // [rows] heads as load_query of the same kind of KV memory leaves them, for scores in base 2
   const float* query_scales;    // [rows] what load_query returned
   float softcap;                // scores become softcap * tanh(score / softcap), in base 2 as well; 0: they stay
   const void* const* keys;      // [kChunkTiles] tiles, see kv_cache.h
@@ -43,12 +45,14 @@ struct AttendArgs {
   float* largest;               // [rows] out: largest score
   float* sum;                   // [rows] out: sum of 2^(score - largest); 0 where nothing is visible
   float* out;                   // [rows, padded_head(head_dim)] out: sum of 2^(score - largest) * value
-  const PrefetchRange* prefetch = nullptr;  // [prefetch_ranges] what will be wanted next, in that order: worth fetching meanwhile
+  // [prefetch_ranges] what will be wanted next, in that order: worth fetching meanwhile
+  const PrefetchRange* prefetch = nullptr;
   int prefetch_ranges = 0;
 };
 
-// A chunk's results (largest2, sum2, out2) into those of the chunks before it. Rows of `largest` are kQueryRows, whatever `rows` says.
-enum class Merge : uint8_t { leave, take, add };  // the row sees nothing of the chunk; it is the row's first; it is a later one
+// A chunk's results (largest2, sum2, out2) into those of the chunks before it. Rows of `largest` are kQueryRows,
+// whatever `rows` says. The row sees nothing of the chunk; it is the row's first; it is a later one
+enum class Merge : uint8_t { leave, take, add };
 struct MergeArgs {
   int rows;
   int64_t padded;               // elements of an output row
@@ -63,7 +67,8 @@ struct Largest {
   bool nan;       // a NaN was seen (value and index mean nothing then)
 };
 
-// A digest of KV memory on its way: what one head of a page has added up to so far (see simd/kv_copy.h), and how many lines that were.
+// A digest of KV memory on its way: what one head of a page has added up to so far (see simd/kv_copy.h), and how many
+// lines that were.
 struct KvDigest {
   uint64_t sums[8] = {};
   uint64_t lines = 0;
@@ -80,11 +85,11 @@ struct TileRun {
 // How one kind of KV memory (see kv_cache.h) is written and read.
 struct KvKernels {
   int query_bytes;  // of an element of a loaded query
-  // The head of a query, times the softmax scale and log2(e), as `attend` multiplies it: float32 or bfloat16, and with int8 KV memory codes of 16
-  // bits. Returns what the codes are times, else 1.
+  // The head of a query, times the softmax scale and log2(e), as `attend` multiplies it: float32 or bfloat16, and with
+  // int8 KV memory codes of 16 bits. Returns what the codes are times, else 1.
   float (*load_query)(const float* q, int64_t head_dim, float scale, void* out);
-  // One head of a key as token `token` of a tile; with int8 its scale as well. bf16 and int8 round to nearest, halves to even; with int8 a head
-  // with an element that is not finite becomes NaN as a whole.
+  // One head of a key as token `token` of a tile; with int8 its scale as well. bf16 and int8 round to nearest, halves
+  // to even; with int8 a head with an element that is not finite becomes NaN as a whole.
   void (*put_key)(const float* key, int64_t head_dim, int token, void* tile);
   // The same of the values of `token` and, unless `next` is null, of the token after it; `token` is even then.
   void (*put_values)(const float* value, const float* next, int64_t head_dim, int token, void* tile);
@@ -94,14 +99,17 @@ struct KvKernels {
 struct Kernels {
   // out = x / sqrt(mean(x^2) + eps) * weight over `width` values.
   void (*rms_norm)(const float* x, const float* weight, float* out, int64_t width, float eps);
-  // The two steps of it, for who wants the result piece by piece: 1 / sqrt(mean(x^2) + eps), and out = x * scale * weight.
+  // The two steps of it, for who wants the result piece by piece: 1 / sqrt(mean(x^2) + eps), and out = x * scale *
+  // weight.
   float (*rms_scale)(const float* x, int64_t width, float eps);
   void (*scale_row)(const float* x, float scale, const float* weight, float* out, int64_t count);
-  // Rotates a head, pairing element i with i + half by the cosines [half] and sines [half]; elements from 2 * half on pass. out may be x.
+  // Rotates a head, pairing element i with i + half by the cosines [half] and sines [half]; elements from 2 * half on
+  // pass. out may be x.
   void (*rotate)(const float* x, float* out, const float* cos_sin, int64_t half, int64_t head_dim);
   // out = gate / (1 + exp(-gate)) * up; out may be gate or up.
   void (*silu_mul)(const float* gate, const float* up, float* out, int64_t count);
-  // out = gate * Phi(gate) * up, with the normal distribution by way of tanh (Hendrycks and Gimpel 2016); out may be gate or up.
+  // out = gate * Phi(gate) * up, with the normal distribution by way of tanh (Hendrycks and Gimpel 2016); out may be
+  // gate or up.
   void (*gelu_mul)(const float* gate, const float* up, float* out, int64_t count);
   // out = cap * tanh(x / cap).
   void (*soft_cap)(const float* x, float cap, float* out, int64_t count);
@@ -114,7 +122,8 @@ struct Kernels {
   double (*sum_exponentials)(const float* x, int64_t count, float largest, float factor);
   // out = exp((x - largest) * factor), 0 where x is -infinity.
   void (*exponentials)(const float* x, float* out, int64_t count, float largest, float factor);
-  // Copies tiles past the caches and adds them to a digest. Who has called it for all there is calls fence_stores (epoch_words.h) before others are told.
+  // Copies tiles past the caches and adds them to a digest. Who has called it for all there is calls fence_stores
+  // (epoch_words.h) before others are told.
   void (*copy_tiles)(const TileRun&, KvDigest&);
 };
 

@@ -48,15 +48,22 @@ bool take_some(const Taking& taking, size_t begin, size_t end, const Kernels& ke
   const KvShape& shape = taking.source.shape();
   const int64_t size = shape.block_size, count = static_cast<int64_t>(end - begin);
   const int64_t left = taking.tokens - static_cast<int64_t>(begin) * size;
-  const KvPages pages{.memory = &taking.source, .table = std::span(announcement.pages).subspan(begin, end - begin), .first = 0, .count = count,
-                      .tokens = std::min(left, count * size), .page_tokens = size, .first_head = 0, .past_head = shape.kv_heads};
+  const KvPages pages{.memory = &taking.source,
+                      .table = std::span(announcement.pages).subspan(begin, end - begin),
+                      .first = 0,
+                      .count = count,
+                      .tokens = std::min(left, count * size),
+                      .page_tokens = size,
+                      .first_head = 0,
+                      .past_head = shape.kv_heads};
   const KvTarget target{.memory = &taking.own, .table = taking.blocks.subspan(begin, end - begin), .first_head = 0};
   const KvEpochs epochs{.words = &taking.words, .expected = std::span(announcement.epochs).subspan(begin, end - begin)};
   auto found = copy_pages(pages, taking.blocks[begin] < 0 ? nullptr : &target, &epochs, kernels, 1);
   if (!found || !found.value()) return false;
   const KvDigests& digests = *found.value();
   const size_t each = announcement.digests.size() / announcement.pages.size(), bytes = (end - begin) * each;
-  return digests.size() * sizeof(uint64_t) == bytes && !std::memcmp(digests.data(), announcement.digests.data() + begin * each, bytes);
+  return digests.size() * sizeof(uint64_t) == bytes &&
+         !std::memcmp(digests.data(), announcement.digests.data() + begin * each, bytes);
 }
 
 }  // namespace
@@ -64,8 +71,15 @@ bool take_some(const Taking& taking, size_t begin, size_t end, const Kernels& ke
 std::optional<std::vector<std::byte>> record_of(const Announcement& announcement) {
   const size_t count = announcement.pages.size();
   const size_t bytes = sizeof(Head) + count * (sizeof(int32_t) + sizeof(uint64_t)) + announcement.digests.size();
-  if (!count || count != announcement.epochs.size() || announcement.digests.size() % count || bytes > kMostRecordBytes) return std::nullopt;
-  const Head head{announcement.pull_id, announcement.after, announcement.first, static_cast<uint32_t>(count), static_cast<uint32_t>(announcement.digests.size() / count), announcement.last, announcement.buffer};
+  if (!count || count != announcement.epochs.size() || announcement.digests.size() % count || bytes > kMostRecordBytes)
+    return std::nullopt;
+  const Head head{announcement.pull_id,
+                  announcement.after,
+                  announcement.first,
+                  static_cast<uint32_t>(count),
+                  static_cast<uint32_t>(announcement.digests.size() / count),
+                  announcement.last,
+                  announcement.buffer};
   std::vector<std::byte> record(bytes);
   std::memcpy(record.data(), &head, sizeof head);
   put(put(put(record.data() + sizeof head, announcement.epochs), announcement.pages), announcement.digests);
@@ -77,10 +91,14 @@ std::optional<Announcement> announcement_of(std::span<const std::byte> record) {
   if (record.size() < sizeof head) return std::nullopt;
   std::memcpy(&head, record.data(), sizeof head);
   const uint64_t count = head.count, digests = count * head.digest_bytes;
-  if (!count || count > kMostCount || head.last > 1 || head.first >= kMostFirst || head.pull_id >> 63) return std::nullopt;
-  if (head.digest_bytes > kMostRecordBytes || record.size() != sizeof head + count * (sizeof(int32_t) + sizeof(uint64_t)) + digests) return std::nullopt;
+  if (!count || count > kMostCount || head.last > 1 || head.first >= kMostFirst || head.pull_id >> 63)
+    return std::nullopt;
+  if (head.digest_bytes > kMostRecordBytes ||
+      record.size() != sizeof head + count * (sizeof(int32_t) + sizeof(uint64_t)) + digests)
+    return std::nullopt;
   Announcement announcement{head.pull_id, head.after, head.first, head.last == 1, head.buffer, {}, {}, {}};
-  get(announcement.digests, get(announcement.pages, get(announcement.epochs, record.data() + sizeof head, count), count), digests);
+  get(announcement.digests,
+      get(announcement.pages, get(announcement.epochs, record.data() + sizeof head, count), count), digests);
   for (const int32_t page : announcement.pages) {
     if (page < 0) return std::nullopt;
   }
@@ -90,23 +108,27 @@ std::optional<Announcement> announcement_of(std::span<const std::byte> record) {
   return announcement;
 }
 
-Result<std::optional<std::vector<std::byte>>> announce_pages(Announcement& announcement, const KvMemory& memory, const EpochWords& words, int64_t tokens,
-                                                            const Kernels& kernels) {
+Result<std::optional<std::vector<std::byte>>> announce_pages(Announcement& announcement, const KvMemory& memory,
+                                                             const EpochWords& words, int64_t tokens,
+                                                             const Kernels& kernels) {
   const int64_t size = memory.shape().block_size, count = static_cast<int64_t>(announcement.pages.size());
   for (const int32_t page : announcement.pages) {
     if (page < 0 || page >= std::min(memory.blocks(), words.count())) {
-      return Error{Fault::user, 0, "page " + std::to_string(page) + " of " + std::to_string(memory.blocks()) + " cannot be announced"};
+      return Error{Fault::user, 0,
+                   "page " + std::to_string(page) + " of " + std::to_string(memory.blocks()) + " cannot be announced"};
     }
     announcement.epochs.push_back(words.load(page));
   }
-  auto found = copy_pages({&memory, announcement.pages, 0, count, tokens, size, 0, memory.shape().kv_heads}, nullptr, nullptr, kernels, 1);
+  auto found = copy_pages({&memory, announcement.pages, 0, count, tokens, size, 0, memory.shape().kv_heads}, nullptr,
+                          nullptr, kernels, 1);
   if (!found) return found.error();
-  get(announcement.digests, reinterpret_cast<const std::byte*>(found.value()->data()), found.value()->size() * sizeof(uint64_t));
+  get(announcement.digests, reinterpret_cast<const std::byte*>(found.value()->data()),
+      found.value()->size() * sizeof(uint64_t));
   return record_of(announcement);
 }
 
-bool take_pages(const Announcement& announcement, const KvMemory& source, const EpochWords& words, KvMemory& own, std::span<const int32_t> blocks, int64_t tokens,
-                const Kernels& kernels) {
+bool take_pages(const Announcement& announcement, const KvMemory& source, const EpochWords& words, KvMemory& own,
+                std::span<const int32_t> blocks, int64_t tokens, const Kernels& kernels) {
   const size_t count = announcement.pages.size();
   if (blocks.size() != count || source.shape().block_size != own.shape().block_size) return false;
   const Taking taking{announcement, source, words, own, blocks, tokens};
@@ -119,21 +141,31 @@ bool take_pages(const Announcement& announcement, const KvMemory& source, const 
 
 Announcement KvExpected::rehearsal(uint64_t pull_id) const {
   const size_t count = std::max<size_t>(1, std::min<size_t>(blocks.size(), pages - std::min(pages, first)));
-  Announcement announcement{pull_id, 0, kMostFirst, true, {}, std::vector<int32_t>(count), std::vector<uint64_t>(count), std::vector<std::byte>(count * digest_bytes)};
+  Announcement announcement{pull_id,
+                            0,
+                            kMostFirst,
+                            true,
+                            {},
+                            std::vector<int32_t>(count),
+                            std::vector<uint64_t>(count),
+                            std::vector<std::byte>(count * digest_bytes)};
   if (!sources.empty()) announcement.buffer = sources.front().buffer;
   return announcement;
 }
 
 const KvExpected::Source* KvExpected::source_of(const Announcement& announcement) const {
   const size_t count = announcement.pages.size();
-  if (announcement.first != first || count > blocks.size() || announcement.last != (first + count == pages) || announcement.digests.size() != count * digest_bytes) return nullptr;
+  if (announcement.first != first || count > blocks.size() || announcement.last != (first + count == pages) ||
+      announcement.digests.size() != count * digest_bytes)
+    return nullptr;
   std::vector<int32_t> sorted = announcement.pages;
   std::sort(sorted.begin(), sorted.end());
   if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) return nullptr;
   for (const int32_t page : announcement.pages) {
     if (std::binary_search(seen.begin(), seen.end(), page)) return nullptr;
   }
-  const auto found = std::find_if(sources.begin(), sources.end(), [&](const Source& one) { return one.buffer == announcement.buffer; });
+  const auto found = std::find_if(sources.begin(), sources.end(),
+                                  [&](const Source& one) { return one.buffer == announcement.buffer; });
   return found == sources.end() ? nullptr : &*found;
 }
 
@@ -142,7 +174,8 @@ bool take_expected(const Announcement& announcement, const KvExpected& expected,
   if (!source) return false;
   const int64_t count = static_cast<int64_t>(announcement.pages.size());
   const int64_t tokens = std::min(expected.tokens, count * source->memory->shape().block_size);
-  return take_pages(announcement, *source->memory, *source->words, *expected.own, std::span(expected.blocks).first(announcement.pages.size()), tokens, kernels);
+  return take_pages(announcement, *source->memory, *source->words, *expected.own,
+                    std::span(expected.blocks).first(announcement.pages.size()), tokens, kernels);
 }
 
 }  // namespace homenode

@@ -1,4 +1,5 @@
-// What an engine says of pages that another one may read: where they are, under which epochs, and what they contain; as a record of a lane.
+// What an engine says of pages that another one may read: where they are, under which epochs, and what they contain; as
+// a record of a lane.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -29,11 +30,14 @@ std::optional<std::vector<std::byte>> record_of(const Announcement&);
 // Nothing for what is no announcement: sizes that do not fit each other, no pages, page numbers that are none.
 std::optional<Announcement> announcement_of(std::span<const std::byte> record);
 
-// Reads the pages of an announcement that says no epochs and digests yet, adds these, and makes a record of it. `tokens`: as below.
-Result<std::optional<std::vector<std::byte>>> announce_pages(Announcement&, const KvMemory&, const EpochWords&, int64_t tokens, const Kernels&);
+// Reads the pages of an announcement that says no epochs and digests yet, adds these, and makes a record of it.
+// `tokens`: as below.
+Result<std::optional<std::vector<std::byte>>> announce_pages(Announcement&, const KvMemory&, const EpochWords&,
+                                                             int64_t tokens, const Kernels&);
 
-// Pages that a reader can take as soon as they are announced: pages `first` and so on of `pages`, of `tokens` from the first on, as many as there are
-// `blocks` for (own ones, -1: they are read where they are). None of them may be in `seen`.
+// Pages that a reader can take as soon as they are announced: pages `first` and so on of `pages`, of `tokens` from the
+// first on, as many as there are `blocks` for (own ones, -1: they are read where they are). None of them may be in
+// `seen`.
 struct KvExpected {
   struct Source {
     std::array<std::byte, 16> buffer;
@@ -56,9 +60,10 @@ struct KvExpected {
 // As `take_pages`, of what was expected.
 bool take_expected(const Announcement&, const KvExpected&, const Kernels&);
 
-// Reads the pages where they are; those with a block of the own memory (not -1) are copied there. Whether all of them were to the end what was announced;
-// false, too, for pages and blocks that are not there. `tokens`: of these pages, a page has as many as a block of either memory.
-bool take_pages(const Announcement&, const KvMemory& source, const EpochWords&, KvMemory& own, std::span<const int32_t> blocks, int64_t tokens,
-                const Kernels&);
+// Reads the pages where they are; those with a block of the own memory (not -1) are copied there. Whether all of them
+// were to the end what was announced; false, too, for pages and blocks that are not there. `tokens`: of these pages, a
+// page has as many as a block of either memory.
+bool take_pages(const Announcement&, const KvMemory& source, const EpochWords&, KvMemory& own,
+                std::span<const int32_t> blocks, int64_t tokens, const Kernels&);
 
 }  // namespace homenode

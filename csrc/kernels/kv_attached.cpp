@@ -11,18 +11,26 @@ namespace {
 // Whether readers that go kKvSlack bytes past the last head of a region stay within the memory.
 bool has_slack(const KvMemory& memory) {
   const KvLayout& layout = memory.layout();
-  return std::all_of(layout.regions.begin(), layout.regions.end(),
-                     [&layout](const KvRegion& region) { return layout.nbytes - region.offset - extent_of(layout, region) >= kKvSlack; });
+  return std::all_of(layout.regions.begin(), layout.regions.end(), [&layout](const KvRegion& region) {
+    return layout.nbytes - region.offset - extent_of(layout, region) >= kKvSlack;
+  });
 }
 
 }  // namespace
 
 Result<int32_t> KvCache::attach(std::shared_ptr<const KvMemory> memory, std::optional<int64_t> wanted) {
-  if (!(memory->shape() == shape_)) return Error{Fault::user, 0, "attached KV memory: its layers, heads, block size or type are not those of the KV cache"};
-  if (!has_slack(*memory)) return Error{Fault::user, 0, "attached KV memory: wanted " + std::to_string(kKvSlack) + " bytes behind every region"};
+  if (!(memory->shape() == shape_))
+    return Error{Fault::user, 0,
+                 "attached KV memory: its layers, heads, block size or type are not those of the KV cache"};
+  if (!has_slack(*memory))
+    return Error{Fault::user, 0,
+                 "attached KV memory: wanted " + std::to_string(kKvSlack) + " bytes behind every region"};
   const std::lock_guard<std::mutex> lock(change_);
-  const int64_t least = std::max(next_first_, blocks_), first = std::min<int64_t>(wanted.value_or(least), INT32_MAX), past = first + memory->blocks();
-  if (first < least) return Error{Fault::user, 0, "attached KV memory: block " + std::to_string(first) + " on is taken up to " + std::to_string(least)};
+  const int64_t least = std::max(next_first_, blocks_), first = std::min<int64_t>(wanted.value_or(least), INT32_MAX),
+                past = first + memory->blocks();
+  if (first < least)
+    return Error{Fault::user, 0,
+                 "attached KV memory: block " + std::to_string(first) + " on is taken up to " + std::to_string(least)};
   if (past > INT32_MAX) return Error{Fault::user, 0, "attached KV memory: no numbers are left for its blocks"};
   auto changed = std::make_shared<std::vector<Attached>>(*attached_);
   changed->push_back({first, past, std::move(memory)});

@@ -28,35 +28,48 @@ std::vector<HeadGroup> groups_of(const Homes& homes, const std::vector<int>& pas
   std::vector<HeadGroup> groups;
   for (size_t home = 0; home < past_heads.size(); ++home) {
     if (past_heads[home] == (home ? past_heads[home - 1] : 0)) return {};
-    groups.push_back({past_heads[home], static_cast<int>(std::upper_bound(of.begin(), of.end(), static_cast<int>(home)) - of.begin())});
+    groups.push_back({past_heads[home],
+                      static_cast<int>(std::upper_bound(of.begin(), of.end(), static_cast<int>(home)) - of.begin())});
   }
   return groups;
 }
 
 }  // namespace
 
-Result<std::shared_ptr<KvCache>> KvCache::create(ThreadPool& pool, const KvShape& shape, int64_t blocks, const Homes* homes, bool interleaved,
-                                                 std::optional<Sharing> sharing, bool touched) {
+Result<std::shared_ptr<KvCache>> KvCache::create(ThreadPool& pool, const KvShape& shape, int64_t blocks,
+                                                 const Homes* homes, bool interleaved, std::optional<Sharing> sharing,
+                                                 bool touched) {
   if (!sharing) return make(pool, shape, blocks, homes, interleaved, nullptr, touched);
-  return make(pool, shape, blocks, homes, interleaved, [&](size_t bytes) { return create_shared(bytes, "homenode KV cache", *sharing); }, true);
+  return make(
+      pool, shape, blocks, homes, interleaved,
+      [&](size_t bytes) { return create_shared(bytes, "homenode KV cache", *sharing); }, true);
 }
 
-Result<std::shared_ptr<KvCache>> KvCache::create_in(const FileShare& share, ThreadPool& pool, const KvShape& shape, int64_t blocks, const Homes* homes,
-                                                    bool interleaved) {
-  return make(pool, shape, blocks, homes, interleaved, [&](size_t bytes) -> Result<SharedFile> {
-    if (bytes > share.bytes) return Error{Fault::user, 0, "a share of " + std::to_string(share.bytes) + " bytes for KV memory of " + std::to_string(bytes)};
-    auto pages = map_shared(share.fd, share.bytes, true, share.offset);
-    if (!pages) return pages.error();
-    return SharedFile{nullptr, std::move(pages.value())};
-  }, true);
+Result<std::shared_ptr<KvCache>> KvCache::create_in(const FileShare& share, ThreadPool& pool, const KvShape& shape,
+                                                    int64_t blocks, const Homes* homes, bool interleaved) {
+  return make(
+      pool, shape, blocks, homes, interleaved,
+      [&](size_t bytes) -> Result<SharedFile> {
+        if (bytes > share.bytes)
+          return Error{
+              Fault::user, 0,
+              "a share of " + std::to_string(share.bytes) + " bytes for KV memory of " + std::to_string(bytes)};
+        auto pages = map_shared(share.fd, share.bytes, true, share.offset);
+        if (!pages) return pages.error();
+        return SharedFile{nullptr, std::move(pages.value())};
+      },
+      true);
 }
 
-Result<std::shared_ptr<KvCache>> KvCache::make(ThreadPool& pool, const KvShape& shape, int64_t blocks, const Homes* homes, bool interleaved,
-                                               const TakeFile& take_file, bool touched) {
+Result<std::shared_ptr<KvCache>> KvCache::make(ThreadPool& pool, const KvShape& shape, int64_t blocks,
+                                               const Homes* homes, bool interleaved, const TakeFile& take_file,
+                                               bool touched) {
   if (auto error = check(shape)) return std::move(*error);
   int64_t total;
-  if (blocks < 1 || blocks > INT32_MAX || __builtin_mul_overflow(head_bytes_of(shape) * shape.kv_heads, shape.layers * blocks, &total)) {
-    return Error{Fault::user, 0, std::to_string(blocks) + " KV blocks; wanted at least 1 and no more bytes than an address space"};
+  if (blocks < 1 || blocks > INT32_MAX ||
+      __builtin_mul_overflow(head_bytes_of(shape) * shape.kv_heads, shape.layers * blocks, &total)) {
+    return Error{Fault::user, 0,
+                 std::to_string(blocks) + " KV blocks; wanted at least 1 and no more bytes than an address space"};
   }
   auto cache = std::make_shared<KvCache>();
   cache->shape_ = shape;
@@ -68,25 +81,31 @@ Result<std::shared_ptr<KvCache>> KvCache::make(ThreadPool& pool, const KvShape& 
   const std::vector<int> ends = whole ? std::vector<int>{shape.kv_heads} : past_heads(*homes, shape.kv_heads);
   if (take_file) {
     size_t bytes = 0;
-    for (size_t home = 0; home < ends.size(); ++home) bytes += cache->region_room(ends[home] - (home ? ends[home - 1] : 0));
+    for (size_t home = 0; home < ends.size(); ++home)
+      bytes += cache->region_room(ends[home] - (home ? ends[home - 1] : 0));
     auto file = take_file(bytes);
     if (!file) return file.error();
     cache->file_ = std::move(file.value());
   }
   for (int home = 0, first = 0; home < static_cast<int>(ends.size()); first = ends[static_cast<size_t>(home++)]) {
     std::vector<int> nodes;
-    if (homes && !homes->nodes.empty()) nodes = whole ? homes->nodes : std::vector<int>{homes->nodes[static_cast<size_t>(home)]};
-    if (auto error = cache->add_region(whole ? -1 : home, first, ends[static_cast<size_t>(home)], nodes)) return std::move(*error);
+    if (homes && !homes->nodes.empty())
+      nodes = whole ? homes->nodes : std::vector<int>{homes->nodes[static_cast<size_t>(home)]};
+    if (auto error = cache->add_region(whole ? -1 : home, first, ends[static_cast<size_t>(home)], nodes))
+      return std::move(*error);
   }
   if (!whole) cache->head_groups_ = groups_of(*homes, ends);
   if (touched) cache->clear(pool, whole ? nullptr : homes);
   if (!cache->in_file()) {
-    for (Region& region : cache->regions_) shrink(region.pages, cache->region_bytes(region.past_head - region.first_head));
+    for (Region& region : cache->regions_)
+      shrink(region.pages, cache->region_bytes(region.past_head - region.first_head));
   }
   return cache;
 }
 
-size_t KvCache::region_bytes(int heads) const { return static_cast<size_t>(head_bytes_ * heads * shape_.layers * blocks_) + kKvSlack; }
+size_t KvCache::region_bytes(int heads) const {
+  return static_cast<size_t>(head_bytes_ * heads * shape_.layers * blocks_) + kKvSlack;
+}
 
 // In a file a region has huge pages of its own where all of it is large, so that no page has two homes.
 size_t KvCache::region_room(int heads) const {
@@ -111,7 +130,8 @@ std::optional<Error> KvCache::add_region(int home, int first_head, int past_head
   auto pages = take_pages(past_head - first_head);
   if (!pages) return pages.error();
   if (const int code = prefer_nodes(pages.value(), nodes)) refused_ = code;
-  for (int head = first_head; head < past_head; ++head) places_.push_back({pages.value().data + (head - first_head) * head_bytes_, step});
+  for (int head = first_head; head < past_head; ++head)
+    places_.push_back({pages.value().data + (head - first_head) * head_bytes_, step});
   regions_.push_back({home, first_head, past_head, pages.value()});
   return std::nullopt;
 }
@@ -120,7 +140,8 @@ KvLayout KvCache::layout() const {
   KvLayout layout{shape_, tile_bytes_, blocks_, 0, {}};
   for (const Region& region : regions_) {
     const int64_t step = head_bytes_ * (region.past_head - region.first_head);
-    layout.regions.push_back({region.first_head, region.past_head, layout.nbytes, step, shape_.layers * step, head_bytes_, 0, shape_.layers});
+    layout.regions.push_back({region.first_head, region.past_head, layout.nbytes, step, shape_.layers * step,
+                              head_bytes_, 0, shape_.layers});
     layout.nbytes += static_cast<int64_t>(region.pages.bytes);
   }
   if (in_file()) layout.nbytes = static_cast<int64_t>(file_.pages.bytes);
@@ -129,7 +150,8 @@ KvLayout KvCache::layout() const {
 
 // Takes pages without changing what they hold, whoever else writes there now.
 void touch(std::byte* data, size_t bytes) {
-  for (size_t at = 0; at < bytes; at += kSmallPage) __atomic_fetch_or(reinterpret_cast<uint8_t*>(data + at), uint8_t{0}, __ATOMIC_RELAXED);
+  for (size_t at = 0; at < bytes; at += kSmallPage)
+    __atomic_fetch_or(reinterpret_cast<uint8_t*>(data + at), uint8_t{0}, __ATOMIC_RELAXED);
 }
 
 // Every region is shared by the threads at its home. A file is all zero from the kernel, or holds what is to stay.
@@ -139,7 +161,8 @@ void KvCache::clear(ThreadPool& pool, const Homes* homes) {
     for (const Region& region : regions_) {
       if (homes && homes->of_thread[static_cast<size_t>(thread)] != region.home) continue;
       const Homes::Turn turn = homes ? homes->turn(thread) : Homes::Turn{thread, pool.size()};
-      const int64_t begin = count * turn.index / turn.of, end = count * (turn.index + 1) / turn.of, block_bytes = head_bytes_ * (region.past_head - region.first_head);
+      const int64_t begin = count * turn.index / turn.of, end = count * (turn.index + 1) / turn.of,
+                    block_bytes = head_bytes_ * (region.past_head - region.first_head);
       std::byte* const data = region.pages.data + begin * block_bytes;
       const auto bytes = static_cast<size_t>((end - begin) * block_bytes);
       if (in_file()) touch(data, bytes);

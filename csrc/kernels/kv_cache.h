@@ -1,8 +1,8 @@
 // Paged memory of keys and values.
 //
-// KV heads are shared among the pool's homes (see host/arena.h), as many for a home as it has threads; the heads of a home lie in a region of its
-// memory. There blocks in order, so that the memory of a block can be taken and given back by itself; in a block, layers in order; in a layer, heads
-// in order; for each head first the keys, then the values:
+// KV heads are shared among the pool's homes (see host/arena.h), as many for a home as it has threads; the heads of a
+// home lie in a region of its memory. There blocks in order, so that the memory of a block can be taken and given back
+// by itself; in a block, layers in order; in a layer, heads in order; for each head first the keys, then the values:
 //   f32   keys   [tile of 16 tokens][head element][16]           values [token][head element]
 //   bf16  keys   [tile of 16 tokens][pair of elements][16][2]    values [tile of 16 tokens][pair of tokens][head element][2]
 //   int8  as bf16, and behind each tile the scales of its 16 tokens: float32 [16], value = scale * code
@@ -41,15 +41,17 @@ struct FileShare {
 
 class KvCache {
  public:
-  // Zeroed; all is one region without homes, or when pages are to come from all homes in turn. With `touched` every page is there at once, taken by a
-  // thread of the pool at its home; without, a page comes when it is first written, or when whoever made the cache has the kernel take it.
-  // With `sharing` the regions lie in one sealed memfd, which others may map, and are touched. Error when the shape is impossible or the memory is not
-  // to be had.
-  static Result<std::shared_ptr<KvCache>> create(ThreadPool&, const KvShape&, int64_t blocks, const Homes* homes = nullptr, bool interleaved = false,
+  // Zeroed; all is one region without homes, or when pages are to come from all homes in turn. With `touched` every
+  // page is there at once, taken by a thread of the pool at its home; without, a page comes when it is first written,
+  // or when whoever made the cache has the kernel take it. With `sharing` the regions lie in one sealed memfd, which
+  // others may map, and are touched. Error when the shape is impossible or the memory is not to be had.
+  static Result<std::shared_ptr<KvCache>> create(ThreadPool&, const KvShape&, int64_t blocks,
+                                                 const Homes* homes = nullptr, bool interleaved = false,
                                                  std::optional<Sharing> sharing = std::nullopt, bool touched = true);
-  // In memory that belongs to somebody else and outlives this; what it holds is left as it is. Error when it is too small.
-  static Result<std::shared_ptr<KvCache>> create_in(const FileShare&, ThreadPool&, const KvShape&, int64_t blocks, const Homes* homes = nullptr,
-                                                    bool interleaved = false);
+  // In memory that belongs to somebody else and outlives this; what it holds is left as it is. Error when it is too
+  // small.
+  static Result<std::shared_ptr<KvCache>> create_in(const FileShare&, ThreadPool&, const KvShape&, int64_t blocks,
+                                                    const Homes* homes = nullptr, bool interleaved = false);
 
   const KvShape& shape() const { return shape_; }
   int64_t blocks() const { return blocks_; }
@@ -61,21 +63,24 @@ class KvCache {
     Pages pages;
   };
   const std::vector<Region>& regions() const { return regions_; }
-  // Of the memfd, or of the share of one, or, in private memory, as if the regions lay one behind the other. Its regions are those above.
+  // Of the memfd, or of the share of one, or, in private memory, as if the regions lay one behind the other. Its
+  // regions are those above.
   KvLayout layout() const;
-  const std::shared_ptr<const int>& file() const { return file_.fd; }  // the memfd; null: private memory, or somebody else's
-  // Which threads had best attend to which heads: those at their home. Empty where there is one home, a home has no heads, or threads that are
-  // neighbours in number are not at home together.
+  // The memfd; null: private memory, or somebody else's
+  const std::shared_ptr<const int>& file() const { return file_.fd; }
+  // Which threads had best attend to which heads: those at their home. Empty where there is one home, a home has no
+  // heads, or threads that are neighbours in number are not at home together.
   const std::vector<HeadGroup>& head_groups() const { return head_groups_; }
   // The errno with which the kernel last refused to take a region from its home, or 0.
   int refused() const { return refused_; }
 
-  // Lets attention read other memory of the same shape in place, after a step that runs has ended: block b of it is then block first + b here, and the
-  // result is `first`, which no other will get. What it holds is not verified. Error for memory of another shape, or one that ends too soon for readers
-  // of whole vectors. From any thread. `first`: what it is to be, if given: as several caches of one engine have to agree; Error for one that is taken or
-  // was.
+  // Lets attention read other memory of the same shape in place, after a step that runs has ended: block b of it is
+  // then block first + b here, and the result is `first`, which no other will get. What it holds is not verified. Error
+  // for memory of another shape, or one that ends too soon for readers of whole vectors. From any thread. `first`: what
+  // it is to be, if given: as several caches of one engine have to agree; Error for one that is taken or was.
   Result<int32_t> attach(std::shared_ptr<const KvMemory>, std::optional<int64_t> first = std::nullopt);
-  // Its blocks are no more; a step that runs goes on reading them, and keeps the memory to its end. Error where nothing is attached.
+  // Its blocks are no more; a step that runs goes on reading them, and keeps the memory to its end. Error where nothing
+  // is attached.
   std::optional<Error> detach(int32_t first);
 
   // While it lives, attached memory stays as it is: for who runs a step. Others wait for each other.
@@ -91,13 +96,17 @@ class KvCache {
   bool holds(int64_t block) const { return block >= 0 && (block < blocks_ || find(block)); }
 
   // The tile of 16 tokens that begins with slot `slot` (a multiple of 16) of a block. Of attached ones while reading.
-  const std::byte* keys(int layer, int64_t block, int kv_head, int slot) const { return any_head(layer, block, kv_head) + slot / kTileKeys * tile_bytes_; }
+  const std::byte* keys(int layer, int64_t block, int kv_head, int slot) const {
+    return any_head(layer, block, kv_head) + slot / kTileKeys * tile_bytes_;
+  }
   const std::byte* values(int layer, int64_t block, int kv_head, int slot) const {
     return any_head(layer, block, kv_head) + (shape_.block_size + slot) / kTileKeys * tile_bytes_;
   }
   int64_t tile_bytes() const { return tile_bytes_; }  // from a tile of a block to the next
   // The same for writers (see kv_write.h), for any slot of the tile of a block of one's own.
-  std::byte* key_tile(int layer, int64_t block, int kv_head, int slot) { return head(layer, block, kv_head) + slot / kTileKeys * tile_bytes_; }
+  std::byte* key_tile(int layer, int64_t block, int kv_head, int slot) {
+    return head(layer, block, kv_head) + slot / kTileKeys * tile_bytes_;
+  }
   std::byte* value_tile(int layer, int64_t block, int kv_head, int slot) {
     return head(layer, block, kv_head) + (shape_.block_size + slot) / kTileKeys * tile_bytes_;
   }
@@ -125,7 +134,8 @@ class KvCache {
   const std::byte* attached_head(int layer, int64_t block, int kv_head) const;
 
   using TakeFile = std::function<Result<SharedFile>(size_t bytes)>;
-  static Result<std::shared_ptr<KvCache>> make(ThreadPool&, const KvShape&, int64_t blocks, const Homes*, bool interleaved, const TakeFile&, bool touched);
+  static Result<std::shared_ptr<KvCache>> make(ThreadPool&, const KvShape&, int64_t blocks, const Homes*,
+                                               bool interleaved, const TakeFile&, bool touched);
   bool in_file() const { return file_.pages.data != nullptr; }
   size_t region_bytes(int heads) const;
   size_t region_room(int heads) const;
@@ -146,8 +156,9 @@ class KvCache {
   int refused_ = 0;
 
   mutable std::mutex change_, one_reader_;
-  std::shared_ptr<const std::vector<Attached>> attached_ = std::make_shared<std::vector<Attached>>();  // as changed last
-  mutable const std::vector<Attached>* reading_ = nullptr;                                             // as the step that runs found it
+  // As changed last
+  std::shared_ptr<const std::vector<Attached>> attached_ = std::make_shared<std::vector<Attached>>();
+  mutable const std::vector<Attached>* reading_ = nullptr;  // as the step that runs found it
   int64_t next_first_ = 0;  // what is attached next begins here, so that nothing is taken for what was there before
 };
 

@@ -1,8 +1,8 @@
 // Pages of one KV memory into blocks of another, with a digest of what was read.
 //
-// A page is some tokens of a sequence: mostly a block of the source. The target may have blocks of another size, other strides, and fewer or more
-// heads: what is copied are tiles. A page's digest for a head is over its tiles in the order layers, keys, values, so it does not depend on where
-// they lie, nor on the size of the blocks.
+// A page is some tokens of a sequence: mostly a block of the source. The target may have blocks of another size, other
+// strides, and fewer or more heads: what is copied are tiles. A page's digest for a head is over its tiles in the order
+// layers, keys, values, so it does not depend on where they lie, nor on the size of the blocks.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -45,8 +45,10 @@ using KvDigests = std::vector<uint64_t>;
 // Of what a head of a page has added up to.
 uint64_t finish_digest(const KvDigest&);
 
-// Reads the pages and, with a target, copies them; with `threads` the pages are divided among so many. Nothing when an epoch word is not, or was not to
-// the end, what it must be: what was copied is worth nothing then. Error for tables, heads or memories that do not fit.
-Result<std::optional<KvDigests>> copy_pages(const KvPages&, const KvTarget*, const KvEpochs*, const Kernels&, int threads);
+// Reads the pages and, with a target, copies them; with `threads` the pages are divided among so many. Nothing when an
+// epoch word is not, or was not to the end, what it must be: what was copied is worth nothing then. Error for tables,
+// heads or memories that do not fit.
+Result<std::optional<KvDigests>> copy_pages(const KvPages&, const KvTarget*, const KvEpochs*, const Kernels&,
+                                            int threads);
 
 }  // namespace homenode

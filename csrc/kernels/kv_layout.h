@@ -8,8 +8,8 @@
 
 namespace homenode {
 
-// int8: the largest magnitude of a token's head becomes 127. Scales are float32: sixteen of them are one cache line and one vector of lanes, and
-// nothing is rounded twice; at a head of 64 they are 6 % of the memory.
+// int8: the largest magnitude of a token's head becomes 127. Scales are float32: sixteen of them are one cache line and
+// one vector of lanes, and nothing is rounded twice; at a head of 64 they are 6 % of the memory.
 enum class KvType { f32, bf16, int8 };
 
 struct KvShape {
@@ -44,9 +44,9 @@ constexpr int64_t kKvSlack = 256;
 
 constexpr size_t kMostRegions = 1024;
 
-// Nothing when every head of every block lies within `nbytes`, every head of every layer is in a region, regions that have one in common lie apart,
-// and tiles are where kernels can read them. A head that is in several regions (of ranks that share it) is read from the first and written to all. A
-// layout may come from another process and be made up.
+// Nothing when every head of every block lies within `nbytes`, every head of every layer is in a region, regions that
+// have one in common lie apart, and tiles are where kernels can read them. A head that is in several regions (of ranks
+// that share it) is read from the first and written to all. A layout may come from another process and be made up.
 std::optional<Error> check(const KvLayout&);
 // Bytes from a region's offset to the end of its last head. Of a layout that was checked.
 int64_t extent_of(const KvLayout&, const KvRegion&);

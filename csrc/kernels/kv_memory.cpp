@@ -16,11 +16,15 @@ Result<std::shared_ptr<KvMemory>> KvMemory::of(std::shared_ptr<KvCache> cache) {
   return memory;
 }
 
-Result<std::shared_ptr<KvMemory>> KvMemory::pool(const KvShape& shape, int64_t blocks, Sharing sharing, const std::vector<int>& nodes) {
+Result<std::shared_ptr<KvMemory>> KvMemory::pool(const KvShape& shape, int64_t blocks, Sharing sharing,
+                                                 const std::vector<int>& nodes) {
   if (auto error = check(shape)) return std::move(*error);
   int64_t bytes;
-  if (blocks < 1 || blocks > INT32_MAX || __builtin_mul_overflow(head_bytes_of(shape) * shape.kv_heads, shape.layers * blocks, &bytes)) {
-    return Error{Fault::user, 0, "a pool of " + std::to_string(blocks) + " KV blocks; wanted at least 1 and no more bytes than an address space"};
+  if (blocks < 1 || blocks > INT32_MAX ||
+      __builtin_mul_overflow(head_bytes_of(shape) * shape.kv_heads, shape.layers * blocks, &bytes)) {
+    return Error{Fault::user, 0,
+                 "a pool of " + std::to_string(blocks) +
+                     " KV blocks; wanted at least 1 and no more bytes than an address space"};
   }
   auto file = create_shared(static_cast<size_t>(bytes) + kKvSlack, "homenode KV pool", sharing);
   if (!file) return file.error();
@@ -58,7 +62,8 @@ void KvMemory::place(const std::vector<std::byte*>& regions) {
     extents_.push_back({regions[i], extent_of(layout_, region)});
     for (int layer = region.first_layer; layer < region.past_layer; ++layer) {
       for (int head = region.first_head; head < region.past_head; ++head) {
-        std::byte* const first = regions[i] + (layer - region.first_layer) * region.layer_stride + (head - region.first_head) * region.head_stride;
+        std::byte* const first = regions[i] + (layer - region.first_layer) * region.layer_stride +
+                                 (head - region.first_head) * region.head_stride;
         Place& place = places_[cell(layer, head)];
         const bool again = place.region >= 0;
         if (again && copies_.empty()) copies_.resize(cells);
@@ -72,7 +77,9 @@ std::vector<KvMemory::Part> KvMemory::parts(int64_t block, int tiles) const {
   std::vector<Part> found;
   const int64_t bytes = tiles * layout_.tile_bytes, to_values = this->tiles() * layout_.tile_bytes;
   const auto add = [&found, bytes](int region, int64_t offset) {
-    if (Part* last = found.empty() ? nullptr : &found.back(); last && last->region == region && last->offset + last->bytes == offset) last->bytes += bytes;
+    if (Part* last = found.empty() ? nullptr : &found.back();
+        last && last->region == region && last->offset + last->bytes == offset)
+      last->bytes += bytes;
     else found.push_back({region, offset, bytes});
   };
   for (int layer = 0; layer < shape().layers && tiles; ++layer) {

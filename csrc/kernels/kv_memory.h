@@ -51,11 +51,14 @@ class KvMemory {
     int region;
     int64_t offset, bytes;  // from the beginning of the region's extent
   };
-  // Where the first `tiles` tiles of keys and of values of every head of a block are, layer by layer, head by head, keys, values; neighbours as one.
+  // Where the first `tiles` tiles of keys and of values of every head of a block are, layer by layer, head by head,
+  // keys, values; neighbours as one.
   std::vector<Part> parts(int64_t block, int tiles) const;
 
  private:
-  size_t cell(int layer, int kv_head) const { return static_cast<size_t>(layer) * static_cast<size_t>(layout_.shape.kv_heads) + static_cast<size_t>(kv_head); }
+  size_t cell(int layer, int kv_head) const {
+    return static_cast<size_t>(layer) * static_cast<size_t>(layout_.shape.kv_heads) + static_cast<size_t>(kv_head);
+  }
   void place(const std::vector<std::byte*>& regions);
 
   KvLayout layout_;

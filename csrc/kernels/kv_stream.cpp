@@ -19,7 +19,8 @@ using std::to_string;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kMostPieces = 256;
-// Of one call: what was read must still be in the second level's cache when it is summed; what is written is taken by the other side meanwhile.
+// Of one call: what was read must still be in the second level's cache when it is summed; what is written is taken by
+// the other side meanwhile.
 constexpr int64_t kMostRead = 64 << 10, kMostWritten = 512 << 10;
 
 Error wrong(const std::string& what) { return Error{Fault::user, 0, "KV pages over a socket: " + what}; }
@@ -31,7 +32,8 @@ int gather(WirePieces pieces, int64_t most, iovec* found) {
     std::byte* data = pieces.data();
     const int64_t size = std::min(pieces.bytes(), most - bytes);
     iovec* last = count ? &found[count - 1] : nullptr;
-    if (last && static_cast<std::byte*>(last->iov_base) + last->iov_len == data) last->iov_len += static_cast<size_t>(size);
+    if (last && static_cast<std::byte*>(last->iov_base) + last->iov_len == data)
+      last->iov_len += static_cast<size_t>(size);
     else if (count < kMostPieces) found[count++] = {data, static_cast<size_t>(size)};
     else break;
     bytes += size;
@@ -67,11 +69,14 @@ bool await(int socket, Clock::time_point ends) {
 }  // namespace
 
 std::optional<Error> check(const WirePages& pages) {
-  if (pages.blocks.size() != pages.tiles.size()) return wrong(to_string(pages.tiles.size()) + " numbers of tiles for " + to_string(pages.blocks.size()) + " blocks");
+  if (pages.blocks.size() != pages.tiles.size())
+    return wrong(to_string(pages.tiles.size()) + " numbers of tiles for " + to_string(pages.blocks.size()) + " blocks");
   for (size_t page = 0; page < pages.blocks.size(); ++page) {
     const int32_t block = pages.blocks[page], tiles = pages.tiles[page];
-    if (block < 0 || block >= pages.memory->blocks()) return wrong("block " + to_string(block) + " of " + to_string(pages.memory->blocks()));
-    if (tiles < 1 || tiles > pages.memory->tiles()) return wrong(to_string(tiles) + " tiles of a block of " + to_string(pages.memory->tiles()));
+    if (block < 0 || block >= pages.memory->blocks())
+      return wrong("block " + to_string(block) + " of " + to_string(pages.memory->blocks()));
+    if (tiles < 1 || tiles > pages.memory->tiles())
+      return wrong(to_string(tiles) + " tiles of a block of " + to_string(pages.memory->tiles()));
   }
   return std::nullopt;
 }
@@ -104,7 +109,11 @@ void WirePieces::pass(int64_t bytes) {
 }
 
 PageReceiver::PageReceiver(WirePages pages, const Kernels& kernels)
-    : pages_(std::move(pages)), kernels_(kernels), filled_(pages_), summed_(pages_), sums_(static_cast<size_t>(heads())) {
+    : pages_(std::move(pages)),
+      kernels_(kernels),
+      filled_(pages_),
+      summed_(pages_),
+      sums_(static_cast<size_t>(heads())) {
   found_.reserve(pages_.blocks.size() * sums_.size());
 }
 

@@ -1,7 +1,8 @@
-// Pages of KV memory over a stream socket: straight from and into their blocks, and what comes is digested while it is in the caches.
+// Pages of KV memory over a stream socket: straight from and into their blocks, and what comes is digested while it is
+// in the caches.
 //
-// A page goes over the wire as its tiles, layer by layer, head by head, keys, values; only tiles that hold one of its tokens. The digest that comes of
-// it is that of copy_pages. No call waits for longer than it is told.
+// A page goes over the wire as its tiles, layer by layer, head by head, keys, values; only tiles that hold one of its
+// tokens. The digest that comes of it is that of copy_pages. No call waits for longer than it is told.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -23,7 +24,8 @@ struct WirePages {
 
 std::optional<Error> check(const WirePages&);
 
-// The pieces of such pages in the order of the wire: each some tiles of one head, in one piece of memory. The pages outlive it.
+// The pieces of such pages in the order of the wire: each some tiles of one head, in one piece of memory. The pages
+// outlive it.
 class WirePieces {
  public:
   explicit WirePieces(const WirePages& pages);

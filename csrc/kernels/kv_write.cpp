@@ -5,12 +5,14 @@ namespace {
 
 // Whether token i + 1 follows token i in the same pair of slots: then both are one store.
 bool completes_pair(const Step& step, size_t i, size_t end) {
-  return i + 1 < end && step.token_slot[i] % 2 == 0 && step.token_block[i + 1] == step.token_block[i] && step.token_slot[i + 1] == step.token_slot[i] + 1;
+  return i + 1 < end && step.token_slot[i] % 2 == 0 && step.token_block[i + 1] == step.token_block[i] &&
+         step.token_slot[i + 1] == step.token_slot[i] + 1;
 }
 
 }  // namespace
 
-void write_keys_values(const KvWrite& call, const Step& step, const Kernels& kernels, int token_begin, int token_end, int head_begin, int head_end) {
+void write_keys_values(const KvWrite& call, const Step& step, const Kernels& kernels, int token_begin, int token_end,
+                       int head_begin, int head_end) {
   const KvKernels& kv = call.cache->kernels(kernels);
   const int64_t head_dim = call.cache->shape().head_dim;
   float transformed[kMostHead];
@@ -19,7 +21,8 @@ void write_keys_values(const KvWrite& call, const Step& step, const Kernels& ker
     for (auto i = static_cast<size_t>(token_begin); i < end; ++i) {
       const auto row = static_cast<int64_t>(i);
       const float* key = call.keys + row * call.key_stride + head * head_dim;
-      kv.put_key(call.key_transform.apply(kernels, key, row, head_dim, transformed), head_dim, step.token_slot[i] % kTileKeys,
+      kv.put_key(call.key_transform.apply(kernels, key, row, head_dim, transformed), head_dim,
+                 step.token_slot[i] % kTileKeys,
                  call.cache->key_tile(call.layer, step.token_block[i], head, step.token_slot[i]));
     }
     for (auto i = static_cast<size_t>(token_begin); i < end;) {

@@ -16,7 +16,9 @@ struct KvWrite {
   NormRope key_transform;
 };
 
-// Tokens token_begin .. token_end - 1 of KV heads head_begin .. head_end - 1. Threads may write any parts that do not overlap at the same time.
-void write_keys_values(const KvWrite&, const Step&, const Kernels&, int token_begin, int token_end, int head_begin, int head_end);
+// Tokens token_begin .. token_end - 1 of KV heads head_begin .. head_end - 1. Threads may write any parts that do not
+// overlap at the same time.
+void write_keys_values(const KvWrite&, const Step&, const Kernels&, int token_begin, int token_end, int head_begin,
+                       int head_end);
 
 }  // namespace homenode

@@ -56,13 +56,16 @@ bool has_kernel(Format format) { return packed_step(format).columns > 0; }
 bool can_decode(Format format) { return file_block(format).bytes > 0; }
 
 void unpack_row(const Weight& w, int64_t row, float* out, int thread) {
-  const auto piece = std::find_if(w.pieces.begin(), w.pieces.end(), [row](const Weight::Piece& p) { return row < p.row_end; });
+  const auto piece =
+      std::find_if(w.pieces.begin(), w.pieces.end(), [row](const Weight::Piece& p) { return row < p.row_end; });
   const int64_t inside = row - piece->row_begin;
-  const uint8_t* group = w.data(size_t(piece - w.pieces.begin()), thread) + inside / kGroupRows * packed_group_bytes(w.format, w.columns);
+  const uint8_t* group =
+      w.data(size_t(piece - w.pieces.begin()), thread) + inside / kGroupRows * packed_group_bytes(w.format, w.columns);
   unpack_group_row(w.format, group, w.columns, int(inside % kGroupRows), out);
 }
 
-void embedding_rows(const Weight& table, int64_t first, const int32_t* ids, int64_t tokens, float* out, int64_t out_stride, int thread, int threads) {
+void embedding_rows(const Weight& table, int64_t first, const int32_t* ids, int64_t tokens, float* out,
+                    int64_t out_stride, int thread, int threads) {
   const int64_t end = tokens * (thread + 1) / threads;
   for (int64_t i = tokens * thread / threads; i < end; ++i) {
     const int64_t row = ids[i] - first;

@@ -10,9 +10,10 @@ namespace {
 constexpr int kVectors = kGroupRows / kLanes;  // of a group's rows
 constexpr int kVectorBytes = 4 * kLanes;
 
-// Prefetches the weights that are due with one part. With several tokens the instructions of one part fill the processor's window, so that it would
-// not see the next reads early enough by itself. They go to the nearest cache, where slices of them have room (see linear_group.cpp): what waits in
-// the second-level cache comes too late for the first tile of a slice; but on some processors it is the better place (linear_tuning.cpp).
+// Prefetches the weights that are due with one part. With several tokens the instructions of one part fill the
+// processor's window, so that it would not see the next reads early enough by itself. They go to the nearest cache,
+// where slices of them have room (see linear_group.cpp): what waits in the second-level cache comes too late for the
+// first tile of a slice; but on some processors it is the better place (linear_tuning.cpp).
 HOMENODE_INLINE void prefetch_lines(Prefetch& prefetch) {
   for (int i = 0; i < prefetch.lines; ++i, prefetch.from += kCacheLine) {
     if (prefetch.into_l2) __builtin_prefetch(prefetch.from, 0, 2);

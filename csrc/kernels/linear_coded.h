@@ -20,13 +20,15 @@ template <Coding C, int Line>
 HOMENODE_INLINE Ints line_codes(const uint8_t* high, const uint8_t* low) {
   Ints codes;
   if constexpr (C.low_bits == 8) codes = load_codes(low + kLineBytes * Line);
-  if constexpr (C.low_bits == 4) codes = masked(shifted<-4 * (Line / 4)>(load_bytes(low + kLineBytes * (Line % 4))), 15);
+  if constexpr (C.low_bits == 4)
+    codes = masked(shifted<-4 * (Line / 4)>(load_bytes(low + kLineBytes * (Line % 4))), 15);
   if constexpr (C.low_bits == 2) codes = masked(shifted<-2 * (Line % 4)>(load_bytes(low + kLineBytes * (Line / 4))), 3);
   if constexpr (C.high_bits == 1) {
     codes = bit_or(codes, masked(shifted<C.low_bits - Line>(load_bytes(high)), 1 << C.low_bits));
   }
   if constexpr (C.high_bits == 2) {
-    codes = bit_or(codes, masked(shifted<C.low_bits - 2 * (Line % 4)>(load_bytes(high + kLineBytes * (Line / 4))), 3 << C.low_bits));
+    codes = bit_or(codes, masked(shifted<C.low_bits - 2 * (Line % 4)>(load_bytes(high + kLineBytes * (Line / 4))),
+                                 3 << C.low_bits));
   }
   if constexpr (C.table != Table::none) codes = look_up(table_bytes<C.table, C.zero>(), codes);
   return codes;
@@ -59,14 +61,16 @@ HOMENODE_INLINE void start_sums(const uint8_t* x, size_t stride, Sums<M>& sums) 
   for (int m = 0; m < M; ++m) {
     const auto* part = reinterpret_cast<const EncodedPart*>(x + m * stride);
     Ints start = zero_ints();
-    if constexpr (C.zero != 0 && !kDotSubtracts<C>) start = shift_left32<__builtin_ctz(C.zero | 256)>(broadcast_int(minus_sum<halves_of(C), H>(part)));
+    if constexpr (C.zero != 0 && !kDotSubtracts<C>)
+      start = shift_left32<__builtin_ctz(C.zero | 256)>(broadcast_int(minus_sum<halves_of(C), H>(part)));
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) sums[m][v] = start;
   }
 }
 
 template <Coding C>
-constexpr int kLargestWeight = C.zero == 128 ? 255 : (1 << (C.low_bits + C.high_bits)) - 1 + (C.table == Table::none ? 0 : C.zero);
+constexpr int kLargestWeight =
+    C.zero == 128 ? 255 : (1 << (C.low_bits + C.high_bits)) - 1 + (C.table == Table::none ? 0 : C.zero);
 
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
@@ -100,7 +104,8 @@ HOMENODE_INLINE int lines_of_share(const SpreadPrefetch& prefetch, int times) {
 
 // Adds the products of the lines of a sum. Lines that share bytes follow each other.
 template <Coding C, int M, int H, int Step = 0>
-HOMENODE_INLINE void add_lines(const uint8_t* lines, const uint8_t* x, size_t stride, Sums<M>& run, Sums<M>& sums, const SpreadPrefetch& prefetch) {
+HOMENODE_INLINE void add_lines(const uint8_t* lines, const uint8_t* x, size_t stride, Sums<M>& run, Sums<M>& sums,
+                               const SpreadPrefetch& prefetch) {
   prefetch_step<C, Step + H * kSumLines<C>>(prefetch);
   constexpr int line = halves_of(C) == 2 ? 4 * H + Step : C.low_bits == 4 ? Step / 2 + 4 * (Step % 2) : Step;
   Ints w[kVectors];
@@ -129,7 +134,8 @@ HOMENODE_INLINE Floats load_scales(const uint8_t* p) {
   return load_halves(p);
 }
 
-// What one block says of the rows of a vector: the scale, and the minimum with the sign that makes its product with minus_total one to add.
+// What one block says of the rows of a vector: the scale, and the minimum with the sign that makes its product with
+// minus_total one to add.
 struct BlockScale {
   Floats d, minimum;
 };
@@ -142,25 +148,29 @@ HOMENODE_INLINE BlockScale block_scale(const uint8_t* block, int v) {
   return scale;
 }
 
-// The scale and the minimum of half `h` (or the whole) of the part at `at`, times the block's. A simple block has but one.
+// The scale and the minimum of half `h` (or the whole) of the part at `at`, times the block's. A simple block has but
+// one.
 template <Coding C>
 HOMENODE_INLINE Floats part_scale(const BlockScale& block, const uint8_t* at, int h, int v) {
   const uint8_t* s = at + kGroupRows * h + kLanes * v;
   if constexpr (C.scales == 0) return block.d;
-  else if constexpr (C.minimum == Minimum::paired) return multiply(block.d, to_floats(bit_and(load_unsigned8(s), broadcast_int(15))));
+  else if constexpr (C.minimum == Minimum::paired)
+    return multiply(block.d, to_floats(bit_and(load_unsigned8(s), broadcast_int(15))));
   else return multiply(block.d, to_floats(load_signed8(s)));
 }
 template <Coding C>
 HOMENODE_INLINE Floats part_minimum(const BlockScale& block, const uint8_t* at, int h, int v) {
   const uint8_t* m = at + kGroupRows * h + kLanes * v;
   if constexpr (C.scales == 0) return block.minimum;
-  else if constexpr (C.minimum == Minimum::paired) return multiply(block.minimum, to_floats(shift_right16<4>(load_unsigned8(m))));
+  else if constexpr (C.minimum == Minimum::paired)
+    return multiply(block.minimum, to_floats(shift_right16<4>(load_unsigned8(m))));
   else return multiply(block.minimum, to_floats(load_unsigned8(m + Packed<C>::scale)));
 }
 
 // One sum of a part: f += (integer sum * d_row) * scale.
 template <Coding C, int M, int H>
-HOMENODE_INLINE void add_sum(const BlockScale (&block)[kVectors], const uint8_t* at, const uint8_t* x, size_t stride, Block<M>& f, const SpreadPrefetch& prefetch) {
+HOMENODE_INLINE void add_sum(const BlockScale (&block)[kVectors], const uint8_t* at, const uint8_t* x, size_t stride,
+                             Block<M>& f, const SpreadPrefetch& prefetch) {
   Sums<M> sums, run;
   start_sums<C, M, H>(x, stride, sums);
   add_lines<C, M, H>(at + Packed<C>::scale + Packed<C>::minimum, x, stride, run, sums, prefetch);
@@ -176,7 +186,8 @@ HOMENODE_INLINE void add_sum(const BlockScale (&block)[kVectors], const uint8_t*
 }
 
 template <Coding C, int M, int H>
-HOMENODE_INLINE void add_minimum(const BlockScale (&block)[kVectors], const uint8_t* at, const uint8_t* x, size_t stride, Block<M>& f) {
+HOMENODE_INLINE void add_minimum(const BlockScale (&block)[kVectors], const uint8_t* at, const uint8_t* x,
+                                 size_t stride, Block<M>& f) {
   Floats minimum[kVectors];
 #pragma GCC unroll 8
   for (int v = 0; v < kVectors; ++v) minimum[v] = part_minimum<C>(block[v], at, H, v);
@@ -189,7 +200,8 @@ HOMENODE_INLINE void add_minimum(const BlockScale (&block)[kVectors], const uint
 }
 
 template <Coding C, int M>
-void tile_coded(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* total, SpreadPrefetch prefetch) {
+void tile_coded(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* total,
+                SpreadPrefetch prefetch) {
   using At = Packed<C>;
   constexpr bool kMinimum = C.minimum != Minimum::none, kTwo = halves_of(C) == 2;
   Block<M> f;

@@ -19,7 +19,8 @@ HOMENODE_INLINE void set_scale(float least, EncodedPart* out) {
 
 void encode_part(const float* x, EncodedPart* out) {
   constexpr int kPerHalf = kPartColumns / 2 / kLanes;
-  Ints bits = zero_ints();  // of the largest magnitude: as integers they compare like the floats, and a NaN is above infinity
+  // Of the largest magnitude: as integers they compare like the floats, and a NaN is above infinity
+  Ints bits = zero_ints();
   for (int i = 0; i < 2 * kPerHalf; ++i) {
     bits = larger_ints(bits, bit_and(as_ints(load_floats(x + kLanes * i)), broadcast_int(0x7fffffff)));
   }

@@ -5,7 +5,8 @@
 namespace homenode {
 namespace {
 
-// f += one column of the weights times that column of M rows; load(v) gives the weights of one vector of rows, used at once.
+// f += one column of the weights times that column of M rows; load(v) gives the weights of one vector of rows, used at
+// once.
 template <int M, class Load>
 HOMENODE_INLINE void add_column(Load load, const uint8_t* x, size_t stride, Block<M>& f) {
   Floats values[M];
@@ -21,18 +22,25 @@ HOMENODE_INLINE void add_column(Load load, const uint8_t* x, size_t stride, Bloc
 
 // The first or the second of the two adjacent columns that each 32-bit unit holds.
 HOMENODE_INLINE Floats first_of_pair(const uint8_t* p) { return as_floats(shift_left32<16>(load_bytes(p))); }
-HOMENODE_INLINE Floats second_of_pair(const uint8_t* p) { return as_floats(bit_and(load_bytes(p), broadcast_int(int32_t(0xffff0000)))); }
+HOMENODE_INLINE Floats second_of_pair(const uint8_t* p) {
+  return as_floats(bit_and(load_bytes(p), broadcast_int(int32_t(0xffff0000))));
+}
 
-// How two columns of a group lie: their bytes, those of the first 16 rows in each line of rows, and the weights of vector `v` of column `C` of the two.
+// How two columns of a group lie: their bytes, those of the first 16 rows in each line of rows, and the weights of
+// vector `v` of column `C` of the two.
 struct F32Columns {
   static constexpr int kBytes = 8 * kGroupRows, kHalf = 2 * kGroupRows;
   template <int C>
-  static HOMENODE_INLINE Floats weights(const uint8_t* packed, int v) { return as_floats(load_bytes(packed + 4 * kGroupRows * C + kVectorBytes * v)); }
+  static HOMENODE_INLINE Floats weights(const uint8_t* packed, int v) {
+    return as_floats(load_bytes(packed + 4 * kGroupRows * C + kVectorBytes * v));
+  }
 };
 struct F16Columns {
   static constexpr int kBytes = 4 * kGroupRows, kHalf = kGroupRows;
   template <int C>
-  static HOMENODE_INLINE Floats weights(const uint8_t* packed, int v) { return load_halves(packed + 2 * kGroupRows * C + 2 * kLanes * v); }
+  static HOMENODE_INLINE Floats weights(const uint8_t* packed, int v) {
+    return load_halves(packed + 2 * kGroupRows * C + 2 * kLanes * v);
+  }
 };
 struct Bf16Columns {
   static constexpr int kBytes = 4 * kGroupRows, kHalf = 2 * kGroupRows;
@@ -43,7 +51,8 @@ struct Bf16Columns {
 };
 
 template <class Columns, int M>
-void tile_floats(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* sums, Prefetch prefetch) {
+void tile_floats(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* sums,
+                 Prefetch prefetch) {
   Block<M> f;
   load_sums<M>(sums, f);
   for (; columns > 1; columns -= 2, packed += Columns::kBytes, x += 8) {

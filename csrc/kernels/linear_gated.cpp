@@ -4,13 +4,13 @@
 
 namespace homenode {
 
-GatedGroups::GatedGroups(const GroupProduct& gates, const GroupProduct& ups, const PreparedRows& to, GateKernel gate_mul, const LinearTable& table,
-                         const float* const* biases)
+GatedGroups::GatedGroups(const GroupProduct& gates, const GroupProduct& ups, const PreparedRows& to,
+                         GateKernel gate_mul, const LinearTable& table, const float* const* biases)
     : gates_(gates), ups_(ups), to_(to), gate_mul_(gate_mul), table_(table), biases_(biases) {}
 
 void GatedGroups::multiply(const Piece& piece, int64_t begin, int64_t end, int64_t first, int64_t past) {
-  // As many groups at once as there is room for: a change from gates to ups costs about a microsecond, until reading is at full speed again, and
-  // sixteen parts are encoded in the time of one.
+  // As many groups at once as there is room for: a change from gates to ups costs about a microsecond, until reading is
+  // at full speed again, and sixteen parts are encoded in the time of one.
   const int64_t at_once = kTokensAtOnce / std::min(kTokensAtOnce, past - first);
   for (int64_t group = begin; group < end; group += at_once) {
     for (int64_t token = first; token < past; token += kTokensAtOnce) {
@@ -20,10 +20,13 @@ void GatedGroups::multiply(const Piece& piece, int64_t begin, int64_t end, int64
 }
 
 void GatedGroups::multiply_some(const Piece& piece, int64_t group, int64_t groups, int64_t first, int64_t n) {
-  const int64_t sums = n * kGroupRows, row = piece.row_begin + group * kGroupRows, rows = std::min(groups * kGroupRows, piece.row_end - row);
-  for (int64_t g = 0; g < groups; ++g) gates_.multiply(piece.gates + (group + g) * gates_.group_bytes(), first, n, gate_ + g * sums);
+  const int64_t sums = n * kGroupRows, row = piece.row_begin + group * kGroupRows,
+                rows = std::min(groups * kGroupRows, piece.row_end - row);
+  for (int64_t g = 0; g < groups; ++g)
+    gates_.multiply(piece.gates + (group + g) * gates_.group_bytes(), first, n, gate_ + g * sums);
   for (int64_t g = 0; g < groups; ++g) {
-    ups_.multiply(piece.ups + (group + g) * ups_.group_bytes(), first, n, up_ + g * sums, destination(first, row + g * kGroupRows));
+    ups_.multiply(piece.ups + (group + g) * ups_.group_bytes(), first, n, up_ + g * sums,
+                  destination(first, row + g * kGroupRows));
   }
   if (biases_) add_biases(row, rows, n);
   gate_mul_(gate_, up_, gate_, groups * sums);
@@ -44,7 +47,8 @@ void GatedGroups::add_biases(int64_t row, int64_t rows, int64_t n) {
 // Where the encoded parts of 32 outputs go.
 Destination GatedGroups::destination(int64_t first, int64_t row) const {
   if (!to_.encoded) return {};
-  return {to_.encoded + first * to_.encoded_stride + row / kPartColumns, size_t(to_.encoded_stride) * sizeof(EncodedPart), sizeof(EncodedPart)};
+  return {to_.encoded + first * to_.encoded_stride + row / kPartColumns,
+          size_t(to_.encoded_stride) * sizeof(EncodedPart), sizeof(EncodedPart)};
 }
 
 }  // namespace homenode

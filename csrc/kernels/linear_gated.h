@@ -7,7 +7,8 @@ namespace homenode {
 class GatedGroups {
  public:
   // `biases`: of gate and up, or null.
-  GatedGroups(const GroupProduct& gates, const GroupProduct& ups, const PreparedRows& to, GateKernel, const LinearTable&, const float* const* biases = nullptr);
+  GatedGroups(const GroupProduct& gates, const GroupProduct& ups, const PreparedRows& to, GateKernel,
+              const LinearTable&, const float* const* biases = nullptr);
 
   // A piece of both weights: where its groups lie, and its rows.
   struct Piece {

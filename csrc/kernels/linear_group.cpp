@@ -57,7 +57,9 @@ struct PartShare {
   PartShare(int64_t part_bytes, int64_t tiles) : bytes(part_bytes) {
     const int64_t lines = ceiling_of(part_bytes, kCacheLine);
     if (tiles == 1) return;
-    for (steps = ceiling_of(kPartSteps, tiles); steps < kPartSteps && lines * steps / kPartSteps * tiles * kCacheLine < part_bytes;) ++steps;
+    for (steps = ceiling_of(kPartSteps, tiles);
+         steps < kPartSteps && lines * steps / kPartSteps * tiles * kCacheLine < part_bytes;)
+      ++steps;
     bytes = lines * steps / kPartSteps * kCacheLine;
   }
 };
@@ -65,7 +67,8 @@ struct PartShare {
 // Asks for a line to be this thread's alone.
 inline void expect_written(const uint8_t* line) {
 #if defined(__x86_64__)
-  asm volatile("prefetchw %0" : : "m"(*line));  // compiled for any x86-64 processor, the builtin asks for a copy to read
+  // Compiled for any x86-64 processor, the builtin asks for a copy to read
+  asm volatile("prefetchw %0" : : "m"(*line));
 #else
   __builtin_prefetch(line, 1);
 #endif
@@ -85,14 +88,19 @@ void set_zero(float* sums, int64_t tokens) { std::memset(sums, 0, size_t(tokens)
 }  // namespace
 
 int64_t block_tokens(const LinearTable& table, int64_t tokens, int64_t row_bytes) {
-  // Measured with panels, whose unpacking few tokens would have to pay for: 256 tokens from the third-level cache are faster than 85 from the second.
+  // Measured with panels, whose unpacking few tokens would have to pay for: 256 tokens from the third-level cache are
+  // faster than 85 from the second.
   const int64_t fit = table.block_bytes / row_bytes, most = fit < kTokensAtOnce / 2 ? kTokensAtOnce : fit;
   return ceiling_of(tokens, ceiling_of(tokens, most));
 }
 
 GroupProduct::GroupProduct(const Weight& w, const ActivationRows& rows, const LinearTable& table)
-    : step_(packed_step(w.format)), rows_(rows), group_bytes_(packed_group_bytes(w.format, w.columns)), prefetch_bytes_{table.prefetch_bytes, table.prefetch_bytes_of_four},
-      prefetch_into_l2_(table.prefetch_into_l2), slice_bytes_(is_coded(w) ? table.slice_bytes : table.float_slice_bytes) {
+    : step_(packed_step(w.format)),
+      rows_(rows),
+      group_bytes_(packed_group_bytes(w.format, w.columns)),
+      prefetch_bytes_{table.prefetch_bytes, table.prefetch_bytes_of_four},
+      prefetch_into_l2_(table.prefetch_into_l2),
+      slice_bytes_(is_coded(w) ? table.slice_bytes : table.float_slice_bytes) {
   if (const Coding* coding = coding_of(w.format)) {
     const auto& panels = table.panels[coding - kCodings];
     coded_ = &table.coded[coding - kCodings];
@@ -104,7 +112,8 @@ GroupProduct::GroupProduct(const Weight& w, const ActivationRows& rows, const Li
 
 GroupProduct::Slice GroupProduct::slice(const uint8_t* packed, int64_t first, int64_t column, int64_t columns) const {
   columns = std::min(columns, rows_.columns - column);
-  return {packed + column / step_.columns * step_.bytes, rows_.data + size_t(first) * rows_.stride + column / kPartColumns * rows_.part_bytes, columns,
+  return {packed + column / step_.columns * step_.bytes,
+          rows_.data + size_t(first) * rows_.stride + column / kPartColumns * rows_.part_bytes, columns,
           ceiling_of(columns, step_.columns) * step_.bytes};
 }
 
@@ -116,17 +125,22 @@ void GroupProduct::multiply(const uint8_t* packed, int64_t first, int64_t n, flo
   multiply_coded(packed, first, n, sums);
 }
 
-void GroupProduct::multiply_floats(const uint8_t* packed, int64_t first, int64_t n, float* sums, const Destination& to) const {
-  const int64_t tiles = ceiling_of(n, floats_->max_tokens), at_once = tiles == 1 ? rows_.columns : slice_columns(step_, rows_.columns, slice_bytes_);
+void GroupProduct::multiply_floats(const uint8_t* packed, int64_t first, int64_t n, float* sums,
+                                   const Destination& to) const {
+  const int64_t tiles = ceiling_of(n, floats_->max_tokens),
+                at_once = tiles == 1 ? rows_.columns : slice_columns(step_, rows_.columns, slice_bytes_);
   for (int64_t column = 0; column < rows_.columns; column += at_once) {
     const Slice s = slice(packed, first, column, at_once);
-    const int64_t steps = ceiling_of(s.columns, kPrefetchColumns), fetched = n < floats_->prefetch_from_tokens ? 0 : s.bytes;
-    PrefetchPlan plan(s.weights + (tiles == 1 ? prefetch_bytes(n) : s.bytes), fetched, tiles * steps, prefetch_into_l2_);
+    const int64_t steps = ceiling_of(s.columns, kPrefetchColumns),
+                  fetched = n < floats_->prefetch_from_tokens ? 0 : s.bytes;
+    PrefetchPlan plan(s.weights + (tiles == 1 ? prefetch_bytes(n) : s.bytes), fetched, tiles * steps,
+                      prefetch_into_l2_);
     const bool last = column + at_once >= rows_.columns;
     each_tile(n, floats_->max_tokens, [&](int64_t token, int64_t count) {
       if (column == 0) set_zero(sums + token * kGroupRows, count);
       if (last) expect_written(to, token, count);
-      floats_->tile[count - 1](s.weights, s.columns, s.row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows, plan.next(steps));
+      floats_->tile[count - 1](s.weights, s.columns, s.row + size_t(token) * rows_.stride, rows_.stride,
+                               sums + token * kGroupRows, plan.next(steps));
     });
   }
 }
@@ -134,12 +148,16 @@ void GroupProduct::multiply_floats(const uint8_t* packed, int64_t first, int64_t
 void GroupProduct::multiply_coded(const uint8_t* packed, int64_t first, int64_t n, float* sums) const {
   if (n <= coded_->max_tokens) {
     const bool prefetches = n >= coded_->prefetch_from_tokens;
-    const SpreadPrefetch prefetch{packed + prefetch_bytes(n), prefetches ? kPartSteps : 0, group_bytes_ / (rows_.columns / kPartColumns), prefetch_into_l2_};
-    const int64_t tokens = prefetches ? std::max(n, std::min<int64_t>(coded_->min_prefetch_tile, rows_.readable - first)) : n;
-    coded_->tile[tokens - 1](packed, rows_.columns, rows_.data + size_t(first) * rows_.stride, rows_.stride, sums, prefetch);
+    const SpreadPrefetch prefetch{packed + prefetch_bytes(n), prefetches ? kPartSteps : 0,
+                                  group_bytes_ / (rows_.columns / kPartColumns), prefetch_into_l2_};
+    const int64_t tokens =
+        prefetches ? std::max(n, std::min<int64_t>(coded_->min_prefetch_tile, rows_.readable - first)) : n;
+    coded_->tile[tokens - 1](packed, rows_.columns, rows_.data + size_t(first) * rows_.stride, rows_.stride, sums,
+                             prefetch);
     return;
   }
-  const int64_t tiles = ceiling_of(n, coded_->tokens_of_many), at_once = slice_columns(step_, rows_.columns, slice_bytes_);
+  const int64_t tiles = ceiling_of(n, coded_->tokens_of_many),
+                at_once = slice_columns(step_, rows_.columns, slice_bytes_);
   for (int64_t column = 0; column < rows_.columns; column += at_once) {
     const Slice s = slice(packed, first, column, at_once);
     const uint8_t* from = s.weights + s.bytes;
@@ -147,16 +165,20 @@ void GroupProduct::multiply_coded(const uint8_t* packed, int64_t first, int64_t 
     const PartShare share(s.bytes / parts, tiles);
     each_tile(n, coded_->tokens_of_many, [&](int64_t token, int64_t count) {
       const SpreadPrefetch prefetch{from, int(share.steps), share.bytes, prefetch_into_l2_};
-      coded_->tile[count - 1](s.weights, s.columns, s.row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows, prefetch);
+      coded_->tile[count - 1](s.weights, s.columns, s.row + size_t(token) * rows_.stride, rows_.stride,
+                              sums + token * kGroupRows, prefetch);
       from += parts * share.bytes;
     });
   }
 }
 
-void GroupProduct::multiply_panels(const uint8_t* packed, int64_t first, int64_t n, float* sums, const Destination& to) const {
+void GroupProduct::multiply_panels(const uint8_t* packed, int64_t first, int64_t n, float* sums,
+                                   const Destination& to) const {
   PanelSpace space;
   const int64_t tiles = ceiling_of(n, panels_->max_tokens), blocks = ceiling_of(rows_.columns, step_.columns);
-  const int64_t at_once = ceiling_of(blocks, ceiling_of(rows_.columns, panels_->max_parts * kPartColumns)) * step_.columns;  // about equal panels of whole blocks
+  // About equal panels of whole blocks
+  const int64_t at_once =
+      ceiling_of(blocks, ceiling_of(rows_.columns, panels_->max_parts * kPartColumns)) * step_.columns;
   for (int64_t column = 0; column < rows_.columns; column += at_once) {
     const Slice s = slice(packed, first, column, at_once);
     const int64_t parts = s.columns / kPartColumns;
@@ -165,7 +187,8 @@ void GroupProduct::multiply_panels(const uint8_t* packed, int64_t first, int64_t
     const bool last = column + at_once >= rows_.columns;
     each_tile(n, panels_->max_tokens, [&](int64_t token, int64_t count) {
       if (last) expect_written(to, token, count);
-      panels_->tile[count - 1](panel, parts, s.row + size_t(token) * rows_.stride, rows_.stride, sums + token * kGroupRows, column == 0, plan.next(parts));
+      panels_->tile[count - 1](panel, parts, s.row + size_t(token) * rows_.stride, rows_.stride,
+                               sums + token * kGroupRows, column == 0, plan.next(parts));
     });
   }
 }

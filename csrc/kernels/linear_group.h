@@ -1,4 +1,5 @@
-// The product of one packed group of 32 weight rows with some activation rows, cut so that weights and activations stay in the caches.
+// The product of one packed group of 32 weight rows with some activation rows, cut so that weights and activations stay
+// in the caches.
 #pragma once
 #include <cstdint>
 
@@ -12,11 +13,12 @@ inline int64_t ceiling_of(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // Tokens multiplied with one group before the next: what GroupProduct::multiply takes at most.
 constexpr int64_t kTokensAtOnce = 256;
 
-// Tokens of a block, with which all the groups of a piece are multiplied before the next: about equal blocks whose activations stay in the
-// second-level cache, or kTokensAtOnce where too few would.
+// Tokens of a block, with which all the groups of a piece are multiplied before the next: about equal blocks whose
+// activations stay in the second-level cache, or kTokensAtOnce where too few would.
 int64_t block_tokens(const LinearTable&, int64_t tokens, int64_t row_bytes);
 
-// Where the outputs of some tokens will be written: `bytes` from `at` on for the first of them, and `stride` further for each other.
+// Where the outputs of some tokens will be written: `bytes` from `at` on for the first of them, and `stride` further
+// for each other.
 struct Destination {
   const void* at;
   size_t stride, bytes;
@@ -27,8 +29,8 @@ class GroupProduct {
  public:
   GroupProduct(const Weight&, const ActivationRows&, const LinearTable&);
 
-  // sums[token][32] = tokens first .. first + n - 1 (n at most kTokensAtOnce) times the group at `packed`; kSpareRows more may be overwritten.
-  // Meanwhile the lines of the destination, if any, come to this thread.
+  // sums[token][32] = tokens first .. first + n - 1 (n at most kTokensAtOnce) times the group at `packed`; kSpareRows
+  // more may be overwritten. Meanwhile the lines of the destination, if any, come to this thread.
   void multiply(const uint8_t* packed, int64_t first, int64_t n, float* sums, const Destination& to = {}) const;
 
   int64_t group_bytes() const { return group_bytes_; }

@@ -1,9 +1,10 @@
 // Tiles of the block formats for many tokens. See linear_tiles.h for the values.
 //
-// Some parts of a group are unpacked once, for all the tokens at hand: their codes to bytes, their scales to factors, one for each of the eight q a
-// row's scale can have. Then a tile needs no multiplication but those of the integer dot products and one fused multiply-add for each sum: the
-// sums start as the bits of the row's anchor, so they end as floats that are 2^e times the sum above it, which one subtraction takes away.
-// Subtractions and the rest go to units of the processor that the products do not need.
+// Some parts of a group are unpacked once, for all the tokens at hand: their codes to bytes, their scales to factors,
+// one for each of the eight q a row's scale can have. Then a tile needs no multiplication but those of the integer dot
+// products and one fused multiply-add for each sum: the sums start as the bits of the row's anchor, so they end as
+// floats that are 2^e times the sum above it, which one subtraction takes away. Subtractions and the rest go to units
+// of the processor that the products do not need.
 #pragma once
 #include "kernels/linear_coded.h"
 
@@ -62,7 +63,11 @@ Panel unpack_panel(const uint8_t* packed, int64_t parts, PanelSpace& space) {
   using At = Packed<C>;
   uint8_t *codes = space.codes, *factors = space.factors;
   constexpr bool kStays = stays_packed(C);
-  const Panel panel{kStays ? packed + At::head + At::scale + At::minimum : codes, size_t(!kStays ? kPanelPartCodes : C.parts == 1 ? At::bytes : At::part), factors};
+  const Panel panel{kStays ? packed + At::head + At::scale + At::minimum : codes,
+                    size_t(!kStays        ? kPanelPartCodes
+                           : C.parts == 1 ? At::bytes
+                                          : At::part),
+                    factors};
   for (; parts > 0; parts -= C.parts, packed += At::bytes) {
     BlockScale block[kVectors];
 #pragma GCC unroll 8
@@ -81,14 +86,16 @@ Panel unpack_panel(const uint8_t* packed, int64_t parts, PanelSpace& space) {
 }
 
 template <PanelKind K, int M, int H>
-HOMENODE_INLINE void add_panel_sum(const uint8_t* codes, const uint8_t* factors, const uint8_t* x, size_t stride, Block<M>& f) {
+HOMENODE_INLINE void add_panel_sum(const uint8_t* codes, const uint8_t* factors, const uint8_t* x, size_t stride,
+                                   Block<M>& f) {
   constexpr int kLines = 8 / K.halves, kFirst = H * kLines;
   Sums<M> sums;
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
     const auto* part = reinterpret_cast<const EncodedPart*>(x + m * stride);
     Ints start = as_ints(broadcast_float(&part->anchor));
-    if constexpr (K.zero) start = add_ints(start, shift_left32<__builtin_ctz(K.zero | 256)>(broadcast_int(minus_sum<K.halves, H>(part))));
+    if constexpr (K.zero)
+      start = add_ints(start, shift_left32<__builtin_ctz(K.zero | 256)>(broadcast_int(minus_sum<K.halves, H>(part))));
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) sums[m][v] = start;
   }
@@ -111,7 +118,8 @@ HOMENODE_INLINE void add_panel_sum(const uint8_t* codes, const uint8_t* factors,
     const uint8_t* factor = factors + kEighths * H * kPanelFloats + part->factor;
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
-      f[m][v] = fma(subtract(as_floats(sums[m][v]), anchor), load_floats(reinterpret_cast<const float*>(factor + kVectorBytes * v)), f[m][v]);
+      f[m][v] = fma(subtract(as_floats(sums[m][v]), anchor),
+                    load_floats(reinterpret_cast<const float*>(factor + kVectorBytes * v)), f[m][v]);
     }
   }
 }
@@ -123,12 +131,14 @@ HOMENODE_INLINE void add_panel_minimum(const uint8_t* factors, const uint8_t* x,
   for (int m = 0; m < M; ++m) {
     const Floats row = minus_total<K.halves, H>(reinterpret_cast<const EncodedPart*>(x + m * stride));
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) f[m][v] = fma(load_floats(reinterpret_cast<const float*>(minimum + kVectorBytes * v)), row, f[m][v]);
+    for (int v = 0; v < kVectors; ++v)
+      f[m][v] = fma(load_floats(reinterpret_cast<const float*>(minimum + kVectorBytes * v)), row, f[m][v]);
   }
 }
 
 template <PanelKind K, int M>
-void tile_panel(const Panel& panel, int64_t parts, const uint8_t* x, size_t stride, float* total, bool first, Prefetch prefetch) {
+void tile_panel(const Panel& panel, int64_t parts, const uint8_t* x, size_t stride, float* total, bool first,
+                Prefetch prefetch) {
   const uint8_t *codes = panel.codes, *factors = panel.factors;
   Block<M> f;
   if (first) set_zero<M>(f);

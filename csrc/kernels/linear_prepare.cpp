@@ -20,11 +20,16 @@ int64_t rounded_stride(int64_t columns) { return (parts_of(columns) | 1) * kPart
 int64_t encoded_stride(int64_t columns) { return parts_of(columns) | 1; }
 int64_t float_stride(int64_t columns) { return ((columns + 15) / 16 | 1) * 16; }
 
-size_t encoded_bytes(int64_t tokens, int64_t columns) { return size_t((tokens + kSpareRows) * encoded_stride(columns)) * sizeof(EncodedPart); }
-size_t rounded_bytes(int64_t tokens, int64_t columns) { return size_t(tokens * rounded_stride(columns)) * sizeof(uint16_t); }
+size_t encoded_bytes(int64_t tokens, int64_t columns) {
+  return size_t((tokens + kSpareRows) * encoded_stride(columns)) * sizeof(EncodedPart);
+}
+size_t rounded_bytes(int64_t tokens, int64_t columns) {
+  return size_t(tokens * rounded_stride(columns)) * sizeof(uint16_t);
+}
 size_t float_bytes(int64_t tokens, int64_t columns) { return size_t(tokens * float_stride(columns)) * sizeof(float); }
 
-void prepare_row(const LinearArgs& a, const LinearTable& table, const Kernels& kernels, const PreparedRows& to, int64_t token) {
+void prepare_row(const LinearArgs& a, const LinearTable& table, const Kernels& kernels, const PreparedRows& to,
+                 int64_t token) {
   const float* x = a.x + (a.picked ? a.picked[token] : token) * a.x_stride;
   const int64_t columns = a.weights[0]->columns;
   if (!a.norm) return store_columns(to, table, token, 0, x, columns);
@@ -72,23 +77,29 @@ PreparedRows prepared_rows(const LinearArgs& a, const LinearTable& table) {
     rows.rounded = reinterpret_cast<uint16_t*>(at), rows.rounded_stride = rounded_stride(columns);
     at += rounded_bytes(a.tokens, columns);
   }
-  if (forms.floats && a.transformed()) rows.floats = reinterpret_cast<float*>(at), rows.float_stride = float_stride(columns);
+  if (forms.floats && a.transformed())
+    rows.floats = reinterpret_cast<float*>(at), rows.float_stride = float_stride(columns);
   return rows;
 }
 
-void store_columns(const PreparedRows& to, const LinearTable& table, int64_t token, int64_t column, const float* values, int64_t count) {
+void store_columns(const PreparedRows& to, const LinearTable& table, int64_t token, int64_t column, const float* values,
+                   int64_t count) {
   if (to.encoded) encode_columns(table, values, count, to.encoded + token * to.encoded_stride + column / kPartColumns);
   if (to.rounded) table.round(values, count, to.rounded + token * to.rounded_stride + column);
   if (to.floats) std::memcpy(to.floats + token * to.float_stride + column, values, size_t(count) * sizeof(float));
 }
 
-void store_parts(const PreparedRows& to, const LinearTable& table, int64_t first, int64_t n, int64_t column, const float* values, int64_t count) {
+void store_parts(const PreparedRows& to, const LinearTable& table, int64_t first, int64_t n, int64_t column,
+                 const float* values, int64_t count) {
   const int64_t together = to.encoded && !to.rounded && !to.floats ? count / kPartColumns : 0;
-  if (together) table.encode(values, n, together, to.encoded + first * to.encoded_stride + column / kPartColumns, to.encoded_stride);
+  if (together)
+    table.encode(values, n, together, to.encoded + first * to.encoded_stride + column / kPartColumns,
+                 to.encoded_stride);
   values += together * n * kPartColumns;
   for (int64_t at = together * kPartColumns; at < count; at += kPartColumns) {
     const int64_t now = std::min<int64_t>(kPartColumns, count - at);
-    for (int64_t i = 0; i < n; ++i, values += kPartColumns) store_columns(to, table, first + i, column + at, values, now);
+    for (int64_t i = 0; i < n; ++i, values += kPartColumns)
+      store_columns(to, table, first + i, column + at, values, now);
   }
 }
 
@@ -98,15 +109,22 @@ ActivationRows rows_for(const LinearArgs& a, const Weight& w, const LinearTable&
   const auto bytes = [](const auto* p) { return reinterpret_cast<const uint8_t*>(p); };
   if (is_coded(w)) {
     const size_t stride = size_t(rows.encoded_stride) * sizeof(EncodedPart);
-    return {bytes(rows.encoded), stride, sizeof(EncodedPart), parts_of(w.columns) * kPartColumns, a.tokens + kSpareRows};
+    return {bytes(rows.encoded), stride, sizeof(EncodedPart), parts_of(w.columns) * kPartColumns,
+            a.tokens + kSpareRows};
   }
-  if (takes_rounded(table, w)) return {bytes(rows.rounded), size_t(rows.rounded_stride) * sizeof(uint16_t), kPartColumns * sizeof(uint16_t), w.columns, a.tokens};
-  if (rows.floats) return {bytes(rows.floats), size_t(rows.float_stride * kFloat), kPartColumns * kFloat, w.columns, a.tokens};
+  if (takes_rounded(table, w))
+    return {bytes(rows.rounded), size_t(rows.rounded_stride) * sizeof(uint16_t), kPartColumns * sizeof(uint16_t),
+            w.columns, a.tokens};
+  if (rows.floats)
+    return {bytes(rows.floats), size_t(rows.float_stride * kFloat), kPartColumns * kFloat, w.columns, a.tokens};
   return {bytes(a.x), size_t(a.x_stride * kFloat), kPartColumns * kFloat, w.columns, a.tokens};
 }
 
-size_t linear_scratch_bytes(int64_t max_tokens, int64_t columns, const Weight* const* weights, int count, bool transformed) {
-  const auto any = [&](auto wants) { return std::any_of(weights, weights + count, [&](const Weight* w) { return wants(*w); }); };
+size_t linear_scratch_bytes(int64_t max_tokens, int64_t columns, const Weight* const* weights, int count,
+                            bool transformed) {
+  const auto any = [&](auto wants) {
+    return std::any_of(weights, weights + count, [&](const Weight* w) { return wants(*w); });
+  };
   size_t bytes = any(is_coded) ? encoded_bytes(max_tokens, columns) : 0;
   if (any([](const Weight& w) { return w.format == Format::bf16; })) bytes += rounded_bytes(max_tokens, columns);
   if (transformed && any([](const Weight& w) { return !is_coded(w); })) bytes += float_bytes(max_tokens, columns);

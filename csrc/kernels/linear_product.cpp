@@ -72,7 +72,9 @@ GateKernel gate_kernel(Activation gate, Level level) {
 }
 
 bool can_gate(const Weight& gate, const Weight& up) {
-  const auto same = [](const Weight::Piece& a, const Weight::Piece& b) { return a.row_begin == b.row_begin && a.row_end == b.row_end; };
+  const auto same = [](const Weight::Piece& a, const Weight::Piece& b) {
+    return a.row_begin == b.row_begin && a.row_end == b.row_end;
+  };
   return std::equal(gate.pieces.begin(), gate.pieces.end(), up.pieces.begin(), up.pieces.end(), same);
 }
 
@@ -87,8 +89,8 @@ void linear_multiply_gated(const LinearArgs& a, const GatedRows& to, int thread,
   GatedGroups groups(gates, ups, rows, gate_kernel(to.gate, current_level()), table, a.biases);
   work_through(a, 1, table, thread, threads, [&](const Run& run) {  // the pieces of gate stand for those of up
     const Weight::Piece& piece = gate.pieces[run.piece];
-    groups.multiply({gate.data(run.piece, thread), up.data(run.piece, thread), piece.row_begin, piece.row_end}, run.group_begin, run.group_end,
-                    run.token_begin, run.token_end);
+    groups.multiply({gate.data(run.piece, thread), up.data(run.piece, thread), piece.row_begin, piece.row_end},
+                    run.group_begin, run.group_end, run.token_begin, run.token_end);
   });
 }
 

@@ -1,4 +1,5 @@
-// Activation rows on their way into a matrix product: what linear_prepare leaves in the scratch memory and linear_multiply reads.
+// Activation rows on their way into a matrix product: what linear_prepare leaves in the scratch memory and
+// linear_multiply reads.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -36,10 +37,14 @@ struct PreparedRows {
 // As they lie in the product's scratch memory. Rows that are multiplied as they are, are x itself and not among them.
 PreparedRows prepared_rows(const LinearArgs&, const LinearTable&);
 
-// Puts `count` columns of a row, from `column` on, into their places. `column` is a multiple of 32, and so is `count` but for the end of a row.
-void store_columns(const PreparedRows&, const LinearTable&, int64_t token, int64_t column, const float* values, int64_t count);
-// Puts `count` columns of tokens first .. first + n - 1 into their places, which are as for store_columns; `values` is [columns / 32, n, 32].
-void store_parts(const PreparedRows&, const LinearTable&, int64_t first, int64_t n, int64_t column, const float* values, int64_t count);
+// Puts `count` columns of a row, from `column` on, into their places. `column` is a multiple of 32, and so is `count`
+// but for the end of a row.
+void store_columns(const PreparedRows&, const LinearTable&, int64_t token, int64_t column, const float* values,
+                   int64_t count);
+// Puts `count` columns of tokens first .. first + n - 1 into their places, which are as for store_columns; `values` is
+// [columns / 32, n, 32].
+void store_parts(const PreparedRows&, const LinearTable&, int64_t first, int64_t n, int64_t column, const float* values,
+                 int64_t count);
 
 // Activation rows as one weight's kernel wants them.
 struct ActivationRows {

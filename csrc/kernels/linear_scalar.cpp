@@ -1,4 +1,5 @@
-// The portable level: four lanes of the compiler's own vectors, which become SSE2 or NEON. For correctness everywhere, not for speed.
+// The portable level: four lanes of the compiler's own vectors, which become SSE2 or NEON. For correctness everywhere,
+// not for speed.
 #include <cmath>
 #include <cstring>
 
@@ -85,8 +86,8 @@ inline Ints begin_run(Ints sum) { return sum; }
 inline Ints end_run(Ints, Ints run) { return run; }
 inline Ints add_products(Ints run, Ints weights, Ints codes) {
   const Words w = Words(weights);
-  return run + Ints(w & 255) * (codes << 24 >> 24) + Ints(w >> 8 & 255) * (codes << 16 >> 24) + Ints(w >> 16 & 255) * (codes << 8 >> 24) +
-         Ints(w >> 24) * (codes >> 24);
+  return run + Ints(w & 255) * (codes << 24 >> 24) + Ints(w >> 8 & 255) * (codes << 16 >> 24) +
+         Ints(w >> 16 & 255) * (codes << 8 >> 24) + Ints(w >> 24) * (codes >> 24);
 }
 inline Ints add_wide_products(Ints run, Ints weights, Ints codes) { return add_products(run, weights, codes); }
 

@@ -19,9 +19,11 @@ RunClaims::RunClaims(const std::vector<GroupPath>& paths) : places_(new Place[pa
 }
 namespace {
 
-// Weights of the smallest run: little enough that the last runs end together, enough that taking one costs nothing beside it.
+// Weights of the smallest run: little enough that the last runs end together, enough that taking one costs nothing
+// beside it.
 constexpr int64_t kRunBytes = 32 << 10;
-// With few tokens the first runs of a share are longer, so that reading goes on in one stream: each is this part of what is left.
+// With few tokens the first runs of a share are longer, so that reading goes on in one stream: each is this part of
+// what is left.
 constexpr int64_t kPartOfRest = 4, kFewTokens = 16;
 
 // Groups of the next run, of which `left` are left.
@@ -74,7 +76,9 @@ bool Share::find(int64_t number, Run& run) {
   }
   const int64_t inside = number - first_, token = inside / runs_in_block_ * block_;
   const int64_t group = run_begin(inside % runs_in_block_, groups_, groups_at_once_, a_.tokens);
-  run = {weight_, piece_, group, group + run_groups(groups_ - group, groups_at_once_, a_.tokens), token, std::min(token + block_, a_.tokens)};
+  run = {weight_, piece_,
+         group,   group + run_groups(groups_ - group, groups_at_once_, a_.tokens),
+         token,   std::min(token + block_, a_.tokens)};
   return true;
 }
 

@@ -1,7 +1,8 @@
-// Who multiplies what: each thread's share of a product is cut into runs of groups, and threads that are done help their neighbours, which share
-// the last-level cache with them and whose weights lie at their own home.
+// Who multiplies what: each thread's share of a product is cut into runs of groups, and threads that are done help
+// their neighbours, which share the last-level cache with them and whose weights lie at their own home.
 //
-// A run is some groups of one piece times one block of tokens, and nothing but these numbers decides what it computes: who takes it changes no value.
+// A run is some groups of one piece times one block of tokens, and nothing but these numbers decides what it computes:
+// who takes it changes no value.
 #pragma once
 #include <array>
 #include <atomic>
@@ -18,17 +19,20 @@ namespace homenode {
 
 struct LinearTable;
 
-// Which runs of each thread's share are taken. Serves one product after the other, as long as a barrier stands between two of them.
+// Which runs of each thread's share are taken. Serves one product after the other, as long as a barrier stands between
+// two of them.
 class RunClaims {
  public:
   static constexpr int kCircle = 4;  // threads help each other: more would mostly look into each other's counters
   static constexpr int kNobody = -1;
   using Circle = std::array<int, kCircle>;
 
-  // One path of groups for each thread (see host/tree.h): those with the same path share a last-level cache, and only they may be neighbours.
+  // One path of groups for each thread (see host/tree.h): those with the same path share a last-level cache, and only
+  // they may be neighbours.
   explicit RunClaims(const std::vector<GroupPath>& paths);
 
-  // In whose shares a thread may work: its own first, then those of its neighbours, in another order for each of them; or kNobody.
+  // In whose shares a thread may work: its own first, then those of its neighbours, in another order for each of them;
+  // or kNobody.
   const Circle& circle(int thread) const { return circles_[static_cast<size_t>(thread)]; }
 
   // Every thread, before it takes the first run of a product.
@@ -40,7 +44,8 @@ class RunClaims {
   }
   // The number of a run of `owner`'s share that nobody has taken.
   int64_t take(int thread, int owner) {
-    return places_[static_cast<size_t>(owner)].next[places_[static_cast<size_t>(thread)].turn].fetch_add(1, std::memory_order_relaxed);
+    return places_[static_cast<size_t>(owner)].next[places_[static_cast<size_t>(thread)].turn].fetch_add(
+        1, std::memory_order_relaxed);
   }
 
  private:
@@ -86,8 +91,8 @@ inline bool may_help(const LinearArgs& a, int thread, int owner) {
   return true;
 }
 
-// Calls `work(owner, take)` for this thread and then, with claims, for those of its circle that it `helps(owner)`: take() is the number of the next
-// piece of the owner's share, counted from 0; the share ends where `work` finds it to.
+// Calls `work(owner, take)` for this thread and then, with claims, for those of its circle that it `helps(owner)`:
+// take() is the number of the next piece of the owner's share, counted from 0; the share ends where `work` finds it to.
 template <class Helps, class Work>
 void each_share(RunClaims* claims, int thread, Helps&& helps, Work&& work) {
   if (!claims) {
@@ -100,7 +105,8 @@ void each_share(RunClaims* claims, int thread, Helps&& helps, Work&& work) {
   }
 }
 
-// Calls `work(run)` for runs of this thread's share until all are taken, then for its neighbours'. Without claims it does its own share alone.
+// Calls `work(run)` for runs of this thread's share until all are taken, then for its neighbours'. Without claims it
+// does its own share alone.
 template <class Work>
 void work_through(const LinearArgs& a, int weights, const LinearTable& table, int thread, int threads, Work&& work) {
   const auto helps = [&](int owner) { return may_help(a, thread, owner); };

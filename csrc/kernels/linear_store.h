@@ -40,7 +40,8 @@ void store_some_rows(const float* sums, int64_t tokens, const Outputs& to) {
 
 void store_tile(const float* sums, int64_t tokens, const Outputs& to) {
   if (to.rows < kGroupRows) return store_some_rows(sums, tokens, to);
-  if (to.bias) return to.residual ? store_rows<true, true>(sums, tokens, to) : store_rows<true, false>(sums, tokens, to);
+  if (to.bias)
+    return to.residual ? store_rows<true, true>(sums, tokens, to) : store_rows<true, false>(sums, tokens, to);
   to.residual ? store_rows<false, true>(sums, tokens, to) : store_rows<false, false>(sums, tokens, to);
 }
 

@@ -7,9 +7,10 @@
 
 namespace homenode {
 
-// 32 activations as small integers: x ~ scale * code, |code| <= 127. The scale is the least q/8 * 2^e (q = 8 .. 15) that is at least largest |x| / 127:
-// with so few significant bits, every product of a scale with an integer sum is exact (see linear_tiles.h). A part holding a NaN or a magnitude above
-// 1e33 has codes 0 and scale NaN, so that every product with it is NaN.
+// 32 activations as small integers: x ~ scale * code, |code| <= 127. The scale is the least q/8 * 2^e (q = 8 .. 15)
+// that is at least largest |x| / 127: with so few significant bits, every product of a scale with an integer sum is
+// exact (see linear_tiles.h). A part holding a NaN or a magnitude above 1e33 has codes 0 and scale NaN, so that every
+// product with it is NaN.
 // A part is one cache line: whoever writes it takes no other's line away.
 struct alignas(64) EncodedPart {
   int8_t codes[kPartColumns];
@@ -23,8 +24,8 @@ struct alignas(64) EncodedPart {
 static_assert(sizeof(EncodedPart) == 64);
 constexpr int kEighths = 8;  // values of q
 
-// What a tile prefetches of the weights that will be wanted later: `lines` cache lines with each part (or two columns) that
-// it multiplies. The addresses may lie past the end of the weights: prefetching those does nothing.
+// What a tile prefetches of the weights that will be wanted later: `lines` cache lines with each part (or two columns)
+// that it multiplies. The addresses may lie past the end of the weights: prefetching those does nothing.
 struct Prefetch {
   const uint8_t* from;
   int lines;
@@ -32,21 +33,23 @@ struct Prefetch {
 };
 constexpr int kCacheLine = 64;
 
-// Adds to sums[token][32] the products of `tokens` activation rows with `columns` columns of one packed group.
-// `rows` is the first of these columns in the first row, `stride` the bytes from row to row: EncodedPart for block formats, bfloat16 for BF16
-// where the level has `round`, else float. Every level may take up to kMaxTileTokens.
-using TileFunction = void (*)(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, Prefetch prefetch);
+// Adds to sums[token][32] the products of `tokens` activation rows with `columns` columns of one packed group. `rows`
+// is the first of these columns in the first row, `stride` the bytes from row to row: EncodedPart for block formats,
+// bfloat16 for BF16 where the level has `round`, else float. Every level may take up to kMaxTileTokens.
+using TileFunction = void (*)(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums,
+                              Prefetch prefetch);
 
 // Prefetch spread evenly over the products of a part: many prefetches at once would delay the reads that are due.
 struct SpreadPrefetch {
   const uint8_t* from;
-  int steps;        // with each of so many of the 8 lines of a part an eighth of a part's weights is prefetched
+  int steps;  // with each of so many of the 8 lines of a part an eighth of a part's weights is prefetched
   int64_t advance;  // bytes a part
   bool into_l2 = false;
 };
 
 // A TileFunction of a block format.
-using CodedFunction = void (*)(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums, SpreadPrefetch prefetch);
+using CodedFunction = void (*)(const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums,
+                               SpreadPrefetch prefetch);
 
 // Where the sums of a tile go: `rows` outputs (at most 32) of each token, plus what is added to them.
 struct Outputs {
@@ -59,27 +62,30 @@ struct Outputs {
 };
 
 constexpr int kMaxTileTokens = 32;
-constexpr int kSpareRows = 2;  // by which a tile may take more rows than there are tokens: encoded rows and sums have room for them
+// By which a tile may take more rows than there are tokens: encoded rows and sums have room for them
+constexpr int kSpareRows = 2;
 constexpr int kFloatFormats = 3;  // rows of `floats` below: F32, F16, BF16
 
 struct Tiles {
   int max_tokens = 0;
-  int prefetch_from_tokens = 1;  // a single tile of tokens >= this prefetches; of fewer, the hardware prefetcher suffices
+  // A single tile of tokens >= this prefetches; of fewer, the hardware prefetcher suffices
+  int prefetch_from_tokens = 1;
   TileFunction tile[kMaxTileTokens] = {};  // [tokens - 1]
 };
 
 struct CodedTiles {
   int max_tokens = 0;
   int tokens_of_many = 0;  // of a tile, where there are several: where a token costs least
-  int prefetch_from_tokens = 1;     // as in Tiles
-  // Tokens of the smallest tile that prefetches, <= prefetch_from_tokens + kSpareRows: a smaller one would be done before
-  // its lines arrive, and wait longer than the products of the spare rows take, whose results are dropped.
+  int prefetch_from_tokens = 1;  // as in Tiles
+  // Tokens of the smallest tile that prefetches, <= prefetch_from_tokens + kSpareRows: a smaller one would be done
+  // before its lines arrive, and wait longer than the products of the spare rows take, whose results are dropped.
   int min_prefetch_tile = 1;
   CodedFunction tile[kMaxTileTokens] = {};
 };
 
-// Some parts of one packed group, unpacked for many tokens. Factors of a part: for the whole or each half of its columns, q/8 times the scale of each
-// of the 32 rows, for q = 8 .. 15; then, where a format has them, the minimums, likewise, with the sign that makes them a product to add.
+// Some parts of one packed group, unpacked for many tokens. Factors of a part: for the whole or each half of its
+// columns, q/8 times the scale of each of the 32 rows, for q = 8 .. 15; then, where a format has them, the minimums,
+// likewise, with the sign that makes them a product to add.
 struct Panel {
   const uint8_t* codes;  // 8 lines of a part, one byte a code; or those of the packed group
   size_t codes_stride;   // bytes from part to part
@@ -97,8 +103,10 @@ struct alignas(64) PanelSpace {
   uint8_t factors[kPanelParts * kPanelPartFactors];
 };
 
-// Like a TileFunction, the weights being `parts` parts of a panel. `first`: of these sums, which are not read then but begin with 0.
-using PanelFunction = void (*)(const Panel&, int64_t parts, const uint8_t* rows, size_t stride, float* sums, bool first, Prefetch prefetch);
+// Like a TileFunction, the weights being `parts` parts of a panel. `first`: of these sums, which are not read then but
+// begin with 0.
+using PanelFunction = void (*)(const Panel&, int64_t parts, const uint8_t* rows, size_t stride, float* sums, bool first,
+                               Prefetch prefetch);
 
 struct PanelTiles {
   // Unpacks `parts` parts (whole blocks) of a group.
@@ -109,11 +117,11 @@ struct PanelTiles {
 };
 
 struct LinearTable {
-  // Activations that stay in the second-level cache while the weights of a piece pass, beside what passes and the sums. Processors with AVX-512 VNNI
-  // have 1 MiB of it and more.
+  // Activations that stay in the second-level cache while the weights of a piece pass, beside what passes and the sums.
+  // Processors with AVX-512 VNNI have 1 MiB of it and more.
   int64_t block_bytes = 512 << 10;
-  // Bytes of weights that all the tokens at hand pass before the next. In the first-level cache they are a third, those that follow them another, and
-  // the activations the last.
+  // Bytes of weights that all the tokens at hand pass before the next. In the first-level cache they are a third, those
+  // that follow them another, and the activations the last.
   int64_t slice_bytes = 16 << 10;
   int64_t float_slice_bytes = 16 << 10;
   // Prefetch distance of a single tile: of fewer than four tokens, and of four or more, which take longer per byte.
@@ -125,11 +133,13 @@ struct LinearTable {
   PanelTiles panels[kCodingCount];  // the same values, faster for many tokens; `unpack` is null where a level has none
   // x[part][token][32] to out[token * stride + part].
   void (*encode)(const float* x, int64_t tokens, int64_t parts, EncodedPart* out, int64_t stride);
-  // Activations as bfloat16, to nearest, ties to even, with zeros up to whole parts; null where BF16 matrices are multiplied with float32.
+  // Activations as bfloat16, to nearest, ties to even, with zeros up to whole parts; null where BF16 matrices are
+  // multiplied with float32.
   void (*round)(const float* x, int64_t columns, uint16_t* out);
   // out[token][row] = (sums[token][row] + bias[row]) + residual[token][row]
   void (*store)(const float* sums, int64_t tokens, const Outputs& to);
-  // What a thread does after its last product of a step, or null. Calling it earlier, or not at all, costs time and nothing else.
+  // What a thread does after its last product of a step, or null. Calling it earlier, or not at all, costs time and
+  // nothing else.
   void (*finish)() = nullptr;
 };
 

@@ -1,4 +1,5 @@
-// What suits one processor and not another of the same instruction set level: how memory comes to its caches. Nothing of it changes a value.
+// What suits one processor and not another of the same instruction set level: how memory comes to its caches. Nothing
+// of it changes a value.
 #pragma once
 #include "base/isa_detect.h"
 #include "kernels/linear_table.h"

@@ -36,7 +36,8 @@ Slot* choose(std::vector<Slot>& slots, const Memory& memory, const std::vector<i
 
 Result<Placed> place(const std::vector<Memory*>& memories, const std::vector<int>& groups, bool apart) {
   std::vector<Memory*> used;
-  std::copy_if(memories.begin(), memories.end(), std::back_inserter(used), [](const Memory* m) { return m->first >= 0; });
+  std::copy_if(memories.begin(), memories.end(), std::back_inserter(used),
+               [](const Memory* m) { return m->first >= 0; });
   std::stable_sort(used.begin(), used.end(), [](const Memory* a, const Memory* b) { return a->first < b->first; });
   std::vector<Slot> slots;
   for (Memory* memory : used) {

@@ -19,7 +19,11 @@ int64_t block_of(const LinearTable& table, const GroupProduct& product, int64_t 
 class GateUp {
  public:
   GateUp(const MoeInput& input, const PreparedRows& to, const LinearTable& table)
-      : gate_rows_(input.gate_rows()), up_rows_(input.up_rows()), to_(to), table_(table), silu_mul_(kernels(current_level()).silu_mul) {}
+      : gate_rows_(input.gate_rows()),
+        up_rows_(input.up_rows()),
+        to_(to),
+        table_(table),
+        silu_mul_(kernels(current_level()).silu_mul) {}
 
   void multiply(const Weight& gate, const Weight& up, size_t piece, int thread, int64_t begin, int64_t end) const {
     const GroupProduct gates(gate, gate_rows_, table_), ups(up, up_rows_, table_);
@@ -28,7 +32,8 @@ class GateUp {
     const GatedGroups::Piece both{gate.data(piece, thread), up.data(piece, thread), rows.row_begin, rows.row_end};
     const int64_t block = std::min(block_of(table_, gates, end - begin), block_of(table_, ups, end - begin));
     for (int64_t from = begin; from < end; from += block) {
-      groups.multiply(both, 0, ceiling_of(rows.row_end - rows.row_begin, kGroupRows), from, std::min(from + block, end));
+      groups.multiply(both, 0, ceiling_of(rows.row_end - rows.row_begin, kGroupRows), from,
+                      std::min(from + block, end));
     }
   }
 
@@ -39,9 +44,10 @@ class GateUp {
   const GateKernel silu_mul_;
 };
 
-// Adds what one expert makes of its slots to their tokens, for the rows of one piece of down, whose groups lie at `groups`.
-void add_expert(const MoeArgs& a, const MoeMemory& m, const GroupProduct& product, const Weight::Piece& piece, const uint8_t* groups,
-                int64_t begin, int64_t end) {
+// Adds what one expert makes of its slots to their tokens, for the rows of one piece of down, whose groups lie at
+// `groups`.
+void add_expert(const MoeArgs& a, const MoeMemory& m, const GroupProduct& product, const Weight::Piece& piece,
+                const uint8_t* groups, int64_t begin, int64_t end) {
   alignas(64) float sums[(kTokensAtOnce + kSpareRows) * kGroupRows];
   const int64_t block = block_of(linear_table(current_level()), product, end - begin);
   for (int64_t from = begin; from < end; from += block) {
@@ -70,7 +76,8 @@ void moe_route(const MoeArgs& a, int thread, int threads) {
   const MoeInput input(a, m);
   const int64_t begin = a.tokens * thread / threads, end = a.tokens * (thread + 1) / threads;
   input.prepare(thread, threads);
-  if (a.plan->source.router && begin < end) input.multiply_router(begin, end, 0, 1);  // all of it: a router has too few rows to share out
+  // All of it: a router has too few rows to share out
+  if (a.plan->source.router && begin < end) input.multiply_router(begin, end, 0, 1);
   choose_all(a, m, begin, end);
 }
 
@@ -105,7 +112,8 @@ void moe_gate_up(const MoeArgs& a, int thread, int threads) {
     const int64_t begin = m.list.begin(static_cast<int>(e)), end = m.list.end(static_cast<int>(e));
     if (begin == end) continue;
     if (thread == 0) a.plan->count(static_cast<int>(e), end - begin);
-    for (size_t p = static_cast<size_t>(thread); p < experts.gate[e]->pieces.size(); p += static_cast<size_t>(threads)) {
+    for (size_t p = static_cast<size_t>(thread); p < experts.gate[e]->pieces.size();
+         p += static_cast<size_t>(threads)) {
       product.multiply(*experts.gate[e], *experts.up[e], p, thread, begin, end);
     }
   }
@@ -121,14 +129,16 @@ void moe_down(const MoeArgs& a, int thread, int threads) {
     const int64_t row = pieces[p].row_begin, rows = pieces[p].row_end - row;
     for (int64_t t = 0; t < a.tokens && rows > 0; ++t) {
       float* to = a.out + t * a.out_stride + row;
-      if (a.residual) std::memcpy(to, a.residual + t * a.residual_stride + row, static_cast<size_t>(rows) * sizeof(float));
+      if (a.residual)
+        std::memcpy(to, a.residual + t * a.residual_stride + row, static_cast<size_t>(rows) * sizeof(float));
       else std::fill_n(to, rows, 0.0f);
     }
     for (size_t e = 0; e < experts.down.size(); ++e) {
       const int64_t begin = m.list.begin(static_cast<int>(e)), end = m.list.end(static_cast<int>(e));
       if (begin == end) continue;
       const Weight& down = *experts.down[e];
-      add_expert(a, m, GroupProduct(down, rows_for(inner, down, table), table), down.pieces[p], down.data(p, thread), begin, end);
+      add_expert(a, m, GroupProduct(down, rows_for(inner, down, table), table), down.pieces[p], down.data(p, thread),
+                 begin, end);
     }
   }
 }
@@ -137,17 +147,23 @@ namespace {
 
 Error misfit(const std::string& message) { return Error{Fault::user, 0, "moe: " + message}; }
 
-std::string shape_of(const Weight& w) { return std::string(format_name(w.format)) + " " + std::to_string(w.rows) + " x " + std::to_string(w.columns); }
+std::string shape_of(const Weight& w) {
+  return std::string(format_name(w.format)) + " " + std::to_string(w.rows) + " x " + std::to_string(w.columns);
+}
 
 bool alike(const Weight& a, const Weight& b) {
-  const auto same_rows = [](const Weight::Piece& p, const Weight::Piece& q) { return p.row_begin == q.row_begin && p.row_end == q.row_end; };
-  return a.rows == b.rows && a.columns == b.columns && std::equal(a.pieces.begin(), a.pieces.end(), b.pieces.begin(), b.pieces.end(), same_rows);
+  const auto same_rows = [](const Weight::Piece& p, const Weight::Piece& q) {
+    return p.row_begin == q.row_begin && p.row_end == q.row_end;
+  };
+  return a.rows == b.rows && a.columns == b.columns &&
+         std::equal(a.pieces.begin(), a.pieces.end(), b.pieces.begin(), b.pieces.end(), same_rows);
 }
 
 std::optional<Error> check_alike(const std::vector<const Weight*>& matrices) {
   for (const Weight* w : matrices) {
     if (w->format != matrices[0]->format || !alike(*w, *matrices[0])) {
-      return misfit("experts of one shape and format are needed; seen " + shape_of(*matrices[0]) + " and " + shape_of(*w));
+      return misfit("experts of one shape and format are needed; seen " + shape_of(*matrices[0]) + " and " +
+                    shape_of(*w));
     }
   }
   return std::nullopt;
@@ -157,15 +173,17 @@ std::optional<Error> check_alike(const std::vector<const Weight*>& matrices) {
 
 std::optional<Error> check_experts(const Experts& experts) {
   if (experts.gate.empty() || experts.up.size() != experts.gate.size() || experts.down.size() != experts.gate.size()) {
-    return misfit("gate, up and down matrices of " + std::to_string(experts.gate.size()) + ", " + std::to_string(experts.up.size()) + " and " +
-                  std::to_string(experts.down.size()) + " experts; wanted as many of each, and at least one");
+    return misfit("gate, up and down matrices of " + std::to_string(experts.gate.size()) + ", " +
+                  std::to_string(experts.up.size()) + " and " + std::to_string(experts.down.size()) +
+                  " experts; wanted as many of each, and at least one");
   }
   for (const auto* matrices : {&experts.gate, &experts.up, &experts.down}) {
     if (auto error = check_alike(*matrices)) return error;
   }
   const Weight &gate = *experts.gate[0], &up = *experts.up[0], &down = *experts.down[0];
   if (!alike(gate, up) || down.rows != gate.columns || down.columns != gate.rows) {
-    return misfit("an expert of gate " + shape_of(gate) + ", up " + shape_of(up) + " and down " + shape_of(down) + "; the shapes do not fit each other");
+    return misfit("an expert of gate " + shape_of(gate) + ", up " + shape_of(up) + " and down " + shape_of(down) +
+                  "; the shapes do not fit each other");
   }
   return std::nullopt;
 }

@@ -1,8 +1,9 @@
 // Mixtures of experts: each token is multiplied with the matrices of the few experts a router chose for it.
 //
-// Routes are sorted by expert, so that an expert's matrices are read once for all its tokens, and matrices of experts without tokens not at all.
-// Every thread multiplies its own rows of each expert's matrices: one token is work for the whole pool. A token's experts are added to its output
-// in ascending order, each as one row of a product; so its value does not depend on the tokens beside it.
+// Routes are sorted by expert, so that an expert's matrices are read once for all its tokens, and matrices of experts
+// without tokens not at all. Every thread multiplies its own rows of each expert's matrices: one token is work for the
+// whole pool. A token's experts are added to its output in ascending order, each as one row of a product; so its value
+// does not depend on the tokens beside it.
 //
 // Phases, a barrier between each two; every thread calls those that a step needs:
 //   many tokens (more than kMoeFew)
@@ -31,7 +32,8 @@ constexpr int64_t kMoeFew = 8;
 // One gated MLP for each expert. `check_experts` says whether they fit together.
 struct Experts {
   std::vector<const Weight*> gate, up, down;  // [inner, columns], [inner, columns], [columns, inner]
-  std::vector<int32_t> here;  // for each expert that has logits its place in these lists, or their length where it is elsewhere; empty: as they are
+  // For each expert that has logits its place in these lists, or their length where it is elsewhere; empty: as they are
+  std::vector<int32_t> here;
   int count() const { return static_cast<int>(gate.size()); }
   int total() const { return here.empty() ? count() : static_cast<int>(here.size()); }
   int64_t columns() const { return gate[0]->columns; }
@@ -86,8 +88,8 @@ void moe_gather(const MoeArgs&, int thread, int threads);
 void moe_gate_up(const MoeArgs&, int thread, int threads);
 void moe_down(const MoeArgs&, int thread, int threads);
 
-// The `chosen` largest of a row's logits, of equal ones the lowest index first, and their weights: softmax over all, or over the chosen ones.
-// Whatever the logits are, NaN or infinite, the indices are different ones below `experts`.
+// The `chosen` largest of a row's logits, of equal ones the lowest index first, and their weights: softmax over all, or
+// over the chosen ones. Whatever the logits are, NaN or infinite, the indices are different ones below `experts`.
 void choose_experts(const float* logits, int experts, int chosen, bool normalise, int32_t* indices, float* weights);
 
 }  // namespace homenode

@@ -32,14 +32,16 @@ void carve_routed(Carver& from, const MoePlan& plan, int64_t tokens, MoeMemory& 
   const Weight* inputs[] = {plan.experts.gate[0], plan.experts.up[0], plan.source.router};
   m.indices = from.take<int32_t>(routes);
   m.weights = from.take<float>(routes);
-  m.prepared = from.take<uint8_t>(linear_scratch_bytes(tokens, plan.experts.columns(), inputs, plan.source.router ? 3 : 2, plan.source.norm));
+  m.prepared = from.take<uint8_t>(
+      linear_scratch_bytes(tokens, plan.experts.columns(), inputs, plan.source.router ? 3 : 2, plan.source.norm));
   m.gathered = m.gathered_up = from.take<uint8_t>(routes * plan.gate_row);
   if (plan.up_row) m.gathered_up = from.take<uint8_t>(routes * plan.up_row);
 }
 
 size_t carve_shared(std::byte* base, const MoePlan& plan, MoeMemory& m) {
   Carver from(base);
-  m.inner = from.take<uint8_t>(linear_scratch_bytes(plan.max_tokens * plan.chosen, plan.experts.inner(), plan.experts.down.data(), 1, true));
+  m.inner = from.take<uint8_t>(
+      linear_scratch_bytes(plan.max_tokens * plan.chosen, plan.experts.inner(), plan.experts.down.data(), 1, true));
   carve_routed(from, plan, plan.max_tokens, m);
   return from.used();
 }
@@ -47,7 +49,8 @@ size_t carve_shared(std::byte* base, const MoePlan& plan, MoeMemory& m) {
 // With room for the routes of few tokens, which are then not the shared ones.
 size_t carve_own(std::byte* base, const MoePlan& plan, bool few, MoeMemory& m) {
   Carver from(base);
-  m.list = RouteList(from.take<int32_t>(RouteList::length(plan.experts.count(), plan.max_tokens * plan.chosen)), plan.experts.count());
+  m.list = RouteList(from.take<int32_t>(RouteList::length(plan.experts.count(), plan.max_tokens * plan.chosen)),
+                     plan.experts.count());
   if (few) carve_routed(from, plan, std::min(kMoeFew, plan.max_tokens), m);
   return from.used();
 }
@@ -59,7 +62,8 @@ struct RowBytes {
 // Of a row of x as a weight's kernel wants it: how many bytes there are, and from row to row when rows are gathered.
 RowBytes bytes_of(const ActivationRows& rows, const float* x) {
   if (rows.data != reinterpret_cast<const uint8_t*>(x)) return {rows.stride, rows.stride};
-  return {static_cast<size_t>(rows.columns) * sizeof(float), static_cast<size_t>(row_stride(rows.columns)) * sizeof(float)};
+  return {static_cast<size_t>(rows.columns) * sizeof(float),
+          static_cast<size_t>(row_stride(rows.columns)) * sizeof(float)};
 }
 
 // The same for a weight at a level, learnt from one row.
@@ -75,7 +79,12 @@ size_t gathered_bytes(const Weight& w, const MoeSource& source, Level level) {
 }  // namespace
 
 MoePlan::MoePlan(Experts all, MoeSource from, int per_token, bool sum_to_one, int64_t most, Level level)
-    : experts(std::move(all)), source(from), chosen(per_token), normalise(sum_to_one), max_tokens(most), used(std::make_unique<std::atomic<uint64_t>[]>(experts.gate.size())) {
+    : experts(std::move(all)),
+      source(from),
+      chosen(per_token),
+      normalise(sum_to_one),
+      max_tokens(most),
+      used(std::make_unique<std::atomic<uint64_t>[]>(experts.gate.size())) {
   const Weight &gate = *experts.gate[0], &up = *experts.up[0];
   gate_row = gathered_bytes(gate, source, level);
   up_row = gate.format == up.format ? 0 : gathered_bytes(up, source, level);
@@ -94,7 +103,8 @@ MoeMemory memory_of(const MoeArgs& a, int thread) {
 void RouteList::sort(const int32_t* indices, int64_t routes) {
   std::fill(ends_, ends_ + experts_ + 1, 0);
   for (int64_t r = 0; r < routes; ++r) ++ends_[indices[r]];
-  for (int32_t e = 0, begin = 0; e <= experts_; ++e) {  // now where each expert's next route goes; at last where its routes end
+  // Now where each expert's next route goes; at last where its routes end
+  for (int32_t e = 0, begin = 0; e <= experts_; ++e) {
     const int32_t count = ends_[e];
     ends_[e] = begin;
     begin += count;
@@ -131,15 +141,20 @@ void choose_all(const MoeArgs& a, const MoeMemory& m, int64_t begin, int64_t end
   const MoePlan& plan = *a.plan;
   for (int64_t t = begin; t < end; ++t) {
     const int64_t first = t * plan.chosen;
-    choose_experts(a.logits + t * a.logits_stride, plan.experts.total(), plan.chosen, plan.normalise, m.indices + first, m.weights + first);
+    choose_experts(a.logits + t * a.logits_stride, plan.experts.total(), plan.chosen, plan.normalise, m.indices + first,
+                   m.weights + first);
     if (plan.experts.here.empty()) continue;
-    for (int64_t r = first; r < first + plan.chosen; ++r) m.indices[r] = plan.experts.here[static_cast<size_t>(m.indices[r])];
+    for (int64_t r = first; r < first + plan.chosen; ++r)
+      m.indices[r] = plan.experts.here[static_cast<size_t>(m.indices[r])];
   }
 }
 
 MoeInput::MoeInput(const MoeArgs& a, const MoeMemory& m)
-    : call_(a), memory_(m), weights_{a.plan->experts.gate[0], a.plan->experts.up[0], a.plan->source.router},
-      args_{a.x, a.x_stride, a.tokens, weights_, a.plan->source.router ? 3 : 2, nullptr, nullptr, 0, nullptr, 0, m.prepared},
+    : call_(a),
+      memory_(m),
+      weights_{a.plan->experts.gate[0], a.plan->experts.up[0], a.plan->source.router},
+      args_{a.x, a.x_stride, a.tokens, weights_,  a.plan->source.router ? 3 : 2, nullptr, nullptr,
+            0,   nullptr,    0,        m.prepared},
       table_(linear_table(current_level())) {
   args_.norm = a.plan->source.norm;
   args_.eps = a.plan->source.eps;
@@ -148,8 +163,8 @@ MoeInput::MoeInput(const MoeArgs& a, const MoeMemory& m)
 void MoeInput::multiply_router(int64_t begin, int64_t end, int thread, int threads) const {
   const ActivationRows rows = rows_for(args_, *weights_[2], table_);
   const auto* first = reinterpret_cast<const float*>(rows.data + static_cast<size_t>(begin) * rows.stride);
-  linear_multiply({first, static_cast<int64_t>(rows.stride / sizeof(float)), end - begin, &weights_[2], 1, nullptr, nullptr, 0,
-                   call_.logits + begin * call_.logits_stride, call_.logits_stride, nullptr},
+  linear_multiply({first, static_cast<int64_t>(rows.stride / sizeof(float)), end - begin, &weights_[2], 1, nullptr,
+                   nullptr, 0, call_.logits + begin * call_.logits_stride, call_.logits_stride, nullptr},
                   thread, threads);
 }
 
@@ -163,7 +178,8 @@ void MoeInput::gather_for(int which, int64_t begin, int64_t end, uint8_t* to) co
   const RowBytes bytes = bytes_of(rows, call_.x);
   for (int64_t slot = begin; slot < end; ++slot) {
     const int64_t token = memory_.list.route(slot) / call_.plan->chosen;
-    std::memcpy(to + static_cast<size_t>(slot) * bytes.stride, rows.data + static_cast<size_t>(token) * rows.stride, bytes.used);
+    std::memcpy(to + static_cast<size_t>(slot) * bytes.stride, rows.data + static_cast<size_t>(token) * rows.stride,
+                bytes.used);
   }
 }
 

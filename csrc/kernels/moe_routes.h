@@ -5,8 +5,9 @@
 
 namespace homenode {
 
-// The routes in the order of their experts, those of one expert in the order of tokens. The place of a route in it is its slot.
-// Every thread makes its own list, which is less work than waiting for another's. Routes to experts that are elsewhere come last and have no slot.
+// The routes in the order of their experts, those of one expert in the order of tokens. The place of a route in it is
+// its slot. Every thread makes its own list, which is less work than waiting for another's. Routes to experts that are
+// elsewhere come last and have no slot.
 class RouteList {
  public:
   RouteList(int32_t* memory, int experts) : ends_(memory), routes_(memory + experts + 1), experts_(experts) {}
@@ -38,7 +39,8 @@ MoeMemory memory_of(const MoeArgs&, int thread);
 // Chooses the experts of tokens begin .. end - 1.
 void choose_all(const MoeArgs&, const MoeMemory&, int64_t begin, int64_t end);
 
-// x on its way into gate and up: prepared by token, then gathered by slot. The row of a step's only token stays where it is.
+// x on its way into gate and up: prepared by token, then gathered by slot. The row of a step's only token stays where
+// it is.
 class MoeInput {
  public:
   MoeInput(const MoeArgs&, const MoeMemory&);

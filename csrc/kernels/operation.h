@@ -1,7 +1,8 @@
 // A recorded operation on its way to becoming phases of a program.
 //
-// The forward function is recorded whole. Then every operation, in order, may take over the ones that make its inputs, where computing them on the
-// way saves a barrier or a trip through memory; what nobody took over becomes phases of its own. Taking over never changes a value.
+// The forward function is recorded whole. Then every operation, in order, may take over the ones that make its inputs,
+// where computing them on the way saves a barrier or a trip through memory; what nobody took over becomes phases of its
+// own. Taking over never changes a value.
 #pragma once
 #include <functional>
 #include <memory>
@@ -42,7 +43,9 @@ inline RowRange rows_of(int rows, int thread, int threads) {
   return {static_cast<int>(int64_t(rows) * thread / threads), static_cast<int>(int64_t(rows) * (thread + 1) / threads)};
 }
 
-inline int most_rows(RowKind kind, const StepLimits& limits) { return kind == RowKind::sampled ? limits.max_sampled_rows : limits.max_tokens; }
+inline int most_rows(RowKind kind, const StepLimits& limits) {
+  return kind == RowKind::sampled ? limits.max_sampled_rows : limits.max_tokens;
+}
 inline int rows_in(RowKind kind, const Step& step) { return kind == RowKind::sampled ? step.sampled : step.tokens; }
 
 // Where operations put their phases.
@@ -69,7 +72,8 @@ class Lowering {
 
   // The division of a step into work items, one for each shape of attention.
   AttentionPlan* plan(const AttentionShape&, int block_size);
-  // For the products and attentions of the program, one after the other; null for a single thread, who has nobody to help.
+  // For the products and attentions of the program, one after the other; null for a single thread, who has nobody to
+  // help.
   RunClaims* claims();
 
   // Once all phases are there: gives what they touch its place. Nothing else ever lies where the output does.

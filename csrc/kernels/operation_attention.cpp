@@ -20,7 +20,8 @@ void HeadRows::fuse_producers(int head_dim) {
 NormRope HeadRows::transform() const {
   NormRope how;
   if (norm.value) how.norm_weight = View(norm).row(0), how.eps = eps;
-  if (angles.value) how.angles = View(angles).row(0), how.angles_stride = angles.value->stride, how.half = angles.columns / 2;
+  if (angles.value)
+    how.angles = View(angles).row(0), how.angles_stride = angles.value->stride, how.half = angles.columns / 2;
   return how;
 }
 
@@ -45,7 +46,11 @@ KvWrite AttentionOperation::write() const {
 void AttentionOperation::lower(Lowering& to) {
   const KvShape& shape = cache->shape();
   const int head_dim = shape.head_dim, kv_heads = shape.kv_heads;
-  const AttentionShape key{kv_heads, static_cast<int>(q.x.columns / (int64_t(kv_heads) * head_dim)), head_dim, params.window, cache->head_groups(),
+  const AttentionShape key{kv_heads,
+                           static_cast<int>(q.x.columns / (int64_t(kv_heads) * head_dim)),
+                           head_dim,
+                           params.window,
+                           cache->head_groups(),
                            sampled_only};
   AttentionPlan* plan = to.plan(key, shape.block_size);
   RunClaims* claims = to.claims();
@@ -64,9 +69,13 @@ void AttentionOperation::lower(Lowering& to) {
   to.phase({"attention", [=, this, y = View(out)](const Step& step, int thread, int) {
               const KvWrite fresh = write();
               const View queries(q.x);
-              const AttentionCall call{queries.row(0), queries.stride(), y.row(0), y.stride(), cache.get(), params.layer, params.scale, params.softcap, q.transform(),
-                                       plan->writes_alone(step) ? &fresh : nullptr};
-              attend(call, step, *plan, AttentionScratch(own->data, own->own_bytes, partials->data, head_dim), *table, claims, thread);
+              const AttentionCall call{queries.row(0), queries.stride(),
+                                       y.row(0),       y.stride(),
+                                       cache.get(),    params.layer,
+                                       params.scale,   params.softcap,
+                                       q.transform(),  plan->writes_alone(step) ? &fresh : nullptr};
+              attend(call, step, *plan, AttentionScratch(own->data, own->own_bytes, partials->data, head_dim), *table,
+                     claims, thread);
             }},
            touched);
 }

@@ -30,7 +30,8 @@ struct AttentionParams {
 
 class AttentionOperation : public Operation {
  public:
-  AttentionOperation(const Tensor& query, const Tensor& key, Tensor value, std::shared_ptr<KvCache> memory, const AttentionParams& how, Tensor to)
+  AttentionOperation(const Tensor& query, const Tensor& key, Tensor value, std::shared_ptr<KvCache> memory,
+                     const AttentionParams& how, Tensor to)
       : q(query), k(key), v(std::move(value)), cache(std::move(memory)), params(how), out(std::move(to)) {}
 
   // Norms and rotations of heads are done where heads are loaded.

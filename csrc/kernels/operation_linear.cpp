@@ -12,12 +12,18 @@ constexpr int kFewRows = 8;
 
 }  // namespace
 
-LinearOperation::LinearOperation(Tensor from, std::vector<std::shared_ptr<const Weight>> with, const std::vector<Tensor>& plus, const Tensor* residual,
-                                 Tensor to)
-    : x(std::move(from)), out(std::move(to)), owned_(std::move(with)), parameters_(plus), has_residual_(residual), source_(x) {
+LinearOperation::LinearOperation(Tensor from, std::vector<std::shared_ptr<const Weight>> with,
+                                 const std::vector<Tensor>& plus, const Tensor* residual, Tensor to)
+    : x(std::move(from)),
+      out(std::move(to)),
+      owned_(std::move(with)),
+      parameters_(plus),
+      has_residual_(residual),
+      source_(x) {
   if (residual) residual_ = *residual;
   for (const auto& weight : owned_) weights_.push_back(weight.get());
-  for (size_t i = 0; i < weights_.size(); ++i) biases_.push_back(plus.empty() || !plus[i].value ? nullptr : View(plus[i]).row(0));
+  for (size_t i = 0; i < weights_.size(); ++i)
+    biases_.push_back(plus.empty() || !plus[i].value ? nullptr : View(plus[i]).row(0));
 }
 
 void LinearOperation::fuse_producers() {
@@ -36,8 +42,16 @@ void LinearOperation::fuse_producers() {
 
 LinearArgs LinearOperation::arguments(const Step& step, Memory* scratch) const {
   const View y(out), from(source_);
-  LinearArgs args{from.row(0), from.stride(), rows_in(out.rows, step), weights_.data(), static_cast<int>(weights_.size()), biases_.data(),
-                  has_residual_ ? View(residual_).row(0) : nullptr, has_residual_ ? residual_.value->stride : 0, y.row(0), y.stride(),
+  LinearArgs args{from.row(0),
+                  from.stride(),
+                  rows_in(out.rows, step),
+                  weights_.data(),
+                  static_cast<int>(weights_.size()),
+                  biases_.data(),
+                  has_residual_ ? View(residual_).row(0) : nullptr,
+                  has_residual_ ? residual_.value->stride : 0,
+                  y.row(0),
+                  y.stride(),
                   scratch ? reinterpret_cast<uint8_t*>(scratch->data) : nullptr};
   if (selected_) args.picked = step.sample_rows.data();
   if (residual_selected_) args.residual_picked = step.sample_rows.data();
@@ -48,7 +62,8 @@ LinearArgs LinearOperation::arguments(const Step& step, Memory* scratch) const {
 }
 
 size_t LinearOperation::scratch_bytes(int64_t rows) const {
-  return linear_scratch_bytes(rows, x.columns, weights_.data(), static_cast<int>(weights_.size()), norm_ || selected_ || filled_);
+  return linear_scratch_bytes(rows, x.columns, weights_.data(), static_cast<int>(weights_.size()),
+                              norm_ || selected_ || filled_);
 }
 
 Memory* LinearOperation::shared(Lowering& to) {
@@ -67,16 +82,20 @@ void LinearOperation::lower_as(Lowering& to, Multiply multiply, std::vector<Memo
   Memory* rows = prepares || filled_ ? shared(to) : nullptr;
   if (rows) touched.push_back(rows);
   if (!prepares) {
-    to.phase({name, [=, this](const Step& step, int thread, int threads) { multiply(arguments(step, rows), step, thread, threads); }}, touched);
+    to.phase({name, [=, this](const Step& step, int thread,
+                              int threads) { multiply(arguments(step, rows), step, thread, threads); }},
+             touched);
     return;
   }
   const RowKind kind = out.rows;
   Memory* own = to.own_scratch(scratch_bytes(std::min(kFewRows, to.most_rows(kind))));
   std::string preparing = name;
   preparing.append(" rows");
-  to.phase({preparing, [=, this](const Step& step, int thread, int threads) { linear_prepare(arguments(step, rows), thread, threads); }, !selected_,
-            [=](const Step& step) { return rows_in(kind, step) > kFewRows; }},
-           {memory_of(source_), rows});
+  to.phase(
+      {preparing,
+       [=, this](const Step& step, int thread, int threads) { linear_prepare(arguments(step, rows), thread, threads); },
+       !selected_, [=](const Step& step) { return rows_in(kind, step) > kFewRows; }},
+      {memory_of(source_), rows});
   touched.push_back(own);
   to.phase({name, [=, this](const Step& step, int thread, int threads) {
               LinearArgs args = arguments(step, rows);
@@ -90,10 +109,14 @@ void LinearOperation::lower_as(Lowering& to, Multiply multiply, std::vector<Memo
 }
 
 void LinearOperation::lower(Lowering& to) {
-  lower_as(to, [](const LinearArgs& args, const Step&, int thread, int threads) { linear_multiply(args, thread, threads); }, {memory_of(out)});
+  lower_as(to,
+           [](const LinearArgs& args, const Step&, int thread, int threads) { linear_multiply(args, thread, threads); },
+           {memory_of(out)});
 }
 
-const Weight* LinearOperation::plain_weight() const { return weights_.size() == 1 && !biases_[0] && !has_residual_ ? weights_[0] : nullptr; }
+const Weight* LinearOperation::plain_weight() const {
+  return weights_.size() == 1 && !biases_[0] && !has_residual_ ? weights_[0] : nullptr;
+}
 
 bool LinearOperation::multiplies_as_is(Level level) const {
   const LevelScope scope(level);
@@ -103,7 +126,8 @@ bool LinearOperation::multiplies_as_is(Level level) const {
 }
 
 bool LinearOperation::can_gate() const {
-  return weights_.size() == 2 && !has_residual_ && weights_[0]->rows == weights_[1]->rows && homenode::can_gate(*weights_[0], *weights_[1]);
+  return weights_.size() == 2 && !has_residual_ && weights_[0]->rows == weights_[1]->rows &&
+         homenode::can_gate(*weights_[0], *weights_[1]);
 }
 
 void LinearOperation::lower_gated(Lowering& to, Activation gate, const Tensor& result, LinearOperation* reader) {

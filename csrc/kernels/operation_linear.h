@@ -12,14 +12,16 @@ namespace homenode {
 
 class LinearOperation : public Operation {
  public:
-  LinearOperation(Tensor from, std::vector<std::shared_ptr<const Weight>> with, const std::vector<Tensor>& plus, const Tensor* residual, Tensor to);
+  LinearOperation(Tensor from, std::vector<std::shared_ptr<const Weight>> with, const std::vector<Tensor>& plus,
+                  const Tensor* residual, Tensor to);
 
-  // A norm or a selection of rows is done by each thread on the way, or, for many rows, by one phase that leaves prepared rows; a gate writes them.
-  // A selection of the residual's rows is done where they are added.
+  // A norm or a selection of rows is done by each thread on the way, or, for many rows, by one phase that leaves
+  // prepared rows; a gate writes them. A selection of the residual's rows is done where they are added.
   void fuse_producers() override;
   void lower(Lowering&) override;
 
-  // The weight, if it is one to which nothing is added; and are x's own rows multiplied with it at this level, without preparing them?
+  // The weight, if it is one to which nothing is added; and are x's own rows multiplied with it at this level, without
+  // preparing them?
   const Weight* plain_weight() const;
   bool multiplies_as_is(Level) const;
   // Is this gate and up, so that gated(gate) * up can be made where the sums are?

@@ -37,14 +37,25 @@ void MoeOperation::lower(Lowering& to) {
   Memory* own = to.own_scratch(plan_->own_bytes);
   plan_->own_bytes = own->own_bytes;
   const Tensor& rows = norm_ ? norm_->x : inputs_.x;
-  const auto arguments = [=, plan = plan_.get(), x = View(rows), logits = View(inputs_.logits), residual = View(inputs_.residual),
-                          y = View(out_)](const Step& step) {
+  const auto arguments = [=, plan = plan_.get(), x = View(rows), logits = View(inputs_.logits),
+                          residual = View(inputs_.residual), y = View(out_)](const Step& step) {
     const bool adds = residual.exists();
-    return MoeArgs{plan, rows_in(kind, step), x.row(0), x.stride(), logits.row(0), logits.stride(), adds ? residual.row(0) : nullptr, adds ? residual.stride() : 0,
-                       y.row(0), y.stride(), shared->data, own->data};
+    return MoeArgs{plan,
+                   rows_in(kind, step),
+                   x.row(0),
+                   x.stride(),
+                   logits.row(0),
+                   logits.stride(),
+                   adds ? residual.row(0) : nullptr,
+                   adds ? residual.stride() : 0,
+                   y.row(0),
+                   y.stride(),
+                   shared->data,
+                   own->data};
   };
   enum class When { many, few, always };
-  const auto add = [&](const char* name, void (*work)(const MoeArgs&, int, int), When when, bool by_rows, std::vector<Memory*> touched) {
+  const auto add = [&](const char* name, void (*work)(const MoeArgs&, int, int), When when, bool by_rows,
+                       std::vector<Memory*> touched) {
     touched.insert(touched.end(), {shared, own});
     to.phase({name, [=](const Step& step, int thread, int threads) { work(arguments(step), thread, threads); }, by_rows,
               [=](const Step& step) {
@@ -74,13 +85,16 @@ std::vector<uint64_t> MoeOperation::uses() const {
 }
 
 void AddGatedOperation::lower(Lowering& to) {
-  to.phase({"add_gated", [x = View(x), y = View(y), gate = View(gate), sum = View(out), kind = out.rows](const Step& step, int thread, int threads) {
+  to.phase({"add_gated",
+            [x = View(x), y = View(y), gate = View(gate), sum = View(out), kind = out.rows](const Step& step,
+                                                                                            int thread, int threads) {
               const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
               for (int r = rows.begin; r < rows.end; ++r) {
                 const float scale = 1.0f / (1.0f + std::exp(-gate.row(r)[0]));
                 for (int64_t c = 0; c < x.columns(); ++c) sum.row(r)[c] = x.row(r)[c] + scale * y.row(r)[c];
               }
-            }, true},
+            },
+            true},
            {memory_of(x), memory_of(y), memory_of(gate), memory_of(out)});
 }
 

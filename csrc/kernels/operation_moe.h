@@ -9,8 +9,8 @@
 
 namespace homenode {
 
-// The matrices of an MoE layer's experts: see Experts. `ids`: which of the experts that have logits these are, ascending;
-// empty: all.
+// The matrices of an MoE layer's experts: see Experts. `ids`: which of the experts that have logits these are,
+// ascending; empty: all.
 struct ExpertWeights {
   std::vector<std::shared_ptr<const Weight>> gate, up, down;
   std::vector<int32_t> ids = {};
@@ -25,11 +25,17 @@ class MoeOperation : public Operation {
     Tensor x, logits, residual;  // residual: may be empty
   };
   MoeOperation(Inputs from, ExpertWeights with, const Experts& experts, int per_token, bool sum_to_one, Tensor to)
-      : inputs_(std::move(from)), owned_(std::move(with)), experts_(experts), chosen_(per_token), normalise_(sum_to_one), out_(std::move(to)) {}
+      : inputs_(std::move(from)),
+        owned_(std::move(with)),
+        experts_(experts),
+        chosen_(per_token),
+        normalise_(sum_to_one),
+        out_(std::move(to)) {}
   // The router's product, and the norm of the rows both take.
   void fuse_producers() override;
   void lower(Lowering&) override;
-  // For each expert of the layer how many tokens it was computed for so far; 0 for those that are elsewhere. For any thread, at any time.
+  // For each expert of the layer how many tokens it was computed for so far; 0 for those that are elsewhere. For any
+  // thread, at any time.
   std::vector<uint64_t> uses() const;
 
  private:
@@ -48,7 +54,8 @@ class MoeOperation : public Operation {
 
 class AddGatedOperation : public Operation {
  public:
-  AddGatedOperation(Tensor to, Tensor from, Tensor by, Tensor sum) : x(std::move(to)), y(std::move(from)), gate(std::move(by)), out(std::move(sum)) {}
+  AddGatedOperation(Tensor to, Tensor from, Tensor by, Tensor sum)
+      : x(std::move(to)), y(std::move(from)), gate(std::move(by)), out(std::move(sum)) {}
   void lower(Lowering&) override;
 
   Tensor x, y, gate, out;

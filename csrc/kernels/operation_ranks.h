@@ -1,6 +1,8 @@
-// What a part of a model exchanges with the others: rows of the stage before, sums and gathers over the ranks of its own.
+// What a part of a model exchanges with the others: rows of the stage before, sums and gathers over the ranks of its
+// own.
 //
-// None of them takes another operation over or is taken over: what is folded into a product or a norm stays on its side of a sum.
+// None of them takes another operation over or is taken over: what is folded into a product or a norm stays on its side
+// of a sum.
 #pragma once
 #include <memory>
 #include <vector>
@@ -19,7 +21,8 @@ class ReceivedOperation : public Operation {
 
 class SumOperation : public Operation {
  public:
-  SumOperation(std::shared_ptr<RankGroup> over, Tensor from, Tensor to) : group(std::move(over)), x(std::move(from)), out(std::move(to)) {}
+  SumOperation(std::shared_ptr<RankGroup> over, Tensor from, Tensor to)
+      : group(std::move(over)), x(std::move(from)), out(std::move(to)) {}
   void lower(Lowering&) override;
 
   std::shared_ptr<RankGroup> group;

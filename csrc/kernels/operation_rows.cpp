@@ -10,32 +10,39 @@
 namespace homenode {
 namespace {
 
-// A thread's share of some rows of `columns`, divided by pieces of rows, not by rows: one token's is work for the whole pool.
+// A thread's share of some rows of `columns`, divided by pieces of rows, not by rows: one token's is work for the whole
+// pool.
 template <class Work>
 void for_pieces(int rows, int64_t columns, int thread, int threads, Work&& work) {
   constexpr int64_t kPiece = 256;
   const int64_t pieces = (columns + kPiece - 1) / kPiece;
   const RowRange mine = rows_of(static_cast<int>(rows * pieces), thread, threads);
-  for (int i = mine.begin; i < mine.end; ++i) work(i / pieces, i % pieces * kPiece, std::min(kPiece, columns - i % pieces * kPiece));
+  for (int i = mine.begin; i < mine.end; ++i)
+    work(i / pieces, i % pieces * kPiece, std::min(kPiece, columns - i % pieces * kPiece));
 }
 
 }  // namespace
 
 void EmbeddingOperation::lower(Lowering& to) {
-  to.phase({"embedding", [table = table.get(), first = first, y = View(out)](const Step& step, int thread, int threads) {
+  to.phase({"embedding",
+            [table = table.get(), first = first, y = View(out)](const Step& step, int thread, int threads) {
               embedding_rows(*table, first, step.ids.data(), step.tokens, y.row(0), y.stride(), thread, threads);
-            }, true},
+            },
+            true},
            {memory_of(out)});
 }
 
 void RmsNormOperation::lower(Lowering& to) {
-  to.phase({"norm", [x = View(x), w = View(weight), y = View(out), kind = out.rows, eps = eps, norm = kernels(to.level()).rms_norm](
-                        const Step& step, int thread, int threads) {
+  to.phase({"norm",
+            [x = View(x), w = View(weight), y = View(out), kind = out.rows, eps = eps,
+             norm = kernels(to.level()).rms_norm](const Step& step, int thread, int threads) {
               const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
               for (int r = rows.begin; r < rows.end; ++r) {
-                for (int64_t c = 0; c < x.columns(); c += w.columns()) norm(x.row(r) + c, w.row(0), y.row(r) + c, w.columns(), eps);
+                for (int64_t c = 0; c < x.columns(); c += w.columns())
+                  norm(x.row(r) + c, w.row(0), y.row(r) + c, w.columns(), eps);
               }
-            }, true},
+            },
+            true},
            {memory_of(x), memory_of(out)});
 }
 
@@ -43,7 +50,8 @@ void SelectOperation::lower(Lowering& to) {
   to.phase({"select", [x = View(x), y = View(out)](const Step& step, int thread, int threads) {
               const RowRange rows = rows_of(step.sampled, thread, threads);
               for (int r = rows.begin; r < rows.end; ++r) {
-                std::memcpy(y.row(r), x.row(step.sample_rows[static_cast<size_t>(r)]), static_cast<size_t>(x.columns()) * sizeof(float));
+                std::memcpy(y.row(r), x.row(step.sample_rows[static_cast<size_t>(r)]),
+                            static_cast<size_t>(x.columns()) * sizeof(float));
               }
             }},
            {memory_of(x), memory_of(out)});
@@ -66,13 +74,16 @@ void RopeAnglesOperation::lower(Lowering& to) {
 }
 
 void RopeOperation::lower(Lowering& to) {
-  to.phase({"rope", [x = View(x), angles = View(angles), y = View(out), head_dim = head_dim, rotate = kernels(to.level()).rotate](
-                        const Step& step, int thread, int threads) {
+  to.phase({"rope",
+            [x = View(x), angles = View(angles), y = View(out), head_dim = head_dim,
+             rotate = kernels(to.level()).rotate](const Step& step, int thread, int threads) {
               const RowRange rows = rows_of(step.tokens, thread, threads);
               for (int r = rows.begin; r < rows.end; ++r) {
-                for (int64_t c = 0; c < x.columns(); c += head_dim) rotate(x.row(r) + c, y.row(r) + c, angles.row(r), angles.columns() / 2, head_dim);
+                for (int64_t c = 0; c < x.columns(); c += head_dim)
+                  rotate(x.row(r) + c, y.row(r) + c, angles.row(r), angles.columns() / 2, head_dim);
               }
-            }, true},
+            },
+            true},
            {memory_of(x), memory_of(angles), memory_of(out)});
 }
 
@@ -91,7 +102,9 @@ bool GateOperation::fill(LinearOperation* reader) {
 void GateOperation::lower(Lowering& to) {
   if (product_) return product_->lower_gated(to, gate, out, reader_);
   const int64_t half = out.columns;
-  to.phase({"gate", [=, x = View(gate_up), y = View(out), kind = out.rows, multiply = gate_kernel(gate, to.level())](const Step& step, int thread, int threads) {
+  to.phase({"gate",
+            [=, x = View(gate_up), y = View(out), kind = out.rows, multiply = gate_kernel(gate, to.level())](
+                const Step& step, int thread, int threads) {
               for_pieces(rows_in(kind, step), half, thread, threads, [&](int64_t row, int64_t begin, int64_t count) {
                 multiply(x.row(row) + begin, x.row(row) + half + begin, y.row(row) + begin, count);
               });
@@ -119,31 +132,40 @@ void AddOperation::lower(Lowering& to) {
                      }, !selected_},
                     {memory_of(x), memory_of(y), memory_of(out)});
   }
-  to.phase({"add norm", [=, y = View(norm_->x), w = View(norm_->weight), z = View(out), eps = norm_->eps, kind = out.rows, norm = kernels(to.level()).rms_norm](
-                            const Step& step, int thread, int threads) {
+  to.phase({"add norm",
+            [=, y = View(norm_->x), w = View(norm_->weight), z = View(out), eps = norm_->eps, kind = out.rows,
+             norm = kernels(to.level()).rms_norm](const Step& step, int thread, int threads) {
               const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
               for (int r = rows.begin; r < rows.end; ++r) {
-                for (int64_t c = 0; c < y.columns(); c += w.columns()) norm(y.row(r) + c, w.row(0), z.row(r) + c, w.columns(), eps);
+                for (int64_t c = 0; c < y.columns(); c += w.columns())
+                  norm(y.row(r) + c, w.row(0), z.row(r) + c, w.columns(), eps);
                 add(step, r, z.row(r));
               }
-            }, !selected_},
+            },
+            !selected_},
            {memory_of(x), memory_of(norm_->x), memory_of(out)});
 }
 
 void ScaleOperation::lower(Lowering& to) {
-  to.phase({"scale", [x = View(x), y = View(out), kind = out.rows, factor = factor](const Step& step, int thread, int threads) {
+  to.phase({"scale",
+            [x = View(x), y = View(out), kind = out.rows, factor = factor](const Step& step, int thread, int threads) {
               const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
               for (int r = rows.begin; r < rows.end; ++r) {
                 for (int64_t c = 0; c < x.columns(); ++c) y.row(r)[c] = x.row(r)[c] * factor;
               }
-            }, true},
+            },
+            true},
            {memory_of(x), memory_of(out)});
 }
 
 void SoftCapOperation::lower(Lowering& to) {
-  to.phase({"soft cap", [x = View(x), y = View(out), kind = out.rows, cap = cap, soft_cap = kernels(to.level()).soft_cap](const Step& step, int thread, int threads) {
+  to.phase({"soft cap",
+            [x = View(x), y = View(out), kind = out.rows, cap = cap, soft_cap = kernels(to.level()).soft_cap](
+                const Step& step, int thread, int threads) {
               for_pieces(rows_in(kind, step), x.columns(), thread, threads,
-                         [&](int64_t row, int64_t begin, int64_t count) { soft_cap(x.row(row) + begin, cap, y.row(row) + begin, count); });
+                         [&](int64_t row, int64_t begin, int64_t count) {
+                           soft_cap(x.row(row) + begin, cap, y.row(row) + begin, count);
+                         });
             }},
            {memory_of(x), memory_of(out)});
 }

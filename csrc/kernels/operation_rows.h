@@ -12,7 +12,8 @@ class LinearOperation;
 
 class EmbeddingOperation : public Operation {
  public:
-  EmbeddingOperation(std::shared_ptr<const Weight> from, int64_t first_row, Tensor to) : table(std::move(from)), first(first_row), out(std::move(to)) {}
+  EmbeddingOperation(std::shared_ptr<const Weight> from, int64_t first_row, Tensor to)
+      : table(std::move(from)), first(first_row), out(std::move(to)) {}
   void lower(Lowering&) override;
 
   std::shared_ptr<const Weight> table;
@@ -22,7 +23,8 @@ class EmbeddingOperation : public Operation {
 
 class RmsNormOperation : public Operation {
  public:
-  RmsNormOperation(Tensor from, Tensor by, float epsilon, Tensor to) : x(std::move(from)), weight(std::move(by)), eps(epsilon), out(std::move(to)) {}
+  RmsNormOperation(Tensor from, Tensor by, float epsilon, Tensor to)
+      : x(std::move(from)), weight(std::move(by)), eps(epsilon), out(std::move(to)) {}
   void lower(Lowering&) override;
 
   Tensor x, weight;
@@ -49,7 +51,8 @@ inline bool take_selection(Tensor& x) {
 
 class RopeAnglesOperation : public Operation {
  public:
-  RopeAnglesOperation(std::vector<float> by, float times, Tensor to) : frequencies(std::move(by)), scale(times), out(std::move(to)) {}
+  RopeAnglesOperation(std::vector<float> by, float times, Tensor to)
+      : frequencies(std::move(by)), scale(times), out(std::move(to)) {}
   void lower(Lowering&) override;
 
   std::vector<float> frequencies;
@@ -59,7 +62,8 @@ class RopeAnglesOperation : public Operation {
 
 class RopeOperation : public Operation {
  public:
-  RopeOperation(Tensor from, Tensor by, int head, Tensor to) : x(std::move(from)), angles(std::move(by)), head_dim(head), out(std::move(to)) {}
+  RopeOperation(Tensor from, Tensor by, int head, Tensor to)
+      : x(std::move(from)), angles(std::move(by)), head_dim(head), out(std::move(to)) {}
   void lower(Lowering&) override;
 
   Tensor x, angles;
@@ -74,7 +78,8 @@ class GateOperation : public Operation {
   void fuse_producers() override;
   void lower(Lowering&) override;
 
-  // Asked by the one product that takes the result, before anything is lowered: true if this writes the product's prepared rows instead.
+  // Asked by the one product that takes the result, before anything is lowered: true if this writes the product's
+  // prepared rows instead.
   bool fill(LinearOperation* reader);
 
   Tensor gate_up;

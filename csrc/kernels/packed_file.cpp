@@ -25,7 +25,8 @@ std::optional<Error> for_groups(const Weight& weight, const Weight::Piece& piece
   const size_t groups = piece.bytes / group_bytes, some = std::max(size_t(1), kAtOnce / group_bytes);
   const auto first = uint64_t(piece.row_begin / kGroupRows);
   for (size_t group = 0; group < groups; group += some) {
-    if (auto error = work(first + group, std::min(some, groups - group), piece.data + group * group_bytes)) return error;
+    if (auto error = work(first + group, std::min(some, groups - group), piece.data + group * group_bytes))
+      return error;
   }
   return std::nullopt;
 }
@@ -53,11 +54,13 @@ uint64_t fingerprint_of(Format format) {
   std::vector<uint8_t> rows = known_bytes(kPackedRows * row_bytes);
   if (can_encode(format)) {
     std::vector<float> values(kColumns);
-    for (int i = 0; i < kColumns; ++i) values[size_t(i)] = float(rows[size_t(i) % rows.size()] - 128) / float(1 + i % 7);
+    for (int i = 0; i < kColumns; ++i)
+      values[size_t(i)] = float(rows[size_t(i) % rows.size()] - 128) / float(1 + i % 7);
     encode_row(format, values.data(), rows.data(), kColumns);
   }
   std::vector<uint8_t> group(size_t(packed_group_bytes(format, kColumns)));
-  for (int place = 0; place < kGroupRows; place += kPackedRows) pack_rows(format, rows.data(), row_bytes, kPackedRows, kColumns, place, group.data());
+  for (int place = 0; place < kGroupRows; place += kPackedRows)
+    pack_rows(format, rows.data(), row_bytes, kPackedRows, kColumns, place, group.data());
   return block_checksum(group.data(), group.size(), uint64_t(format));
 }
 
@@ -90,16 +93,19 @@ Result<uint64_t> head_checksum(int fd, uint64_t bytes) {
 
 Result<uint64_t> write_packed(ThreadPool& pool, const Weight& weight, int fd, uint64_t offset) {
   if (weight.pieces.size() != size_t(pool.size())) {
-    return Error{Fault::internal, 0, "a weight of " + std::to_string(weight.pieces.size()) + " pieces and a thread pool of " + std::to_string(pool.size())};
+    return Error{Fault::internal, 0,
+                 "a weight of " + std::to_string(weight.pieces.size()) + " pieces and a thread pool of " +
+                     std::to_string(pool.size())};
   }
   const auto group_bytes = size_t(packed_group_bytes(weight.format, weight.columns));
   std::vector<uint64_t> sums(weight.pieces.size());
   std::vector<std::optional<Error>> errors(weight.pieces.size());
   pool.run([&](int thread) {
-    errors[size_t(thread)] = for_groups(weight, weight.pieces[size_t(thread)], [&](uint64_t first, size_t groups, const uint8_t* data) {
-      sums[size_t(thread)] += checksum_of(data, first, groups, group_bytes);
-      return write_bytes(fd, offset + first * group_bytes, groups * group_bytes, data);
-    });
+    errors[size_t(thread)] =
+        for_groups(weight, weight.pieces[size_t(thread)], [&](uint64_t first, size_t groups, const uint8_t* data) {
+          sums[size_t(thread)] += checksum_of(data, first, groups, group_bytes);
+          return write_bytes(fd, offset + first * group_bytes, groups * group_bytes, data);
+        });
   });
   for (auto& error : errors) {
     if (error) return std::move(*error);
@@ -107,7 +113,8 @@ Result<uint64_t> write_packed(ThreadPool& pool, const Weight& weight, int fd, ui
   return std::accumulate(sums.begin(), sums.end(), uint64_t(0));
 }
 
-Result<std::vector<ReadWeight>> read_packed(ThreadPool& pool, int fd, const std::vector<PackedWeight>& weights, Arena* arena) {
+Result<std::vector<ReadWeight>> read_packed(ThreadPool& pool, int fd, const std::vector<PackedWeight>& weights,
+                                            Arena* arena) {
   std::vector<WeightShape> shapes;
   for (const auto& [offset, shape] : weights) {
     auto bytes = packed_bytes(shape.format, shape.rows, shape.columns);
@@ -118,14 +125,16 @@ Result<std::vector<ReadWeight>> read_packed(ThreadPool& pool, int fd, const std:
   }
   const auto threads = size_t(pool.size());
   std::vector<uint64_t> sums(weights.size() * threads);
-  auto made = make_weights(pool, arena, shapes, [&](int thread, size_t index, const Weight& weight, const Weight::Piece& piece) {
-    const auto group_bytes = size_t(packed_group_bytes(weight.format, weight.columns));
-    return for_groups(weight, piece, [&](uint64_t first, size_t groups, uint8_t* data) -> std::optional<Error> {
-      if (auto error = read_bytes(fd, weights[index].offset + first * group_bytes, groups * group_bytes, data)) return error;
-      sums[index * threads + size_t(thread)] += checksum_of(data, first, groups, group_bytes);
-      return std::nullopt;
-    });
-  });
+  auto made = make_weights(
+      pool, arena, shapes, [&](int thread, size_t index, const Weight& weight, const Weight::Piece& piece) {
+        const auto group_bytes = size_t(packed_group_bytes(weight.format, weight.columns));
+        return for_groups(weight, piece, [&](uint64_t first, size_t groups, uint8_t* data) -> std::optional<Error> {
+          if (auto error = read_bytes(fd, weights[index].offset + first * group_bytes, groups * group_bytes, data))
+            return error;
+          sums[index * threads + size_t(thread)] += checksum_of(data, first, groups, group_bytes);
+          return std::nullopt;
+        });
+      });
   if (!made) return made.error();
   std::vector<ReadWeight> read;
   for (size_t i = 0; i < weights.size(); ++i) {

@@ -29,7 +29,9 @@ struct PackedWeight {
   uint64_t offset;
   WeightShape shape;
 };
-// Reads what write_packed wrote, straight into place: every thread its own rows of all of them, without waiting for the others in between.
-Result<std::vector<ReadWeight>> read_packed(ThreadPool&, int fd, const std::vector<PackedWeight>&, Arena* arena = nullptr);
+// Reads what write_packed wrote, straight into place: every thread its own rows of all of them, without waiting for the
+// others in between.
+Result<std::vector<ReadWeight>> read_packed(ThreadPool&, int fd, const std::vector<PackedWeight>&,
+                                            Arena* arena = nullptr);
 
 }  // namespace homenode

@@ -50,22 +50,26 @@ std::vector<Arena::Range> Program::own_ranges() const {
   std::vector<Arena::Range> found;
   for (const OwnParts& parts : own_) {
     for (int thread = 0; thread < pool_->size(); ++thread) {
-      found.push_back({{parts.data + parts.bytes * static_cast<size_t>(thread), parts.bytes}, homes_->of_thread[static_cast<size_t>(thread)]});
+      found.push_back({{parts.data + parts.bytes * static_cast<size_t>(thread), parts.bytes},
+                       homes_->of_thread[static_cast<size_t>(thread)]});
     }
   }
   return found;
 }
 
-// Every thread touches its parts first. Values have no owner: rows or columns of them are written by whoever computes them, on the page's first use.
+// Every thread touches its parts first. Values have no owner: rows or columns of them are written by whoever computes
+// them, on the page's first use.
 void Program::settle_own() {
   for (const Arena::Range& range : own_ranges()) {
     if (homes_->nodes.empty()) break;
     const Pages part{nullptr, const_cast<std::byte*>(range.memory.data), range.memory.bytes};
-    prefer_nodes(part, {homes_->nodes[static_cast<size_t>(range.home)]});  // where that is refused the first touch decides
+    // Where that is refused the first touch decides
+    prefer_nodes(part, {homes_->nodes[static_cast<size_t>(range.home)]});
   }
   if (own_.empty()) return;
   pool_->run([this](int thread) {
-    for (const OwnParts& parts : own_) std::memset(parts.data + parts.bytes * static_cast<size_t>(thread), 0, parts.bytes);
+    for (const OwnParts& parts : own_)
+      std::memset(parts.data + parts.bytes * static_cast<size_t>(thread), 0, parts.bytes);
   });
 }
 
@@ -75,7 +79,8 @@ Result<Output> Program::run(const StepInput& input) {
   for (const KvCache* cache : bounds_.caches) reading.emplace_back(*cache);
   if (auto error = step_.assign(input, bounds_)) return *error;
   for (auto& plan : plans_) plan->divide(step_);
-  if (received_) received_->memory.data = const_cast<std::byte*>(reinterpret_cast<const std::byte*>(input.hidden));  // only read
+  // Only read
+  if (received_) received_->memory.data = const_cast<std::byte*>(reinterpret_cast<const std::byte*>(input.hidden));
   if (auto error = compute()) return *error;
   const Value& value = *output_.value;
   const int64_t rows = value.rows == RowKind::fixed ? value.fixed_rows : rows_in(value.rows, step_);

@@ -1,7 +1,8 @@
 // A forward function recorded once and replayed each step in a single run of the pool.
 //
-// A program is a list of phases; a phase is divided among the threads. A barrier stands between two phases, except where both work row by row with
-// the same division of rows. A phase that a step does not need is left out, and with it the barrier before it.
+// A program is a list of phases; a phase is divided among the threads. A barrier stands between two phases, except
+// where both work row by row with the same division of rows. A phase that a step does not need is left out, and with it
+// the barrier before it.
 #pragma once
 #include <functional>
 #include <memory>
@@ -33,17 +34,19 @@ struct Output {
 
 class Program {
  public:
-  // Blocks until the step is done; callers take turns. The input is copied first, but for hidden, and refused with an Error if it breaks the bounds.
-  // An Error ECONNABORTED: the group of ranks failed, as it will in every later run.
+  // Blocks until the step is done; callers take turns. The input is copied first, but for hidden, and refused with an
+  // Error if it breaks the bounds. An Error ECONNABORTED: the group of ranks failed, as it will in every later run.
   Result<Output> run(const StepInput&);
 
   size_t bytes() const { return memory_.bytes; }
   // What each thread has for itself, and its home; nothing where all have the same.
   std::vector<Arena::Range> own_ranges() const;
-  // Times the threads wait for each other in a step of so many tokens and sequences (one sampled row each), the end not counted.
+  // Times the threads wait for each other in a step of so many tokens and sequences (one sampled row each), the end not
+  // counted.
   int barriers(int tokens, int sequences) const;
 
-  // For each MoE layer, in the order they were recorded, how many tokens each of its experts was computed for so far; waits for no run.
+  // For each MoE layer, in the order they were recorded, how many tokens each of its experts was computed for so far;
+  // waits for no run.
   std::vector<std::vector<uint64_t>> expert_usage() const;
 
   // From the next run on, adds up the time each phase takes; `on` false forgets the times.

@@ -9,8 +9,8 @@ namespace homenode {
 
 using std::to_string;
 
-Recorder::Recorder(std::shared_ptr<ThreadPool> pool, Level level, const StepLimits& limits, bool fuse, std::shared_ptr<RankGroup> group,
-                   std::shared_ptr<const Homes> homes)
+Recorder::Recorder(std::shared_ptr<ThreadPool> pool, Level level, const StepLimits& limits, bool fuse,
+                   std::shared_ptr<RankGroup> group, std::shared_ptr<const Homes> homes)
     : program_(std::make_shared<Program>()), home_(std::make_shared<char>()), fuse_(fuse) {
   program_->pool_ = std::move(pool);
   program_->group_ = std::move(group);
@@ -45,14 +45,16 @@ std::optional<Error> Recorder::check_input(const Tensor& x, const char* operatio
     if (x.value->home != home_) return misuse(std::string(operation) + ": a handle of another program");
     return {};
   }
-  program_->bounds_.fixed_rows = std::min(program_->bounds_.fixed_rows, x.fixed_rows);  // a constant stands for the step's tokens
+  // A constant stands for the step's tokens
+  program_->bounds_.fixed_rows = std::min(program_->bounds_.fixed_rows, x.fixed_rows);
   return {};
 }
 
 Result<Tensor> Recorder::embedding(std::shared_ptr<const Weight> table, int64_t first, int64_t vocabulary) {
   const int64_t rows = vocabulary ? vocabulary : table->rows;
   if (first < 0 || rows < table->rows || first > rows - table->rows) {
-    return misuse("embedding: a table of " + to_string(table->rows) + " rows from row " + to_string(first) + " in a vocabulary of " + to_string(rows));
+    return misuse("embedding: a table of " + to_string(table->rows) + " rows from row " + to_string(first) +
+                  " in a vocabulary of " + to_string(rows));
   }
   const Tensor out = make(table->columns, RowKind::tokens);
   program_->bounds_.vocabulary = std::min(program_->bounds_.vocabulary, rows);
@@ -62,7 +64,8 @@ Result<Tensor> Recorder::embedding(std::shared_ptr<const Weight> table, int64_t 
 Result<Tensor> Recorder::rms_norm(const Tensor& x, const Tensor& weight, float eps) {
   if (auto error = check_input(x, "rms_norm")) return *error;
   if (weight.rows != RowKind::fixed || weight.fixed_rows != 1 || weight.columns < 1 || x.columns % weight.columns) {
-    return misuse("rms_norm: a weight of " + to_string(weight.columns) + " for rows of " + to_string(x.columns) + "; wanted a parameter that divides them");
+    return misuse("rms_norm: a weight of " + to_string(weight.columns) + " for rows of " + to_string(x.columns) +
+                  "; wanted a parameter that divides them");
   }
   const Tensor out = make(x.columns, rows_made_of(x));
   return append(std::make_unique<RmsNormOperation>(x, weight, eps, out), out, {{x}});
@@ -75,7 +78,8 @@ Result<std::vector<Tensor>> Recorder::split(const Tensor& x, std::span<const int
     if (width < 1) return misuse("split: a part of " + to_string(width) + " columns");
     total += width;
   }
-  if (total != x.columns) return misuse("split: parts of " + to_string(total) + " columns in all for rows of " + to_string(x.columns));
+  if (total != x.columns)
+    return misuse("split: parts of " + to_string(total) + " columns in all for rows of " + to_string(x.columns));
   std::vector<Tensor> parts;
   int64_t begin = x.begin;
   for (const int64_t width : widths) {
@@ -100,7 +104,8 @@ Result<Tensor> Recorder::add(const Tensor& x, const Tensor& y) {
     if (auto error = check_input(*t, "add")) return *error;
   }
   if (x.columns != y.columns || rows_made_of(x) != rows_made_of(y)) {
-    return misuse("add: rows of " + to_string(x.columns) + " and " + to_string(y.columns) + " columns, or some selected and others not");
+    return misuse("add: rows of " + to_string(x.columns) + " and " + to_string(y.columns) +
+                  " columns, or some selected and others not");
   }
   const Tensor out = make(x.columns, rows_made_of(x));
   return append(std::make_unique<AddOperation>(x, y, out), out, {{x, y}});

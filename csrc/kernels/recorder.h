@@ -14,9 +14,10 @@ namespace homenode {
 class Recorder {
  public:
   // fuse: let operations take over others (see operation.h). The values are the same without.
-  // group: the ranks that sums and gathers are over; null: this one alone. homes: of the pool's threads; null: they have the same.
-  Recorder(std::shared_ptr<ThreadPool>, Level, const StepLimits&, bool fuse = true, std::shared_ptr<RankGroup> group = nullptr,
-           std::shared_ptr<const Homes> homes = nullptr);
+  // group: the ranks that sums and gathers are over; null: this one alone. homes: of the pool's threads; null: they
+  // have the same.
+  Recorder(std::shared_ptr<ThreadPool>, Level, const StepLimits&, bool fuse = true,
+           std::shared_ptr<RankGroup> group = nullptr, std::shared_ptr<const Homes> homes = nullptr);
 
   // The table holds rows `first` on, of `vocabulary` in all (0: it holds all); ids elsewhere give zeros.
   Result<Tensor> embedding(std::shared_ptr<const Weight> table, int64_t first = 0, int64_t vocabulary = 0);
@@ -25,18 +26,21 @@ class Recorder {
   Result<Tensor> gather(const Tensor& x, std::vector<int64_t> widths);
   Result<Tensor> rms_norm(const Tensor& x, const Tensor& weight, float eps);
   // biases: one for each weight (empty handles for none), or none at all.
-  Result<Tensor> linear(const Tensor& x, std::vector<std::shared_ptr<const Weight>> weights, const std::vector<Tensor>& biases, const Tensor* residual);
+  Result<Tensor> linear(const Tensor& x, std::vector<std::shared_ptr<const Weight>> weights,
+                        const std::vector<Tensor>& biases, const Tensor* residual);
   Result<std::vector<Tensor>> split(const Tensor& x, std::span<const int64_t> widths);
   Result<Tensor> rope_angles(std::vector<float> inverse_frequencies, float scale);
   Result<Tensor> rope(const Tensor& x, const Tensor& angles, int head_dim);
-  Result<Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache, const AttentionParams&);
+  Result<Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache,
+                           const AttentionParams&);
   Result<Tensor> silu_mul(const Tensor& gate_up) { return gated(gate_up, Activation::silu); }
   Result<Tensor> gelu_mul(const Tensor& gate_up) { return gated(gate_up, Activation::gelu); }
   Result<Tensor> add(const Tensor& x, const Tensor& y);
   Result<Tensor> scale(const Tensor& x, float factor);
   Result<Tensor> soft_cap(const Tensor& x, float cap);
   // residual: may be null.
-  Result<Tensor> moe(const Tensor& x, const Tensor& logits, ExpertWeights, int chosen, bool normalise, const Tensor* residual);
+  Result<Tensor> moe(const Tensor& x, const Tensor& logits, ExpertWeights, int chosen, bool normalise,
+                     const Tensor* residual);
   Result<Tensor> add_gated(const Tensor& x, const Tensor& y, const Tensor& gate);
   Result<Tensor> select(const Tensor& x);
 
@@ -50,8 +54,10 @@ class Recorder {
   Tensor append(std::unique_ptr<Operation>, const Tensor& out, std::span<const Tensor> inputs);
   Result<Tensor> gated(const Tensor& gate_up, Activation);
   std::optional<Error> check_input(const Tensor& x, const char* operation);
-  std::optional<Error> check_linear(const Tensor& x, const std::vector<std::shared_ptr<const Weight>>& weights, const std::vector<Tensor>& biases);
-  std::optional<Error> check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const KvCache& cache, int layer, int window);
+  std::optional<Error> check_linear(const Tensor& x, const std::vector<std::shared_ptr<const Weight>>& weights,
+                                    const std::vector<Tensor>& biases);
+  std::optional<Error> check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const KvCache& cache,
+                                       int layer, int window);
 
   std::shared_ptr<Program> program_;
   std::shared_ptr<const void> home_;

@@ -21,8 +21,10 @@ Result<Tensor> Recorder::rope_angles(std::vector<float> inverse_frequencies, flo
 Result<Tensor> Recorder::rope(const Tensor& x, const Tensor& angles, int head_dim) {
   if (auto error = check_input(x, "rope")) return *error;
   if (auto error = check_input(angles, "rope")) return *error;
-  if (head_dim < 2 || x.columns % head_dim || angles.columns > head_dim || angles.columns % 2 || angles.rows != RowKind::tokens) {
-    return misuse("rope: heads of " + to_string(head_dim) + " in rows of " + to_string(x.columns) + " with angles of " + to_string(angles.columns) +
+  if (head_dim < 2 || x.columns % head_dim || angles.columns > head_dim || angles.columns % 2 ||
+      angles.rows != RowKind::tokens) {
+    return misuse("rope: heads of " + to_string(head_dim) + " in rows of " + to_string(x.columns) + " with angles of " +
+                  to_string(angles.columns) +
                   "; wanted whole heads and the angles of rope_angles, no longer than a head");
   }
   if (x.rows == RowKind::sampled) return misuse("rope: rows after select have no angles");
@@ -30,7 +32,8 @@ Result<Tensor> Recorder::rope(const Tensor& x, const Tensor& angles, int head_di
   return append(std::make_unique<RopeOperation>(x, angles, head_dim, out), out, {{x, angles}});
 }
 
-std::optional<Error> Recorder::check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const KvCache& cache, int layer, int window) {
+std::optional<Error> Recorder::check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const KvCache& cache,
+                                               int layer, int window) {
   for (const Tensor* t : {&q, &k, &v}) {
     if (auto error = check_input(*t, "attention")) return error;
     if (t->rows == RowKind::sampled) return misuse("attention: rows after select");
@@ -38,13 +41,16 @@ std::optional<Error> Recorder::check_attention(const Tensor& q, const Tensor& k,
   const KvShape& shape = cache.shape();
   const int64_t width = int64_t(shape.kv_heads) * shape.head_dim;
   if (k.columns != width || v.columns != width || q.columns < width || q.columns % width) {
-    return misuse("attention: q, k, v of " + to_string(q.columns) + ", " + to_string(k.columns) + ", " + to_string(v.columns) + " columns with KV memory of " +
-                  to_string(shape.kv_heads) + " heads of " + to_string(shape.head_dim));
+    return misuse("attention: q, k, v of " + to_string(q.columns) + ", " + to_string(k.columns) + ", " +
+                  to_string(v.columns) + " columns with KV memory of " + to_string(shape.kv_heads) + " heads of " +
+                  to_string(shape.head_dim));
   }
-  if (layer < 0 || layer >= shape.layers) return misuse("attention: layer " + to_string(layer) + " of " + to_string(shape.layers));
+  if (layer < 0 || layer >= shape.layers)
+    return misuse("attention: layer " + to_string(layer) + " of " + to_string(shape.layers));
   if (window < 0) return misuse("attention: a window of " + to_string(window));
   StepBounds& bounds = program_->bounds_;
-  if (bounds.blocks && (bounds.block_size != shape.block_size)) return misuse("attention: KV memories with different block sizes in one program");
+  if (bounds.blocks && (bounds.block_size != shape.block_size))
+    return misuse("attention: KV memories with different block sizes in one program");
   bounds.blocks = bounds.blocks ? std::min(bounds.blocks, cache.blocks()) : cache.blocks();
   bounds.block_size = shape.block_size;
   // In order of address, so that all programs wait for their caches in the same order.
@@ -53,9 +59,11 @@ std::optional<Error> Recorder::check_attention(const Tensor& q, const Tensor& k,
   return {};
 }
 
-Result<Tensor> Recorder::attention(const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache, const AttentionParams& params) {
+Result<Tensor> Recorder::attention(const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache,
+                                   const AttentionParams& params) {
   const float cap = params.softcap;
-  if (!(cap >= 0) || std::isinf(cap)) return misuse("attention: scores capped at " + to_string(cap) + "; wanted 0 for no cap, or more");
+  if (!(cap >= 0) || std::isinf(cap))
+    return misuse("attention: scores capped at " + to_string(cap) + "; wanted 0 for no cap, or more");
   if (auto error = check_attention(q, k, v, *cache, params.layer, params.window)) return *error;
   const Tensor out = make(q.columns, RowKind::tokens);
   return append(std::make_unique<AttentionOperation>(q, k, v, std::move(cache), params, out), out, {{q, k, v}});

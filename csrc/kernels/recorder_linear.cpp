@@ -16,17 +16,19 @@ std::optional<Error> Recorder::check_linear(const Tensor& x, const std::vector<s
   }
   for (size_t i = 0; i < weights.size(); ++i) {
     const Weight& w = *weights[i];
-    if (w.columns != x.columns) return misuse("linear: a weight of " + to_string(w.columns) + " columns for rows of " + to_string(x.columns));
+    if (w.columns != x.columns)
+      return misuse("linear: a weight of " + to_string(w.columns) + " columns for rows of " + to_string(x.columns));
     const Tensor* bias = biases.empty() || !biases[i].value ? nullptr : &biases[i];
     if (bias && (bias->rows != RowKind::fixed || bias->fixed_rows != 1 || bias->columns != w.rows)) {
-      return misuse("linear: a bias of " + to_string(bias->columns) + " for a weight of " + to_string(w.rows) + " rows; wanted a parameter of that length");
+      return misuse("linear: a bias of " + to_string(bias->columns) + " for a weight of " + to_string(w.rows) +
+                    " rows; wanted a parameter of that length");
     }
   }
   return {};
 }
 
-Result<Tensor> Recorder::linear(const Tensor& x, std::vector<std::shared_ptr<const Weight>> weights, const std::vector<Tensor>& biases,
-                                const Tensor* residual) {
+Result<Tensor> Recorder::linear(const Tensor& x, std::vector<std::shared_ptr<const Weight>> weights,
+                                const std::vector<Tensor>& biases, const Tensor* residual) {
   if (auto error = check_linear(x, weights, biases)) return *error;
   int64_t columns = 0;
   for (const auto& weight : weights) columns += weight->rows;
@@ -35,7 +37,8 @@ Result<Tensor> Recorder::linear(const Tensor& x, std::vector<std::shared_ptr<con
   if (residual) {
     if (auto error = check_input(*residual, "linear")) return *error;
     if (residual->columns != columns || rows_made_of(*residual) != kind) {
-      return misuse("linear: a residual of " + to_string(residual->columns) + " columns for " + to_string(columns) + " outputs, or of other rows");
+      return misuse("linear: a residual of " + to_string(residual->columns) + " columns for " + to_string(columns) +
+                    " outputs, or of other rows");
     }
     inputs.push_back(*residual);
   }

@@ -9,25 +9,31 @@ using std::to_string;
 
 namespace {
 
-std::optional<Error> check_moe(const Tensor& x, const Tensor& logits, const Experts& experts, int chosen, const Tensor* residual) {
+std::optional<Error> check_moe(const Tensor& x, const Tensor& logits, const Experts& experts, int chosen,
+                               const Tensor* residual) {
   if (auto error = check_experts(experts)) return error;
   for (const Tensor* t : {&x, &logits, residual}) {
     if (t && rows_made_of(*t) != rows_made_of(x)) return misuse("moe: some rows are selected, others are not");
   }
-  if (x.columns != experts.columns() || (residual && residual->columns != experts.columns()) || logits.columns != experts.total()) {
-    return misuse("moe: rows of " + to_string(x.columns) + (residual ? " and " + to_string(residual->columns) : "") + " columns, with " +
-                  to_string(logits.columns) + " logits, for " + to_string(experts.total()) + " experts of " + to_string(experts.columns()) + " columns");
+  if (x.columns != experts.columns() || (residual && residual->columns != experts.columns()) ||
+      logits.columns != experts.total()) {
+    return misuse("moe: rows of " + to_string(x.columns) + (residual ? " and " + to_string(residual->columns) : "") +
+                  " columns, with " + to_string(logits.columns) + " logits, for " + to_string(experts.total()) +
+                  " experts of " + to_string(experts.columns()) + " columns");
   }
-  if (chosen < 1 || chosen > experts.total()) return misuse("moe: " + to_string(chosen) + " experts of " + to_string(experts.total()) + " for each token");
+  if (chosen < 1 || chosen > experts.total())
+    return misuse("moe: " + to_string(chosen) + " experts of " + to_string(experts.total()) + " for each token");
   return {};
 }
 
 // Where each of `total` experts is in a list of those that `ids` names.
 Result<std::vector<int32_t>> places_of(const std::vector<int32_t>& ids, int64_t total, size_t matrices) {
-  if (ids.size() != matrices) return misuse("moe: " + to_string(ids.size()) + " ids for the matrices of " + to_string(matrices) + " experts");
+  if (ids.size() != matrices)
+    return misuse("moe: " + to_string(ids.size()) + " ids for the matrices of " + to_string(matrices) + " experts");
   std::vector<int32_t> places(static_cast<size_t>(total), static_cast<int32_t>(matrices));
   for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= total || (i && ids[i] <= ids[i - 1])) return misuse("moe: id " + to_string(ids[i]) + " of " + to_string(total) + " experts; wanted them ascending");
+    if (ids[i] < 0 || ids[i] >= total || (i && ids[i] <= ids[i - 1]))
+      return misuse("moe: id " + to_string(ids[i]) + " of " + to_string(total) + " experts; wanted them ascending");
     places[static_cast<size_t>(ids[i])] = static_cast<int32_t>(i);
   }
   return places;
@@ -41,7 +47,8 @@ std::vector<const Weight*> pointers_to(const std::vector<std::shared_ptr<const W
 
 }  // namespace
 
-Result<Tensor> Recorder::moe(const Tensor& x, const Tensor& logits, ExpertWeights weights, int chosen, bool normalise, const Tensor* residual) {
+Result<Tensor> Recorder::moe(const Tensor& x, const Tensor& logits, ExpertWeights weights, int chosen, bool normalise,
+                             const Tensor* residual) {
   std::vector<Tensor> inputs{x, logits};
   if (residual) inputs.push_back(*residual);
   for (const Tensor& t : inputs) {
@@ -55,10 +62,12 @@ Result<Tensor> Recorder::moe(const Tensor& x, const Tensor& logits, ExpertWeight
   }
   if (auto error = check_moe(x, logits, experts, chosen, residual)) return *error;
   const int64_t most = most_rows(rows_made_of(x), program_->bounds_.limits);
-  if (most * chosen > INT32_MAX) return misuse("moe: " + to_string(most) + " tokens with " + to_string(chosen) + " experts each are too many");
+  if (most * chosen > INT32_MAX)
+    return misuse("moe: " + to_string(most) + " tokens with " + to_string(chosen) + " experts each are too many");
   const Tensor out = make(x.columns, rows_made_of(x));
   MoeOperation::Inputs from{x, logits, residual ? *residual : Tensor{}};
-  return append(std::make_unique<MoeOperation>(std::move(from), std::move(weights), experts, chosen, normalise, out), out, inputs);
+  return append(std::make_unique<MoeOperation>(std::move(from), std::move(weights), experts, chosen, normalise, out),
+                out, inputs);
 }
 
 Result<Tensor> Recorder::add_gated(const Tensor& x, const Tensor& y, const Tensor& gate) {
@@ -67,8 +76,8 @@ Result<Tensor> Recorder::add_gated(const Tensor& x, const Tensor& y, const Tenso
     if (rows_made_of(*t) != rows_made_of(x)) return misuse("add_gated: some rows are selected, others are not");
   }
   if (x.columns != y.columns || gate.columns != 1) {
-    return misuse("add_gated: rows of " + to_string(x.columns) + " and " + to_string(y.columns) + " columns with gates of " + to_string(gate.columns) +
-                  "; wanted equal ones and gates of 1");
+    return misuse("add_gated: rows of " + to_string(x.columns) + " and " + to_string(y.columns) +
+                  " columns with gates of " + to_string(gate.columns) + "; wanted equal ones and gates of 1");
   }
   const Tensor out = make(x.columns, rows_made_of(x));
   return append(std::make_unique<AddGatedOperation>(x, y, gate, out), out, {{x, y, gate}});

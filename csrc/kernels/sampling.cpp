@@ -17,26 +17,32 @@ constexpr int64_t kScanPiece = 16384;  // logits a thread scans for the largest 
 
 Error wrong(std::string message) { return Error{Fault::user, 0, "sampling arrays: " + std::move(message)}; }
 
-std::optional<Error> check_lists(std::span<const int32_t> start, std::span<const int32_t> tokens, size_t values, size_t rows, int64_t vocabulary,
-                                 const char* name) {
-  if (start.size() != rows + 1 || start.front() != 0 || start.back() != static_cast<int64_t>(tokens.size()) || values != tokens.size()) {
-    return wrong(std::string(name) + "_start does not describe " + to_string(rows) + " rows of " + to_string(tokens.size()) + " tokens with values");
+std::optional<Error> check_lists(std::span<const int32_t> start, std::span<const int32_t> tokens, size_t values,
+                                 size_t rows, int64_t vocabulary, const char* name) {
+  if (start.size() != rows + 1 || start.front() != 0 || start.back() != static_cast<int64_t>(tokens.size()) ||
+      values != tokens.size()) {
+    return wrong(std::string(name) + "_start does not describe " + to_string(rows) + " rows of " +
+                 to_string(tokens.size()) + " tokens with values");
   }
   for (size_t i = 0; i < rows; ++i) {
     if (start[i] > start[i + 1]) return wrong(std::string(name) + "_start falls after row " + to_string(i));
   }
   for (const int32_t token : tokens) {
-    if (token < 0 || token >= vocabulary) return wrong(std::string(name) + "_token " + to_string(token) + " in a vocabulary of " + to_string(vocabulary));
+    if (token < 0 || token >= vocabulary)
+      return wrong(std::string(name) + "_token " + to_string(token) + " in a vocabulary of " + to_string(vocabulary));
   }
   return {};
 }
 
 template <class T>
 std::optional<Error> check_setting(std::span<const T> values, T least, T most, size_t rows, const char* name) {
-  if (values.size() != rows) return wrong(std::string(name) + " has " + to_string(values.size()) + " values for " + to_string(rows) + " rows of logits");
+  if (values.size() != rows)
+    return wrong(std::string(name) + " has " + to_string(values.size()) + " values for " + to_string(rows) +
+                 " rows of logits");
   for (size_t i = 0; i < rows; ++i) {
     if (values[i] >= least && values[i] <= most) continue;  // NaN is in no range
-    return wrong("row " + to_string(i) + " has " + name + " " + to_string(values[i]) + "; it must be from " + to_string(least) + " to " + to_string(most));
+    return wrong("row " + to_string(i) + " has " + name + " " + to_string(values[i]) + "; it must be from " +
+                 to_string(least) + " to " + to_string(most));
   }
   return {};
 }
@@ -47,9 +53,11 @@ std::optional<Error> check(const SamplingInput& in, size_t rows, int64_t vocabul
   HOMENODE_SAMPLING_SETTINGS(HOMENODE_CHECK)
 #undef HOMENODE_CHECK
   if (in.seed.size() != rows || in.counter.size() != rows) {
-    return wrong(to_string(in.seed.size()) + " seeds and " + to_string(in.counter.size()) + " counters for " + to_string(rows) + " rows of logits");
+    return wrong(to_string(in.seed.size()) + " seeds and " + to_string(in.counter.size()) + " counters for " +
+                 to_string(rows) + " rows of logits");
   }
-  if (auto error = check_lists(in.bias_start, in.bias_token, in.bias_value.size(), rows, vocabulary, "bias")) return error;
+  if (auto error = check_lists(in.bias_start, in.bias_token, in.bias_value.size(), rows, vocabulary, "bias"))
+    return error;
   return check_lists(in.seen_start, in.seen_token, in.seen_count.size(), rows, vocabulary, "seen");
 }
 
@@ -63,7 +71,7 @@ RowSampling row_settings(const SamplingInput& in, size_t i) {
 #define HOMENODE_OF_ROW(type, name, least, most) .name = in.name[i],
       HOMENODE_SAMPLING_SETTINGS(HOMENODE_OF_ROW)
 #undef HOMENODE_OF_ROW
-      .seed = in.seed[i],
+          .seed = in.seed[i],
       .counter = in.counter[i],
       .bias_token = list_of(in.bias_token, in.bias_start, i),
       .bias_value = list_of(in.bias_value, in.bias_start, i),
@@ -84,7 +92,8 @@ class LargestScan {
     for (int64_t i = total * thread / threads; i < total * (thread + 1) / threads; ++i) {
       const int64_t row = i / pieces_, begin = i % pieces_ * kScanPiece;
       Largest& found = found_[static_cast<size_t>(i)];
-      found = kernels_.find_largest(logits_.data + row * logits_.stride + begin, std::min(kScanPiece, logits_.columns - begin));
+      found = kernels_.find_largest(logits_.data + row * logits_.stride + begin,
+                                    std::min(kScanPiece, logits_.columns - begin));
       found.index += begin;
     }
   }
@@ -126,7 +135,8 @@ void Sampler::prepare(int64_t vocabulary) {
   for (SamplingScratch& s : scratch_) s.reserve(vocabulary);
 }
 
-void Sampler::log_probabilities(const float* row, int64_t vocabulary, const Largest& largest, size_t i, Drawn& out, SamplingScratch& s) const {
+void Sampler::log_probabilities(const float* row, int64_t vocabulary, const Largest& largest, size_t i, Drawn& out,
+                                SamplingScratch& s) const {
   const double sum = kernels(level_).sum_exponentials(row, vocabulary, largest.value, 1.0f);
   const double log_sum = static_cast<double>(largest.value) + std::log(sum);
   const auto log_probability = [&](float logit) { return static_cast<float>(logit - log_sum); };
@@ -155,16 +165,20 @@ Result<Drawn> Sampler::sample(const Output& logits, const SamplingInput& in, int
       const float* row = logits.data + static_cast<int64_t>(i) * logits.stride;
       const Largest largest = scan.of_row(static_cast<int64_t>(i));
       out.tokens[i] = largest.nan ? kNoToken : draw(row, logits.columns, row_settings(in, i), &largest, s, table);
-      if (logprobs >= 0 && out.tokens[i] >= 0 && finite(largest)) log_probabilities(row, logits.columns, largest, i, out, s);
+      if (logprobs >= 0 && out.tokens[i] >= 0 && finite(largest))
+        log_probabilities(row, logits.columns, largest, i, out, s);
     }
   });
   return out;
 }
 
-Result<Drawn> Sampler::score(const Output& logits, std::span<const int32_t> rows, std::span<const int32_t> targets, int64_t logprobs) {
-  if (rows.size() != targets.size()) return wrong(to_string(targets.size()) + " targets for " + to_string(rows.size()) + " rows");
+Result<Drawn> Sampler::score(const Output& logits, std::span<const int32_t> rows, std::span<const int32_t> targets,
+                             int64_t logprobs) {
+  if (rows.size() != targets.size())
+    return wrong(to_string(targets.size()) + " targets for " + to_string(rows.size()) + " rows");
   for (size_t i = 0; i < rows.size(); ++i) {
-    if (rows[i] < 0 || rows[i] >= logits.rows) return wrong("row " + to_string(rows[i]) + " of " + to_string(logits.rows) + " rows of logits");
+    if (rows[i] < 0 || rows[i] >= logits.rows)
+      return wrong("row " + to_string(rows[i]) + " of " + to_string(logits.rows) + " rows of logits");
     if (targets[i] < 0 || targets[i] >= logits.columns) {
       return wrong("target " + to_string(targets[i]) + " in a vocabulary of " + to_string(logits.columns));
     }

@@ -1,4 +1,5 @@
-// From logits to tokens. What a row draws depends on its logits, its settings, its seed and its counter, and on nothing else.
+// From logits to tokens. What a row draws depends on its logits, its settings, its seed and its counter, and on nothing
+// else.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -16,8 +17,8 @@ namespace homenode {
 
 class ThreadPool;
 
-// The settings of one row, from a table (sampling_settings.h), and what else a draw from it needs: see SamplingArrays in
-// src/homenode/compute/ops.py.
+// The settings of one row, from a table (sampling_settings.h), and what else a draw from it needs: see SamplingArrays
+// in src/homenode/compute/ops.py.
 struct RowSampling {
 #define HOMENODE_FIELD(type, name, least, most) type name;
   HOMENODE_SAMPLING_SETTINGS(HOMENODE_FIELD)
@@ -54,8 +55,10 @@ void keep_top_n_sigma(std::span<float> row, float largest, float n);
 // Temperatures below this are greedy: the quotient would overflow.
 constexpr float kGreedyBelow = 1e-5f;
 
-// The token of a row, or -1 when a logit is NaN or none is finite. `known`: the largest of the unedited logits, if it was computed already.
-int32_t draw(const float* logits, int64_t vocabulary, const RowSampling&, const Largest* known, SamplingScratch&, const Kernels&);
+// The token of a row, or -1 when a logit is NaN or none is finite. `known`: the largest of the unedited logits, if it
+// was computed already.
+int32_t draw(const float* logits, int64_t vocabulary, const RowSampling&, const Largest* known, SamplingScratch&,
+             const Kernels&);
 
 // Settings of all rows; lists in CSR form.
 struct SamplingInput {
@@ -84,11 +87,13 @@ class Sampler {
   // logprobs -1: none; n: of the drawn token and of the n most likely, under the logits as they are.
   Result<Drawn> sample(const Output& logits, const SamplingInput&, int64_t logprobs);
   // The same for given tokens: targets[i] in row rows[i].
-  Result<Drawn> score(const Output& logits, std::span<const int32_t> rows, std::span<const int32_t> targets, int64_t logprobs);
+  Result<Drawn> score(const Output& logits, std::span<const int32_t> rows, std::span<const int32_t> targets,
+                      int64_t logprobs);
 
  private:
   void prepare(int64_t vocabulary);
-  void log_probabilities(const float* row, int64_t vocabulary, const Largest&, size_t i, Drawn&, SamplingScratch&) const;
+  void log_probabilities(const float* row, int64_t vocabulary, const Largest&, size_t i, Drawn&,
+                         SamplingScratch&) const;
 
   std::shared_ptr<ThreadPool> pool_;
   Level level_;

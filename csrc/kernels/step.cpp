@@ -16,20 +16,28 @@ std::optional<Error> check_counts(const StepInput& in, const StepBounds& bounds)
   const StepLimits& limits = bounds.limits;
   const auto n = in.ids.size(), s = in.context_len.size(), r = in.sample_rows.size();
   if (n < 1 || n > static_cast<size_t>(limits.max_tokens) || n > static_cast<size_t>(bounds.fixed_rows)) {
-    return wrong(to_string(n) + " tokens; wanted 1 to " + to_string(std::min<int64_t>(limits.max_tokens, bounds.fixed_rows)));
+    return wrong(to_string(n) + " tokens; wanted 1 to " +
+                 to_string(std::min<int64_t>(limits.max_tokens, bounds.fixed_rows)));
   }
-  if (s < 1 || s > static_cast<size_t>(limits.max_sequences)) return wrong(to_string(s) + " sequences; wanted 1 to " + to_string(limits.max_sequences));
-  if (r > static_cast<size_t>(limits.max_sampled_rows)) return wrong(to_string(r) + " sampled rows; at most " + to_string(limits.max_sampled_rows));
-  if (in.positions.size() != n) return wrong(to_string(in.positions.size()) + " positions for " + to_string(n) + " ids");
-  if (in.query_start.size() != s + 1) return wrong("query_start has " + to_string(in.query_start.size()) + " entries for " + to_string(s) + " sequences");
+  if (s < 1 || s > static_cast<size_t>(limits.max_sequences))
+    return wrong(to_string(s) + " sequences; wanted 1 to " + to_string(limits.max_sequences));
+  if (r > static_cast<size_t>(limits.max_sampled_rows))
+    return wrong(to_string(r) + " sampled rows; at most " + to_string(limits.max_sampled_rows));
+  if (in.positions.size() != n)
+    return wrong(to_string(in.positions.size()) + " positions for " + to_string(n) + " ids");
+  if (in.query_start.size() != s + 1)
+    return wrong("query_start has " + to_string(in.query_start.size()) + " entries for " + to_string(s) + " sequences");
   if (in.query_start.front() != 0 || in.query_start.back() != static_cast<int32_t>(n)) {
-    return wrong("query_start runs from " + to_string(in.query_start.front()) + " to " + to_string(in.query_start.back()) + "; wanted 0 to " + to_string(n));
+    return wrong("query_start runs from " + to_string(in.query_start.front()) + " to " +
+                 to_string(in.query_start.back()) + "; wanted 0 to " + to_string(n));
   }
   if (in.block_table_width < 0 || in.block_table.size() != s * static_cast<size_t>(in.block_table_width)) {
     return wrong("block_table has another number of rows than context_len");
   }
-  if (bounds.received_columns && (in.hidden_rows != static_cast<int64_t>(n) || in.hidden_columns != bounds.received_columns)) {
-    return wrong("hidden is " + to_string(in.hidden_rows) + " x " + to_string(in.hidden_columns) + "; wanted " + to_string(n) + " x " + to_string(bounds.received_columns));
+  if (bounds.received_columns &&
+      (in.hidden_rows != static_cast<int64_t>(n) || in.hidden_columns != bounds.received_columns)) {
+    return wrong("hidden is " + to_string(in.hidden_rows) + " x " + to_string(in.hidden_columns) + "; wanted " +
+                 to_string(n) + " x " + to_string(bounds.received_columns));
   }
   return {};
 }
@@ -37,27 +45,33 @@ std::optional<Error> check_counts(const StepInput& in, const StepBounds& bounds)
 std::optional<Error> check_sequence(const StepInput& in, const StepBounds& bounds, size_t i) {
   const std::string who = "sequence " + to_string(i);
   const int64_t begin = in.query_start[i], end = in.query_start[i + 1], context = in.context_len[i];
-  if (begin >= end || end > static_cast<int64_t>(in.ids.size())) return wrong(who + " has tokens " + to_string(begin) + " to " + to_string(end));
-  if (context < end - begin) return wrong(who + " has " + to_string(end - begin) + " tokens in a context of " + to_string(context));
+  if (begin >= end || end > static_cast<int64_t>(in.ids.size()))
+    return wrong(who + " has tokens " + to_string(begin) + " to " + to_string(end));
+  if (context < end - begin)
+    return wrong(who + " has " + to_string(end - begin) + " tokens in a context of " + to_string(context));
   for (int64_t t = begin; t < end; ++t) {
     const int64_t expected = context - (end - t);
     if (in.positions[t] != expected) {
-      return wrong("token " + to_string(t) + " of " + who + " has position " + to_string(in.positions[t]) + "; its context length says " + to_string(expected));
+      return wrong("token " + to_string(t) + " of " + who + " has position " + to_string(in.positions[t]) +
+                   "; its context length says " + to_string(expected));
     }
   }
   if (!bounds.blocks) return {};
   const int64_t needed = (context + bounds.block_size - 1) / bounds.block_size;
   if (needed > in.block_table_width || needed > bounds.limits.max_blocks_per_sequence) {
-    return wrong(who + " needs " + to_string(needed) + " blocks; its table has room for " + to_string(in.block_table_width) + ", the program for " +
+    return wrong(who + " needs " + to_string(needed) + " blocks; its table has room for " +
+                 to_string(in.block_table_width) + ", the program for " +
                  to_string(bounds.limits.max_blocks_per_sequence));
   }
   const int64_t first_written = (context - (end - begin)) / bounds.block_size;
   for (int64_t b = 0; b < needed; ++b) {
     const int64_t block = in.block_table[i * in.block_table_width + b];
     if (block >= 0 && block < bounds.blocks) continue;
-    const bool attached = block >= 0 && std::all_of(bounds.caches.begin(), bounds.caches.end(), [block](const KvCache* cache) { return cache->holds(block); });
+    const bool attached = block >= 0 && std::all_of(bounds.caches.begin(), bounds.caches.end(),
+                                                    [block](const KvCache* cache) { return cache->holds(block); });
     if (!attached) return wrong(who + " names block " + to_string(block) + " of " + to_string(bounds.blocks));
-    if (b >= first_written) return wrong(who + " writes block " + to_string(block) + ", which is another's to be read only");
+    if (b >= first_written)
+      return wrong(who + " writes block " + to_string(block) + ", which is another's to be read only");
   }
   return {};
 }
@@ -66,7 +80,8 @@ std::optional<Error> check(const StepInput& in, const StepBounds& bounds) {
   if (auto error = check_counts(in, bounds)) return error;
   for (size_t t = 0; t < in.ids.size(); ++t) {
     if (in.ids[t] < 0 || in.ids[t] >= bounds.vocabulary) {
-      return wrong("token " + to_string(t) + " has id " + to_string(in.ids[t]) + " in a vocabulary of " + to_string(bounds.vocabulary));
+      return wrong("token " + to_string(t) + " has id " + to_string(in.ids[t]) + " in a vocabulary of " +
+                   to_string(bounds.vocabulary));
     }
   }
   for (size_t i = 0; i < in.context_len.size(); ++i) {

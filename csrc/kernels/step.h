@@ -42,7 +42,8 @@ struct Step {
   int64_t table_width = 0;
   std::vector<int32_t> token_block, token_slot;  // where each token's key and value go
 
-  // Copies the input after checking it against the bounds; an Error says which value is wrong, and this step is unchanged.
+  // Copies the input after checking it against the bounds; an Error says which value is wrong, and this step is
+  // unchanged.
   std::optional<Error> assign(const StepInput&, const StepBounds&);
 };
 

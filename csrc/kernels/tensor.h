@@ -13,7 +13,8 @@ class Operation;
 // How many rows a tensor has: known at each step, or fixed (parameters and constant inputs).
 enum class RowKind { tokens, sampled, fixed };
 
-// A piece of memory that phases of a program use, from the first to the last of them; where it lies is decided when all phases are known.
+// A piece of memory that phases of a program use, from the first to the last of them; where it lies is decided when all
+// phases are known.
 struct Memory {
   std::byte* data = nullptr;
   size_t bytes = 0;
@@ -51,7 +52,8 @@ struct Tensor {
 // A constant tensor holding a copy of [rows, columns] values.
 Result<Tensor> constant(const float* values, int64_t rows, int64_t columns);
 
-// Floats from row to row for a width: whole cache lines, and not a multiple of the page size (rows would fight for the same cache sets).
+// Floats from row to row for a width: whole cache lines, and not a multiple of the page size (rows would fight for the
+// same cache sets).
 int64_t row_stride(int64_t columns);
 
 // A tensor as phases read and write it.

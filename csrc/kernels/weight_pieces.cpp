@@ -17,7 +17,8 @@ constexpr int64_t kMaxRows = int64_t(1) << 31, kMaxColumns = int64_t(1) << 24;
 // Takes the memory of a weight's pieces and of their copies.
 class LayOut {
  public:
-  LayOut(Arena& arena, Weight& weight, Spread spread) : arena_(arena), homes_(*arena.homes()), weight_(weight), spread_(spread) {}
+  LayOut(Arena& arena, Weight& weight, Spread spread)
+      : arena_(arena), homes_(*arena.homes()), weight_(weight), spread_(spread) {}
 
   // All of it, untouched. An Error when there is too little.
   std::optional<Error> all() {
@@ -36,7 +37,8 @@ class LayOut {
     const size_t bytes = size_t(end - begin) * size_t(packed_group_bytes(weight_.format, weight_.columns));
     const int home = homes_.of_thread[size_t(thread)];
     uint8_t* data = nullptr;
-    if (auto error = take(thread, spread_ == Spread::interleaved ? Arena::kEverywhere : home, bytes, data)) return error;
+    if (auto error = take(thread, spread_ == Spread::interleaved ? Arena::kEverywhere : home, bytes, data))
+      return error;
     weight_.pieces.push_back({begin * kGroupRows, std::min(weight_.rows, end * kGroupRows), data, bytes});
     for (size_t other = 0; other < weight_.copies.size(); ++other) {
       uint8_t* copy = data;
@@ -79,8 +81,8 @@ Result<std::shared_ptr<Weight>> lay_out_shared(int64_t threads, const WeightShap
   if (!first) return first.error();
   for (int64_t t = 0; t < threads; ++t) {
     const int64_t begin = groups * t / threads, end = groups * (t + 1) / threads;
-    weight->pieces.push_back({begin * kGroupRows, std::min(shape.rows, end * kGroupRows), first.value() + size_t(begin) * group_bytes,
-                              size_t(end - begin) * group_bytes});
+    weight->pieces.push_back({begin * kGroupRows, std::min(shape.rows, end * kGroupRows),
+                              first.value() + size_t(begin) * group_bytes, size_t(end - begin) * group_bytes});
   }
   weight->memory.push_back(shape.shared.memory);
   return weight;
@@ -113,7 +115,8 @@ std::optional<Error> fill_pieces(int thread, const Weights& weights, const Fill&
     try {
       if (auto error = fill(thread, i, weight, weight.pieces[size_t(thread)])) return error;
     } catch (const std::bad_alloc&) {
-      return Error{Fault::host, ENOMEM, "no memory for the buffers to read a " + shape_text(weight.format, weight.rows, weight.columns)};
+      return Error{Fault::host, ENOMEM,
+                   "no memory for the buffers to read a " + shape_text(weight.format, weight.rows, weight.columns)};
     }
   }
   return std::nullopt;
@@ -136,7 +139,9 @@ std::optional<Error> check_packed(Format format, int64_t rows, int64_t columns) 
 
 Result<Weights> make_weights(ThreadPool& pool, Arena* arena, const std::vector<WeightShape>& shapes, const Fill& fill) {
   if (arena && arena->threads() != pool.size()) {
-    return Error{Fault::user, 0, "an arena of " + std::to_string(arena->threads()) + " threads for a thread pool of " + std::to_string(pool.size())};
+    return Error{Fault::user, 0,
+                 "an arena of " + std::to_string(arena->threads()) + " threads for a thread pool of " +
+                     std::to_string(pool.size())};
   }
   Arena own(pool.size());
   Weights weights;
@@ -146,7 +151,8 @@ Result<Weights> make_weights(ThreadPool& pool, Arena* arena, const std::vector<W
     weights.push_back(std::move(made.value()));
   }
   std::vector<std::optional<Error>> errors(size_t(pool.size()));
-  const bool copied = std::any_of(weights.begin(), weights.end(), [](const auto& weight) { return !weight->copies.empty(); });
+  const bool copied =
+      std::any_of(weights.begin(), weights.end(), [](const auto& weight) { return !weight->copies.empty(); });
   pool.run([&](int thread) {
     errors[size_t(thread)] = fill_pieces(thread, weights, fill);
     if (!copied) return;
@@ -159,7 +165,8 @@ Result<Weights> make_weights(ThreadPool& pool, Arena* arena, const std::vector<W
   return weights;
 }
 
-Result<std::shared_ptr<Weight>> make_weight(ThreadPool& pool, Arena* arena, const WeightShape& shape, const Fill& fill) {
+Result<std::shared_ptr<Weight>> make_weight(ThreadPool& pool, Arena* arena, const WeightShape& shape,
+                                            const Fill& fill) {
   auto made = make_weights(pool, arena, {shape}, fill);
   if (!made) return made.error();
   return made.value().front();
@@ -167,7 +174,8 @@ Result<std::shared_ptr<Weight>> make_weight(ThreadPool& pool, Arena* arena, cons
 
 Result<std::shared_ptr<Weight>> attach_weight(int threads, const WeightShape& shape) {
   if (auto error = check_packed(shape.format, shape.rows, shape.columns)) return std::move(*error);
-  if (threads < 1 || !shape.shared.memory) return Error{Fault::internal, 0, "a weight to attach without threads or without memory"};
+  if (threads < 1 || !shape.shared.memory)
+    return Error{Fault::internal, 0, "a weight to attach without threads or without memory"};
   return lay_out_shared(threads, shape, false);
 }
 
@@ -180,7 +188,8 @@ bool Weight::near(int thread, int owner) const {
 }
 
 size_t Weight::bytes() const {
-  return std::accumulate(pieces.begin(), pieces.end(), size_t(0), [](size_t sum, const Piece& p) { return sum + p.bytes; });
+  return std::accumulate(pieces.begin(), pieces.end(), size_t(0),
+                         [](size_t sum, const Piece& p) { return sum + p.bytes; });
 }
 
 }  // namespace homenode

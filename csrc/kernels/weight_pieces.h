@@ -21,9 +21,9 @@ std::optional<Error> check_packed(Format, int64_t rows, int64_t columns);
 using Fill = std::function<std::optional<Error>(int thread, size_t index, const Weight&, const Weight::Piece&)>;
 using Weights = std::vector<std::shared_ptr<Weight>>;
 
-// Weights with memory of `arena` (or, where that is null, of their own). Every thread fills its pieces of them, one after the other and as first
-// to touch them, without waiting for the others in between; copies are then made of what was filled, by threads at home where they lie.
-// The first thread's error, if any, is the result.
+// Weights with memory of `arena` (or, where that is null, of their own). Every thread fills its pieces of them, one
+// after the other and as first to touch them, without waiting for the others in between; copies are then made of what
+// was filled, by threads at home where they lie. The first thread's error, if any, is the result.
 Result<Weights> make_weights(ThreadPool&, Arena*, const std::vector<WeightShape>&, const Fill&);
 Result<std::shared_ptr<Weight>> make_weight(ThreadPool&, Arena*, const WeightShape&, const Fill&);
 

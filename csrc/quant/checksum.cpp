@@ -59,7 +59,8 @@ struct Chains {
   size_t at = 0;
   while (count - at >= kLine) {
     Sums sums;
-    for (const size_t end = at + std::min(kLines, (count - at) / kLine) * kLine; at < end; at += kLine) sums.add(bytes + at);
+    for (const size_t end = at + std::min(kLines, (count - at) / kLine) * kLine; at < end; at += kLine)
+      sums.add(bytes + at);
     chains.add(sums);
   }
   uint8_t rest[kLine] = {};
@@ -72,7 +73,9 @@ struct Chains {
 
 #if defined(__x86_64__)
 // The same, compiled for registers of 32 bytes, which halves its time.
-[[gnu::target("avx2")]] uint64_t checksum_of_avx2(const uint8_t* bytes, size_t count, uint64_t index) { return checksum_of(bytes, count, index); }
+[[gnu::target("avx2")]] uint64_t checksum_of_avx2(const uint8_t* bytes, size_t count, uint64_t index) {
+  return checksum_of(bytes, count, index);
+}
 #endif
 
 }  // namespace
@@ -85,6 +88,8 @@ uint64_t block_checksum(const uint8_t* bytes, size_t count, uint64_t index) {
   return plain_block_checksum(bytes, count, index);
 }
 
-uint64_t plain_block_checksum(const uint8_t* bytes, size_t count, uint64_t index) { return checksum_of(bytes, count, index); }
+uint64_t plain_block_checksum(const uint8_t* bytes, size_t count, uint64_t index) {
+  return checksum_of(bytes, count, index);
+}
 
 }  // namespace homenode

@@ -8,17 +8,19 @@
 //
 // so a format is a line in the table below; decoding, packing and the kernels are written once, over this description.
 //
-// Packed layout. 32 rows form a group; a (group, block) is contiguous, and the blocks of a group follow each other, so a thread reads one
-// sequential stream. Columns are interleaved in lines: line k (0..7) of 32 columns holds columns 4k .. 4k+3 of row 0, then of row 1, ...:
-// 128 bytes when a code is a byte, which is two AVX-512 or four AVX2 registers of four-byte units, the operand of an integer dot product.
-// Codes of fewer bits share bytes: the byte of (row, column % 4) holds
+// Packed layout. 32 rows form a group; a (group, block) is contiguous, and the blocks of a group follow each other, so
+// a thread reads one sequential stream. Columns are interleaved in lines: line k (0..7) of 32 columns holds columns 4k
+// .. 4k+3 of row 0, then of row 1, ...: 128 bytes when a code is a byte, which is two AVX-512 or four AVX2 registers of
+// four-byte units, the operand of an integer dot product. Codes of fewer bits share bytes: the byte of (row, column %
+// 4) holds
 //     4 bits: line k in the low half of byte line k (k < 4), line k + 4 in its high half
 //     2 bits: lines 4h .. 4h+3 in byte line h, lowest first
 //     1 bit:  lines 0 .. 7 in one byte line, lowest first
 // A block is, in the order it is read:
 //     simple: d, uint16 x 32 rows | minimum, likewise, if any | high bits | low bits
 //     super:  d | dmin, if any | 8 times: s, 1 byte x 32 rows (twice when per 16 columns) | m likewise | high bits | low bits
-// Scales keep the 16 bits of the file. Nothing here depends on the instruction set: what is packed once computes anywhere.
+// Scales keep the 16 bits of the file. Nothing here depends on the instruction set: what is packed once computes
+// anywhere.
 #pragma once
 #include "quant/format.h"
 
@@ -29,7 +31,8 @@ constexpr int kPartColumns = 32; // columns that share one activation scale
 constexpr int kLineBytes = 4 * kGroupRows;
 
 enum class Table : uint8_t { none, iq4, e2m1 };  // codes that index a table of values
-enum class Minimum : uint8_t { none, added, subtracted, paired };  // paired: subtracted, with s and m as the halves of one byte
+// paired: subtracted, with s and m as the halves of one byte
+enum class Minimum : uint8_t { none, added, subtracted, paired };
 
 struct Coding {
   Format format;

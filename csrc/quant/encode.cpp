@@ -1,5 +1,5 @@
-// Vectors of the compiler do the same operations, in the same order for each value, as the definitions in plain C++ at the end of each encoder,
-// which are left for values so small or large that a quotient leaves the normal numbers.
+// Vectors of the compiler do the same operations, in the same order for each value, as the definitions in plain C++ at
+// the end of each encoder, which are left for values so small or large that a quotient leaves the normal numbers.
 #include "quant/encode.h"
 
 #include <algorithm>
@@ -32,7 +32,8 @@ void write_scale(uint8_t* out, float d) {
   std::memcpy(out, &half, 2);
 }
 
-// The largest magnitude of a block; not a finite number if one of its values is none. Bits of magnitudes are ordered as the magnitudes are.
+// The largest magnitude of a block; not a finite number if one of its values is none. Bits of magnitudes are ordered as
+// the magnitudes are.
 float largest_magnitude(const float* x) {
   Ints most = {};
   for (int v = 0; v < kVectors; ++v) {
@@ -76,7 +77,8 @@ void encode_q8_0(const float* x, uint8_t* out) {
     for (int v = 0; v < kVectors; ++v) store(rounded(load(x, v) * inverse), codes, v);
     for (int i = 0; i < kBlock; ++i) out[2 + i] = uint8_t(codes[i]);
   } else {
-    for (int i = 0; i < kBlock; ++i) out[2 + i] = uint8_t(int8_t(std::clamp(std::round(x[i] * inverse), -128.f, 127.f)));
+    for (int i = 0; i < kBlock; ++i)
+      out[2 + i] = uint8_t(int8_t(std::clamp(std::round(x[i] * inverse), -128.f, 127.f)));
   }
 }
 
@@ -89,7 +91,8 @@ void encode_q4_0(const float* x, uint8_t* out) {
   if (in_range(largest)) {
     int32_t codes[kBlock];
     for (int v = 0; v < kVectors; ++v) {
-      const Ints code = __builtin_convertvector(load(x, v) * inverse + 8.5f, Ints);  // above zero: 0.5 at the least, but for rounding
+      // Above zero: 0.5 at the least, but for rounding
+      const Ints code = __builtin_convertvector(load(x, v) * inverse + 8.5f, Ints);
       store(code > 15 ? Ints{15, 15, 15, 15} : code, codes, v);
     }
     for (int i = 0; i < kBlock / 2; ++i) out[2 + i] = uint8_t(codes[i] | codes[i + kBlock / 2] << 4);

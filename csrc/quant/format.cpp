@@ -33,7 +33,8 @@ uint16_t half_at(const uint8_t* source, int64_t i) {
 }
 
 const Name* find(Format format) {
-  const Name* found = std::find_if(std::begin(kFormats), std::end(kFormats), [format](const Name& n) { return n.format == format; });
+  const Name* found =
+      std::find_if(std::begin(kFormats), std::end(kFormats), [format](const Name& n) { return n.format == format; });
   return found == std::end(kFormats) ? nullptr : found;
 }
 
@@ -79,7 +80,8 @@ void decode_row(Format format, const uint8_t* source, float* out, int64_t column
 }
 
 bool can_encode(Format format) {
-  return format == Format::f32 || format == Format::f16 || format == Format::bf16 || format == Format::q8_0 || format == Format::q4_0;
+  return format == Format::f32 || format == Format::f16 || format == Format::bf16 || format == Format::q8_0 ||
+         format == Format::q4_0;
 }
 
 void encode_row(Format format, const float* source, uint8_t* out, int64_t columns) {

@@ -38,7 +38,8 @@ Spot spot(int bits, int k) {
 
 uint32_t every_byte(int value) { return uint32_t(value) * 0x01010101u; }
 
-// The way back of pack_rows: adds bits `from` .. `from + bits - 1` to 32 codes, four of them (one line of the row) at a time.
+// The way back of pack_rows: adds bits `from` .. `from + bits - 1` to 32 codes, four of them (one line of the row) at a
+// time.
 void get_bits(const uint8_t* lines, int from, int bits, int row, uint8_t* codes) {
   for (int k = 0; k < 8; ++k) {
     const Spot s = spot(bits, k);
@@ -97,7 +98,8 @@ void unpack_group_row(Format format, const uint8_t* group, int64_t columns, int 
   const Coding* c = coding_of(format);
   if (!c) {
     const int size = file_block(format).bytes;
-    for (int64_t i = 0; i < columns; ++i) decode_row(format, group + float_place(format, i, row), out + i, size ? 1 : 0);
+    for (int64_t i = 0; i < columns; ++i)
+      decode_row(format, group + float_place(format, i, row), out + i, size ? 1 : 0);
     return;
   }
   const Places at(*c);

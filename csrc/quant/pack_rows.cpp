@@ -1,4 +1,5 @@
-// Stored rows into packed groups, four rows at a time: the words of four rows are a square that is transposed in registers.
+// Stored rows into packed groups, four rows at a time: the words of four rows are a square that is transposed in
+// registers.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -29,7 +30,8 @@ void put_bits(const Words (&lines)[kPartWords], int from, uint8_t* out) {
   if constexpr (bits == 8) {
     for (int k = 0; k < 8; ++k) store_words(lines[k], out + kLineBytes * k);
   } else if constexpr (bits == 4) {
-    for (int k = 0; k < 4; ++k) store_words(bits_of(lines[k], from, 4) | bits_of(lines[k + 4], from, 4) << 4u, out + kLineBytes * k);
+    for (int k = 0; k < 4; ++k)
+      store_words(bits_of(lines[k], from, 4) | bits_of(lines[k + 4], from, 4) << 4u, out + kLineBytes * k);
   } else if constexpr (bits == 2) {
     for (int k = 0; k < 2; ++k) {
       Words word = bits_of(lines[4 * k], from, 2);
@@ -93,7 +95,8 @@ void pack_coded(const Rows& from, int64_t columns, int place, uint8_t* group) {
 }
 
 // Sixteen bytes of each of four rows, zeros where a row is over or there is none.
-[[gnu::always_inline]] inline void read_square(const Rows& from, int row, size_t at, size_t bytes, Words (&square)[kRows]) {
+[[gnu::always_inline]] inline void read_square(const Rows& from, int row, size_t at, size_t bytes,
+                                               Words (&square)[kRows]) {
   for (int r = 0; r < kRows; ++r) {
     const uint8_t* source = from.data + size_t(row + r) * from.stride + at;
     square[r] = Words{};
@@ -132,15 +135,18 @@ void pack_floats(Format format, const Rows& from, int64_t columns, int place, ui
 }
 
 template <size_t... I>
-bool pack_coded(Format format, const Rows& from, int64_t columns, int place, uint8_t* group, std::index_sequence<I...>) {
+bool pack_coded(Format format, const Rows& from, int64_t columns, int place, uint8_t* group,
+                std::index_sequence<I...>) {
   return ((kCodings[I].format == format && (pack_coded<kCodings[I]>(from, columns, place, group), true)) || ...);
 }
 
 }  // namespace
 
-void pack_rows(Format format, const uint8_t* source, size_t stride, int count, int64_t columns, int place, uint8_t* group) {
+void pack_rows(Format format, const uint8_t* source, size_t stride, int count, int64_t columns, int place,
+               uint8_t* group) {
   const Rows rows{source, stride, count};
-  if (!pack_coded(format, rows, columns, place, group, std::make_index_sequence<kCodingCount>())) pack_floats(format, rows, columns, place, group);
+  if (!pack_coded(format, rows, columns, place, group, std::make_index_sequence<kCodingCount>()))
+    pack_floats(format, rows, columns, place, group);
 }
 
 }  // namespace homenode

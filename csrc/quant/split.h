@@ -1,7 +1,8 @@
-// Layouts of the stored blocks: one row of a block, taken apart. Source: the GGUF specification and the decoders of the gguf package, which the
-// tests compare with.
+// Layouts of the stored blocks: one row of a block, taken apart. Source: the GGUF specification and the decoders of the
+// gguf package, which the tests compare with.
 //
-// Inline, because who calls it with a format that is a constant gets that format's few vector instructions and no choice.
+// Inline, because who calls it with a format that is a constant gets that format's few vector instructions and no
+// choice.
 #pragma once
 #include <cstring>
 
@@ -42,7 +43,8 @@ inline void parts(const uint8_t* q, uint8_t* codes) {
 // 32 bytes hold one further bit of the codes of 8 parts of 32, bit j that of part j: it becomes their bit `to`.
 inline void add_bit(const uint8_t* q, int to, uint8_t* codes) {
   for (int part = 0; part < 8; ++part) {
-    for (int i = 0; i < 32; i += 16, codes += 16) store_words(load_words(codes) | bits_of(load_words(q + i), part, 1) << uint32_t(to), codes);
+    for (int i = 0; i < 32; i += 16, codes += 16)
+      store_words(load_words(codes) | bits_of(load_words(q + i), part, 1) << uint32_t(to), codes);
   }
 }
 
@@ -70,7 +72,8 @@ inline void q3_k(const uint8_t* p, RowBlock& b) {  // high[32] q[64] scales[12] 
   for (int half = 0; half < 2; ++half) parts<2>(p + 32 + 32 * half, b.codes + 128 * half);
   add_bit(p, 2, b.codes);
   const uint8_t* s = p + 96;
-  for (int j = 0; j < 16; ++j) b.s[j] = int8_t(((s[j % 8] >> (4 * (j / 8)) & 15) | (s[8 + j % 4] >> (2 * (j / 4)) & 3) << 4) - 32);
+  for (int j = 0; j < 16; ++j)
+    b.s[j] = int8_t(((s[j % 8] >> (4 * (j / 8)) & 15) | (s[8 + j % 4] >> (2 * (j / 4)) & 3) << 4) - 32);
   b.d = read16(p + 108);
 }
 
@@ -108,7 +111,8 @@ inline void iq4_xs(const uint8_t* p, RowBlock& b) {  // d high[2] low[4] q[128]
   }
 }
 
-// The power of two a shared exponent stands for, halved because the table is doubled; kept as bfloat16, which holds it exactly.
+// The power of two a shared exponent stands for, halved because the table is doubled; kept as bfloat16, which holds it
+// exactly.
 inline uint16_t exponent_scale(uint8_t e) { return uint16_t((e < 2 ? 0x00200000u << e : uint32_t(e - 1) << 23) >> 16); }
 
 // Take apart the stored block at `p`.

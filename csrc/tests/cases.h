@@ -1,8 +1,9 @@
 // What the checks are made of: random choices that a seed repeats, and memory that ends where it says.
 //
-// The checks run kernels of every level over random shapes in builds with sanitizers. What they compute is held against NumPy elsewhere; here
-// every buffer is a piece of heap of exactly the size a kernel may use, so that a byte too far is found, and results are compared bit by bit
-// where they have to be the same: alone and in a batch, on one thread and on several.
+// The checks run kernels of every level over random shapes in builds with sanitizers. What they compute is held against
+// NumPy elsewhere; here every buffer is a piece of heap of exactly the size a kernel may use, so that a byte too far is
+// found, and results are compared bit by bit where they have to be the same: alone and in a batch, on one thread and on
+// several.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -26,7 +27,8 @@ class Random {
   }
   int between(int low, int high) { return low + static_cast<int>(bits() % static_cast<uint64_t>(high - low + 1)); }
   bool one_in(int n) { return between(1, n) == 1; }
-  float real() { return static_cast<float>(static_cast<int64_t>(bits()) >> 40) / static_cast<float>(1 << 23); }  // -1 .. 1
+  // -1 .. 1
+  float real() { return static_cast<float>(static_cast<int64_t>(bits()) >> 40) / static_cast<float>(1 << 23); }
 
   template <class T>
   const T& of(const std::vector<T>& choices) {
@@ -106,6 +108,6 @@ void check_stream(Random&);  // pages of KV memory through a socket, read and wr
 void check_thread_pool(Random&);
 void check_lane(Random&);
 void check_levels(Random&);    // every kernel at every level against the scalar level
-void print_levels();           // what check_levels has seen: "kernel <tab> level <tab> native or emulated <tab> largest difference" lines
+void print_levels();  // what check_levels has seen: "kernel <tab> level <tab> native or emulated <tab> largest difference" lines
 
 }  // namespace homenode::checks

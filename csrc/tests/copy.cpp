@@ -1,4 +1,5 @@
-// KV memory copied and summed: the kernel alone in memory that ends where it says, then pages between memories of all kinds.
+// KV memory copied and summed: the kernel alone in memory that ends where it says, then pages between memories of all
+// kinds.
 #include <algorithm>
 #include <atomic>
 #include <numeric>
@@ -15,7 +16,8 @@ void fill(Random& random, std::byte* data, size_t bytes) {
   for (size_t i = 0; i < bytes; ++i) data[i] = static_cast<std::byte>(random.bits() >> 24);
 }
 
-// Runs of tiles in one piece or in two, with a target and without, on any boundary a layout may have: the same digest and the same bytes.
+// Runs of tiles in one piece or in two, with a target and without, on any boundary a layout may have: the same digest
+// and the same bytes.
 void check_runs(Random& random) {
   const int64_t tile_bytes = kTileAlignment * random.between(1, 40), tiles = random.between(1, 12);
   const auto bytes = static_cast<size_t>(tile_bytes * tiles);
@@ -31,10 +33,12 @@ void check_runs(Random& random) {
       for (int64_t done = 0, count; done < tiles; done += count) {
         count = random.one_in(2) ? tiles - done : random.between(1, static_cast<int>(tiles - done));
         std::byte* target = writes ? to.get() + lead + done * tile_bytes : nullptr;
-        kernels(level).copy_tiles({from.get() + lead + done * tile_bytes, target, tile_bytes, count, from.get()}, digest);
+        kernels(level).copy_tiles({from.get() + lead + done * tile_bytes, target, tile_bytes, count, from.get()},
+                                  digest);
       }
       require(!writes || !std::memcmp(to.get() + lead, from.get() + lead, bytes), "every byte of a run is copied");
-      require(digest.lines == wanted.lines && std::equal(digest.sums, digest.sums + 8, wanted.sums), std::string("the digest is the same at ") + level_name(level));
+      require(digest.lines == wanted.lines && std::equal(digest.sums, digest.sums + 8, wanted.sums),
+              std::string("the digest is the same at ") + level_name(level));
     }
   }
 }
@@ -48,7 +52,8 @@ std::shared_ptr<KvMemory> any_memory(Random& random, const KvShape& shape, int64
     const auto pool = pool_of(3);
     const Homes homes{{0, 1, 1}, {}};
     const bool shared = random.one_in(2);
-    memory = taken(KvMemory::of(taken(KvCache::create(*pool, shape, blocks, random.one_in(2) ? &homes : nullptr, false, shared ? std::optional(sharing) : std::nullopt))));
+    memory = taken(KvMemory::of(taken(KvCache::create(*pool, shape, blocks, random.one_in(2) ? &homes : nullptr, false,
+                                                      shared ? std::optional(sharing) : std::nullopt))));
   }
   for (const KvMemory::Extent& extent : memory->extents()) fill(random, extent.data, static_cast<size_t>(extent.bytes));
   return memory;
@@ -63,8 +68,10 @@ std::shared_ptr<KvMemory> parted_memory(Random& random, const KvShape& shape, in
     for (int head = 0, past_head; head < shape.kv_heads; head = past_head) {
       past_head = cut(head, shape.kv_heads);
       const int first_head = head && random.one_in(3) ? head - 1 : head;
-      const int64_t step = head_bytes_of(shape) * (past_head - first_head), bytes = step * (past_layer - layer) * blocks;
-      layout.regions.push_back({first_head, past_head, layout.nbytes, blocks * step, step, head_bytes_of(shape), layer, past_layer});
+      const int64_t step = head_bytes_of(shape) * (past_head - first_head),
+                    bytes = step * (past_layer - layer) * blocks;
+      layout.regions.push_back(
+          {first_head, past_head, layout.nbytes, blocks * step, step, head_bytes_of(shape), layer, past_layer});
       layout.nbytes += bytes + kKvSlack;
     }
   }
@@ -77,24 +84,29 @@ std::shared_ptr<KvMemory> parted_memory(Random& random, const KvShape& shape, in
 std::vector<int32_t> any_table(Random& random, int64_t blocks, int64_t entries) {
   std::vector<int32_t> table(static_cast<size_t>(blocks));
   std::iota(table.begin(), table.end(), 0);
-  for (size_t i = table.size(); i > 1; --i) std::swap(table[i - 1], table[static_cast<size_t>(random.between(0, static_cast<int>(i) - 1))]);
+  for (size_t i = table.size(); i > 1; --i)
+    std::swap(table[i - 1], table[static_cast<size_t>(random.between(0, static_cast<int>(i) - 1))]);
   table.resize(static_cast<size_t>(entries));
   return table;
 }
 
-const std::byte* tile_of(const KvMemory& memory, const std::vector<int32_t>& table, int layer, int head, int64_t tile, int side) {
+const std::byte* tile_of(const KvMemory& memory, const std::vector<int32_t>& table, int layer, int head, int64_t tile,
+                         int side) {
   const int64_t tiles = memory.tiles();
-  return memory.head(layer, table[static_cast<size_t>(tile / tiles)], head) + (tile % tiles + side * tiles) * memory.layout().tile_bytes;
+  return memory.head(layer, table[static_cast<size_t>(tile / tiles)], head) +
+         (tile % tiles + side * tiles) * memory.layout().tile_bytes;
 }
 
 void check_pages(Random& random) {
-  KvShape shape{random.between(1, 3), random.between(2, 5), 2 * random.between(1, 20), 32 * random.between(1, 4), static_cast<KvType>(random.between(0, 2))};
+  KvShape shape{random.between(1, 3), random.between(2, 5), 2 * random.between(1, 20), 32 * random.between(1, 4),
+                static_cast<KvType>(random.between(0, 2))};
   const int64_t tokens = random.between(1, 400), pages = (tokens + shape.block_size - 1) / shape.block_size;
   const auto source = random.one_in(2) ? parted_memory(random, shape, pages + 2) : any_memory(random, shape, pages + 2);
   const std::vector<int32_t> table = any_table(random, pages + 2, pages);
   shape.block_size = 32 * random.between(1, 4);
   const int64_t blocks = (tokens + shape.block_size - 1) / shape.block_size;
-  const auto target = random.one_in(2) ? parted_memory(random, shape, blocks + 1) : any_memory(random, shape, blocks + 1);
+  const auto target =
+      random.one_in(2) ? parted_memory(random, shape, blocks + 1) : any_memory(random, shape, blocks + 1);
   const std::vector<int32_t> to_table = any_table(random, blocks + 1, blocks);
   const KvPages what{source.get(), table, 0, pages, tokens, source->shape().block_size, 0, shape.kv_heads};
   const KvTarget to{target.get(), to_table, 0};
@@ -104,14 +116,17 @@ void check_pages(Random& random) {
   const Kernels& table_of_level = kernels(random.of(levels()));
   const auto found = taken(copy_pages(what, &to, &epochs, table_of_level, random.between(1, 3)));
   require(found.has_value(), "epochs that nobody changes are what they were");
-  require(*taken(copy_pages(what, nullptr, nullptr, kernels(Level::scalar), 1)) == *found, "the source's digests are those of the copy");
+  require(*taken(copy_pages(what, nullptr, nullptr, kernels(Level::scalar), 1)) == *found,
+          "the source's digests are those of the copy");
   const KvPages there{target.get(), to_table, 0, pages, tokens, source->shape().block_size, 0, shape.kv_heads};
-  require(*taken(copy_pages(there, nullptr, nullptr, table_of_level, 2)) == *found, "the target's digests are the source's");
+  require(*taken(copy_pages(there, nullptr, nullptr, table_of_level, 2)) == *found,
+          "the target's digests are the source's");
   for (int64_t tile = 0; tile * kTileKeys < tokens; ++tile) {
     for (int i = 0; i < shape.layers * shape.kv_heads * 2; ++i) {
       const int layer = i / 2 / shape.kv_heads, head = i / 2 % shape.kv_heads, side = i % 2;
       const auto bytes = static_cast<size_t>(source->layout().tile_bytes);
-      const std::byte *wanted = tile_of(*source, table, layer, head, tile, side), *there = tile_of(*target, to_table, layer, head, tile, side);
+      const std::byte *wanted = tile_of(*source, table, layer, head, tile, side),
+                      *there = tile_of(*target, to_table, layer, head, tile, side);
       require(!std::memcmp(wanted, there, bytes), "every tile is where it belongs");
       const int32_t block = to_table[static_cast<size_t>(tile / target->tiles())];
       for (const KvMemory::Place& copy : target->copies(layer, head)) {
@@ -148,12 +163,14 @@ void check_attached(Random& random) {
   const auto mapped = taken(KvMemory::map(memory->fd(), memory->layout(), false));
   const int32_t first = taken(cache->attach(mapped));
   std::thread other([&] {
-    for (int i = 0; i < 50; ++i) require(!cache->detach(taken(cache->attach(memory))), "what was attached can be detached");
+    for (int i = 0; i < 50; ++i)
+      require(!cache->detach(taken(cache->attach(memory))), "what was attached can be detached");
   });
   for (int i = 0; i < 50; ++i) {
     const KvCache::Reading reading(*cache);
     require(cache->holds(first + 2) && !cache->holds(-1) && cache->holds(0), "attached blocks are held");
-    require(cache->keys(1, first + 2, 1, 16) == mapped->head(1, 2, 1) + mapped->layout().tile_bytes, "a tile of an attached block is where its layout says");
+    require(cache->keys(1, first + 2, 1, 16) == mapped->head(1, 2, 1) + mapped->layout().tile_bytes,
+            "a tile of an attached block is where its layout says");
   }
   other.join();
   {
@@ -174,21 +191,31 @@ void check_layouts(Random& random) {
     }
   };
   for (int i = 0; i < 200; ++i) {
-    const KvShape shape{random.between(0, 3), random.between(0, 3), random.between(0, 20), 32 * random.between(0, 3), static_cast<KvType>(random.between(0, 2))};
-    KvLayout layout{shape, tile_bytes_of(shape), random.one_in(4) ? number() : random.between(0, 9), random.one_in(4) ? number() : 1 << 20, {}};
+    const KvShape shape{random.between(0, 3), random.between(0, 3), random.between(0, 20), 32 * random.between(0, 3),
+                        static_cast<KvType>(random.between(0, 2))};
+    KvLayout layout{shape,
+                    tile_bytes_of(shape),
+                    random.one_in(4) ? number() : random.between(0, 9),
+                    random.one_in(4) ? number() : 1 << 20,
+                    {}};
     for (int first = 0; first < shape.kv_heads;) {
       const int past = random.between(first, shape.kv_heads + 1), layer = random.one_in(8) ? random.between(-1, 2) : 0;
-      layout.regions.push_back({first, past, number(), number(), number(), number(), layer, random.one_in(8) ? random.between(0, 4) : shape.layers});
+      layout.regions.push_back({first, past, number(), number(), number(), number(), layer,
+                                random.one_in(8) ? random.between(0, 4) : shape.layers});
       first = std::max(first + 1, past);
     }
     if (check(layout)) continue;
     for (const KvRegion& region : layout.regions) {
-      const unsigned __int128 end = static_cast<unsigned __int128>(region.offset) + static_cast<unsigned __int128>(region.layer_stride) * unsigned(region.past_layer - region.first_layer - 1) +
-                                    static_cast<unsigned __int128>(region.block_stride) * static_cast<uint64_t>(layout.blocks - 1) +
-                                    static_cast<unsigned __int128>(region.head_stride) * unsigned(region.past_head - region.first_head - 1) +
-                                    static_cast<uint64_t>(head_bytes_of(shape));
-      require(region.first_layer >= 0 && region.past_layer <= shape.layers, "a layout that was taken has no other layers than it says");
-      require(region.offset >= 0 && end <= static_cast<uint64_t>(layout.nbytes), "a layout that was taken stays within its bytes");
+      const unsigned __int128 end =
+          static_cast<unsigned __int128>(region.offset) +
+          static_cast<unsigned __int128>(region.layer_stride) * unsigned(region.past_layer - region.first_layer - 1) +
+          static_cast<unsigned __int128>(region.block_stride) * static_cast<uint64_t>(layout.blocks - 1) +
+          static_cast<unsigned __int128>(region.head_stride) * unsigned(region.past_head - region.first_head - 1) +
+          static_cast<uint64_t>(head_bytes_of(shape));
+      require(region.first_layer >= 0 && region.past_layer <= shape.layers,
+              "a layout that was taken has no other layers than it says");
+      require(region.offset >= 0 && end <= static_cast<uint64_t>(layout.nbytes),
+              "a layout that was taken stays within its bytes");
     }
   }
 }

@@ -34,35 +34,45 @@ void check_scans(Random& random, const Kernels& table) {
   const int64_t n = random.between(1, 3000);
   const auto count = static_cast<size_t>(n);
   const Exact<float> x = reals(random, count, 20);
-  for (int i = random.between(0, 9); i > 0; --i) x[static_cast<size_t>(random.between(0, static_cast<int>(n) - 1))] = -kInfinity;
+  for (int i = random.between(0, 9); i > 0; --i)
+    x[static_cast<size_t>(random.between(0, static_cast<int>(n) - 1))] = -kInfinity;
   const Largest found = table.find_largest(x.get(), n);
   const float* largest = std::max_element(x.get(), x.get() + n);
-  require(!found.nan && found.value == *largest && found.index == largest - x.get(), "find_largest finds the first of the largest");
+  require(!found.nan && found.value == *largest && found.index == largest - x.get(),
+          "find_largest finds the first of the largest");
   if (!std::isfinite(*largest)) return;
   Exact<float> out(count);
   table.exponentials(x.get(), out.get(), n, *largest, 1.5f);
   require_written(out, count, "exponentials");
   const double sum = table.sum_exponentials(x.get(), n, *largest, 1.5f);
-  require(sum >= 0.999 && sum <= static_cast<double>(n) * 1.001, "a sum of exponentials of the largest and smaller ones");
+  require(sum >= 0.999 && sum <= static_cast<double>(n) * 1.001,
+          "a sum of exponentials of the largest and smaller ones");
 }
 
 void check_merge(Random& random, const Kernels& table) {
   const int rows = random.between(1, kQueryRows), head_dim = random.between(1, 130);
   const int64_t padded = padded_head(head_dim);
   const auto count = static_cast<size_t>(rows * padded), states = static_cast<size_t>(kQueryRows);
-  const Exact<float> out = reals(random, count), added = reals(random, count), largest = reals(random, states), largest2 = reals(random, states);
+  const Exact<float> out = reals(random, count), added = reals(random, count), largest = reals(random, states),
+                     largest2 = reals(random, states);
   Exact<float> sum(states), sum2(states), before(count), divided(static_cast<size_t>(head_dim));
   Exact<Merge> how(static_cast<size_t>(rows));
   std::fill(sum.get(), sum.get() + states, 2.0f), std::fill(sum2.get(), sum2.get() + states, 3.0f);
   std::copy(out.get(), out.get() + count, before.get());
-  for (int r = 0; r < rows; ++r) how[static_cast<size_t>(r)] = random.of<Merge>({Merge::leave, Merge::take, Merge::add});
+  for (int r = 0; r < rows; ++r)
+    how[static_cast<size_t>(r)] = random.of<Merge>({Merge::leave, Merge::take, Merge::add});
   table.merge({rows, padded, how.get(), largest.get(), sum.get(), out.get(), largest2.get(), sum2.get(), added.get()});
   require_written(out, count, "merge");
   for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
     const auto row = r * static_cast<size_t>(padded);
     const float* same = how[r] == Merge::leave ? before.get() : added.get();
-    if (how[r] != Merge::add) require(!std::memcmp(out.get() + row, same + row, static_cast<size_t>(padded) * sizeof(float)), "merge leaves or takes a row as it is");
-    require(how[r] == Merge::leave ? sum[r] == 2 : how[r] == Merge::take ? sum[r] == 3 : sum[r] > 2 && sum[r] <= 5, "merged weights are no more than their sum");
+    if (how[r] != Merge::add)
+      require(!std::memcmp(out.get() + row, same + row, static_cast<size_t>(padded) * sizeof(float)),
+              "merge leaves or takes a row as it is");
+    require(how[r] == Merge::leave  ? sum[r] == 2
+            : how[r] == Merge::take ? sum[r] == 3
+                                    : sum[r] > 2 && sum[r] <= 5,
+            "merged weights are no more than their sum");
   }
   table.divide(out.get(), sum[0], divided.get(), head_dim);
   require_written(divided, static_cast<size_t>(head_dim), "divide");

@@ -9,9 +9,9 @@
 #include <numeric>
 #include <thread>
 
+#include "host/event_count.h"
 #include "kernels/kv_announcement.h"
 #include "kernels/kv_copy.h"
-#include "host/event_count.h"
 #include "tests/cases.h"
 
 namespace homenode::checks {
@@ -28,7 +28,8 @@ T& taken_from(Result<T>& result) {
 
 std::vector<std::byte> record_number(uint64_t number) {
   Random random(number + 1);
-  std::vector<std::byte> record(static_cast<size_t>(random.one_in(8) ? random.between(0, int(kMostRecordBytes)) : random.between(0, 200)));
+  std::vector<std::byte> record(
+      static_cast<size_t>(random.one_in(8) ? random.between(0, int(kMostRecordBytes)) : random.between(0, 200)));
   for (std::byte& byte : record) byte = static_cast<std::byte>(random.bits());
   return record;
 }
@@ -72,7 +73,8 @@ void check_hostile(Random& random) {
   std::byte* memory = taken_from(mapped).data;
   std::vector<std::byte> record;
   for (int turn = 0; turn < 50; ++turn) {
-    const uint64_t choices[] = {random.bits(), uint64_t(random.between(0, 1 << 20)), uint64_t(random.between(0, 64)), kLaneBytes, UINT64_MAX};
+    const uint64_t choices[] = {random.bits(), uint64_t(random.between(0, 1 << 20)), uint64_t(random.between(0, 64)),
+                                kLaneBytes, UINT64_MAX};
     const uint64_t written = choices[random.between(0, 4)];
     __atomic_store_n(reinterpret_cast<uint64_t*>(memory), written, __ATOMIC_RELEASE);
     for (int i = random.between(0, 64); i > 0; --i) {
@@ -83,7 +85,8 @@ void check_hostile(Random& random) {
       const Came came = reader->take(record);
       if (came != Came::record) break;
       require(record.size() <= kMostRecordBytes, "a record has bounds");
-      if (auto said = announcement_of(record)) require(said->pages.size() == said->epochs.size() && !said->pages.empty(), "an announcement fits itself");
+      if (auto said = announcement_of(record))
+        require(said->pages.size() == said->epochs.size() && !said->pages.empty(), "an announcement fits itself");
     }
   }
   auto writer = LaneWriter::attach(reader->fd(), reader->waker_fd());
@@ -125,15 +128,20 @@ void check_descriptors() {
   close(plain);
 }
 
-// What is expected is taken, and no other announcement is: another first page, too many, one that was seen, one twice, another end, another buffer.
-void check_expected(const Announcement& said, std::shared_ptr<KvMemory> source, std::shared_ptr<KvMemory> own, std::shared_ptr<EpochWords> words,
-                    std::vector<int32_t> blocks, int64_t tokens, const Kernels& table) {
+// What is expected is taken, and no other announcement is: another first page, too many, one that was seen, one twice,
+// another end, another buffer.
+void check_expected(const Announcement& said, std::shared_ptr<KvMemory> source, std::shared_ptr<KvMemory> own,
+                    std::shared_ptr<EpochWords> words, std::vector<int32_t> blocks, int64_t tokens,
+                    const Kernels& table) {
   const auto count = static_cast<uint32_t>(said.pages.size());
   const auto each = static_cast<uint32_t>(said.digests.size() / count);
-  const KvExpected expected{said.first, said.first + count + !said.last, each, tokens + (said.last ? 0 : 1000), blocks, {}, {{said.buffer, source, words}}, own};
+  const KvExpected expected{said.first, said.first + count + !said.last, each, tokens + (said.last ? 0 : 1000), blocks,
+                            {},         {{said.buffer, source, words}},  own};
   const bool whole = said.last || tokens == static_cast<int64_t>(count) * source->shape().block_size;
   if (whole) require(take_expected(said, expected, table), "pages that are expected are taken");
-  const auto refused = [&](const KvExpected& what, const Announcement& which) { require(!take_expected(which, what, table), "others are not"); };
+  const auto refused = [&](const KvExpected& what, const Announcement& which) {
+    require(!take_expected(which, what, table), "others are not");
+  };
   KvExpected other = expected;
   other.first += 1, refused(other, said);
   other = expected, other.blocks.pop_back(), refused(other, said);
@@ -151,9 +159,11 @@ void check_expected(const Announcement& said, std::shared_ptr<KvMemory> source, 
 
 // What was announced is found to be so, and nothing else is; a record holds it all, and no other bytes are one.
 void check_pages(Random& random) {
-  const KvShape shape{random.between(1, 3), random.between(1, 3), 8 * random.between(1, 4), 2 * kTileKeys * random.between(1, 2), KvType::bf16};
+  const KvShape shape{random.between(1, 3), random.between(1, 3), 8 * random.between(1, 4),
+                      2 * kTileKeys * random.between(1, 2), KvType::bf16};
   const int64_t blocks = random.between(2, 12), count = random.between(1, static_cast<int>(blocks) - 1);
-  auto made = KvMemory::pool(shape, blocks, Sharing::readable, {}), mine = KvMemory::pool(shape, blocks, Sharing::readable, {});
+  auto made = KvMemory::pool(shape, blocks, Sharing::readable, {}),
+       mine = KvMemory::pool(shape, blocks, Sharing::readable, {});
   auto words = EpochWords::create(blocks);
   KvMemory &source = *taken_from(made), &own = *taken_from(mine);
   for (const KvMemory::Extent& extent : source.extents()) {
@@ -169,9 +179,12 @@ void check_pages(Random& random) {
   auto record = announce_pages(said, source, *words.value(), tokens, table);
   std::vector<std::byte> bytes = *taken_from(record);
   const auto heard = announcement_of(bytes);
-  require(heard && heard->pages == said.pages && heard->epochs == said.epochs && heard->digests == said.digests && heard->pull_id == said.pull_id && heard->last == said.last,
+  require(heard && heard->pages == said.pages && heard->epochs == said.epochs && heard->digests == said.digests &&
+              heard->pull_id == said.pull_id && heard->last == said.last,
           "an announcement is heard as it was said");
-  const auto good = [&](const Announcement& what) { return take_pages(what, source, *words.value(), own, to, tokens, table); };
+  const auto good = [&](const Announcement& what) {
+    return take_pages(what, source, *words.value(), own, to, tokens, table);
+  };
   require(good(*heard), "pages that are what was announced are good");
   check_expected(*heard, made.value(), mine.value(), words.value(), to, tokens, table);
   Announcement wrong = *heard;
@@ -184,7 +197,9 @@ void check_pages(Random& random) {
   require(!good(wrong), "others are not");
   bytes.resize(bytes.size() - 1);
   require(!announcement_of(bytes), "a record that was cut is none");
-  for (int i = random.between(1, 8); i > 0; --i) bytes[static_cast<size_t>(random.between(0, static_cast<int>(bytes.size()) - 1))] = static_cast<std::byte>(random.bits());
+  for (int i = random.between(1, 8); i > 0; --i)
+    bytes[static_cast<size_t>(random.between(0, static_cast<int>(bytes.size()) - 1))] =
+        static_cast<std::byte>(random.bits());
   bytes.push_back(std::byte{});
   if (auto other = announcement_of(bytes)) good(*other);  // whatever it says, memory is not touched out of bounds
 }

@@ -1,5 +1,6 @@
-// Every level against the scalar one: a line for each storage format, kind of attention and row kernel at each level. A line says
-// that the numbers were compared, over as many random shapes as there are rounds; a level that differs ends the program.
+// Every level against the scalar one: a line for each storage format, kind of attention and row kernel at each level. A
+// line says that the numbers were compared, over as many random shapes as there are rounds; a level that differs ends
+// the program.
 #include <cmath>
 #include <functional>
 #include <map>
@@ -16,7 +17,8 @@ namespace {
 std::map<std::pair<std::string, Level>, double> cells;
 
 void note(const std::string& kernel, Level level, double difference, double most) {
-  require(difference <= most, kernel + " at " + level_name(level) + " is " + std::to_string(difference) + " from the scalar one, more than " + std::to_string(most));
+  require(difference <= most, kernel + " at " + level_name(level) + " is " + std::to_string(difference) +
+                                  " from the scalar one, more than " + std::to_string(most));
   double& cell = cells[{kernel, level}];
   cell = std::max(cell, difference);
 }
@@ -39,7 +41,8 @@ float rounded_to_bf16(float x) {
   return x;
 }
 
-// The largest difference of a product of rounded activations from the exact one, relative to the sum of magnitudes of its products.
+// The largest difference of a product of rounded activations from the exact one, relative to the sum of magnitudes of
+// its products.
 double rounded_difference(const Matrix& m, const float* x, int64_t tokens, const float* found) {
   const int64_t rows = m.weight->rows, columns = m.weight->columns;
   double largest = 0;
@@ -63,15 +66,19 @@ void compare_products(Random& random, Format format) {
   const std::vector<const Weight*> weights = {matrix.weight.get()};
   const std::vector<const float*> biases = {nullptr};
   const Exact<float> x = reals(random, size_t(tokens * columns));
-  const auto product = [&](Level level) { return Product{weights, biases, columns, rows, level}.of(*pool, x.get(), columns, tokens, nullptr); };
+  const auto product = [&](Level level) {
+    return Product{weights, biases, columns, rows, level}.of(*pool, x.get(), columns, tokens, nullptr);
+  };
   const Exact<float> wanted = product(Level::scalar);
   for (const Level level : levels()) {
     const Exact<float> found = product(level);
     if (format == Format::bf16 && linear_table(level).round) {
-      note(format_name(format), level, rounded_difference(matrix, x.get(), tokens, found.get()), double(columns + 4) * 0x1p-24);
+      note(format_name(format), level, rounded_difference(matrix, x.get(), tokens, found.get()),
+           double(columns + 4) * 0x1p-24);
     } else {
       const bool same = !std::memcmp(found.get(), wanted.get(), found.size() * sizeof(float));
-      note(format_name(format), level, same ? 0 : std::max(1e-30, largest_difference(found.get(), wanted.get(), found.size())), 0);
+      note(format_name(format), level,
+           same ? 0 : std::max(1e-30, largest_difference(found.get(), wanted.get(), found.size())), 0);
     }
   }
 }
@@ -86,14 +93,19 @@ struct Chunk {
   std::vector<float> queries;
 
   Chunk(Random& random, ThreadPool& pool, KvType kind)
-      : head_dim(2 * random.between(1, 70)), rows(random.between(1, kQueryRows)), keys(random.between(1, kChunkKeys)), type(kind),
+      : head_dim(2 * random.between(1, 70)),
+        rows(random.between(1, kQueryRows)),
+        keys(random.between(1, kChunkKeys)),
+        type(kind),
         cache(taken(KvCache::create(pool, {1, 1, head_dim, kChunkKeys, type}, 1))) {
     const KvKernels& scalar = kernels(Level::scalar).kv[int(type)];
     for (int k = 0; k < keys; ++k) {
       scalar.put_key(reals(random, size_t(head_dim), 3).get(), head_dim, k % kTileKeys, cache->key_tile(0, 0, 0, k));
-      scalar.put_values(reals(random, size_t(head_dim)).get(), nullptr, head_dim, k % kTileKeys, cache->value_tile(0, 0, 0, k));
+      scalar.put_values(reals(random, size_t(head_dim)).get(), nullptr, head_dim, k % kTileKeys,
+                        cache->value_tile(0, 0, 0, k));
     }
-    for (int k = 0; k < kChunkKeys; k += kTileKeys) key_tiles.push_back(cache->keys(0, 0, 0, k)), value_tiles.push_back(cache->values(0, 0, 0, k));
+    for (int k = 0; k < kChunkKeys; k += kTileKeys)
+      key_tiles.push_back(cache->keys(0, 0, 0, k)), value_tiles.push_back(cache->values(0, 0, 0, k));
     for (int r = 0; r < rows; ++r) {
       begin.push_back(random.one_in(2) ? 0 : random.between(0, keys - 1));
       end.push_back(random.between(begin.back() + 1, keys));
@@ -105,15 +117,16 @@ struct Chunk {
   std::vector<float> attended(const Kernels& table, float softcap) const {
     const auto padded = size_t(padded_head(head_dim));
     const KvKernels& kv = table.kv[int(type)];
-    const Exact<float> scores(size_t(kQueryRows) * kChunkKeys), largest(static_cast<size_t>(rows)), sum(static_cast<size_t>(rows)), out(size_t(rows) * padded);
+    const Exact<float> scores(size_t(kQueryRows) * kChunkKeys), largest(static_cast<size_t>(rows)),
+        sum(static_cast<size_t>(rows)), out(size_t(rows) * padded);
     const Exact<float> loaded(queries.size());
     std::vector<float> scales;
     for (int r = 0; r < rows; ++r) {
       auto* row = reinterpret_cast<std::byte*>(loaded.get()) + int64_t(r) * head_dim * kv.query_bytes;
       scales.push_back(kv.load_query(queries.data() + r * head_dim, head_dim, 0.2f, row));
     }
-    kv.attend({rows, head_dim, loaded.get(), scales.data(), softcap, key_tiles.data(), value_tiles.data(), begin.data(), end.data(), scores.get(),
-               largest.get(), sum.get(), out.get()});
+    kv.attend({rows, head_dim, loaded.get(), scales.data(), softcap, key_tiles.data(), value_tiles.data(), begin.data(),
+               end.data(), scores.get(), largest.get(), sum.get(), out.get()});
     std::vector<float> found(largest.get(), largest.get() + rows);
     for (int r = 0; r < rows; ++r) {
       for (int d = 0; d < head_dim; ++d) found.push_back(out[size_t(r) * padded + size_t(d)] / sum[size_t(r)]);
@@ -129,11 +142,14 @@ void compare_attention(Random& random, KvType type, const char* name) {
   const Kernels& scalar = kernels(Level::scalar);
   const std::vector<float> wanted = chunk.attended(scalar, softcap);
   for (const Level level : levels()) {
-    // Codes of softmax weights may differ by one of 32767 where the exponentials differ in their last bit; queries and weights that are rounded to
-    // bfloat16 differ in their ninth.
+    // Codes of softmax weights may differ by one of 32767 where the exponentials differ in their last bit; queries and
+    // weights that are rounded to bfloat16 differ in their ninth.
     const bool rounded = kernels(level).kv[int(type)].query_bytes != scalar.kv[int(type)].query_bytes;
     const std::vector<float> found = chunk.attended(kernels(level), softcap);
-    note(name, level, largest_difference(found.data(), wanted.data(), wanted.size()), rounded ? 2e-2 : type == KvType::int8 ? 2e-4 : 1e-5);
+    note(name, level, largest_difference(found.data(), wanted.data(), wanted.size()),
+         rounded                ? 2e-2
+         : type == KvType::int8 ? 2e-4
+                                : 1e-5);
   }
 }
 
@@ -150,8 +166,13 @@ void compare_rows(Random& random) {
       {"gelu_mul", [&](const Kernels& k, float* out) { k.gelu_mul(x.get(), y.get(), out, n); }},
       {"soft_cap", [&](const Kernels& k, float* out) { k.soft_cap(x.get(), 3, out, n); }},
       {"exponentials", [&](const Kernels& k, float* out) { k.exponentials(x.get(), out, n, top, 1.5f); }},
-      {"sum_exponentials", [&](const Kernels& k, float* out) { std::fill_n(out, n, float(k.sum_exponentials(x.get(), n, top, 1.5f))); }},
-      {"find_largest", [&](const Kernels& k, float* out) { const Largest found = k.find_largest(x.get(), n); std::fill_n(out, n, found.value + float(found.index)); }},
+      {"sum_exponentials",
+       [&](const Kernels& k, float* out) { std::fill_n(out, n, float(k.sum_exponentials(x.get(), n, top, 1.5f))); }},
+      {"find_largest",
+       [&](const Kernels& k, float* out) {
+         const Largest found = k.find_largest(x.get(), n);
+         std::fill_n(out, n, found.value + float(found.index));
+       }},
   };
   for (const auto& [name, kernel] : all) {
     const auto of = [&kernel, count](Level level) {
@@ -160,7 +181,8 @@ void compare_rows(Random& random) {
       return out;
     };
     const Exact<float> wanted = of(Level::scalar);
-    for (const Level level : levels()) note(name, level, largest_difference(of(level).get(), wanted.get(), count), 2e-6);
+    for (const Level level : levels())
+      note(name, level, largest_difference(of(level).get(), wanted.get(), count), 2e-6);
   }
 }
 
@@ -175,13 +197,15 @@ void compare_merge(Random& random) {
     std::copy_n(state.get(), padded, all.get() + 2 * kQueryRows);
     all[0] = first, all[kQueryRows] = 2;
     const Merge how = Merge::add;
-    kernels(level).merge({1, padded, &how, all.get(), all.get() + kQueryRows, all.get() + 2 * kQueryRows, second.get(), sums.get(), other.get()});
+    kernels(level).merge({1, padded, &how, all.get(), all.get() + kQueryRows, all.get() + 2 * kQueryRows, second.get(),
+                          sums.get(), other.get()});
     std::vector<float> found(all.get() + 2 * kQueryRows, all.get() + 2 * kQueryRows + padded);
     found.push_back(all[0]), found.push_back(all[kQueryRows]);
     return found;
   };
   const std::vector<float> wanted = merged(Level::scalar);
-  for (const Level level : levels()) note("merge", level, largest_difference(merged(level).data(), wanted.data(), wanted.size()), 2e-6);
+  for (const Level level : levels())
+    note("merge", level, largest_difference(merged(level).data(), wanted.data(), wanted.size()), 2e-6);
 }
 
 void compare_copies(Random& random) {
@@ -194,7 +218,8 @@ void compare_copies(Random& random) {
   for (const Level level : levels()) {
     KvDigest digest;
     kernels(level).copy_tiles({from.get(), to.get(), tile_bytes, tiles, nullptr}, digest);
-    note("copy_tiles", level, !std::memcmp(&digest, &wanted, sizeof wanted) && !std::memcmp(from.get(), to.get(), bytes) ? 0 : 1, 0);
+    note("copy_tiles", level,
+         !std::memcmp(&digest, &wanted, sizeof wanted) && !std::memcmp(from.get(), to.get(), bytes) ? 0 : 1, 0);
   }
 }
 

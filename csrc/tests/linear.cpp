@@ -12,10 +12,13 @@ namespace {
 void check_embedding(Random& random, ThreadPool& pool, const Matrix& table) {
   const int64_t tokens = random.between(1, 9), columns = table.weight->columns, stride = columns + random.between(0, 5);
   Exact<int32_t> ids(static_cast<size_t>(tokens));
-  const auto rows = static_cast<int>(table.weight->rows), elsewhere = random.of<int>({0, 3});  // rows before and after those of the table
+  // Rows before and after those of the table
+  const auto rows = static_cast<int>(table.weight->rows), elsewhere = random.of<int>({0, 3});
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = random.between(0, rows + 2 * elsewhere - 1);
   Exact<float> out(static_cast<size_t>((tokens - 1) * stride + columns));
-  pool.run([&](int thread) { embedding_rows(*table.weight, elsewhere, ids.get(), tokens, out.get(), stride, thread, pool.size()); });
+  pool.run([&](int thread) {
+    embedding_rows(*table.weight, elsewhere, ids.get(), tokens, out.get(), stride, thread, pool.size());
+  });
   for (int64_t t = 0; t < tokens; ++t) {
     const int row = ids[static_cast<size_t>(t)] - elsewhere;
     const std::vector<float> zeros(static_cast<size_t>(columns));
@@ -27,7 +30,8 @@ void check_embedding(Random& random, ThreadPool& pool, const Matrix& table) {
 
 void check_format(Random& random, Format format) {
   const auto pool = pool_of(random.between(1, 3));
-  const int64_t columns = random_columns(random, format), tokens = random_tokens(random), stride = columns + random.between(0, 40);
+  const int64_t columns = random_columns(random, format), tokens = random_tokens(random),
+                stride = columns + random.between(0, 40);
   std::vector<Matrix> matrices;
   std::vector<Exact<float>> kept;
   std::vector<const Weight*> weights;
@@ -41,16 +45,19 @@ void check_format(Random& random, Format format) {
     outputs += weights.back()->rows;
   }
   check_embedding(random, *pool, matrices.front());
-  const Exact<float> x = reals(random, static_cast<size_t>((tokens - 1) * stride + columns)), residual = reals(random, static_cast<size_t>(tokens * outputs));
+  const Exact<float> x = reals(random, static_cast<size_t>((tokens - 1) * stride + columns)),
+                     residual = reals(random, static_cast<size_t>(tokens * outputs));
   const bool adds = random.one_in(2);
   for (const Level level : levels()) {
     const Product product{weights, biases, columns, outputs, level};
     const Exact<float> all = product.of(*pool, x.get(), stride, tokens, adds ? residual.get() : nullptr);
     const int64_t one = random.between(0, static_cast<int>(tokens) - 1);
-    const Exact<float> alone = product.of(*pool_of(2 + random.between(0, 1)), x.get() + one * stride, stride, 1, adds ? residual.get() + one * outputs : nullptr);
+    const Exact<float> alone = product.of(*pool_of(2 + random.between(0, 1)), x.get() + one * stride, stride, 1,
+                                          adds ? residual.get() + one * outputs : nullptr);
     require(!std::memcmp(all.get() + one * outputs, alone.get(), static_cast<size_t>(outputs) * sizeof(float)),
             std::string("a row alone is the row of a batch, ") + format_name(format) + " at " + level_name(level));
-    require(std::all_of(all.get(), all.get() + all.size(), [](float v) { return std::isfinite(v); }), "every result was written");
+    require(std::all_of(all.get(), all.get() + all.size(), [](float v) { return std::isfinite(v); }),
+            "every result was written");
   }
 }
 
@@ -66,7 +73,8 @@ LinearTable untuned(LinearTable table) {
 // How weights are asked for changes no value, and spare rows touch nobody's memory.
 void check_tuning(Random& random, Format format) {
   const auto pool = pool_of(1);
-  const int64_t columns = random_columns(random, format), tokens = random.between(1, 40), first = random.between(0, static_cast<int>(tokens) - 1);
+  const int64_t columns = random_columns(random, format), tokens = random.between(1, 40),
+                first = random.between(0, static_cast<int>(tokens) - 1);
   const int64_t n = random.one_in(2) ? std::min<int64_t>(random.between(1, 5), tokens - first) : tokens - first;
   const Matrix matrix = random_matrix(random, *pool, format, kGroupRows, columns);
   const Weight& w = *matrix.weight;
@@ -86,7 +94,8 @@ void check_tuning(Random& random, Format format) {
     };
     const Exact<float> wanted = sums(plain), found = sums(tuned_for(Processor::zen4, plain));
     require(!std::memcmp(wanted.get(), found.get(), static_cast<size_t>(n * kGroupRows) * sizeof(float)),
-            std::string("asking for weights in another way changes no value, ") + format_name(format) + " at " + level_name(level));
+            std::string("asking for weights in another way changes no value, ") + format_name(format) + " at " +
+                level_name(level));
   }
 }
 
@@ -109,7 +118,8 @@ void check_circles(Random& random) {
   }
   for (int thread = 0; thread < threads; ++thread) {
     const auto mates = std::count(paths.begin(), paths.end(), paths[static_cast<size_t>(thread)]);
-    require(helpers[static_cast<size_t>(thread)] > (mates > 1 && mates % RunClaims::kCircle != 1 ? 1 : 0), "nobody is left without help who has neighbours");
+    require(helpers[static_cast<size_t>(thread)] > (mates > 1 && mates % RunClaims::kCircle != 1 ? 1 : 0),
+            "nobody is left without help who has neighbours");
   }
 }
 

@@ -32,7 +32,8 @@ int main(int count, char** words) {
   for (int round = 0; round < rounds; ++round) {
     const uint64_t seed = std::strtoull(words[3], nullptr, 10) + static_cast<uint64_t>(round);
     Random random(seed);
-    std::fprintf(stderr, "\r%s %d of %d, seed %llu ", words[1], round + 1, rounds, static_cast<unsigned long long>(seed));
+    std::fprintf(stderr, "\r%s %d of %d, seed %llu ", words[1], round + 1, rounds,
+                 static_cast<unsigned long long>(seed));
     check->second(random);
   }
   std::fprintf(stderr, "\n");

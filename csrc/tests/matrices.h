@@ -10,8 +10,10 @@
 
 namespace homenode::checks {
 
-inline const std::vector<Format> kFormats = {Format::f32,  Format::f16,  Format::bf16, Format::q8_0, Format::q4_0,   Format::q4_1,   Format::q5_0,  Format::q5_1,
-                                      Format::q2_k, Format::q3_k, Format::q4_k, Format::q5_k, Format::q6_k,   Format::iq4_nl, Format::iq4_xs, Format::mxfp4};
+inline const std::vector<Format> kFormats = {Format::f32,  Format::f16,    Format::bf16,   Format::q8_0,
+                                             Format::q4_0, Format::q4_1,   Format::q5_0,   Format::q5_1,
+                                             Format::q2_k, Format::q3_k,   Format::q4_k,   Format::q5_k,
+                                             Format::q6_k, Format::iq4_nl, Format::iq4_xs, Format::mxfp4};
 
 struct Matrix {
   std::shared_ptr<Weight> weight;
@@ -25,10 +27,13 @@ inline Matrix random_matrix(Random& random, ThreadPool& pool, Format format, int
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(random.bits() >> 32) & 0xbf;
   const int file = memfd_create("matrix", 0);
   const uint64_t offset = static_cast<uint64_t>(random.between(0, 99));
-  require(pwrite(file, bytes.get(), bytes.size(), static_cast<off_t>(offset)) == static_cast<ssize_t>(bytes.size()), "pwrite");
-  Matrix made{taken(weight_from_file(pool, {.fd = file, .offset = offset, .format = format}, {format, rows, columns})), std::vector<float>(static_cast<size_t>(rows * columns))};
+  require(pwrite(file, bytes.get(), bytes.size(), static_cast<off_t>(offset)) == static_cast<ssize_t>(bytes.size()),
+          "pwrite");
+  Matrix made{taken(weight_from_file(pool, {.fd = file, .offset = offset, .format = format}, {format, rows, columns})),
+              std::vector<float>(static_cast<size_t>(rows * columns))};
   close(file);
-  for (int64_t r = 0; r < rows; ++r) decode_row(format, bytes.get() + static_cast<size_t>(r) * row_bytes, made.values.data() + r * columns, columns);
+  for (int64_t r = 0; r < rows; ++r)
+    decode_row(format, bytes.get() + static_cast<size_t>(r) * row_bytes, made.values.data() + r * columns, columns);
   return made;
 }
 
@@ -50,8 +55,9 @@ struct Product {
     const int64_t out_stride = outputs + stride % 7;
     Exact<float> out(static_cast<size_t>((tokens - 1) * out_stride + outputs));
     Exact<uint8_t> scratch(linear_scratch_bytes(tokens, columns, weights.data(), static_cast<int>(weights.size())));
-    const LinearArgs call{x, stride, tokens, weights.data(), static_cast<int>(weights.size()), biases.data(), residual, outputs, out.get(), out_stride,
-                          scratch.get()};
+    const LinearArgs call{
+        x,       stride,    tokens,     weights.data(), static_cast<int>(weights.size()), biases.data(), residual,
+        outputs, out.get(), out_stride, scratch.get()};
     pool.run([&](int thread) {
       const LevelScope scope(level);
       linear_prepare(call, thread, pool.size());

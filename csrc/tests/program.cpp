@@ -12,7 +12,8 @@ namespace {
 
 constexpr int kVocabulary = 70, kMaxTokens = 160, kBlocks = 24, kMaxSequences = 4;
 
-// A small model of random shape: what is recorded from it, and the KV memory, differ from pool to pool, the numbers do not.
+// A small model of random shape: what is recorded from it, and the KV memory, differ from pool to pool, the numbers do
+// not.
 struct Shape {
   int hidden, heads, kv_heads, head_dim, inner, window, block_size;
   float softcap;
@@ -30,10 +31,21 @@ Shape random_shape(Random& random) {
   const int experts = random.one_in(2) ? random.between(1, 9) : 0;
   std::vector<int32_t> here;
   for (int32_t e = random.between(0, 9); e < experts; e += random.between(1, 4)) here.push_back(e);
-  return {32 * random.between(1, 4), group * kv_heads, kv_heads, head_dim, 32 * random.between(1, 4), random.one_in(2) ? random.between(1, 300) : 0,
-          32 * random.between(1, 2), random.one_in(3) ? 5.0f : 0.0f, random.one_in(2), experts, here,
-          random.of<KvType>({KvType::f32, KvType::bf16, KvType::int8}), random.of<Format>({Format::f32, Format::bf16, Format::q8_0, Format::q4_0}),
-          random.one_in(2), random.bits()};
+  return {32 * random.between(1, 4),
+          group * kv_heads,
+          kv_heads,
+          head_dim,
+          32 * random.between(1, 4),
+          random.one_in(2) ? random.between(1, 300) : 0,
+          32 * random.between(1, 2),
+          random.one_in(3) ? 5.0f : 0.0f,
+          random.one_in(2),
+          experts,
+          here,
+          random.of<KvType>({KvType::f32, KvType::bf16, KvType::int8}),
+          random.of<Format>({Format::f32, Format::bf16, Format::q8_0, Format::q4_0}),
+          random.one_in(2),
+          random.bits()};
 }
 
 // Records the model for one pool, one of several ranks if there is a group, and keeps what it needs.
@@ -49,14 +61,16 @@ class Model {
     x = taken(r.sum(feed_forward(r, x)));
     x = taken(r.rms_norm(selected(r, x, !shape.early), parameter(shape.hidden), 1e-6f));
     const Tensor logits = taken(r.linear(x, {weight(kVocabulary, shape.hidden)}, {}, nullptr));
-    const Tensor all = taken(r.gather(logits, std::vector<int64_t>(group ? static_cast<size_t>(group->size()) : 1, kVocabulary)));
+    const Tensor all =
+        taken(r.gather(logits, std::vector<int64_t>(group ? static_cast<size_t>(group->size()) : 1, kVocabulary)));
     program_ = taken(r.finish(shape.softcap > 0 ? taken(r.soft_cap(all, 30)) : all));
   }
 
   std::vector<float> run(const StepInput& input) {
     const Output out = taken(program_->run(input));
     std::vector<float> values;
-    for (int64_t r = 0; r < out.rows; ++r) values.insert(values.end(), out.data + r * out.stride, out.data + r * out.stride + out.columns);
+    for (int64_t r = 0; r < out.rows; ++r)
+      values.insert(values.end(), out.data + r * out.stride, out.data + r * out.stride + out.columns);
     return values;
   }
 
@@ -73,15 +87,20 @@ class Model {
   Tensor attention(Recorder& r, const Tensor& x) {
     const int queries = shape_.heads * shape_.head_dim, keys = shape_.kv_heads * shape_.head_dim;
     const Tensor normed = taken(r.rms_norm(x, parameter(shape_.hidden), 1e-6f));
-    const Tensor qkv = taken(r.linear(normed, {weight(queries, shape_.hidden), weight(keys, shape_.hidden), weight(keys, shape_.hidden)},
-                                      {parameter(queries), Tensor{}, parameter(keys)}, nullptr));
+    const Tensor qkv = taken(
+        r.linear(normed, {weight(queries, shape_.hidden), weight(keys, shape_.hidden), weight(keys, shape_.hidden)},
+                 {parameter(queries), Tensor{}, parameter(keys)}, nullptr));
     const std::vector<int64_t> widths = {queries, keys, keys};
     auto parts = taken(r.split(qkv, widths));
     if (shape_.qk_norm) parts[0] = taken(r.rms_norm(parts[0], parameter(shape_.head_dim), 1e-6f));
     const Tensor angles = taken(r.rope_angles(std::vector<float>(static_cast<size_t>(shape_.head_dim / 2), 0.1f), 1));
-    const Tensor q = taken(r.rope(parts[0], angles, shape_.head_dim)), k = taken(r.rope(parts[1], angles, shape_.head_dim));
+    const Tensor q = taken(r.rope(parts[0], angles, shape_.head_dim)),
+                 k = taken(r.rope(parts[1], angles, shape_.head_dim));
     const Tensor attended = taken(r.attention(q, k, parts[2], cache_,
-                                                {.layer = 0, .scale = 1 / std::sqrt(static_cast<float>(shape_.head_dim)), .window = shape_.window, .softcap = shape_.softcap}));
+                                              {.layer = 0,
+                                               .scale = 1 / std::sqrt(static_cast<float>(shape_.head_dim)),
+                                               .window = shape_.window,
+                                               .softcap = shape_.softcap}));
     const Tensor residual = selected(r, x, shape_.early);
     return taken(r.linear(selected(r, attended, shape_.early), {weight(shape_.hidden, queries)}, {}, &residual));
   }
@@ -91,7 +110,8 @@ class Model {
   Tensor feed_forward(Recorder& r, const Tensor& x) {
     const Tensor normed = taken(r.rms_norm(x, parameter(shape_.hidden), 1e-6f));
     if (shape_.experts) return moe(r, normed, x);
-    const Tensor both = taken(r.linear(normed, {weight(shape_.inner, shape_.hidden), weight(shape_.inner, shape_.hidden)}, {}, nullptr));
+    const Tensor both = taken(
+        r.linear(normed, {weight(shape_.inner, shape_.hidden), weight(shape_.inner, shape_.hidden)}, {}, nullptr));
     const std::shared_ptr<const Weight> down = weight(shape_.hidden, shape_.inner);
     if (!shape_.qk_norm) return taken(r.linear(taken(r.silu_mul(both)), {down}, {}, &x));
     const Tensor out = taken(r.linear(taken(r.gelu_mul(both)), {down}, {}, nullptr));
@@ -108,7 +128,8 @@ class Model {
     const Tensor logits = taken(r.linear(normed, {weight(shape_.experts, shape_.hidden)}, {}, nullptr));
     const Tensor gate = taken(r.linear(normed, {weight(1, shape_.hidden)}, {}, nullptr));
     const Tensor shared = taken(r.add_gated(x, normed, gate));
-    const Tensor added = taken(r.moe(normed, logits, experts, (shape_.experts + 1) / 2, shape_.qk_norm, shape_.qk_norm ? nullptr : &shared));
+    const Tensor added = taken(
+        r.moe(normed, logits, experts, (shape_.experts + 1) / 2, shape_.qk_norm, shape_.qk_norm ? nullptr : &shared));
     return shape_.qk_norm ? taken(r.add_gated(shared, added, gate)) : added;
   }
 
@@ -122,10 +143,12 @@ class Model {
 // Sequences that grow step by step, with blocks dealt out in any order.
 class Histories {
  public:
-  Histories(Random& random, int block_size) : random_(random), block_size_(block_size), context_(static_cast<size_t>(random.between(1, kMaxSequences)), 0) {
+  Histories(Random& random, int block_size)
+      : random_(random), block_size_(block_size), context_(static_cast<size_t>(random.between(1, kMaxSequences)), 0) {
     std::vector<int32_t> free(kBlocks);
     std::iota(free.begin(), free.end(), 0);
-    for (size_t i = free.size(); i > 1; --i) std::swap(free[i - 1], free[static_cast<size_t>(random.between(0, static_cast<int>(i) - 1))]);
+    for (size_t i = free.size(); i > 1; --i)
+      std::swap(free[i - 1], free[static_cast<size_t>(random.between(0, static_cast<int>(i) - 1))]);
     width_ = kBlocks / static_cast<int>(context_.size());
     table_.assign(free.begin(), free.begin() + width_ * static_cast<int>(context_.size()));
   }
@@ -163,7 +186,8 @@ void check_program(Random& random) {
       const auto memory = taken(RankMemory::create(2, 8192));
       for (int rank = 0; rank < 2; ++rank) ranks[rank] = taken(RankGroup::join(memory, rank, 60, rank * 20));
     }
-    Model several(shape, pool_of(random.between(2, 4)), level, true, ranks[0]), alone(shape, pool_of(1), level, false, ranks[1]);
+    Model several(shape, pool_of(random.between(2, 4)), level, true, ranks[0]),
+        alone(shape, pool_of(1), level, false, ranks[1]);
     Histories histories(random, shape.block_size);
     for (int step = random.between(2, 4); step > 0; --step) {  // few enough for the blocks of any sequence
       const StepInput input = histories.next();

@@ -1,4 +1,5 @@
-// Ranks and stages as threads: they map the same memory at the same place, so that ThreadSanitizer sees who waits for whom.
+// Ranks and stages as threads: they map the same memory at the same place, so that ThreadSanitizer sees who waits for
+// whom.
 #include "host/rank_group.h"
 
 #include <sys/socket.h>
@@ -34,16 +35,24 @@ struct Call {
 std::vector<Call> random_calls(Random& random, int ranks) {
   std::vector<Call> calls;
   for (int i = random.between(1, 12); i > 0; --i) {
-    Call call{random.one_in(3), random.between(1, 12), random.between(1, random.one_in(4) ? 3000 : 90), random.between(0, 9), {}};
+    Call call{random.one_in(3),
+              random.between(1, 12),
+              random.between(1, random.one_in(4) ? 3000 : 90),
+              random.between(0, 9),
+              {}};
     for (int r = 0; r < ranks; ++r) call.widths.push_back(random.between(r ? 0 : 1, 70));
     calls.push_back(call);
   }
   return calls;
 }
 
-float value(int rank, size_t call, int64_t row, int64_t column) { return std::sin(static_cast<float>(rank * 7 + static_cast<int>(call) * 31 + row * 13 + column)); }
+float value(int rank, size_t call, int64_t row, int64_t column) {
+  return std::sin(static_cast<float>(rank * 7 + static_cast<int>(call) * 31 + row * 13 + column));
+}
 
-int64_t width_of(const Call& call, int rank) { return call.gathers ? call.widths[static_cast<size_t>(rank)] : call.columns; }
+int64_t width_of(const Call& call, int rank) {
+  return call.gathers ? call.widths[static_cast<size_t>(rank)] : call.columns;
+}
 
 Exact<float> values_of(const Call& call, int rank, size_t number) {
   const int64_t width = width_of(call, rank);
@@ -60,7 +69,8 @@ void require_result(const Call& call, const FloatRows& out, int ranks, size_t nu
       for (int64_t c = 0; c < width_of(call, rank); ++c, ++column) {
         float wanted = value(rank, number, r, c);
         for (int other = 1; !call.gathers && other < ranks; ++other) wanted += value(other, number, r, c);
-        require(out.data[r * out.stride + column] == wanted, "a sum is that of all ranks in their order, a gather their columns");
+        require(out.data[r * out.stride + column] == wanted,
+                "a sum is that of all ranks in their order, a gather their columns");
       }
     }
   }
@@ -81,7 +91,8 @@ void exchange(RankGroup& group, ThreadPool& pool, const std::vector<Call>& calls
     for (size_t i = 0; i < calls.size(); ++i) {
       const Call& call = calls[i];
       const int64_t width = width_of(call, group.rank()), columns = static_cast<int64_t>(outs[i].size()) / call.rows;
-      const FloatRows x{xs[i].get(), width + call.gap, call.rows, width}, out{outs[i].get(), columns, call.rows, columns};
+      const FloatRows x{xs[i].get(), width + call.gap, call.rows, width},
+          out{outs[i].get(), columns, call.rows, columns};
       Caller caller{thread, pool.size()};
       const bool done = call.gathers ? group.gather(x, out, call.widths, caller) : group.sum(x, out, caller);
       require(done, "a call of all ranks succeeds");
@@ -105,11 +116,13 @@ void check_exchanges(Random& random) {
     Caller caller;
     require(group->sum(nothing, nothing, caller), "a sum of no rows");
     float last = 1;  // nobody leaves before all are done
-    require(group->sum({&last, 1, 1, 1}, {&last, 1, 1, 1}, caller) && last == static_cast<float>(ranks), "a sum of ones");
+    require(group->sum({&last, 1, 1, 1}, {&last, 1, 1, 1}, caller) && last == static_cast<float>(ranks),
+            "a sum of ones");
   });
 }
 
-// One rank leaves in the middle, or somebody ends the group: nobody waits for long, every thread of every pool comes out, and finds it failed.
+// One rank leaves in the middle, or somebody ends the group: nobody waits for long, every thread of every pool comes
+// out, and finds it failed.
 void check_leaving(Random& random) {
   const int ranks = random.between(2, 4), leaves = random.between(0, ranks - 1), after = random.between(0, 3);
   const bool outside = random.one_in(2);
@@ -219,11 +232,13 @@ void check_garbled_hosts(Random& random) {
   size_t came = 0;
   char bytes[4096];
   for (ssize_t some; (some = read(ends[1], bytes, sizeof bytes)) > 0;) came += static_cast<size_t>(some);
-  require(came <= static_cast<size_t>(memory->half_floats()) * sizeof(float) + 5 * 24, "a half at most, and a few words about it");
+  require(came <= static_cast<size_t>(memory->half_floats()) * sizeof(float) + 5 * 24,
+          "a half at most, and a few words about it");
   close(ends[1]);
 }
 
-// What is sent by somebody who does not keep to it ends the group, and is written nowhere else than in the rank's memory.
+// What is sent by somebody who does not keep to it ends the group, and is written nowhere else than in the rank's
+// memory.
 void check_wild_hosts(Random& random) {
   const auto memory = taken(RankMemory::create(3, 4096));
   int ends[2];
@@ -232,21 +247,24 @@ void check_wild_hosts(Random& random) {
     const auto receiver = taken(RankReceiver::start(memory, 1, Stream(ends[1]), 1.0));
     require(!RankReceiver::start(memory, 1, Stream(-1), 1.0), "a seat is taken once");
     std::vector<uint32_t> words(static_cast<size_t>(random.between(1, 600)));
-    for (uint32_t& word : words) word = random.one_in(3) ? static_cast<uint32_t>(random.bits()) : static_cast<uint32_t>(random.between(0, 3));
+    for (uint32_t& word : words)
+      word = random.one_in(3) ? static_cast<uint32_t>(random.bits()) : static_cast<uint32_t>(random.between(0, 3));
     (void)!write(ends[0], words.data(), words.size() * sizeof(uint32_t));
     shutdown(ends[0], SHUT_RDWR);
     require(memory->arrived(0).wait_for(1, 0, now_ns() + int64_t(kWaitS * 1e9)) == Arrival::over, "the group is over");
   }
   for (const int rank : {0, 2}) {
     for (int half = 0; half < 2; ++half) {
-      for (int64_t i = 0; i < memory->half_floats(); ++i) require(memory->half(rank, half)[i] == 0, "nothing is written for another rank");
+      for (int64_t i = 0; i < memory->half_floats(); ++i)
+        require(memory->half(rank, half)[i] == 0, "nothing is written for another rank");
     }
   }
   close(ends[0]);
 }
 
 void check_ring(Random& random) {
-  const int readers = random.between(1, 3), columns = random.between(1, 50), steps = random.between(1, 40), ends_after = random.between(0, 2) ? steps : steps / 2;
+  const int readers = random.between(1, 3), columns = random.between(1, 50), steps = random.between(1, 40),
+            ends_after = random.between(0, 2) ? steps : steps / 2;
   const auto memory = taken(RingMemory::create({random.between(1, 4), readers, 9, columns}));
   const int spin_us = random.of<int>({0, 20});
   const auto rows_in_step = [](int step) { return 1 + step * 5 % 9; };
@@ -260,7 +278,8 @@ void check_ring(Random& random) {
         if (step == ends_after) return writer->leave();
         const Exact<float> values(static_cast<size_t>(rows * (columns + 3)));
         for (size_t v = 0; v < values.size(); ++v) values[v] = static_cast<float>(step * 1000) + static_cast<float>(v);
-        require(!writer->write(static_cast<uint64_t>(step), values.get(), columns + 3, rows, columns, kWaitS), "rows that fit are written");
+        require(!writer->write(static_cast<uint64_t>(step), values.get(), columns + 3, rows, columns, kWaitS),
+                "rows that fit are written");
         continue;
       }
       const auto found = ends[static_cast<size_t>(i - 1)]->read(static_cast<uint64_t>(step), columns, kWaitS);
@@ -270,7 +289,9 @@ void check_ring(Random& random) {
       require(got.value().rows == rows, "as many rows as were written");
       for (int r = 0; r < rows; ++r) {
         for (int c = 0; c < columns; ++c) {
-          require(got.value().data[r * columns + c] == static_cast<float>(step * 1000) + static_cast<float>(r * (columns + 3) + c), "the rows that were written");
+          require(got.value().data[r * columns + c] ==
+                      static_cast<float>(step * 1000) + static_cast<float>(r * (columns + 3) + c),
+                  "the rows that were written");
         }
       }
     }

@@ -31,7 +31,8 @@ struct Settings {
         bias_token.push_back(random.between(0, vocabulary - 1)), bias_value.push_back(random.real() * 50);
         seen_token.push_back(random.between(0, vocabulary - 1)), seen_count.push_back(random.between(1, 9));
       }
-      bias_start.push_back(static_cast<int32_t>(bias_token.size())), seen_start.push_back(static_cast<int32_t>(seen_token.size()));
+      bias_start.push_back(static_cast<int32_t>(bias_token.size())),
+          seen_start.push_back(static_cast<int32_t>(seen_token.size()));
     }
   }
 
@@ -40,8 +41,14 @@ struct Settings {
 #define HOMENODE_ARRAY(type, name, least, most) .name = name,
         HOMENODE_SAMPLING_SETTINGS(HOMENODE_ARRAY)
 #undef HOMENODE_ARRAY
-        .seed = seed, .counter = counter, .bias_start = bias_start, .bias_token = bias_token, .bias_value = bias_value,
-        .seen_start = seen_start, .seen_token = seen_token, .seen_count = seen_count,
+            .seed = seed,
+        .counter = counter,
+        .bias_start = bias_start,
+        .bias_token = bias_token,
+        .bias_value = bias_value,
+        .seen_start = seen_start,
+        .seen_token = seen_token,
+        .seen_count = seen_count,
     };
   }
 };
@@ -49,18 +56,23 @@ struct Settings {
 }  // namespace
 
 void check_sampling(Random& random) {
-  const int rows = random.between(1, 9), vocabulary = random.one_in(4) ? random.between(16000, 40000) : random.between(1, 700);
+  const int rows = random.between(1, 9),
+            vocabulary = random.one_in(4) ? random.between(16000, 40000) : random.between(1, 700);
   const int64_t stride = vocabulary + random.between(0, 17);
   const Exact<float> logits = reals(random, static_cast<size_t>((rows - 1) * stride + vocabulary), 8);
-  if (random.one_in(3)) logits[static_cast<size_t>(random.between(0, vocabulary - 1))] = std::numeric_limits<float>::infinity() * (random.one_in(2) ? -1 : 1);
+  if (random.one_in(3))
+    logits[static_cast<size_t>(random.between(0, vocabulary - 1))] =
+        std::numeric_limits<float>::infinity() * (random.one_in(2) ? -1 : 1);
   const Output output{logits.get(), rows, vocabulary, stride};
   const Settings settings(random, rows, vocabulary);
   const int logprobs = random.between(-1, 20);
   std::vector<int32_t> all(static_cast<size_t>(rows)), targets(static_cast<size_t>(rows));
-  for (int r = 0; r < rows; ++r) all[static_cast<size_t>(r)] = r, targets[static_cast<size_t>(r)] = random.between(0, vocabulary - 1);
+  for (int r = 0; r < rows; ++r)
+    all[static_cast<size_t>(r)] = r, targets[static_cast<size_t>(r)] = random.between(0, vocabulary - 1);
   for (const Level level : levels()) {
     Sampler alone(pool_of(1), level), several(pool_of(random.between(2, 4)), level);
-    const Drawn wanted = taken(alone.sample(output, settings.input(), logprobs)), found = taken(several.sample(output, settings.input(), logprobs));
+    const Drawn wanted = taken(alone.sample(output, settings.input(), logprobs)),
+                found = taken(several.sample(output, settings.input(), logprobs));
     require(wanted.tokens == found.tokens && wanted.top_tokens == found.top_tokens,
             std::string("several threads draw what one does, at ") + level_name(level));
     const Drawn scored = taken(several.score(output, all, targets, std::max(0, logprobs)));

@@ -12,7 +12,8 @@ std::vector<GroupPath> random_groups(Random& random, int threads) {
   const int depth = random.between(0, 4), names = random.between(1, 4);
   for (int m = 0; m < threads; ++m) {
     GroupPath path;
-    for (int d = random.one_in(5) ? random.between(0, depth) : depth; d > 0; --d) path.push_back(random.between(0, names - 1));
+    for (int d = random.one_in(5) ? random.between(0, depth) : depth; d > 0; --d)
+      path.push_back(random.between(0, names - 1));
     groups.push_back(path);
   }
   return groups;
@@ -37,7 +38,8 @@ void hand_around(ThreadPool& pool, int rounds) {
   }
   for (int m = 0; m < size; ++m) {
     const int64_t from = (m + 3 * rounds) % size;
-    require(held[static_cast<size_t>(m)] == from + 3 * rounds, "a value goes around the thread pool, one thread a round");
+    require(held[static_cast<size_t>(m)] == from + 3 * rounds,
+            "a value goes around the thread pool, one thread a round");
   }
 }
 
@@ -45,14 +47,17 @@ void hand_around(ThreadPool& pool, int rounds) {
 
 void check_thread_pool(Random& random) {
   const int threads = random.between(1, 9), spin_us = random.of<int>({0, 3, 200});
-  auto pool = taken(ThreadPool::create(std::vector<int>(static_cast<size_t>(threads), -1), spin_us, false, random_groups(random, threads)));
+  auto pool = taken(ThreadPool::create(std::vector<int>(static_cast<size_t>(threads), -1), spin_us, false,
+                                       random_groups(random, threads)));
   hand_around(*pool, random.between(1, 30));
 
   // Runs from several threads take turns, while another asks for the figures.
   std::vector<int> calls(static_cast<size_t>(threads));
   std::atomic<bool> done{false};
   std::thread asks([&] {
-    while (!done.load()) require(pool->lost_shares().size() == static_cast<size_t>(threads) && pool->spin_us() <= spin_us, "figures of every thread");
+    while (!done.load())
+      require(pool->lost_shares().size() == static_cast<size_t>(threads) && pool->spin_us() <= spin_us,
+              "figures of every thread");
   });
   std::vector<std::thread> callers;
   for (int c = 0; c < 3; ++c) {

@@ -1,5 +1,5 @@
-// AMX, with AVX-512 for all that is no matrix. The tiles are full: 16 tokens, 16 rows of weights, 64 bytes of each. Block formats have a scale for every
-// 32 columns or fewer and so fill half of them at most.
+// AMX, with AVX-512 for all that is no matrix. The tiles are full: 16 tokens, 16 rows of weights, 64 bytes of each.
+// Block formats have a scale for every 32 columns or fewer and so fill half of them at most.
 #include "bench/ceilings_avx512.h"
 
 #include "kernels/amx/tiles.h"
@@ -39,8 +39,11 @@ void multiply_pairs(int64_t rounds) {
   });
 }
 
-constexpr CeilingTable kTileTable = {
-    read_one_stream, read_eight_streams, {multiply_bytes, kSums * 16 * 16 * 64 * 2}, {multiply_pairs, kSums * 16 * 16 * 32 * 2}, kFloats};
+constexpr CeilingTable kTileTable = {read_one_stream,
+                                     read_eight_streams,
+                                     {multiply_bytes, kSums * 16 * 16 * 64 * 2},
+                                     {multiply_pairs, kSums * 16 * 16 * 32 * 2},
+                                     kFloats};
 #endif
 
 }  // namespace

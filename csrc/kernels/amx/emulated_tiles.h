@@ -1,4 +1,5 @@
-// The functions of tiles.h in plain C++, after the operation sections of Intel's manual. What the processor would refuse ends the program.
+// The functions of tiles.h in plain C++, after the operation sections of Intel's manual. What the processor would
+// refuse ends the program.
 #pragma once
 
 namespace homenode {
@@ -24,7 +25,8 @@ inline void configure_tiles(const TileConfiguration& c) {
   emulated = {};
   emulated.configured = true;
   for (int i = 0; i < 16; ++i) {
-    processor_refuses(c.rows[i] > 16 || c.row_bytes[i] > 64 || (c.rows[i] == 0) != (c.row_bytes[i] == 0) || (i >= 8 && c.rows[i] != 0));
+    processor_refuses(c.rows[i] > 16 || c.row_bytes[i] > 64 || (c.rows[i] == 0) != (c.row_bytes[i] == 0) ||
+                      (i >= 8 && c.rows[i] != 0));
     if (i < 8) emulated.tile[i].rows = c.rows[i], emulated.tile[i].row_bytes = c.row_bytes[i];
   }
 }
@@ -44,12 +46,14 @@ template <int Tile>
 inline void load_tile(const void* p, size_t stride) {
   EmulatedTile& t = emulated_tile(Tile);
   __builtin_memset(t.data, 0, sizeof t.data);
-  for (int r = 0; r < t.rows; ++r) __builtin_memcpy(t.data[r], static_cast<const uint8_t*>(p) + size_t(r) * stride, size_t(t.row_bytes));
+  for (int r = 0; r < t.rows; ++r)
+    __builtin_memcpy(t.data[r], static_cast<const uint8_t*>(p) + size_t(r) * stride, size_t(t.row_bytes));
 }
 template <int Tile>
 inline void store_tile_rows(void* p, size_t stride) {
   const EmulatedTile& t = emulated_tile(Tile);
-  for (int r = 0; r < t.rows; ++r) __builtin_memcpy(static_cast<uint8_t*>(p) + size_t(r) * stride, t.data[r], size_t(t.row_bytes));
+  for (int r = 0; r < t.rows; ++r)
+    __builtin_memcpy(static_cast<uint8_t*>(p) + size_t(r) * stride, t.data[r], size_t(t.row_bytes));
 }
 
 // Checks the shapes of a product and calls add(row, column of 4 bytes) for every sum.
@@ -88,7 +92,9 @@ inline void add_pair_products() {
     float sum, chain[2] = {};
     __builtin_memcpy(&sum, place, 4);
     for (int k = 0; k < depth; ++k) {
-      for (int i = 0; i < 2; ++i) chain[i] = without_denormal(__builtin_fmaf(bf16_at(a + 4 * k + 2 * i), bf16_at(b[k] + 4 * n + 2 * i), chain[i]));
+      for (int i = 0; i < 2; ++i)
+        chain[i] =
+            without_denormal(__builtin_fmaf(bf16_at(a + 4 * k + 2 * i), bf16_at(b[k] + 4 * n + 2 * i), chain[i]));
     }
     sum = without_denormal(without_denormal(sum) + without_denormal(chain[0] + chain[1]));
     __builtin_memcpy(place, &sum, 4);

@@ -1,6 +1,8 @@
-// BF16 matrices by tiles. The packed layout is what the products want: 16 lines of 32 rows x 2 columns are the weights of two tiles.
+// BF16 matrices by tiles. The packed layout is what the products want: 16 lines of 32 rows x 2 columns are the weights
+// of two tiles.
 //
-// For every number of tokens by the same instruction, whose order of summation is not that of vdpbf16ps. See linear_tiles.h.
+// For every number of tokens by the same instruction, whose order of summation is not that of vdpbf16ps. See
+// linear_tiles.h.
 #pragma once
 #include "kernels/amx/shapes.h"
 
@@ -32,7 +34,8 @@ inline void add_last_step(const uint8_t* packed, int64_t columns, const uint8_t*
   add_step(padded, rows, stride, two);
 }
 
-void multiply_pairs(int tokens, const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride, float* sums) {
+void multiply_pairs(int tokens, const uint8_t* packed, int64_t columns, const uint8_t* rows, size_t stride,
+                    float* sums) {
   use_shape(Factors::pairs, tokens);
   const bool two = tokens > kTileTokens;
   float* second = sums + kTileTokens * kGroupRows;
@@ -42,7 +45,8 @@ void multiply_pairs(int tokens, const uint8_t* packed, int64_t columns, const ui
     load_tile<2>(second, kSumStride);
     load_tile<3>(second + kTileRows, kSumStride);
   }
-  for (; columns >= kPartColumns; columns -= kPartColumns, packed += kStepBytes, rows += kPartColumns * sizeof(uint16_t)) {
+  for (; columns >= kPartColumns;
+       columns -= kPartColumns, packed += kStepBytes, rows += kPartColumns * sizeof(uint16_t)) {
     for (int i = 0; i < kStepBytes; i += 64) __builtin_prefetch(packed + kPairPrefetchBytes + i);
     add_step(packed, rows, stride, two);
   }

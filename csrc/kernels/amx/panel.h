@@ -1,7 +1,9 @@
-// Block formats by tiles, from the panels the level avx512 unpacks. See linear_panel.h for the values and linear_table.h for what a panel holds.
+// Block formats by tiles, from the panels the level avx512 unpacks. See linear_panel.h for the values and
+// linear_table.h for what a panel holds.
 //
-// A panel's codes are what the products want: the eight lines of a part, or the four of half a part, are the weights of two tiles. Their integer sums
-// are stored, part by part, and taken up by AVX-512 while the tiles multiply the next part.
+// A panel's codes are what the products want: the eight lines of a part, or the four of half a part, are the weights of
+// two tiles. Their integer sums are stored, part by part, and taken up by AVX-512 while the tiles multiply the next
+// part.
 #pragma once
 #include <immintrin.h>
 
@@ -56,7 +58,9 @@ inline void multiply_part(bool odd, const uint8_t* codes, const uint8_t* x, size
   }
 }
 
-inline __m512 fused(const float* factor, __m512 x, __m512 sum) { return _mm512_fmadd_ps(x, _mm512_loadu_ps(factor), sum); }
+inline __m512 fused(const float* factor, __m512 x, __m512 sum) {
+  return _mm512_fmadd_ps(x, _mm512_loadu_ps(factor), sum);
+}
 
 // Adds a part's integer sums, as floats times their factors, to the totals of one token.
 template <PanelKind K>
@@ -65,7 +69,9 @@ inline void add_token(const int32_t* products, const uint8_t* factors, const Enc
   const __m512 anchor = _mm512_set1_ps(part.anchor);
   for (int h = 0; h < K.halves; ++h) {
     __m512i start = _mm512_castps_si512(anchor);
-    if constexpr (K.zero != 0) start = _mm512_add_epi32(start, _mm512_set1_epi32((K.halves == 1 ? part.minus_sum : part.minus_half_sum[h]) * K.zero));
+    if constexpr (K.zero != 0)
+      start = _mm512_add_epi32(start,
+                               _mm512_set1_epi32((K.halves == 1 ? part.minus_sum : part.minus_half_sum[h]) * K.zero));
     const auto* factor = reinterpret_cast<const float*>(factors + kEighths * h * kPanelFloats + part.factor);
     for (int v = 0; v < 2; ++v) {
       const __m512i sum = _mm512_add_epi32(_mm512_load_si512(products + h * kTileSums + v * kTileRows), start);
@@ -84,7 +90,8 @@ inline void add_token(const int32_t* products, const uint8_t* factors, const Enc
 }
 
 template <PanelKind K>
-void multiply_panel(int tokens, const Panel& panel, int64_t parts, const uint8_t* rows, size_t stride, float* sums, bool first, Prefetch prefetch) {
+void multiply_panel(int tokens, const Panel& panel, int64_t parts, const uint8_t* rows, size_t stride, float* sums,
+                    bool first, Prefetch prefetch) {
   alignas(64) int32_t products[2][K.halves * kTileSums];
   for (int i = 0; first && i < tokens * kGroupRows; i += kTileRows) _mm512_storeu_ps(sums + i, _mm512_setzero_ps());
   use_shape(K.halves == 2 ? Factors::bytes16 : Factors::bytes32, tokens);
@@ -95,13 +102,15 @@ void multiply_panel(int tokens, const Panel& panel, int64_t parts, const uint8_t
     if (p + 1 < parts) multiply_part<K>(p % 2 == 0, codes, rows + sizeof(EncodedPart), stride, products[(p + 1) % 2]);
     for (int i = 0; i < prefetch.lines; ++i, prefetch.from += kCacheLine) __builtin_prefetch(prefetch.from, 0, 2);
     for (int m = 0; m < tokens; ++m) {
-      add_token<K>(products[p % 2] + m * kGroupRows, factors, *reinterpret_cast<const EncodedPart*>(rows + size_t(m) * stride), sums + m * kGroupRows);
+      add_token<K>(products[p % 2] + m * kGroupRows, factors,
+                   *reinterpret_cast<const EncodedPart*>(rows + size_t(m) * stride), sums + m * kGroupRows);
     }
   }
 }
 
 template <PanelKind K, int M>
-void tile_panel(const Panel& panel, int64_t parts, const uint8_t* rows, size_t stride, float* sums, bool first, Prefetch prefetch) {
+void tile_panel(const Panel& panel, int64_t parts, const uint8_t* rows, size_t stride, float* sums, bool first,
+                Prefetch prefetch) {
   multiply_panel<K>(M, panel, parts, rows, stride, sums, first, prefetch);
 }
 

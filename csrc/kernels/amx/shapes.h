@@ -1,7 +1,8 @@
 // The shapes the tile registers have while a kind of matrix is multiplied.
 //
-// Sums (0 .. 3), activations (4, 5) and weights (6, 7). A thread's configuration stays until a tile function needs another one, or until the products
-// of a run are over: then it is released, so that the kernel has nothing to keep when another thread takes over.
+// Sums (0 .. 3), activations (4, 5) and weights (6, 7). A thread's configuration stays until a tile function needs
+// another one, or until the products of a run are over: then it is released, so that the kernel has nothing to keep
+// when another thread takes over.
 #pragma once
 #include "kernels/amx/tiles.h"
 #include "kernels/linear_table.h"
@@ -23,7 +24,8 @@ thread_local int shape_of_thread = 0;
 inline void use_shape(Factors factors, int tokens) {
   const int shape = 1 + int(factors) * 2 * kTileTokens + tokens - 1;
   if (shape_of_thread == shape) return;
-  const int first = tokens < kTileTokens ? tokens : kTileTokens, second = tokens > kTileTokens ? tokens - kTileTokens : first, bytes = row_bytes_of(factors);
+  const int first = tokens < kTileTokens ? tokens : kTileTokens,
+            second = tokens > kTileTokens ? tokens - kTileTokens : first, bytes = row_bytes_of(factors);
   TileConfiguration c;
   for (int i = 0; i < 4; ++i) c.set(i, i < 2 ? first : second, 64);
   c.set(4, first, bytes);

@@ -1,7 +1,8 @@
 // The eight tile registers of AMX: all that is used of it, in a few functions.
 //
-// A tile has up to 16 rows of up to 64 bytes, as the thread's configuration says. In builds of the checks another header of the same functions takes
-// the place of this one (emulated_tiles.h), so that everything written on them runs on processors without AMX as well.
+// A tile has up to 16 rows of up to 64 bytes, as the thread's configuration says. In builds of the checks another
+// header of the same functions takes the place of this one (emulated_tiles.h), so that everything written on them runs
+// on processors without AMX as well.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -52,8 +53,8 @@ template <int Sum, int A, int B>
 inline void add_byte_products() {
   __asm__ volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sum), "i"(A), "i"(B));
 }
-// Sum[m][n] += (sum of A[m][2k] * B[k][2n]) + (sum of A[m][2k + 1] * B[k][2n + 1]) over k ascending, each a chain of fused multiply-adds from 0;
-// bfloat16 factors, float32 sums, denormal numbers taken and left as zero.
+// Sum[m][n] += (sum of A[m][2k] * B[k][2n]) + (sum of A[m][2k + 1] * B[k][2n + 1]) over k ascending, each a chain of
+// fused multiply-adds from 0; bfloat16 factors, float32 sums, denormal numbers taken and left as zero.
 template <int Sum, int A, int B>
 inline void add_pair_products() {
   __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sum), "i"(A), "i"(B));

@@ -1,7 +1,9 @@
-// Tiles of the block formats of three and four tokens, where products of bytes are summed to 16 bits. See linear_tiles.h for the values.
+// Tiles of the block formats of three and four tokens, where products of bytes are summed to 16 bits. See
+// linear_tiles.h for the values.
 //
-// Sixteen registers hold the integer sums of two tokens and 32 rows, or of four tokens and 16 rows. The second is better from three tokens on: codes are
-// taken apart once for all of them, and that costs as much as half the products of a token.
+// Sixteen registers hold the integer sums of two tokens and 32 rows, or of four tokens and 16 rows. The second is
+// better from three tokens on: codes are taken apart once for all of them, and that costs as much as half the products
+// of a token.
 #pragma once
 #include "kernels/avx2/half_groups.h"
 #include "kernels/avx2/panel.h"
@@ -16,7 +18,8 @@ using HalfSums = Ints[M][kHalfVectors];
 
 // The integer sums of half `H` of a part (or the whole) for the 16 rows whose lines begin at `lines`.
 template <Coding C, int M, int H, int Step = 0>
-HOMENODE_INLINE void sum_half_lines(const uint8_t* lines, const uint8_t* x, size_t stride, HalfSums<M>& run, HalfSums<M>& sums) {
+HOMENODE_INLINE void sum_half_lines(const uint8_t* lines, const uint8_t* x, size_t stride, HalfSums<M>& run,
+                                    HalfSums<M>& sums) {
   constexpr int kRun = kRunLines<C>;
   constexpr int line = halves_of(C) == 2 ? 4 * H + Step : C.low_bits == 4 ? Step / 2 + 4 * (Step % 2) : Step;
   Ints w[kHalfVectors];
@@ -43,7 +46,8 @@ HOMENODE_INLINE void sum_half_lines(const uint8_t* lines, const uint8_t* x, size
 
 // Adds one sum of a part for 16 rows to those at `total`; `scale`: of the same half (or the whole) and rows.
 template <Coding C, int M, int H>
-HOMENODE_INLINE void add_half_sum(const uint8_t* lines, const Floats (&scale)[kHalfVectors], const uint8_t* x, size_t stride, float* total) {
+HOMENODE_INLINE void add_half_sum(const uint8_t* lines, const Floats (&scale)[kHalfVectors], const uint8_t* x,
+                                  size_t stride, float* total) {
   HalfSums<M> run, sums;
   sum_half_lines<C, M, H>(lines, x, stride, run, sums);
 #pragma GCC unroll 8
@@ -53,7 +57,8 @@ HOMENODE_INLINE void add_half_sum(const uint8_t* lines, const Floats (&scale)[kH
 #pragma GCC unroll 2
     for (int v = 0; v < kHalfVectors; ++v) {
       Ints sum = sums[m][v];
-      if constexpr (C.zero != 0) sum = add_ints(sum, shift_left32<__builtin_ctz(C.zero)>(broadcast_int(minus_sum<halves_of(C), H>(part))));
+      if constexpr (C.zero != 0)
+        sum = add_ints(sum, shift_left32<__builtin_ctz(C.zero)>(broadcast_int(minus_sum<halves_of(C), H>(part))));
       float* to = total + kGroupRows * m + kLanes * v;
       store_floats(to, add_product<C>(sum, row, scale[v], load_floats(to)));
     }
@@ -61,7 +66,8 @@ HOMENODE_INLINE void add_half_sum(const uint8_t* lines, const Floats (&scale)[kH
 }
 
 template <Coding C, int M, int H>
-HOMENODE_INLINE void add_half_minimum(const Floats (&minimum)[kHalfVectors], const uint8_t* x, size_t stride, float* total) {
+HOMENODE_INLINE void add_half_minimum(const Floats (&minimum)[kHalfVectors], const uint8_t* x, size_t stride,
+                                      float* total) {
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
     const Floats row = minus_total<halves_of(C), H>(reinterpret_cast<const EncodedPart*>(x + m * stride));
@@ -75,7 +81,8 @@ HOMENODE_INLINE void add_half_minimum(const Floats (&minimum)[kHalfVectors], con
 
 // What one part adds to the 16 rows of vectors First, First + 1.
 template <Coding C, int M, int First>
-HOMENODE_INLINE void add_half_part(const BlockScale (&block)[kVectors], const uint8_t* at, const uint8_t* x, size_t stride, float* total) {
+HOMENODE_INLINE void add_half_part(const BlockScale (&block)[kVectors], const uint8_t* at, const uint8_t* x,
+                                   size_t stride, float* total) {
   const uint8_t* lines = at + Packed<C>::scale + Packed<C>::minimum + kVectorBytes * First;
   const auto scale = [&](int h, Floats (&to)[kHalfVectors]) {
     for (int v = 0; v < kHalfVectors; ++v) to[v] = part_scale<C>(block[First + v], at, h, First + v);
@@ -100,14 +107,16 @@ HOMENODE_INLINE void add_half_part(const BlockScale (&block)[kVectors], const ui
 }
 
 template <Coding C, int M>
-void tile_half_coded(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* total, SpreadPrefetch prefetch) {
+void tile_half_coded(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* total,
+                     SpreadPrefetch prefetch) {
   using At = Packed<C>;
   const int lines = lines_of_share<C>(prefetch, 2);
   for (; columns > 0; columns -= At::columns, packed += At::bytes) {
     BlockScale block[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) block[v] = block_scale<C>(packed, v);
-    for (const uint8_t* at = packed + At::head; at < packed + At::bytes; at += At::part, x += sizeof(EncodedPart), prefetch.from += prefetch.advance) {
+    for (const uint8_t* at = packed + At::head; at < packed + At::bytes;
+         at += At::part, x += sizeof(EncodedPart), prefetch.from += prefetch.advance) {
       Prefetch share{prefetch.from, lines};
       prefetch_lines(share);
       add_half_part<C, M, 0>(block, at, x, stride, total);

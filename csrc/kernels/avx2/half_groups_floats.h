@@ -1,8 +1,8 @@
 // Tiles of the float formats of four to six tokens: the values of linear_floats.h.
 //
-// Sixteen registers hold the sums of three tokens and 32 rows, or of six tokens and 16 rows. So a tile goes through a block of columns twice, first for
-// one half of the group's rows, then for the other: no weight is read or widened again, as it would be by a second tile, and weights for twice as many
-// products come from memory meanwhile.
+// Sixteen registers hold the sums of three tokens and 32 rows, or of six tokens and 16 rows. So a tile goes through a
+// block of columns twice, first for one half of the group's rows, then for the other: no weight is read or widened
+// again, as it would be by a second tile, and weights for twice as many products come from memory meanwhile.
 #pragma once
 #include "kernels/avx2/half_groups.h"
 #include "kernels/linear_floats.h"
@@ -11,12 +11,14 @@ namespace homenode {
 namespace {
 
 constexpr int kMostHalfTokens = 6;
-constexpr int64_t kBlockColumns = 64;  // whose weights and activations stay in the first cache from one half to the other
+// Whose weights and activations stay in the first cache from one half to the other
+constexpr int64_t kBlockColumns = 64;
 
 template <int M>
 using HalfBlock = Floats[M][kHalfVectors];
 
-// f += weights of 16 rows times the activation at x. Written out, as the compiler would load the activations of all tokens first and have no room left.
+// f += weights of 16 rows times the activation at x. Written out, as the compiler would load the activations of all
+// tokens first and have no room left.
 HOMENODE_INLINE void add_token(const Floats (&w)[kHalfVectors], const uint8_t* x, Floats (&f)[kHalfVectors]) {
   static_assert(kHalfVectors == 2);
   asm("vbroadcastss %[x],%%ymm15\nvfmadd231ps %%ymm15,%[w0],%[f0]\nvfmadd231ps %%ymm15,%[w1],%[f1]"
@@ -36,7 +38,8 @@ HOMENODE_INLINE void add_half_column(const uint8_t* packed, const uint8_t* x, si
 }
 
 template <class Columns, int M>
-HOMENODE_INLINE void add_half(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* sums, Prefetch& prefetch) {
+HOMENODE_INLINE void add_half(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* sums,
+                              Prefetch& prefetch) {
   HalfBlock<M> f;
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
@@ -63,7 +66,8 @@ HOMENODE_INLINE void add_half(const uint8_t* packed, int64_t columns, const uint
 }
 
 template <class Columns, int M>
-void tile_half_groups(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* sums, Prefetch prefetch) {
+void tile_half_groups(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* sums,
+                      Prefetch prefetch) {
   for (; columns > 0; columns -= kBlockColumns, packed += kBlockColumns / 2 * Columns::kBytes, x += 4 * kBlockColumns) {
     const int64_t now = columns < kBlockColumns ? columns : kBlockColumns;
     add_half<Columns, M>(packed, now, x, stride, sums, prefetch);

@@ -1,8 +1,8 @@
 // Tiles of Q8_0 for few tokens, from the packed group as it is. See linear_tiles.h for the values.
 //
-// Activations are halved instead of weights widened: code = 16 * high + low, with -8 <= high <= 8 and -8 <= low < 8. Then the products of all eight
-// lines of a part with unsigned bytes stay within 16 bits, 8 * 2 * 255 * 8 = 32640, and a weight is taken as it is stored: nothing is unpacked, and
-// one line serves as many tokens as there are.
+// Activations are halved instead of weights widened: code = 16 * high + low, with -8 <= high <= 8 and -8 <= low < 8.
+// Then the products of all eight lines of a part with unsigned bytes stay within 16 bits, 8 * 2 * 255 * 8 = 32640, and
+// a weight is taken as it is stored: nothing is unpacked, and one line serves as many tokens as there are.
 #pragma once
 #include "kernels/avx2/panel.h"
 
@@ -41,13 +41,15 @@ HOMENODE_INLINE void sum_halves(const uint8_t* lines, const uint8_t* halves, Int
   }
 #pragma GCC unroll 8
   for (int v = 0; v < kVectors; ++v) {
-    sums[v] = add_ints(_mm256_madd_epi16(part[0][v], _mm256_set1_epi16(16)), _mm256_madd_epi16(part[1][v], _mm256_set1_epi16(1)));
+    sums[v] = add_ints(_mm256_madd_epi16(part[0][v], _mm256_set1_epi16(16)),
+                       _mm256_madd_epi16(part[1][v], _mm256_set1_epi16(1)));
   }
 }
 
 // Of one token, whose sums so far are at `total`.
 template <Coding C>
-HOMENODE_INLINE void add_halved(const uint8_t* lines, const Floats (&scale)[kVectors], const EncodedPart* part, const uint8_t* halves, float* total) {
+HOMENODE_INLINE void add_halved(const uint8_t* lines, const Floats (&scale)[kVectors], const EncodedPart* part,
+                                const uint8_t* halves, float* total) {
   Ints sums[kVectors];
   sum_halves(lines, halves, sums);
   const Ints start = broadcast_int(128 * part->minus_sum);
@@ -60,7 +62,8 @@ HOMENODE_INLINE void add_halved(const uint8_t* lines, const Floats (&scale)[kVec
 }
 
 template <Coding C, int M>
-void tile_halved(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* total, SpreadPrefetch prefetch) {
+void tile_halved(const uint8_t* packed, int64_t columns, const uint8_t* x, size_t stride, float* total,
+                 SpreadPrefetch prefetch) {
   using At = Packed<C>;
   alignas(64) uint8_t halves[kHalvedParts][M][2 * kPartColumns];
   const int lines = lines_of_share<C>(prefetch, M);
@@ -76,7 +79,8 @@ void tile_halved(const uint8_t* packed, int64_t columns, const uint8_t* x, size_
       Prefetch share{prefetch.from, lines};
       for (int m = 0; m < M; ++m) {
         prefetch_lines(share);
-        add_halved<C>(packed + At::head, scale, reinterpret_cast<const EncodedPart*>(x + m * stride), halves[p][m], total + kGroupRows * m);
+        add_halved<C>(packed + At::head, scale, reinterpret_cast<const EncodedPart*>(x + m * stride), halves[p][m],
+                      total + kGroupRows * m);
       }
     }
   }
@@ -92,7 +96,8 @@ template <int M = 2>
 constexpr void fill_halved(LinearTable& table) {
   constexpr int kIndex = index_of(Format::q8_0);
   constexpr Coding C = kCodings[kIndex];
-  static_assert(C.low_bits == 8 && C.zero == 128 && C.parts == 1 && C.minimum == Minimum::none && C.table == Table::none);
+  static_assert(C.low_bits == 8 && C.zero == 128 && C.parts == 1 && C.minimum == Minimum::none &&
+                C.table == Table::none);
   table.coded[kIndex].tile[M - 1] = tile_halved<C, M>;
   table.coded[kIndex].max_tokens = table.coded[kIndex].tokens_of_many = M;
   if constexpr (M < kHalvedTokens) fill_halved<M + 1>(table);

@@ -1,12 +1,15 @@
-// Tiles of the block formats for many tokens, where products of bytes are summed to 16 bits. See linear_tiles.h for the values.
+// Tiles of the block formats for many tokens, where products of bytes are summed to 16 bits. See linear_tiles.h for the
+// values.
 //
-// Some parts of a group are unpacked once, for all the tokens at hand, and two tokens are multiplied with them at a time: eight sums, two
-// activations, and the weights and products under way fill the sixteen registers. How codes are unpacked and multiplied depends on their size:
+// Some parts of a group are unpacked once, for all the tokens at hand, and two tokens are multiplied with them at a
+// time: eight sums, two activations, and the weights and products under way fill the sixteen registers. How codes are
+// unpacked and multiplied depends on their size:
 //   up to six bits   unsigned bytes times signed bytes. The sums of two products go on in 16 bits for as many lines as cannot overflow (run_lines),
 //                    all eight of most formats: two instructions for 32 products
 //   bytes            two products of bytes alone fill 16 bits, and widening each takes two more instructions, taking care of the sign another. Codes
 //                    of 16 bits take the same four instructions for 32 products, and no widening
-// The compiler would rather sum products as a tree, which has no room in sixteen registers, and load what two products take twice: hence in_register.
+// The compiler would rather sum products as a tree, which has no room in sixteen registers, and load what two products
+// take twice: hence in_register.
 #pragma once
 #include "kernels/simd/in_register.h"
 #include "kernels/linear_coded.h"
@@ -55,7 +58,8 @@ HOMENODE_INLINE void unpack_scales(const BlockScale (&block)[kVectors], const ui
     for (int v = 0; v < kVectors; ++v) {
       auto* to = reinterpret_cast<float*>(scales + kPanelFloats * h + kVectorBytes * v);
       store_floats(to, part_scale<C>(block[v], at, h, v));
-      if constexpr (C.minimum != Minimum::none) store_floats(to + halves_of(C) * kGroupRows, part_minimum<C>(block[v], at, h, v));
+      if constexpr (C.minimum != Minimum::none)
+        store_floats(to + halves_of(C) * kGroupRows, part_minimum<C>(block[v], at, h, v));
     }
   }
 }
@@ -78,8 +82,9 @@ Panel unpack_panel(const uint8_t* packed, int64_t parts, PanelSpace& space) {
   return {space.codes, kCodes, space.factors};
 }
 
-// f += (integer sum * d_row) * scale. What does not depend on the sums is multiplied first where that is exact too (see linear_tiles.h), so that less is
-// left to do in turn once they are known; the exponents of other scales may leave the range.
+// f += (integer sum * d_row) * scale. What does not depend on the sums is multiplied first where that is exact too (see
+// linear_tiles.h), so that less is left to do in turn once they are known; the exponents of other scales may leave the
+// range.
 template <Coding C>
 HOMENODE_INLINE Floats add_product(Ints sum, Floats row, Floats scale, Floats f) {
   if constexpr (C.scale_bf16) return fma(multiply(to_floats(sum), row), scale, f);
@@ -87,18 +92,21 @@ HOMENODE_INLINE Floats add_product(Ints sum, Floats row, Floats scale, Floats f)
 }
 
 template <Coding C, int M, int H>
-HOMENODE_INLINE void add_scaled(const Sums<M>& sums, const uint8_t* scales, const uint8_t* x, size_t stride, Block<M>& f) {
+HOMENODE_INLINE void add_scaled(const Sums<M>& sums, const uint8_t* scales, const uint8_t* x, size_t stride,
+                                Block<M>& f) {
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
     const auto* part = reinterpret_cast<const EncodedPart*>(x + m * stride);
     const Floats row = broadcast_float(&part->scale);
     Ints start = zero_ints();
-    if constexpr (C.zero != 0 && !is_wide(C)) start = shift_left32<__builtin_ctz(C.zero | 256)>(broadcast_int(minus_sum<halves_of(C), H>(part)));
+    if constexpr (C.zero != 0 && !is_wide(C))
+      start = shift_left32<__builtin_ctz(C.zero | 256)>(broadcast_int(minus_sum<halves_of(C), H>(part)));
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       Ints sum = sums[m][v];
       if constexpr (C.zero != 0 && !is_wide(C)) sum = add_ints(sum, start);
-      f[m][v] = add_product<C>(sum, row, load_floats(reinterpret_cast<const float*>(scales + kPanelFloats * H + kVectorBytes * v)), f[m][v]);
+      f[m][v] = add_product<C>(
+          sum, row, load_floats(reinterpret_cast<const float*>(scales + kPanelFloats * H + kVectorBytes * v)), f[m][v]);
     }
   }
 }
@@ -110,7 +118,8 @@ HOMENODE_INLINE void add_minimums(const uint8_t* scales, const uint8_t* x, size_
   for (int m = 0; m < M; ++m) {
     const Floats row = minus_total<halves_of(C), H>(reinterpret_cast<const EncodedPart*>(x + m * stride));
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) f[m][v] = fma(load_floats(reinterpret_cast<const float*>(minimum + kVectorBytes * v)), row, f[m][v]);
+    for (int v = 0; v < kVectors; ++v)
+      f[m][v] = fma(load_floats(reinterpret_cast<const float*>(minimum + kVectorBytes * v)), row, f[m][v]);
   }
 }
 
@@ -144,8 +153,8 @@ HOMENODE_INLINE void sum_bytes(const uint8_t* codes, const uint8_t* x, size_t st
   }
 }
 
-// Asks for a part of the tile after this one: a token's parts are too few in a row for the processor to see them coming, and those of many tokens lie
-// in the third cache.
+// Asks for a part of the tile after this one: a token's parts are too few in a row for the processor to see them
+// coming, and those of many tokens lie in the third cache.
 template <int M>
 HOMENODE_INLINE void expect_next(const uint8_t* x, size_t stride) {
 #pragma GCC unroll 8
@@ -153,7 +162,8 @@ HOMENODE_INLINE void expect_next(const uint8_t* x, size_t stride) {
 }
 
 template <Coding C, int M>
-void tile_bytes(const Panel& panel, int64_t parts, const uint8_t* x, size_t stride, float* total, bool first, Prefetch prefetch) {
+void tile_bytes(const Panel& panel, int64_t parts, const uint8_t* x, size_t stride, float* total, bool first,
+                Prefetch prefetch) {
   constexpr bool kMinimum = C.minimum != Minimum::none, kTwo = halves_of(C) == 2;
   const uint8_t *codes = panel.codes, *scales = panel.factors;
   Block<M> f;
@@ -181,7 +191,8 @@ HOMENODE_INLINE void sum_wide(const uint8_t* codes, const uint8_t* wide, Sums<M>
   for (int line = 0; line < 16; ++line) {  // of even columns, of odd ones, and so on
     Ints row[M];
 #pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) row[m] = in_register(broadcast_bytes4(wide + m * kWideCodes + line % 2 * kPartColumns + 4 * (line / 2)));
+    for (int m = 0; m < M; ++m)
+      row[m] = in_register(broadcast_bytes4(wide + m * kWideCodes + line % 2 * kPartColumns + 4 * (line / 2)));
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       const Ints w = in_register(load_bytes(codes + kLineBytes * line + kVectorBytes * v));
@@ -207,14 +218,16 @@ HOMENODE_INLINE void widen(const uint8_t* x, size_t stride, uint8_t* to) {
 
 // The activations' codes are widened a part ahead, while the units that multiply are busy with the one before.
 template <Coding C, int M>
-void tile_wide(const Panel& panel, int64_t parts, const uint8_t* x, size_t stride, float* total, bool first, Prefetch prefetch) {
+void tile_wide(const Panel& panel, int64_t parts, const uint8_t* x, size_t stride, float* total, bool first,
+               Prefetch prefetch) {
   const uint8_t *codes = panel.codes, *scales = panel.factors;
   alignas(64) uint8_t widened[2][M * kWideCodes];
   widen<M>(x, stride, widened[0]);
   Block<M> f;
   if (first) set_zero<M>(f);
   else load_sums<M>(total, f);
-  for (int now = 0; parts > 0; --parts, now ^= 1, codes += kWidePart, scales += kPartScales<C>, x += sizeof(EncodedPart)) {
+  for (int now = 0; parts > 0;
+       --parts, now ^= 1, codes += kWidePart, scales += kPartScales<C>, x += sizeof(EncodedPart)) {
     prefetch_lines(prefetch);
     expect_next<M>(x, stride);
     if (parts > 1) widen<M>(x + sizeof(EncodedPart), stride, widened[now ^ 1]);
@@ -231,8 +244,8 @@ constexpr PanelFunction tile_of() {
   else return tile_bytes<C, M>;
 }
 
-// From how many tokens on unpacking pays. Bytes and codes of up to six bits have tiles for few tokens that take them as they are (halved.h,
-// half_groups_coded.h); nibbles alone are soon taken apart by these.
+// From how many tokens on unpacking pays. Bytes and codes of up to six bits have tiles for few tokens that take them as
+// they are (halved.h, half_groups_coded.h); nibbles alone are soon taken apart by these.
 constexpr int least_tokens(const Coding& c) {
   if (is_wide(c)) return c.low_bits == 8 ? 12 : 6;
   if (c.low_bits == 2) return 4;

@@ -1,5 +1,5 @@
-// Vectors of AVX2 with FMA and F16C for linear_tiles.h: eight lanes, four registers for the rows of a group. The integer dot products are missing:
-// the levels that share these vectors differ in them.
+// Vectors of AVX2 with FMA and F16C for linear_tiles.h: eight lanes, four registers for the rows of a group. The
+// integer dot products are missing: the levels that share these vectors differ in them.
 #pragma once
 #include <immintrin.h>
 
@@ -24,7 +24,9 @@ inline Floats to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
 inline Ints round_to_ints(Floats x) { return _mm256_cvtps_epi32(x); }
 inline Floats as_floats(Ints x) { return _mm256_castsi256_ps(x); }
 inline Ints as_ints(Floats x) { return _mm256_castps_si256(x); }
-inline Floats load_halves(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline Floats load_halves(const uint8_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
 inline Floats broadcast_float(const void* p) {
   float x;
   __builtin_memcpy(&x, p, 4);
@@ -44,7 +46,9 @@ inline void store_ints(uint8_t* p, Ints x) { _mm256_storeu_si256(reinterpret_cas
 inline __m128i load_eight(const uint8_t* p) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)); }
 inline Ints load_signed8(const uint8_t* p) { return _mm256_cvtepi8_epi32(load_eight(p)); }
 inline Ints load_unsigned8(const uint8_t* p) { return _mm256_cvtepu8_epi32(load_eight(p)); }
-inline Ints load_unsigned16(const uint8_t* p) { return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline Ints load_unsigned16(const uint8_t* p) {
+  return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
 inline void store_signed8(int8_t* p, Ints x) {
   const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));

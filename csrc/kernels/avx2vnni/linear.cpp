@@ -1,4 +1,5 @@
-// AVX2 with AVX-VNNI: the integer dot product of AVX-512 VNNI in registers half as wide (client processors since Alder Lake, and Zen 5).
+// AVX2 with AVX-VNNI: the integer dot product of AVX-512 VNNI in registers half as wide (client processors since Alder
+// Lake, and Zen 5).
 #include "kernels/avx2/vectors.h"
 
 namespace homenode {
@@ -12,7 +13,9 @@ constexpr int run_lines(int) { return 8; }
 inline Ints begin_run(Ints sum) { return sum; }
 inline Ints end_run(Ints, Ints run) { return run; }
 inline Ints add_products(Ints run, Ints weights, Ints codes) { return _mm256_dpbusd_avx_epi32(run, weights, codes); }
-inline Ints add_wide_products(Ints run, Ints weights, Ints codes) { return _mm256_dpbusd_avx_epi32(run, weights, codes); }
+inline Ints add_wide_products(Ints run, Ints weights, Ints codes) {
+  return _mm256_dpbusd_avx_epi32(run, weights, codes);
+}
 
 }  // namespace
 }  // namespace homenode
@@ -23,8 +26,8 @@ inline Ints add_wide_products(Ints run, Ints weights, Ints codes) { return _mm25
 namespace homenode {
 namespace {
 
-// With sixteen registers, tiles of panels are of two tokens only. Measured on Zen 5 with 96 tokens, the formats with two scales a part gain from them
-// (Q6_K a third); Q8_0 lost by them, and so did Q4_0 and Q4_K unpacked to bytes.
+// With sixteen registers, tiles of panels are of two tokens only. Measured on Zen 5 with 96 tokens, the formats with
+// two scales a part gain from them (Q6_K a third); Q8_0 lost by them, and so did Q4_0 and Q4_K unpacked to bytes.
 constexpr LinearTable make_avx2vnni_table() {
   LinearTable table = with_panels(make_table());
   for (int i = 0; i < kCodingCount; ++i) {

@@ -1,7 +1,8 @@
 // Sixteen parts of activations at once, with the same bits as encode_part (linear_encode.h).
 //
-// One part by itself spends most of its time on sums and maxima across lanes and on two divisions. Here lane i of a vector is part i: maxima and sums
-// are brought there by transposing while they are taken, and the rest is done for all sixteen.
+// One part by itself spends most of its time on sums and maxima across lanes and on two divisions. Here lane i of a
+// vector is part i: maxima and sums are brought there by transposing while they are taken, and the rest is done for all
+// sixteen.
 #pragma once
 #include <cstddef>
 
@@ -19,8 +20,10 @@ HOMENODE_INLINE __m512i largest_of_each(__m512i (&x)[kPartsAtOnce]) {
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
     const __m512i* four = x + 4 * i;
-    const __m512i first = _mm512_max_epi32(_mm512_unpacklo_epi32(four[0], four[1]), _mm512_unpackhi_epi32(four[0], four[1]));
-    const __m512i second = _mm512_max_epi32(_mm512_unpacklo_epi32(four[2], four[3]), _mm512_unpackhi_epi32(four[2], four[3]));
+    const __m512i first =
+        _mm512_max_epi32(_mm512_unpacklo_epi32(four[0], four[1]), _mm512_unpackhi_epi32(four[0], four[1]));
+    const __m512i second =
+        _mm512_max_epi32(_mm512_unpacklo_epi32(four[2], four[3]), _mm512_unpackhi_epi32(four[2], four[3]));
     quarter[i] = _mm512_max_epi32(_mm512_unpacklo_epi64(first, second), _mm512_unpackhi_epi64(first, second));
   }
 #pragma GCC unroll 2
@@ -54,12 +57,16 @@ HOMENODE_INLINE PartScales scales_of(__m512i largest_bits) {
 }
 
 // The codes of two parts, one after the other.
-HOMENODE_INLINE __m512i codes_of_two(const float* first, const float* second, float first_inverse, float second_inverse) {
+HOMENODE_INLINE __m512i codes_of_two(const float* first, const float* second, float first_inverse,
+                                     float second_inverse) {
   const __m512 a = _mm512_set1_ps(first_inverse), b = _mm512_set1_ps(second_inverse);
-  const __m512i one = _mm512_packs_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(first), a)), _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(first + 16), a)));
-  const __m512i two = _mm512_packs_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(second), b)), _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(second + 16), b)));
+  const __m512i one = _mm512_packs_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(first), a)),
+                                         _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(first + 16), a)));
+  const __m512i two = _mm512_packs_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(second), b)),
+                                         _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(second + 16), b)));
   // Packing works in quarters of a vector: four codes of each of the four operands in turn.
-  return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), _mm512_packs_epi16(one, two));
+  return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15),
+                                  _mm512_packs_epi16(one, two));
 }
 
 // Sums of the quarters of four vectors: those of x[0] in the first lane of each quarter, and so on.
@@ -71,7 +78,8 @@ HOMENODE_INLINE __m512i sums_of_quarters(const __m512i* x) {
 
 // Lanes 4 l + j of four vectors as quarter l of rows[j].
 HOMENODE_INLINE void transpose(__m512i a, __m512i b, __m512i c, __m512i d, __m512i (&rows)[4]) {
-  const __m512i ab_low = _mm512_unpacklo_epi32(a, b), ab_high = _mm512_unpackhi_epi32(a, b), cd_low = _mm512_unpacklo_epi32(c, d), cd_high = _mm512_unpackhi_epi32(c, d);
+  const __m512i ab_low = _mm512_unpacklo_epi32(a, b), ab_high = _mm512_unpackhi_epi32(a, b),
+                cd_low = _mm512_unpacklo_epi32(c, d), cd_high = _mm512_unpackhi_epi32(c, d);
   rows[0] = _mm512_unpacklo_epi64(ab_low, cd_low), rows[1] = _mm512_unpackhi_epi64(ab_low, cd_low);
   rows[2] = _mm512_unpacklo_epi64(ab_high, cd_high), rows[3] = _mm512_unpackhi_epi64(ab_high, cd_high);
 }
@@ -95,15 +103,19 @@ HOMENODE_INLINE void store_scales(const PartScales& s, const __m512i (&minus_hal
   const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), high = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
 #pragma GCC unroll 4
   for (int j = 0; j < 4; ++j) {
-    const __m512i left = _mm512_permutex2var_epi64(first[j], low, second[j]), right = _mm512_permutex2var_epi64(first[j], high, second[j]);
+    const __m512i left = _mm512_permutex2var_epi64(first[j], low, second[j]),
+                  right = _mm512_permutex2var_epi64(first[j], high, second[j]);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(places.line(j) + kPartColumns), _mm512_castsi512_si256(left));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(places.line(4 + j) + kPartColumns), _mm512_extracti64x4_epi64(left, 1));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(places.line(4 + j) + kPartColumns),
+                        _mm512_extracti64x4_epi64(left, 1));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(places.line(8 + j) + kPartColumns), _mm512_castsi512_si256(right));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(places.line(12 + j) + kPartColumns), _mm512_extracti64x4_epi64(right, 1));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(places.line(12 + j) + kPartColumns),
+                        _mm512_extracti64x4_epi64(right, 1));
   }
 }
-static_assert(offsetof(EncodedPart, scale) == 32 && offsetof(EncodedPart, minus_sum) == 36 && offsetof(EncodedPart, minus_half_sum) == 40 &&
-              offsetof(EncodedPart, minus_total) == 48 && offsetof(EncodedPart, anchor) == 52 && offsetof(EncodedPart, factor) == 56);
+static_assert(offsetof(EncodedPart, scale) == 32 && offsetof(EncodedPart, minus_sum) == 36 &&
+              offsetof(EncodedPart, minus_half_sum) == 40 && offsetof(EncodedPart, minus_total) == 48 &&
+              offsetof(EncodedPart, anchor) == 52 && offsetof(EncodedPart, factor) == 56);
 
 HOMENODE_INLINE void encode_sixteen(const PartPlaces& places) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
@@ -111,7 +123,8 @@ HOMENODE_INLINE void encode_sixteen(const PartPlaces& places) {
 #pragma GCC unroll 16
   for (int i = 0; i < kPartsAtOnce; ++i) {
     const float* part = places.values(i);
-    bits[i] = _mm512_max_epi32(_mm512_and_si512(_mm512_loadu_si512(part), magnitude), _mm512_and_si512(_mm512_loadu_si512(part + 16), magnitude));
+    bits[i] = _mm512_max_epi32(_mm512_and_si512(_mm512_loadu_si512(part), magnitude),
+                               _mm512_and_si512(_mm512_loadu_si512(part + 16), magnitude));
   }
   const __m512i largest = largest_of_each(bits);
   if (_mm512_cmpgt_epi32_mask(largest, _mm512_set1_epi32(kLargestMagnitude))) {
@@ -131,7 +144,8 @@ HOMENODE_INLINE void encode_sixteen(const PartPlaces& places) {
   }
   // Quarters 0 and 1 are the halves of even parts, 2 and 3 those of odd ones.
   const __m512i left = sums_of_quarters(sums), right = sums_of_quarters(sums + 4), none = _mm512_setzero_si512();
-  const __m512i first = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 16, 24, 17, 25, 18, 26, 19, 27), second = _mm512_add_epi32(first, _mm512_set1_epi32(4));
+  const __m512i first = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 16, 24, 17, 25, 18, 26, 19, 27),
+                second = _mm512_add_epi32(first, _mm512_set1_epi32(4));
   const __m512i minus_half[2] = {_mm512_sub_epi32(none, _mm512_permutex2var_epi32(left, first, right)),
                                  _mm512_sub_epi32(none, _mm512_permutex2var_epi32(left, second, right))};
   store_scales(s, minus_half, places);

@@ -13,7 +13,8 @@ using Floats = __m512;
 using Ints = __m512i;
 constexpr int kLanes = 16;
 constexpr int kFloatTokens = 6, kPairTokens = 6, kPanelTokens = 6;  // what 32 registers hold
-constexpr int kCodedTokens = 8;  // two rows' sums go through memory, which takes less time than the weights coming a second time
+// Two rows' sums go through memory, which takes less time than the weights coming a second time
+constexpr int kCodedTokens = 8;
 constexpr bool kWideDotSubtracts128 = false;
 
 inline Floats zero_floats() { return _mm512_setzero_ps(); }
@@ -27,7 +28,9 @@ inline Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
 inline Ints round_to_ints(Floats x) { return _mm512_cvtps_epi32(x); }
 inline Floats as_floats(Ints x) { return _mm512_castsi512_ps(x); }
 inline Ints as_ints(Floats x) { return _mm512_castps_si512(x); }
-inline Floats load_halves(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline Floats load_halves(const uint8_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
 inline Floats broadcast_float(const void* p) {
   float x;
   __builtin_memcpy(&x, p, 4);
@@ -38,10 +41,18 @@ inline Ints zero_ints() { return _mm512_setzero_si512(); }
 inline Ints broadcast_int(int32_t x) { return _mm512_set1_epi32(x); }
 inline Ints load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline void store_ints(uint8_t* p, Ints x) { _mm512_storeu_si512(p, x); }
-inline Ints load_signed8(const uint8_t* p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
-inline Ints load_unsigned8(const uint8_t* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
-inline Ints load_unsigned16(const uint8_t* p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
-inline void store_signed8(int8_t* p, Ints x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x)); }
+inline Ints load_signed8(const uint8_t* p) {
+  return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline Ints load_unsigned8(const uint8_t* p) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline Ints load_unsigned16(const uint8_t* p) {
+  return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline void store_signed8(int8_t* p, Ints x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
+}
 inline Ints add_ints(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 inline Ints larger_ints(Ints a, Ints b) { return _mm512_max_epi32(a, b); }
 inline int32_t largest_lane(Ints x) { return _mm512_reduce_max_epi32(x); }

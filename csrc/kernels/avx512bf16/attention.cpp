@@ -1,8 +1,10 @@
-// Attention over bf16 KV memory by dot products of bfloat16 pairs; everything else of kernels.h as the level avx512 has it.
+// Attention over bf16 KV memory by dot products of bfloat16 pairs; everything else of kernels.h as the level avx512 has
+// it.
 //
-// One instruction multiplies two elements of 16 keys, or two tokens' values, as they lie in memory. It wants both factors as bfloat16: queries are
-// rounded once when they are loaded, softmax weights when they are computed, and a row's sum is that of its rounded weights, so that what rounding
-// adds to all of them alike cancels. tests/native/test_attention.py measures the error.
+// One instruction multiplies two elements of 16 keys, or two tokens' values, as they lie in memory. It wants both
+// factors as bfloat16: queries are rounded once when they are loaded, softmax weights when they are computed, and a
+// row's sum is that of its rounded weights, so that what rounding adds to all of them alike cancels.
+// tests/native/test_attention.py measures the error.
 //
 // What fixes the value of a row, bit by bit:
 //   score      one chain of dot products over pairs of the head's elements in order, for each key;
@@ -21,7 +23,8 @@
 namespace homenode {
 namespace {
 
-constexpr int kPairLine = 2 * kTileKeys;  // bf16 elements of a cache line: two of each of 16 keys, or two tokens' values of 16 elements
+// bf16 elements of a cache line: two of each of 16 keys, or two tokens' values of 16 elements
+constexpr int kPairLine = 2 * kTileKeys;
 
 inline __m512i load_line(const void* p) { return _mm512_loadu_si512(p); }
 
@@ -37,7 +40,8 @@ float load_query_pairs(const float* q, int64_t head_dim, float scale, void* out)
   return 1;
 }
 
-// Calls work.operator()<R>(first row) for all rows: few of them at once, so that every key and value is read once only, many in blocks of four.
+// Calls work.operator()<R>(first row) for all rows: few of them at once, so that every key and value is read once only,
+// many in blocks of four.
 template <class Work>
 inline void for_pair_blocks(int rows, Work work) {
   switch (rows) {
@@ -120,9 +124,11 @@ inline void score_pair_rows(const AttendArgs& a, Prefetch& prefetch, int row, in
   if (tile < end) score_pairs<R, 1>(a, prefetch, row, tile);
 }
 
-// Adds the values of the keys begin .. end - 1 (even both), which all R rows see, to the sums of C vectors of lanes starting at element d.
+// Adds the values of the keys begin .. end - 1 (even both), which all R rows see, to the sums of C vectors of lanes
+// starting at element d.
 template <int R, int C>
-inline void add_pairs(const AttendArgs& a, Prefetch& prefetch, int row, int64_t d, int begin, int end, Sums<R, C>& sums) {
+inline void add_pairs(const AttendArgs& a, Prefetch& prefetch, int row, int64_t d, int begin, int end,
+                      Sums<R, C>& sums) {
   PairRows<R> weights(weight_pairs(a, row) + begin, 2 * kChunkKeys * sizeof(uint16_t));
   const int64_t stride = 2 * int64_t(a.head_dim);
   PrefetchCursor cursor = prefetch.begin();
@@ -146,25 +152,32 @@ inline void add_pairs(const AttendArgs& a, Prefetch& prefetch, int row, int64_t 
 template <int R, int C>
 inline void add_some_pairs(const AttendArgs& a, int row, int64_t d, int begin, int end, Sums<R, C>& sums) {
   for (; begin < end; begin += 2) {
-    const auto* values = static_cast<const uint16_t*>(a.values[begin / kTileKeys]) + begin % kTileKeys * int64_t(a.head_dim) + 2 * d;
+    const auto* values =
+        static_cast<const uint16_t*>(a.values[begin / kTileKeys]) + begin % kTileKeys * int64_t(a.head_dim) + 2 * d;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const uint32_t visible = visible_bits(a.begin[row + r], a.end[row + r], begin) & 3;
-      const __mmask16 any = static_cast<__mmask16>(visible ? 0xffff : 0);  // a row that sees neither adds nothing, not even a zero
-      const __m512i kept = _mm512_set1_epi32(static_cast<int>((visible & 1 ? 0xffffu : 0) | (visible & 2 ? 0xffff0000u : 0)));
+      // A row that sees neither adds nothing, not even a zero
+      const __mmask16 any = static_cast<__mmask16>(visible ? 0xffff : 0);
+      const __m512i kept =
+          _mm512_set1_epi32(static_cast<int>((visible & 1 ? 0xffffu : 0) | (visible & 2 ? 0xffff0000u : 0)));
       const __m512bh x = broadcast_pair(weight_pairs(a, row + r) + begin);
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) {
-        const __m512 added = _mm512_dpbf16_ps(sums.at[r][c], as_pairs(_mm512_and_si512(load_line(values + kPairLine * c), kept)), x);
-        sums.at[r][c] = _mm512_mask_blend_ps(any, sums.at[r][c], added);  // GCC 12 takes only eight bits of the masked product's mask
+        const __m512 added =
+            _mm512_dpbf16_ps(sums.at[r][c], as_pairs(_mm512_and_si512(load_line(values + kPairLine * c), kept)), x);
+        // GCC 12 takes only eight bits of the masked product's mask
+        sums.at[r][c] = _mm512_mask_blend_ps(any, sums.at[r][c], added);
       }
     }
   }
 }
 
-// The outputs of R rows, C vectors of lanes starting at element d: the keys only some of them see come before and after those that all see.
+// The outputs of R rows, C vectors of lanes starting at element d: the keys only some of them see come before and after
+// those that all see.
 template <int R, int C>
-__attribute__((noinline)) void value_pairs(const AttendArgs& a, Prefetch& prefetch, const Seen& seen, int row, int64_t d) {
+__attribute__((noinline)) void value_pairs(const AttendArgs& a, Prefetch& prefetch, const Seen& seen, int row,
+                                           int64_t d) {
   Sums<R, C> sums;
   const int first = seen.begin & ~1, last = (seen.end + 1) & ~1;
   const int begin = (seen.all_begin + 1) & ~1, end = seen.all_end & ~1;  // what all see, in whole pairs
@@ -200,7 +213,8 @@ void attend_pairs(const AttendArgs& a) {
   Prefetch prefetch(a, a.prefetch_ranges ? count_steps(a) : 0);
   Seen seen[kQueryRows];  // by the first row of a block
   for_pair_blocks(a.rows, [&]<int R>(int row) { seen[row] = seen_by(a, row, R); });
-  for (int tile = 0; tile < kChunkTiles; tile += kRun) {  // a run of keys stays in the first cache while all rows are multiplied with it
+  // A run of keys stays in the first cache while all rows are multiplied with it
+  for (int tile = 0; tile < kChunkTiles; tile += kRun) {
     for_pair_blocks(a.rows, [&]<int R>(int row) {
       const int first = seen[row].first_tile(), last = seen[row].last_tile();
       score_pair_rows<R>(a, prefetch, row, first > tile ? first : tile, last < tile + kRun ? last : tile + kRun);

@@ -1,4 +1,5 @@
-// Rows of bfloat16 activations, of which a pair of adjacent elements at a time is multiplied with 16 rows of weights, or keys.
+// Rows of bfloat16 activations, of which a pair of adjacent elements at a time is multiplied with 16 rows of weights,
+// or keys.
 #pragma once
 #include <immintrin.h>
 
@@ -19,9 +20,10 @@ inline __m512bh broadcast_pair(const void* p) {
   return reinterpret_cast<__m512bh>(in_register(_mm512_set1_epi32(pair)));
 }
 
-// The next pair of M rows, a stride (in bytes) apart. Every third has a pointer of its own, and the address of any is a pointer and up to two strides:
-// with a register for each of twelve rows, or one for each multiple of the stride, the compiler ran out of them and fetched some from the vector
-// registers, by an instruction that takes the multipliers' turn.
+// The next pair of M rows, a stride (in bytes) apart. Every third has a pointer of its own, and the address of any is a
+// pointer and up to two strides: with a register for each of twelve rows, or one for each multiple of the stride, the
+// compiler ran out of them and fetched some from the vector registers, by an instruction that takes the multipliers'
+// turn.
 template <int M>
 struct PairRows {
   const uint8_t* third[(M + 2) / 3];

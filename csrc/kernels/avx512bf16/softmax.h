@@ -1,4 +1,5 @@
-// The softmax weights of some rows of attention as bfloat16, from the scores of a chunk (see attention.cpp, which includes the lanes first).
+// The softmax weights of some rows of attention as bfloat16, from the scores of a chunk (see attention.cpp, which
+// includes the lanes first).
 #pragma once
 #include "kernels/simd/attention.h"
 
@@ -13,12 +14,17 @@ inline __m512i round_line(__m512 low, __m512 high) { return reinterpret_cast<__m
 // Keys begin <= i < end of the 32 that start with `first`, as bits.
 inline uint32_t visible_bits(int begin, int end, int first) {
   const int low = begin - first, high = end - first;
-  const uint32_t below_end = high >= 32 ? ~0u : high <= 0 ? 0 : (1u << high) - 1, below_begin = low <= 0 ? 0 : low >= 32 ? ~0u : (1u << low) - 1;
+  const uint32_t below_end = high >= 32  ? ~0u
+                             : high <= 0 ? 0
+                                         : (1u << high) - 1,
+                 below_begin = low <= 0    ? 0
+                               : low >= 32 ? ~0u
+                                           : (1u << low) - 1;
   return below_end & ~below_begin;
 }
 
-// 2^x for x <= 0, 0 where that is too small for a float; NaN stays NaN. The polynomial of 2^f for f in -1/2 .. 1/2 is off by at most 1.1e-4, rounding
-// the result to bfloat16 by up to 4e-3.
+// 2^x for x <= 0, 0 where that is too small for a float; NaN stays NaN. The polynomial of 2^f for f in -1/2 .. 1/2 is
+// off by at most 1.1e-4, rounding the result to bfloat16 by up to 4e-3.
 inline __m512 small_power(__m512 x) {
   const __m512 shift = _mm512_set1_ps(12582912);  // 1.5 * 2^23: a sum with it is a whole number
   const __m512 n = _mm512_sub_ps(_mm512_add_ps(x, shift), shift), f = _mm512_sub_ps(x, n);
@@ -29,7 +35,9 @@ inline __m512 small_power(__m512 x) {
 }
 
 // A row's weights as bfloat16 take the place of its scores.
-inline uint16_t* weight_pairs(const AttendArgs& a, int row) { return reinterpret_cast<uint16_t*>(a.scores + int64_t(row) * kChunkKeys); }
+inline uint16_t* weight_pairs(const AttendArgs& a, int row) {
+  return reinterpret_cast<uint16_t*>(a.scores + int64_t(row) * kChunkKeys);
+}
 
 // Masked scores as the lowest there is.
 inline void hide(uint32_t visible, __m512& low, __m512& high) {
@@ -57,8 +65,8 @@ inline void find_tops(const AttendArgs& a, const Seen& seen, int row, __m512 (&t
   for (int r = 0; r < R; ++r) tops[r] = _mm512_set1_ps(a.largest[row + r] = largest_lane({tops[r]}));
 }
 
-// Scores of R rows become weights 2^(score - largest), 0 where masked. Runs of 32 keys, upwards: a run's weights end before the next one's scores.
-// Rows side by side, as each one is a chain of steps that wait for each other.
+// Scores of R rows become weights 2^(score - largest), 0 where masked. Runs of 32 keys, upwards: a run's weights end
+// before the next one's scores. Rows side by side, as each one is a chain of steps that wait for each other.
 template <int R>
 inline void soften_pairs(const AttendArgs& a, const Seen& seen, int row) {
   for (int r = row; a.softcap != 0 && r < row + R; ++r) {
@@ -76,7 +84,8 @@ inline void soften_pairs(const AttendArgs& a, const Seen& seen, int row) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const float* at = scores + int64_t(r) * kChunkKeys + key;
-      const __m512 low = small_power(_mm512_sub_ps(_mm512_loadu_ps(at), tops[r])), high = small_power(_mm512_sub_ps(_mm512_loadu_ps(at + 16), tops[r]));
+      const __m512 low = small_power(_mm512_sub_ps(_mm512_loadu_ps(at), tops[r])),
+                   high = small_power(_mm512_sub_ps(_mm512_loadu_ps(at + 16), tops[r]));
       __m512i rounded = round_line(low, high);
       if (!all) rounded = _mm512_maskz_mov_epi16(visible_bits(a.begin[row + r], a.end[row + r], key), rounded);
       sums[r] = _mm512_dpbf16_ps(sums[r], as_pairs(rounded), ones);

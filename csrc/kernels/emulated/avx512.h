@@ -1,8 +1,10 @@
-// The intrinsics that the kernels of AVX-VNNI and AVX-512 use, as plain functions of AVX2: the checks then run these kernels on processors without them.
+// The intrinsics that the kernels of AVX-VNNI and AVX-512 use, as plain functions of AVX2: the checks then run these
+// kernels on processors without them.
 //
-// CMakeLists.txt puts this header before every unit of these levels (HOMENODE_EMULATE_AVX512). Names found in the innermost namespace come first, so the
-// kernels call these functions and not the compiler's of the same names; one that is missing here does not compile. After the operation sections of
-// Intel's manual; only what the kernels pass is taken, anything else ends the program.
+// CMakeLists.txt puts this header before every unit of these levels (HOMENODE_EMULATE_AVX512). Names found in the
+// innermost namespace come first, so the kernels call these functions and not the compiler's of the same names; one
+// that is missing here does not compile. After the operation sections of Intel's manual; only what the kernels pass is
+// taken, anything else ends the program.
 #pragma once
 #include <immintrin.h>
 
@@ -38,9 +40,15 @@ HOMENODE_EMULATED __m512 _mm512_setzero_ps() { return __m512{}; }
 HOMENODE_EMULATED __m512i _mm512_setzero_si512() { return __m512i{}; }
 HOMENODE_EMULATED __m512 _mm512_set1_ps(float x) { return by_lanes<float, __m512>([&](int) { return x; }); }
 HOMENODE_EMULATED __m512i _mm512_set1_epi8(int x) { return by_lanes<int8_t, __m512i>([&](int) { return int8_t(x); }); }
-HOMENODE_EMULATED __m512i _mm512_set1_epi16(int x) { return by_lanes<int16_t, __m512i>([&](int) { return int16_t(x); }); }
-HOMENODE_EMULATED __m512i _mm512_set1_epi32(int x) { return emulation::join(_mm256_set1_epi32(x), _mm256_set1_epi32(x)); }
-HOMENODE_EMULATED __m512i _mm512_set1_epi64(long long x) { return emulation::join(_mm256_set1_epi64x(x), _mm256_set1_epi64x(x)); }
+HOMENODE_EMULATED __m512i _mm512_set1_epi16(int x) {
+  return by_lanes<int16_t, __m512i>([&](int) { return int16_t(x); });
+}
+HOMENODE_EMULATED __m512i _mm512_set1_epi32(int x) {
+  return emulation::join(_mm256_set1_epi32(x), _mm256_set1_epi32(x));
+}
+HOMENODE_EMULATED __m512i _mm512_set1_epi64(long long x) {
+  return emulation::join(_mm256_set1_epi64x(x), _mm256_set1_epi64x(x));
+}
 template <class... X>
 HOMENODE_EMULATED __m512i _mm512_setr_epi32(X... x) {
   static_assert(sizeof...(X) == 16);
@@ -137,13 +145,29 @@ HOMENODE_EMULATED __m512 _mm512_scalef_ps(__m512 a, __m512 b) {
 }
 
 // Other kinds of numbers.
-HOMENODE_EMULATED __m512 _mm512_cvtepi32_ps(__m512i x) { return emulation::join(_mm256_cvtepi32_ps(emulation::half(x, 0)), _mm256_cvtepi32_ps(emulation::half(x, 1))); }
-HOMENODE_EMULATED __m512i _mm512_cvtps_epi32(__m512 x) { return emulation::join(_mm256_cvtps_epi32(emulation::half(x, 0)), _mm256_cvtps_epi32(emulation::half(x, 1))); }
-HOMENODE_EMULATED __m512 _mm512_cvtph_ps(__m256i x) { return emulation::join(_mm256_cvtph_ps(_mm256_castsi256_si128(x)), _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1))); }
-HOMENODE_EMULATED __m512i _mm512_cvtepi8_epi16(__m256i x) { return emulation::join(_mm256_cvtepi8_epi16(_mm256_castsi256_si128(x)), _mm256_cvtepi8_epi16(_mm256_extracti128_si256(x, 1))); }
-HOMENODE_EMULATED __m512i _mm512_cvtepu16_epi32(__m256i x) { return emulation::join(_mm256_cvtepu16_epi32(_mm256_castsi256_si128(x)), _mm256_cvtepu16_epi32(_mm256_extracti128_si256(x, 1))); }
-HOMENODE_EMULATED __m512i _mm512_cvtepi8_epi32(__m128i x) { return emulation::join(_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128(x, 8))); }
-HOMENODE_EMULATED __m512i _mm512_cvtepu8_epi32(__m128i x) { return emulation::join(_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_srli_si128(x, 8))); }
+HOMENODE_EMULATED __m512 _mm512_cvtepi32_ps(__m512i x) {
+  return emulation::join(_mm256_cvtepi32_ps(emulation::half(x, 0)), _mm256_cvtepi32_ps(emulation::half(x, 1)));
+}
+HOMENODE_EMULATED __m512i _mm512_cvtps_epi32(__m512 x) {
+  return emulation::join(_mm256_cvtps_epi32(emulation::half(x, 0)), _mm256_cvtps_epi32(emulation::half(x, 1)));
+}
+HOMENODE_EMULATED __m512 _mm512_cvtph_ps(__m256i x) {
+  return emulation::join(_mm256_cvtph_ps(_mm256_castsi256_si128(x)), _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1)));
+}
+HOMENODE_EMULATED __m512i _mm512_cvtepi8_epi16(__m256i x) {
+  return emulation::join(_mm256_cvtepi8_epi16(_mm256_castsi256_si128(x)),
+                         _mm256_cvtepi8_epi16(_mm256_extracti128_si256(x, 1)));
+}
+HOMENODE_EMULATED __m512i _mm512_cvtepu16_epi32(__m256i x) {
+  return emulation::join(_mm256_cvtepu16_epi32(_mm256_castsi256_si128(x)),
+                         _mm256_cvtepu16_epi32(_mm256_extracti128_si256(x, 1)));
+}
+HOMENODE_EMULATED __m512i _mm512_cvtepi8_epi32(__m128i x) {
+  return emulation::join(_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)));
+}
+HOMENODE_EMULATED __m512i _mm512_cvtepu8_epi32(__m128i x) {
+  return emulation::join(_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_srli_si128(x, 8)));
+}
 HOMENODE_EMULATED __m256i _mm512_cvtepi32_epi16(__m512i x) {
   const auto lanes = lanes_of<int32_t>(x);
   return by_lanes<int16_t, __m256i>([&](int i) { return int16_t(lanes.at[i]); });
@@ -158,20 +182,33 @@ HOMENODE_EMULATED __mmask16 _mm512_cmpgt_epi32_mask(__m512i a, __m512i b) {
   return mask_of(by_halves([](__m256i x, __m256i y) { return _mm256_cmpgt_epi32(x, y); }, a, b));
 }
 HOMENODE_EMULATED __mmask16 _mm512_cmplt_epi32_mask(__m512i a, __m512i b) { return _mm512_cmpgt_epi32_mask(b, a); }
-HOMENODE_EMULATED __mmask16 _mm512_cmpge_epi32_mask(__m512i a, __m512i b) { return static_cast<__mmask16>(~_mm512_cmpgt_epi32_mask(b, a)); }
+HOMENODE_EMULATED __mmask16 _mm512_cmpge_epi32_mask(__m512i a, __m512i b) {
+  return static_cast<__mmask16>(~_mm512_cmpgt_epi32_mask(b, a));
+}
 HOMENODE_EMULATED __mmask16 _mm512_cmp_ps_mask(__m512 a, __m512 b, int how) {
   emulation::require(how == _CMP_GE_OQ);
-  return mask_of(_mm512_castps_si512(by_halves([](__m256 x, __m256 y) { return _mm256_cmp_ps(x, y, _CMP_GE_OQ); }, a, b)));
+  return mask_of(
+      _mm512_castps_si512(by_halves([](__m256 x, __m256 y) { return _mm256_cmp_ps(x, y, _CMP_GE_OQ); }, a, b)));
 }
-HOMENODE_EMULATED __m512 _mm512_mask_mov_ps(__m512 other, __mmask16 mask, __m512 x) { return chosen<float>(mask, x, other); }
-HOMENODE_EMULATED __m512 _mm512_mask_blend_ps(__mmask16 mask, __m512 other, __m512 x) { return chosen<float>(mask, x, other); }
-HOMENODE_EMULATED __m512 _mm512_mask_mul_ps(__m512 other, __mmask16 mask, __m512 a, __m512 b) { return chosen<float>(mask, _mm512_mul_ps(a, b), other); }
+HOMENODE_EMULATED __m512 _mm512_mask_mov_ps(__m512 other, __mmask16 mask, __m512 x) {
+  return chosen<float>(mask, x, other);
+}
+HOMENODE_EMULATED __m512 _mm512_mask_blend_ps(__mmask16 mask, __m512 other, __m512 x) {
+  return chosen<float>(mask, x, other);
+}
+HOMENODE_EMULATED __m512 _mm512_mask_mul_ps(__m512 other, __mmask16 mask, __m512 a, __m512 b) {
+  return chosen<float>(mask, _mm512_mul_ps(a, b), other);
+}
 HOMENODE_EMULATED __m512 _mm512_maskz_mov_ps(__mmask16 mask, __m512 x) { return chosen<float>(mask, x, __m512{}); }
 HOMENODE_EMULATED __m512 _mm512_maskz_div_ps(__mmask16 mask, __m512 a, __m512 b) {
   return chosen<float>(mask, _mm512_div_ps(a, chosen<float>(mask, b, _mm512_set1_ps(1))), __m512{});
 }
-HOMENODE_EMULATED __m512i _mm512_maskz_slli_epi32(__mmask16 mask, __m512i x, unsigned count) { return chosen<int32_t>(mask, _mm512_slli_epi32(x, count), __m512i{}); }
-HOMENODE_EMULATED __m512i _mm512_maskz_mov_epi16(__mmask32 mask, __m512i x) { return chosen<int16_t>(mask, x, __m512i{}); }
+HOMENODE_EMULATED __m512i _mm512_maskz_slli_epi32(__mmask16 mask, __m512i x, unsigned count) {
+  return chosen<int32_t>(mask, _mm512_slli_epi32(x, count), __m512i{});
+}
+HOMENODE_EMULATED __m512i _mm512_maskz_mov_epi16(__mmask32 mask, __m512i x) {
+  return chosen<int16_t>(mask, x, __m512i{});
+}
 
 // Lanes in another order.
 HOMENODE_EMULATED __m512i _mm512_permutexvar_epi32(__m512i order, __m512i x) {
@@ -183,8 +220,12 @@ HOMENODE_EMULATED __m512i permuted(__m512i a, __m512i order, __m512i b) {
   const auto first = lanes_of<T>(a), second = lanes_of<T>(b), at = lanes_of<T>(order);
   return by_lanes<T, __m512i>([&](int i) { return (at.at[i] & Count ? second : first).at[at.at[i] & (Count - 1)]; });
 }
-HOMENODE_EMULATED __m512i _mm512_permutex2var_epi32(__m512i a, __m512i order, __m512i b) { return permuted<int32_t>(a, order, b); }
-HOMENODE_EMULATED __m512i _mm512_permutex2var_epi64(__m512i a, __m512i order, __m512i b) { return permuted<int64_t>(a, order, b); }
+HOMENODE_EMULATED __m512i _mm512_permutex2var_epi32(__m512i a, __m512i order, __m512i b) {
+  return permuted<int32_t>(a, order, b);
+}
+HOMENODE_EMULATED __m512i _mm512_permutex2var_epi64(__m512i a, __m512i order, __m512i b) {
+  return permuted<int64_t>(a, order, b);
+}
 // Its second argument's type is of the global namespace, where the compiler's function would be found as well.
 #undef _mm512_shuffle_epi32
 #define _mm512_shuffle_epi32 emulated_shuffle_epi32
@@ -195,7 +236,8 @@ HOMENODE_EMULATED __m512i emulated_shuffle_epi32(__m512i x, int order) {
 // Two quarters of `a` and then two of `b`.
 HOMENODE_EMULATED __m512i _mm512_shuffle_i32x4(__m512i a, __m512i b, int order) {
   const auto first = lanes_of<int32_t>(a), second = lanes_of<int32_t>(b);
-  return by_lanes<int32_t, __m512i>([&](int i) { return (i < 8 ? first : second).at[4 * (order >> 2 * (i / 4) & 3) + i % 4]; });
+  return by_lanes<int32_t, __m512i>(
+      [&](int i) { return (i < 8 ? first : second).at[4 * (order >> 2 * (i / 4) & 3) + i % 4]; });
 }
 HOMENODE_EMULATED int _mm512_reduce_add_epi32(__m512i x) {
   uint32_t sum = 0;
@@ -210,11 +252,14 @@ HOMENODE_EMULATED int _mm512_reduce_max_epi32(__m512i x) {
 
 // VNNI. Four unsigned bytes times four signed ones, exact; the even and the odd of them.
 HOMENODE_EMULATED __m256i _mm256_dpbusd_avx_epi32(__m256i sum, __m256i a, __m256i b) {
-  const __m256i even = _mm256_madd_epi16(_mm256_and_si256(a, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
+  const __m256i even =
+      _mm256_madd_epi16(_mm256_and_si256(a, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
   const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
   return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
 }
-HOMENODE_EMULATED __m256i _mm256_dpwssd_avx_epi32(__m256i sum, __m256i a, __m256i b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
+HOMENODE_EMULATED __m256i _mm256_dpwssd_avx_epi32(__m256i sum, __m256i a, __m256i b) {
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+}
 HOMENODE_EMULATED __m512i _mm512_dpbusd_epi32(__m512i sum, __m512i a, __m512i b) {
   return by_halves([](__m256i x, __m256i y, __m256i z) { return _mm256_dpbusd_avx_epi32(x, y, z); }, sum, a, b);
 }
@@ -224,11 +269,13 @@ HOMENODE_EMULATED __m512i _mm512_dpwssd_epi32(__m512i sum, __m512i a, __m512i b)
 
 // BF16: denormal numbers are taken and left as zero, whatever the thread's settings.
 HOMENODE_EMULATED __m256 without_denormals(__m256 x) {
-  const __m256i bits = _mm256_castps_si256(x), sign = _mm256_set1_epi32(INT32_MIN), exponent = _mm256_set1_epi32(0x7f800000);
+  const __m256i bits = _mm256_castps_si256(x), sign = _mm256_set1_epi32(INT32_MIN),
+                exponent = _mm256_set1_epi32(0x7f800000);
   const __m256i tiny = _mm256_cmpeq_epi32(_mm256_and_si256(bits, exponent), _mm256_setzero_si256());
   return _mm256_castsi256_ps(_mm256_blendv_epi8(bits, _mm256_and_si256(bits, sign), tiny));
 }
-// Two values to each lane, the second factor's lower 16 bits first in memory but second in the sum: each product is added by a rounding of its own.
+// Two values to each lane, the second factor's lower 16 bits first in memory but second in the sum: each product is
+// added by a rounding of its own.
 HOMENODE_EMULATED __m256 add_pair_products(__m256 sum, __m256i a, __m256i b) {
   const __m256i upper = _mm256_set1_epi32(int(0xffff0000u));
   const auto odd = [&](__m256i x) { return without_denormals(_mm256_castsi256_ps(_mm256_and_si256(x, upper))); };

@@ -56,7 +56,9 @@ struct Lanes {
 template <class T>
 using Lanes512 = Lanes<T>;
 template <class T, class Vector>
-HOMENODE_EMULATED Lanes<T, sizeof(Vector)> lanes_of(Vector x) { return __builtin_bit_cast(Lanes<T, sizeof(Vector)>, x); }
+HOMENODE_EMULATED Lanes<T, sizeof(Vector)> lanes_of(Vector x) {
+  return __builtin_bit_cast(Lanes<T, sizeof(Vector)>, x);
+}
 
 // lane(i) in lane i.
 template <class T, class Vector, class Lane>
@@ -73,7 +75,8 @@ HOMENODE_EMULATED Vector chosen(uint64_t mask, Vector x, Vector other) {
 }
 // The highest bit of each 32-bit lane.
 HOMENODE_EMULATED __mmask16 mask_of(__m512i x) {
-  const int low = _mm256_movemask_ps(_mm256_castsi256_ps(half(x, 0))), high = _mm256_movemask_ps(_mm256_castsi256_ps(half(x, 1)));
+  const int low = _mm256_movemask_ps(_mm256_castsi256_ps(half(x, 0))),
+            high = _mm256_movemask_ps(_mm256_castsi256_ps(half(x, 1)));
   return static_cast<__mmask16>(low | high << 8);
 }
 

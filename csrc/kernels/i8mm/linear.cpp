@@ -8,7 +8,9 @@ constexpr bool kWideDotSubtracts128 = false;
 constexpr int kPanelTokens = 4;  // two by two
 
 // Unsigned bytes times signed bytes, summed in fours.
-inline Ints add_products(Ints run, Ints weights, Ints codes) { return vusdotq_s32(run, unsigned_bytes_of(weights), bytes_of(codes)); }
+inline Ints add_products(Ints run, Ints weights, Ints codes) {
+  return vusdotq_s32(run, unsigned_bytes_of(weights), bytes_of(codes));
+}
 inline Ints add_wide_products(Ints run, Ints weights, Ints codes) { return add_products(run, weights, codes); }
 
 }  // namespace

@@ -1,8 +1,9 @@
 // BF16 matrices by products of bfloat16 tiles and pairs.
 //
-// bfmmla multiplies two rows of weights with two tokens, four columns of each, twice the operations of bfdot, which multiplies four rows with one token,
-// two columns of each. The architecture defines the first as the second done twice, columns ascending, so that a token has the same bits in a pair
-// of tokens and alone. Both want activations as bfloat16, rounded once before a product (round_columns). See linear_tiles.h for the arithmetic.
+// bfmmla multiplies two rows of weights with two tokens, four columns of each, twice the operations of bfdot, which
+// multiplies four rows with one token, two columns of each. The architecture defines the first as the second done
+// twice, columns ascending, so that a token has the same bits in a pair of tokens and alone. Both want activations as
+// bfloat16, rounded once before a product (round_columns). See linear_tiles.h for the arithmetic.
 #pragma once
 #include "kernels/linear_table.h"
 #include "kernels/neon/vectors.h"
@@ -10,7 +11,8 @@
 namespace homenode {
 namespace {
 
-constexpr int kPairVectors = 4;             // of four rows each: half a group at a time, so that six tokens find room in 32 registers
+constexpr int kPairVectors =
+    4;             // of four rows each: half a group at a time, so that six tokens find room in 32 registers
 constexpr int kPairLine = 4 * kGroupRows;   // bytes of two columns of a group
 constexpr int kMostPairTokens = 6;
 
@@ -27,8 +29,8 @@ inline bfloat16x8_t two_tokens(const uint8_t* first, const uint8_t* second) {
   return vreinterpretq_bf16_u8(vcombine_u8(vld1_u8(first), vld1_u8(second)));
 }
 
-// The sums of half a group: tokens two by two as bfmmla has them, {row 0, row 0, row 1, row 1} of tokens {first, second, first, second}, and the
-// odd one as it is.
+// The sums of half a group: tokens two by two as bfmmla has them, {row 0, row 0, row 1, row 1} of tokens {first,
+// second, first, second}, and the odd one as it is.
 template <int M>
 struct HalfSums {
   static constexpr int kTwos = M / 2;
@@ -39,7 +41,8 @@ struct HalfSums {
     for (int v = 0; v < kPairVectors; ++v) {
 #pragma GCC unroll 4
       for (int t = 0; t < kTwos; ++t) {
-        const Floats first = load_floats(sums + 2 * t * kGroupRows + 4 * v), second = load_floats(sums + (2 * t + 1) * kGroupRows + 4 * v);
+        const Floats first = load_floats(sums + 2 * t * kGroupRows + 4 * v),
+                     second = load_floats(sums + (2 * t + 1) * kGroupRows + 4 * v);
         two[t][v][0] = vzip1q_f32(first, second);
         two[t][v][1] = vzip2q_f32(first, second);
       }
@@ -59,7 +62,8 @@ struct HalfSums {
   }
 
   // Four columns: the weights' pairs `low` and `high`, and the activations at x.
-  void add(const bfloat16x8_t (&low)[kPairVectors], const bfloat16x8_t (&high)[kPairVectors], const uint8_t* x, size_t stride) {
+  void add(const bfloat16x8_t (&low)[kPairVectors], const bfloat16x8_t (&high)[kPairVectors], const uint8_t* x,
+           size_t stride) {
 #pragma GCC unroll 4
     for (int v = 0; v < kPairVectors; ++v) {
       const bfloat16x8_t upper = zip_low(low[v], high[v]), lower = zip_high(low[v], high[v]);

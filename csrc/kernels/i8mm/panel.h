@@ -1,22 +1,26 @@
 // Block formats by products of tiles of bytes, from unpacked panels. See linear_panel.h for the values.
 //
-// usmmla multiplies two rows of weights with two tokens, eight columns of each. Two lines of a panel, zipped, are four such pairs of rows.
+// usmmla multiplies two rows of weights with two tokens, eight columns of each. Two lines of a panel, zipped, are four
+// such pairs of rows.
 #pragma once
 #include "kernels/linear_panel.h"
 
 namespace homenode {
 namespace {
 
-constexpr int kHalfVectors = 4;  // of four rows each: half a group at a time, so that four tokens find room in 32 registers
+// Of four rows each: half a group at a time, so that four tokens find room in 32 registers
+constexpr int kHalfVectors = 4;
 
 inline uint8x16_t zip_low(Ints a, Ints b) { return vreinterpretq_u8_s32(vzip1q_s32(a, b)); }
 inline uint8x16_t zip_high(Ints a, Ints b) { return vreinterpretq_u8_s32(vzip2q_s32(a, b)); }
 
-// Integer sums of 16 rows and two tokens: {row 0, row 0, row 1, row 1} of tokens {first, second, first, second}, and so on.
+// Integer sums of 16 rows and two tokens: {row 0, row 0, row 1, row 1} of tokens {first, second, first, second}, and so
+// on.
 using TwoSums = Ints[kHalfVectors][2];
 
 template <PanelKind K, int T>
-HOMENODE_INLINE void add_two_lines(const uint8_t* codes, int line, int v_begin, const uint8_t* const (&tokens)[T][2], int column, TwoSums (&sums)[T]) {
+HOMENODE_INLINE void add_two_lines(const uint8_t* codes, int line, int v_begin, const uint8_t* const (&tokens)[T][2],
+                                   int column, TwoSums (&sums)[T]) {
   int8x16_t x[T];
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t) {
@@ -44,19 +48,22 @@ HOMENODE_INLINE Ints sum_start(const uint8_t* x) {
 
 // Adds the finished sums of one token's 16 rows to its totals.
 template <int H>
-HOMENODE_INLINE void add_token(const Ints (&sums)[kHalfVectors], const uint8_t* factors, const uint8_t* x, float* total) {
+HOMENODE_INLINE void add_token(const Ints (&sums)[kHalfVectors], const uint8_t* factors, const uint8_t* x,
+                               float* total) {
   const auto* part = reinterpret_cast<const EncodedPart*>(x);
   const Floats anchor = broadcast_float(&part->anchor);
   const auto* factor = reinterpret_cast<const float*>(factors + kEighths * H * kPanelFloats + part->factor);
 #pragma GCC unroll 4
   for (int v = 0; v < kHalfVectors; ++v) {
-    store_floats(total + 4 * v, fma(subtract(as_floats(sums[v]), anchor), load_floats(factor + 4 * v), load_floats(total + 4 * v)));
+    store_floats(total + 4 * v,
+                 fma(subtract(as_floats(sums[v]), anchor), load_floats(factor + 4 * v), load_floats(total + 4 * v)));
   }
 }
 
 // One sum of a part, for M tokens; an odd last one is multiplied twice.
 template <PanelKind K, int M, int H>
-HOMENODE_INLINE void add_half_sum(const uint8_t* codes, int v_begin, const uint8_t* factors, const uint8_t* x, size_t stride, float* total) {
+HOMENODE_INLINE void add_half_sum(const uint8_t* codes, int v_begin, const uint8_t* factors, const uint8_t* x,
+                                  size_t stride, float* total) {
   constexpr int kLines = 8 / K.halves, kFirst = H * kLines, T = (M + 1) / 2;
   const uint8_t* tokens[T][2];
   TwoSums sums[T];
@@ -69,7 +76,8 @@ HOMENODE_INLINE void add_half_sum(const uint8_t* codes, int v_begin, const uint8
     for (int v = 0; v < kHalfVectors; ++v) sums[t][v][0] = sums[t][v][1] = start;
   }
 #pragma GCC unroll 4
-  for (int line = kFirst; line < kFirst + kLines; line += 2) add_two_lines<K>(codes, line, v_begin, tokens, 4 * line, sums);
+  for (int line = kFirst; line < kFirst + kLines; line += 2)
+    add_two_lines<K>(codes, line, v_begin, tokens, 4 * line, sums);
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t) {
     Ints first[kHalfVectors], second[kHalfVectors];
@@ -91,12 +99,14 @@ HOMENODE_INLINE void add_half_minimum(const uint8_t* factors, const uint8_t* x, 
     const Floats row = minus_total<K.halves, H>(reinterpret_cast<const EncodedPart*>(x + m * stride));
     float* at = total + m * kGroupRows;
 #pragma GCC unroll 4
-    for (int v = 0; v < kHalfVectors; ++v) store_floats(at + 4 * v, fma(load_floats(minimum + 4 * v), row, load_floats(at + 4 * v)));
+    for (int v = 0; v < kHalfVectors; ++v)
+      store_floats(at + 4 * v, fma(load_floats(minimum + 4 * v), row, load_floats(at + 4 * v)));
   }
 }
 
 template <PanelKind K, int M>
-void tile_paired(const Panel& panel, int64_t parts, const uint8_t* x, size_t stride, float* total, bool first, Prefetch prefetch) {
+void tile_paired(const Panel& panel, int64_t parts, const uint8_t* x, size_t stride, float* total, bool first,
+                 Prefetch prefetch) {
   const uint8_t *codes = panel.codes, *factors = panel.factors;
   for (int i = 0; first && i < M * kGroupRows; i += kLanes) store_floats(total + i, zero_floats());
   for (; parts > 0; --parts, codes += panel.codes_stride, factors += K.factors(), x += sizeof(EncodedPart)) {

@@ -1,5 +1,5 @@
-// Vectors of NEON for linear_tiles.h: four lanes, eight registers for the rows of a group. The integer dot products are missing: the levels that
-// share these vectors differ in them.
+// Vectors of NEON for linear_tiles.h: four lanes, eight registers for the rows of a group. The integer dot products are
+// missing: the levels that share these vectors differ in them.
 #pragma once
 #include <arm_neon.h>
 
@@ -84,7 +84,9 @@ inline Ints table_bytes() {
   for (int i = 0; i < 16; ++i) bytes[i] = uint8_t(kTables[int(T) - 1][i] + Zero);
   return load_bytes(bytes);
 }
-inline Ints look_up(Ints table, Ints codes) { return vreinterpretq_s32_u8(vqtbl1q_u8(unsigned_bytes_of(table), unsigned_bytes_of(codes))); }
+inline Ints look_up(Ints table, Ints codes) {
+  return vreinterpretq_s32_u8(vqtbl1q_u8(unsigned_bytes_of(table), unsigned_bytes_of(codes)));
+}
 
 // Every run is its sum itself: the dot products of these levels are exact for all values.
 constexpr int run_lines(int) { return 8; }

@@ -7,16 +7,16 @@
 //   output     for each element one chain of multiply-adds over the visible keys in order. Other keys' values are not touched at all.
 #pragma once
 #include "kernels/kernels.h"
-#include "kernels/simd/prefetch.h"
 #include "kernels/simd/attention_sums.h"
 #include "kernels/simd/math.h"
+#include "kernels/simd/prefetch.h"
 
 namespace homenode {
 namespace {
 
-// How keys and values lie in memory (see kv_cache.h): kStep head elements of keys, or tokens of values, in one load, and a vector of lanes after the
-// other. `add` adds to sums of R rows and T vectors of lanes the products with one load each, that at `at[t]`; a row's factors lie `stride` apart from
-// those of the row before.
+// How keys and values lie in memory (see kv_cache.h): kStep head elements of keys, or tokens of values, in one load,
+// and a vector of lanes after the other. `add` adds to sums of R rows and T vectors of lanes the products with one load
+// each, that at `at[t]`; a row's factors lie `stride` apart from those of the row before.
 struct StoredF32 {
   using Element = float;
   static constexpr int kStep = 1;
@@ -127,24 +127,27 @@ inline int64_t count_steps(const AttendArgs& a, int step) {
   return steps;
 }
 
-// Calls work.operator()<R>(first row, tile begin, tile end) until all that any row sees has been worked on: tiles in runs of a few, which stay in
-// the first cache while every block of rows is multiplied with them.
+// Calls work.operator()<R>(first row, tile begin, tile end) until all that any row sees has been worked on: tiles in
+// runs of a few, which stay in the first cache while every block of rows is multiplied with them.
 template <class Work>
 inline void for_key_runs(const AttendArgs& a, Work work) {
   const Seen any = seen_by(a, 0, a.rows);
   for (int tile = any.first_tile() / kRun * kRun; tile < any.last_tile(); tile += kRun) {
     for_row_blocks(a.rows, [&]<int R>(int row) {
       const Seen seen = seen_by(a, row, R);
-      const int first = seen.first_tile() > tile ? seen.first_tile() : tile, last = seen.last_tile() < tile + kRun ? seen.last_tile() : tile + kRun;
+      const int first = seen.first_tile() > tile ? seen.first_tile() : tile,
+                last = seen.last_tile() < tile + kRun ? seen.last_tile() : tile + kRun;
       if (first < last) work.template operator()<R>(row, first, last);
     });
   }
 }
 
-// The tiles a row sees something of: calls work.operator()<Whole>(tile) for each in order, Whole where all of it is visible.
+// The tiles a row sees something of: calls work.operator()<Whole>(tile) for each in order, Whole where all of it is
+// visible.
 template <class Work>
 HOMENODE_ATTEND void for_tiles(const AttendArgs& a, int row, Work work) {
-  const int begin = a.begin[row], end = a.end[row], whole_begin = (begin + kTileKeys - 1) / kTileKeys, whole_end = end / kTileKeys;
+  const int begin = a.begin[row], end = a.end[row], whole_begin = (begin + kTileKeys - 1) / kTileKeys,
+            whole_end = end / kTileKeys;
   if (begin >= end) return;
   int tile = begin / kTileKeys;
   if (tile < whole_begin) work.template operator()<false>(tile++);
@@ -153,7 +156,9 @@ HOMENODE_ATTEND void for_tiles(const AttendArgs& a, int row, Work work) {
   if (tile * kTileKeys < end) work.template operator()<false>(tile);
 }
 
-inline float* tile_scores(const AttendArgs& a, int row, int tile) { return a.scores + int64_t(row) * kChunkKeys + tile * kTileKeys; }
+inline float* tile_scores(const AttendArgs& a, int row, int tile) {
+  return a.scores + int64_t(row) * kChunkKeys + tile * kTileKeys;
+}
 
 // The lanes of x that a row sees, `other` elsewhere.
 template <bool Whole>
@@ -165,7 +170,9 @@ inline Lanes visible(const AttendArgs& a, int row, int tile, const Lanes& x, flo
 // cap * tanh(score / cap) for all tiles a row sees.
 inline void cap_scores(const AttendArgs& a, int row) {
   const Lanes slope = fill(1 / a.softcap), cap = fill(a.softcap);
-  for_tiles(a, row, [&]<bool>(int t) { store(tile_scores(a, row, t), multiply(cap, tanh_of(multiply(load(tile_scores(a, row, t)), slope)))); });
+  for_tiles(a, row, [&]<bool>(int t) {
+    store(tile_scores(a, row, t), multiply(cap, tanh_of(multiply(load(tile_scores(a, row, t)), slope))));
+  });
 }
 
 // The largest visible score of a row, capped first where there is a cap.
@@ -173,7 +180,9 @@ inline float largest_score(const AttendArgs& a, int row) {
   if (a.softcap != 0) cap_scores(a, row);
   constexpr float kLowest = -__builtin_inff();
   Lanes top = fill(kLowest);
-  for_tiles(a, row, [&]<bool Whole>(int t) { top = larger(visible<Whole>(a, row, t, load(tile_scores(a, row, t)), kLowest), top); });
+  for_tiles(a, row, [&]<bool Whole>(int t) {
+    top = larger(visible<Whole>(a, row, t, load(tile_scores(a, row, t)), kLowest), top);
+  });
   return largest_lane(top);
 }
 
@@ -183,7 +192,8 @@ inline Lanes weights_of(const AttendArgs& a, int row, int tile, const Lanes& lar
   return visible<Whole>(a, row, tile, power_of_two_below_1(subtract(load(tile_scores(a, row, tile)), largest)), 0);
 }
 
-// The largest score of each row, -infinity where it sees nothing: of all rows first, so that what follows need not wait for them.
+// The largest score of each row, -infinity where it sees nothing: of all rows first, so that what follows need not wait
+// for them.
 inline void find_largest_scores(const AttendArgs& a) {
   for (int r = 0; r < a.rows; ++r) a.largest[r] = a.begin[r] < a.end[r] ? largest_score(a, r) : -__builtin_inff();
 }
@@ -200,10 +210,12 @@ inline void soften_row(const AttendArgs& a, int row) {
   a.sum[row] = sum_lanes(sum);
 }
 
-// Adds the values of keys key + First .. key + Last - 1, all within one load, to the sums. Every index is a constant, so sums stay in registers.
+// Adds the values of keys key + First .. key + Last - 1, all within one load, to the sums. Every index is a constant,
+// so sums stay in registers.
 template <class Stored, int First, int Last, int R, int T>
 inline void add_values(const AttendArgs& a, const float* weights, int64_t d, int key, Lanes (&sums)[R][T]) {
-  const auto* at = static_cast<const typename Stored::Element*>(a.values[key / kTileKeys]) + key % kTileKeys * int64_t(a.head_dim) + Stored::kStep * d;
+  const auto* at = static_cast<const typename Stored::Element*>(a.values[key / kTileKeys]) +
+                   key % kTileKeys * int64_t(a.head_dim) + Stored::kStep * d;
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t) {
     Lanes v[Stored::kStep];
@@ -218,13 +230,15 @@ inline void add_values(const AttendArgs& a, const float* weights, int64_t d, int
 
 // The same of the keys key .. end - 1, whole loads of one tile.
 template <class Stored, int R, int T>
-inline void add_tile_values(const AttendArgs& a, const float* weights, int64_t d, int key, int end, PrefetchCursor& cursor, Lanes (&sums)[R][T]) {
+inline void add_tile_values(const AttendArgs& a, const float* weights, int64_t d, int key, int end,
+                            PrefetchCursor& cursor, Lanes (&sums)[R][T]) {
   using Element = typename Stored::Element;
   constexpr int kStep = Stored::kStep;
   const Element* at[T];
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t) {
-    at[t] = static_cast<const Element*>(a.values[key / kTileKeys]) + key % kTileKeys * int64_t(a.head_dim) + kStep * (d + 16 * t);
+    at[t] = static_cast<const Element*>(a.values[key / kTileKeys]) + key % kTileKeys * int64_t(a.head_dim) +
+            kStep * (d + 16 * t);
   }
 #pragma GCC unroll 1
   for (; key < end; key += kStep) {
@@ -237,7 +251,8 @@ inline void add_tile_values(const AttendArgs& a, const float* weights, int64_t d
 
 // Adds the values of keys begin .. end - 1 to the outputs of R rows, T vectors of lanes starting at element d.
 template <class Stored, int R, int T>
-__attribute__((noinline)) void value_block(const AttendArgs& a, Prefetch& prefetch, int row, int64_t d, int begin, int end) {
+__attribute__((noinline)) void value_block(const AttendArgs& a, Prefetch& prefetch, int row, int64_t d, int begin,
+                                           int end) {
   constexpr int kStep = Stored::kStep, kTake = kStep * kStepsBetweenChecks;
   static_assert(kTileKeys % kTake == 0);
   const int64_t padded = padded_head(a.head_dim);

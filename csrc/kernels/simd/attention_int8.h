@@ -1,11 +1,13 @@
 // Attention over int8 keys and values, in whole numbers.
 //
-// Queries are codes of 15 bits and a scale for each row, so a score is an exact 32-bit sum times the query's scale, then the key's. Softmax weights
-// times the values' scales are rounded to codes of 15 bits again, against the largest of the row's chunk, so the weighted values are an exact 32-bit
-// sum times one scale. Both roundings are some 200 times finer than that of the keys and values themselves.
+// Queries are codes of 15 bits and a scale for each row, so a score is an exact 32-bit sum times the query's scale,
+// then the key's. Softmax weights times the values' scales are rounded to codes of 15 bits again, against the largest
+// of the row's chunk, so the weighted values are an exact 32-bit sum times one scale. Both roundings are some 200 times
+// finer than that of the keys and values themselves.
 //
-// What fixes the value of a row is what attention.h says, but that sums of products, being exact, have no order; and the largest weight is taken
-// over the row's own visible keys. A key a row does not see has the weight 0: its codes may be anything, and its scale is never used.
+// What fixes the value of a row is what attention.h says, but that sums of products, being exact, have no order; and
+// the largest weight is taken over the row's own visible keys. A key a row does not see has the weight 0: its codes may
+// be anything, and its scale is never used.
 #pragma once
 #include "kernels/simd/attention.h"
 
@@ -18,7 +20,9 @@ inline Lanes load_scales(const void* tile, int64_t head_dim) {
 }
 
 // A row's codes of weights take the place of its scores.
-inline int16_t* weight_codes(const AttendArgs& a, int row) { return reinterpret_cast<int16_t*>(a.scores + int64_t(row) * kChunkKeys); }
+inline int16_t* weight_codes(const AttendArgs& a, int row) {
+  return reinterpret_cast<int16_t*>(a.scores + int64_t(row) * kChunkKeys);
+}
 
 // sums[r][t] += the pair at x[r * stride] times the pairs of codes at at[t].
 template <int R, int T>
@@ -76,7 +80,8 @@ inline void score_code_rows(const AttendArgs& a, Prefetch& prefetch, int row, in
   for (; tile < tile_end; ++tile) score_codes<R, 1>(a, prefetch, row, tile);
 }
 
-// A row's scores become weights times the values' scales, 0 where masked. Returns the largest, NaN where a visible one is.
+// A row's scores become weights times the values' scales, 0 where masked. Returns the largest, NaN where a visible one
+// is.
 inline float scale_weights(const AttendArgs& a, int row) {
   const Lanes highest = fill(a.largest[row]);
   Lanes top = fill(0), sum = fill(0), scaled_sum = fill(0);
@@ -93,11 +98,13 @@ inline float scale_weights(const AttendArgs& a, int row) {
   return total != total ? total : largest_lane(top);
 }
 
-// Codes of the weights of a row, 0 in those of the tiles it sees nothing of. Returns what the codes are times: NaN if a visible weight is NaN.
+// Codes of the weights of a row, 0 in those of the tiles it sees nothing of. Returns what the codes are times: NaN if a
+// visible weight is NaN.
 inline float encode_weights(const AttendArgs& a, int row, int tile_begin, int tile_end) {
   const float largest = scale_weights(a, row);
   const bool usable = largest >= 1e-30f;  // the inverse of a smaller one could overflow
-  const int first = usable ? a.begin[row] / kTileKeys : tile_end, last = usable ? (a.end[row] - 1) / kTileKeys : tile_end;
+  const int first = usable ? a.begin[row] / kTileKeys : tile_end,
+            last = usable ? (a.end[row] - 1) / kTileKeys : tile_end;
   const Lanes inverse = fill(usable ? static_cast<float>(kWeightLimit) / largest : 0);
   const float* scores = a.scores + int64_t(row) * kChunkKeys;
   int16_t* codes = weight_codes(a, row);
@@ -110,7 +117,8 @@ inline float encode_weights(const AttendArgs& a, int row, int tile_begin, int ti
 
 // The outputs of R rows, C vectors of lanes starting at element d.
 template <int R, int C>
-__attribute__((noinline)) void value_codes(const AttendArgs& a, Prefetch& prefetch, int row, int64_t d, int tile_begin, int tile_end, const float* scales) {
+__attribute__((noinline)) void value_codes(const AttendArgs& a, Prefetch& prefetch, int row, int64_t d, int tile_begin,
+                                           int tile_end, const float* scales) {
   const int64_t padded = padded_head(a.head_dim);
   IntLanes sums[R][C];
 #pragma GCC unroll 8
@@ -137,7 +145,8 @@ __attribute__((noinline)) void value_codes(const AttendArgs& a, Prefetch& prefet
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) store(a.out + (row + r) * padded + d + 16 * c, multiply(to_floats(sums[r][c]), fill(scales[r])));
+    for (int c = 0; c < C; ++c)
+      store(a.out + (row + r) * padded + d + 16 * c, multiply(to_floats(sums[r][c]), fill(scales[r])));
   }
 }
 

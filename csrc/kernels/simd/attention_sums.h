@@ -1,7 +1,8 @@
-// Sums of products of some rows' factors with vectors of lanes, in registers: the inner loops of attention over float keys and values.
+// Sums of products of some rows' factors with vectors of lanes, in registers: the inner loops of attention over float
+// keys and values.
 //
-// Each sum is one chain of multiply-adds, which takes some four steps an addition; so a block wants eight chains and more, and as many as the level
-// has registers for: few rows stand beside several vectors of lanes (lanes_beside).
+// Each sum is one chain of multiply-adds, which takes some four steps an addition; so a block wants eight chains and
+// more, and as many as the level has registers for: few rows stand beside several vectors of lanes (lanes_beside).
 #pragma once
 #include <cstdint>
 

@@ -21,22 +21,35 @@ inline void store(float* p, const Lanes& x) {
   _mm256_storeu_ps(p, x.low);
   _mm256_storeu_ps(p + 8, x.high);
 }
-inline Lanes add(const Lanes& a, const Lanes& b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
-inline Lanes subtract(const Lanes& a, const Lanes& b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
-inline Lanes multiply(const Lanes& a, const Lanes& b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
-inline Lanes divide(const Lanes& a, const Lanes& b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
+inline Lanes add(const Lanes& a, const Lanes& b) {
+  return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)};
+}
+inline Lanes subtract(const Lanes& a, const Lanes& b) {
+  return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)};
+}
+inline Lanes multiply(const Lanes& a, const Lanes& b) {
+  return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)};
+}
+inline Lanes divide(const Lanes& a, const Lanes& b) {
+  return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)};
+}
 // a * b + c, rounded once.
 inline Lanes multiply_add(const Lanes& a, const Lanes& b, const Lanes& c) {
   return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
 }
-// sum += a * b, rounded once. Left to itself the compiler puts sums into other registers as it goes, runs out of them, and has sums wait for memory.
+// sum += a * b, rounded once. Left to itself the compiler puts sums into other registers as it goes, runs out of them,
+// and has sums wait for memory.
 inline void add_product(const Lanes& a, const Lanes& b, Lanes& sum) {
   asm("vfmadd231ps %1, %2, %0" : "+x"(sum.low) : "x"(a.low), "x"(b.low));
   asm("vfmadd231ps %1, %2, %0" : "+x"(sum.high) : "x"(a.high), "x"(b.high));
 }
 // The larger lane; b where either is NaN.
-inline Lanes larger(const Lanes& a, const Lanes& b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
-inline Lanes smaller(const Lanes& a, const Lanes& b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
+inline Lanes larger(const Lanes& a, const Lanes& b) {
+  return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
+}
+inline Lanes smaller(const Lanes& a, const Lanes& b) {
+  return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)};
+}
 // Nearest whole number, halves to even.
 inline Lanes round_even(const Lanes& x) {
   constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
@@ -46,10 +59,13 @@ inline Lanes round_even(const Lanes& x) {
 inline __m256 add_exponent(__m256 x, __m256 n) {
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23)));
 }
-inline Lanes scale_by_power(const Lanes& x, const Lanes& n) { return {add_exponent(x.low, n.low), add_exponent(x.high, n.high)}; }
+inline Lanes scale_by_power(const Lanes& x, const Lanes& n) {
+  return {add_exponent(x.low, n.low), add_exponent(x.high, n.high)};
+}
 inline __m256 keep_half(__m256 x, int begin, int end, __m256 other) {
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-  const __m256i in = _mm256_and_si256(_mm256_cmpgt_epi32(lane, _mm256_set1_epi32(begin - 1)), _mm256_cmpgt_epi32(_mm256_set1_epi32(end), lane));
+  const __m256i in = _mm256_and_si256(_mm256_cmpgt_epi32(lane, _mm256_set1_epi32(begin - 1)),
+                                      _mm256_cmpgt_epi32(_mm256_set1_epi32(end), lane));
   return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(in));
 }
 // Lanes begin <= i < end of x, `other` elsewhere.
@@ -58,18 +74,21 @@ inline Lanes keep(const Lanes& x, int begin, int end, const Lanes& other) {
 }
 // 32 bf16 values: the even ones and the odd ones.
 inline void load_pairs(const uint16_t* p, Lanes& even, Lanes& odd) {
-  __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
+  __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+          b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
   asm("" : "+x"(a), "+x"(b));  // or each would be loaded twice
   const __m256i top = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
   even = {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
   odd = {_mm256_castsi256_ps(_mm256_and_si256(a, top)), _mm256_castsi256_ps(_mm256_and_si256(b, top))};
 }
-// The same one after the other, each from memory: what the compiler would load once it would keep in registers that sums need.
+// The same one after the other, each from memory: what the compiler would load once it would keep in registers that
+// sums need.
 inline Lanes load_even(const uint16_t* p) {
   Lanes x;
   asm("vmovdqu %1, %0" : "=x"(x.low) : "m"(*reinterpret_cast<const __m256i_u*>(p)));
   asm("vmovdqu %1, %0" : "=x"(x.high) : "m"(*reinterpret_cast<const __m256i_u*>(p + 16)));
-  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x.low), 16)), _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x.high), 16))};
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x.low), 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x.high), 16))};
 }
 inline Lanes load_odd(const uint16_t* p) {
   Lanes x = load(reinterpret_cast<const float*>(p));
@@ -124,7 +143,8 @@ inline void add_products(const PairLanes& a, const PairLanes& b, IntLanes& sum) 
 }
 // Nearest whole numbers, halves to even, of magnitudes below 2^15.
 inline void store_codes(int16_t* p, const Lanes& x) {
-  const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high));  // in each half four of both
+  // In each half four of both
+  const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
 }
 
@@ -150,14 +170,21 @@ inline WordLine fill_words(uint64_t x) {
   const __m256i all = _mm256_set1_epi64x(static_cast<long long>(x));
   return {all, all};
 }
-inline WordLine add(const WordLine& a, const WordLine& b) { return {_mm256_add_epi64(a.low, b.low), _mm256_add_epi64(a.high, b.high)}; }
-inline WordLine exclusive_or(const WordLine& a, const WordLine& b) { return {_mm256_xor_si256(a.low, b.low), _mm256_xor_si256(a.high, b.high)}; }
+inline WordLine add(const WordLine& a, const WordLine& b) {
+  return {_mm256_add_epi64(a.low, b.low), _mm256_add_epi64(a.high, b.high)};
+}
+inline WordLine exclusive_or(const WordLine& a, const WordLine& b) {
+  return {_mm256_xor_si256(a.low, b.low), _mm256_xor_si256(a.high, b.high)};
+}
 // The lower half of each word times its upper half.
 inline WordLine multiply_halves(const WordLine& x) {
-  return {_mm256_mul_epu32(x.low, _mm256_srli_epi64(x.low, 32)), _mm256_mul_epu32(x.high, _mm256_srli_epi64(x.high, 32))};
+  return {_mm256_mul_epu32(x.low, _mm256_srli_epi64(x.low, 32)),
+          _mm256_mul_epu32(x.high, _mm256_srli_epi64(x.high, 32))};
 }
 // Words 2i and 2i + 1 exchanged.
-inline WordLine swap_pairs(const WordLine& x) { return {_mm256_shuffle_epi32(x.low, 0x4e), _mm256_shuffle_epi32(x.high, 0x4e)}; }
+inline WordLine swap_pairs(const WordLine& x) {
+  return {_mm256_shuffle_epi32(x.low, 0x4e), _mm256_shuffle_epi32(x.high, 0x4e)};
+}
 
 }  // namespace
 }  // namespace homenode

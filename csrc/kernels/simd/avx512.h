@@ -22,20 +22,25 @@ inline Lanes subtract(const Lanes& a, const Lanes& b) { return {_mm512_sub_ps(a.
 inline Lanes multiply(const Lanes& a, const Lanes& b) { return {_mm512_mul_ps(a.all, b.all)}; }
 inline Lanes divide(const Lanes& a, const Lanes& b) { return {_mm512_div_ps(a.all, b.all)}; }
 // a * b + c, rounded once.
-inline Lanes multiply_add(const Lanes& a, const Lanes& b, const Lanes& c) { return {_mm512_fmadd_ps(a.all, b.all, c.all)}; }
+inline Lanes multiply_add(const Lanes& a, const Lanes& b, const Lanes& c) {
+  return {_mm512_fmadd_ps(a.all, b.all, c.all)};
+}
 // sum += a * b, rounded once.
 inline void add_product(const Lanes& a, const Lanes& b, Lanes& sum) { sum = multiply_add(a, b, sum); }
 // The larger lane; b where either is NaN.
 inline Lanes larger(const Lanes& a, const Lanes& b) { return {_mm512_max_ps(a.all, b.all)}; }
 inline Lanes smaller(const Lanes& a, const Lanes& b) { return {_mm512_min_ps(a.all, b.all)}; }
 // Nearest whole number, halves to even.
-inline Lanes round_even(const Lanes& x) { return {_mm512_roundscale_ps(x.all, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+inline Lanes round_even(const Lanes& x) {
+  return {_mm512_roundscale_ps(x.all, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
 // x * 2^n for whole n in -126 .. 127 with a normal result.
 inline Lanes scale_by_power(const Lanes& x, const Lanes& n) { return {_mm512_scalef_ps(x.all, n.all)}; }
 // Lanes begin <= i < end of x, `other` elsewhere.
 inline Lanes keep(const Lanes& x, int begin, int end, const Lanes& other) {
   const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __mmask16 in = _mm512_cmpge_epi32_mask(lane, _mm512_set1_epi32(begin)) & _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32(end));
+  const __mmask16 in =
+      _mm512_cmpge_epi32_mask(lane, _mm512_set1_epi32(begin)) & _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32(end));
   return {_mm512_mask_mov_ps(other.all, in, x.all)};
 }
 // 32 bf16 values: the even ones and the odd ones.
@@ -69,7 +74,9 @@ struct PairLanes {
 inline IntLanes zero_ints() { return {_mm512_setzero_si512()}; }
 inline Lanes to_floats(const IntLanes& x) { return {_mm512_cvtepi32_ps(x.all)}; }
 // 32 int8 codes: a pair in each lane.
-inline PairLanes load_code_pairs(const int8_t* p) { return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
+inline PairLanes load_code_pairs(const int8_t* p) {
+  return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
 // One pair in all lanes.
 inline PairLanes fill_pair(const int16_t* p) {
   int32_t pair;
@@ -77,7 +84,9 @@ inline PairLanes fill_pair(const int16_t* p) {
   return {_mm512_set1_epi32(pair)};
 }
 // The two products of each lane's pairs, added to its sum.
-inline void add_products(const PairLanes& a, const PairLanes& b, IntLanes& sum) { sum.all = _mm512_dpwssd_epi32(sum.all, a.all, b.all); }
+inline void add_products(const PairLanes& a, const PairLanes& b, IntLanes& sum) {
+  sum.all = _mm512_dpwssd_epi32(sum.all, a.all, b.all);
+}
 // Nearest whole numbers, halves to even, of magnitudes below 2^15.
 inline void store_codes(int16_t* p, const Lanes& x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x.all)));

@@ -1,4 +1,5 @@
-// Row kernels written on Lanes: normalisation, gate, softmax pieces. The order of summation depends on the row's length only.
+// Row kernels written on Lanes: normalisation, gate, softmax pieces. The order of summation depends on the row's length
+// only.
 #pragma once
 #include "kernels/kernels.h"
 #include "kernels/simd/math.h"
@@ -33,7 +34,9 @@ void scale_row(const float* x, float scale, const float* weight, float* out, int
   for (; i < count; ++i) out[i] = x[i] * scale * weight[i];
 }
 
-void rms_norm(const float* x, const float* weight, float* out, int64_t width, float eps) { scale_row(x, rms_scale(x, width, eps), weight, out, width); }
+void rms_norm(const float* x, const float* weight, float* out, int64_t width, float eps) {
+  scale_row(x, rms_scale(x, width, eps), weight, out, width);
+}
 
 void rotate(const float* x, float* out, const float* cos_sin, int64_t half, int64_t head_dim) {
   const float* sines = cos_sin + half;
@@ -48,7 +51,8 @@ void rotate(const float* x, float* out, const float* cos_sin, int64_t half, int6
     out[i] = a * cos_sin[i] - b * sines[i];
     out[half + i] = b * cos_sin[i] + a * sines[i];
   }
-  if (out != x) __builtin_memcpy(out + 2 * half, x + 2 * half, static_cast<uint64_t>(head_dim - 2 * half) * sizeof(float));
+  if (out != x)
+    __builtin_memcpy(out + 2 * half, x + 2 * half, static_cast<uint64_t>(head_dim - 2 * half) * sizeof(float));
 }
 
 inline Lanes silu(const Lanes& x) { return divide(x, add(fill(1), exponential(subtract(fill(0), x)))); }
@@ -63,20 +67,28 @@ template <Lanes (*activation)(const Lanes&)>
 inline void multiply_gates(const float* gate, const float* up, float* out, int64_t count) {
   int64_t i = 0;
   for (; i + 16 <= count; i += 16) store(out + i, multiply(activation(load(gate + i)), load(up + i)));
-  if (i < count) store_first(out + i, count - i, multiply(activation(load_first(gate + i, count - i)), load_first(up + i, count - i)));
+  if (i < count)
+    store_first(out + i, count - i,
+                multiply(activation(load_first(gate + i, count - i)), load_first(up + i, count - i)));
 }
 
-void silu_mul(const float* gate, const float* up, float* out, int64_t count) { multiply_gates<silu>(gate, up, out, count); }
-void gelu_mul(const float* gate, const float* up, float* out, int64_t count) { multiply_gates<gelu>(gate, up, out, count); }
+void silu_mul(const float* gate, const float* up, float* out, int64_t count) {
+  multiply_gates<silu>(gate, up, out, count);
+}
+void gelu_mul(const float* gate, const float* up, float* out, int64_t count) {
+  multiply_gates<gelu>(gate, up, out, count);
+}
 
 void soft_cap(const float* x, float cap, float* out, int64_t count) {
   const Lanes caps = fill(cap), parts = fill(1.0f / cap);
   int64_t i = 0;
   for (; i + 16 <= count; i += 16) store(out + i, multiply(tanh_of(multiply(load(x + i), parts)), caps));
-  if (i < count) store_first(out + i, count - i, multiply(tanh_of(multiply(load_first(x + i, count - i), parts)), caps));
+  if (i < count)
+    store_first(out + i, count - i, multiply(tanh_of(multiply(load_first(x + i, count - i), parts)), caps));
 }
 
-// The largest of each stretch by vectors; only the stretch that has the largest of all is then searched for where it stands.
+// The largest of each stretch by vectors; only the stretch that has the largest of all is then searched for where it
+// stands.
 Largest find_largest(const float* x, int64_t count) {
   constexpr int64_t kStretch = 512;
   const float lowest = -__builtin_inff();
@@ -88,7 +100,8 @@ Largest find_largest(const float* x, int64_t count) {
     Lanes best = fill(lowest);
     for (i = stretch; i + 16 <= end; i += 16) {
       const Lanes v = load(x + i);
-      best = larger(v, best);  // a NaN is passed over here and shows in poison: 0 * x is NaN for NaN (and infinite) x only
+      // A NaN is passed over here and shows in poison: 0 * x is NaN for NaN (and infinite) x only
+      best = larger(v, best);
       poison = multiply_add(v, fill(0), poison);
     }
     const float found = largest_lane(best);

@@ -1,4 +1,5 @@
-// A vector that comes by an instruction of its own: as an operand of each instruction that takes it, its load would be repeated.
+// A vector that comes by an instruction of its own: as an operand of each instruction that takes it, its load would be
+// repeated.
 #pragma once
 
 namespace homenode {

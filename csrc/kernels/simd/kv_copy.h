@@ -1,10 +1,11 @@
 // KV memory copied and summed in one loop. The levels give the same sums.
 //
-// A head's tiles of a page are a stream of 64-bit words w[0], w[1], ..., little-endian, the last line of a tile filled up with zeros. Eight sums are
-// kept, word i belongs to sum i % 8 and to its neighbour's:
+// A head's tiles of a page are a stream of 64-bit words w[0], w[1], ..., little-endian, the last line of a tile filled
+// up with zeros. Eight sums are kept, word i belongs to sum i % 8 and to its neighbour's:
 //   sums[i % 8] += low32(w[i] ^ key(i)) * high32(w[i] ^ key(i)),   sums[i % 8 ^ 1] += w[i],   key(i) = (i + 1) * kWordStep
-// modulo 2^64. Keys are different for every place, so words that changed places are noticed; a single changed word always changes its neighbour's sum.
-// kernels/kv_copy.cpp mixes the sums. It tells damage and mistakes, and is no protection against an adversary.
+// modulo 2^64. Keys are different for every place, so words that changed places are noticed; a single changed word
+// always changes its neighbour's sum. kernels/kv_copy.cpp mixes the sums. It tells damage and mistakes, and is no
+// protection against an adversary.
 #pragma once
 #include "kernels/kernels.h"
 
@@ -68,7 +69,8 @@ void copy_run(const TileRun& run, KvDigest& digest) {
   WordSums sums(digest);
   const int64_t rest = run.tile_bytes % kLineBytes, lines = run.tile_bytes / kLineBytes;
   if (!rest) {
-    const int64_t all = run.tiles * lines, last = all < kPrefetchBytes / kLineBytes ? all : kPrefetchBytes / kLineBytes, first = all - last;
+    const int64_t all = run.tiles * lines, last = all < kPrefetchBytes / kLineBytes ? all : kPrefetchBytes / kLineBytes,
+                  first = all - last;
     copy_lines<Lines>(run.from, run.to, first, run.from + kPrefetchBytes, sums);
     copy_lines<Lines>(run.from + first * kLineBytes, run.to + first * Lines::kStep, last, run.next, sums);
   } else {

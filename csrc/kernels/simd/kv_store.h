@@ -23,7 +23,8 @@ inline void scatter_pairs(const Pair* pairs, int64_t head_dim, int token, void* 
   for (int64_t i = 0; i < head_dim / 2; ++i) out[i * kTileKeys] = pairs[i];
 }
 
-// Values of one token, every second element of the pairs it shares with its neighbour; the neighbour may belong to another thread.
+// Values of one token, every second element of the pairs it shares with its neighbour; the neighbour may belong to
+// another thread.
 template <class Element>
 inline void put_alternate(const Element* value, int64_t head_dim, int token, void* tile) {
   Element* out = static_cast<Element*>(tile) + (token / 2) * 2 * head_dim + token % 2;
@@ -68,7 +69,8 @@ inline void put_values_bf16(const float* value, const float* next, int64_t head_
 }
 
 inline void put_scale(float scale, int64_t head_dim, int token, void* tile) {
-  __builtin_memcpy(static_cast<int8_t*>(tile) + kTileKeys * head_dim + token * static_cast<int>(sizeof scale), &scale, sizeof scale);
+  __builtin_memcpy(static_cast<int8_t*>(tile) + kTileKeys * head_dim + token * static_cast<int>(sizeof scale), &scale,
+                   sizeof scale);
 }
 
 inline void put_key_int8(const float* key, int64_t head_dim, int token, void* tile) {

@@ -1,4 +1,5 @@
-// What all levels build from Lanes: the exponential, and parts of a vector. Include one of scalar.h, avx2.h, avx512.h, neon.h first.
+// What all levels build from Lanes: the exponential, and parts of a vector. Include one of scalar.h, avx2.h, avx512.h,
+// neon.h first.
 #pragma once
 
 namespace homenode {
@@ -33,7 +34,8 @@ inline Lanes power_of_two_less_1(const Lanes& r) {
   return multiply(p, r);
 }
 
-// 2^x to about 2 units in the last place for x in [-126, 127]; clamped outside (so never 0 or infinite); NaN stays NaN. 1 at 0.
+// 2^x to about 2 units in the last place for x in [-126, 127]; clamped outside (so never 0 or infinite); NaN stays NaN.
+// 1 at 0.
 inline Lanes power_of_two_at(Lanes x) {
   x = larger(fill(-126.0f), smaller(fill(127.0f), x));
   const Lanes n = round_even(x);
@@ -47,7 +49,8 @@ inline Lanes power_of_two_below_1(Lanes x) {
   return scale_by_power(add(power_of_two_less_1(subtract(x, n)), fill(1.0f)), n);
 }
 
-// tanh(x) = (2^y - 1) / (2^y + 1) with y = 2 x / ln 2, to a few units in the last place: near 0 nothing cancels, as n is 0 there.
+// tanh(x) = (2^y - 1) / (2^y + 1) with y = 2 x / ln 2, to a few units in the last place: near 0 nothing cancels, as n
+// is 0 there.
 inline Lanes tanh_of(const Lanes& x) {
   const Lanes y = larger(fill(-64.0f), smaller(fill(64.0f), multiply(x, fill(2.88539008f)))), n = round_even(y);
   const Lanes scale = scale_by_power(fill(1.0f), n);

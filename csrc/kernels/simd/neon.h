@@ -124,7 +124,8 @@ inline PairLanes fill_pair(const int16_t* p) {
 // The two products of each lane's pairs, added to its sum.
 inline void add_products(const PairLanes& a, const PairLanes& b, IntLanes& sum) {
   for (int i = 0; i < 4; ++i) {
-    const int32x4_t low = vmull_s16(vget_low_s16(a.part[i]), vget_low_s16(b.part[i])), high = vmull_high_s16(a.part[i], b.part[i]);
+    const int32x4_t low = vmull_s16(vget_low_s16(a.part[i]), vget_low_s16(b.part[i])),
+                    high = vmull_high_s16(a.part[i], b.part[i]);
     sum.part[i] = vaddq_s32(sum.part[i], vpaddq_s32(low, high));
   }
 }

@@ -1,8 +1,9 @@
 // Prefetching the keys and values that attention will want next.
 //
-// Keys and values lie in runs of a few KiB, too short for the hardware prefetcher, and so much is computed between two of
-// them that what it does see it fetches too late. So while a chunk is computed the next one is prefetched, evenly over
-// all steps of the loops. A step has no decision to make for it: a wrong branch costs more than the products of a step.
+// Keys and values lie in runs of a few KiB, too short for the hardware prefetcher, and so much is computed between two
+// of them that what it does see it fetches too late. So while a chunk is computed the next one is prefetched, evenly
+// over all steps of the loops. A step has no decision to make for it: a wrong branch costs more than the products of a
+// step.
 #pragma once
 #include "kernels/kernels.h"
 
@@ -28,7 +29,8 @@ struct PrefetchCursor {
 
 class Prefetch {
  public:
-  // `steps`: about how many there will be. The end of a range is noticed some steps late, so each step fetches a bit more.
+  // `steps`: about how many there will be. The end of a range is noticed some steps late, so each step fetches a bit
+  // more.
   Prefetch(const AttendArgs& a, int64_t steps) : range_(a.prefetch), past_(a.prefetch + a.prefetch_ranges) {
     int64_t bytes = 0;
     for (const PrefetchRange* range = range_; range != past_; ++range) bytes += range->bytes;

@@ -1,4 +1,5 @@
-// Sixteen float lanes in portable C++ (GCC vector extension: SSE2 on x86-64, NEON on arm64). The same interface as avx2.h and avx512.h.
+// Sixteen float lanes in portable C++ (GCC vector extension: SSE2 on x86-64, NEON on arm64). The same interface as
+// avx2.h and avx512.h.
 #pragma once
 #include <cstdint>
 #include <cstring>

@@ -1,13 +1,14 @@
-// Values as whole numbers times one scale. Plain loops: the compiler makes vectors of them at every level, and every level gives the same bits.
+// Values as whole numbers times one scale. Plain loops: the compiler makes vectors of them at every level, and every
+// level gives the same bits.
 #pragma once
 #include <cstdint>
 
 namespace homenode {
 namespace {
 
-// Rounds n values to codes of at most `limit` in magnitude, halves to even, so that value = scale * code; the largest magnitude becomes `limit`
-// (below 2^22, and what Code can hold). Returns the scale. Where a value is not finite the scale is NaN, where all are as good as zero it is 0; the
-// codes are 0 then.
+// Rounds n values to codes of at most `limit` in magnitude, halves to even, so that value = scale * code; the largest
+// magnitude becomes `limit` (below 2^22, and what Code can hold). Returns the scale. Where a value is not finite the
+// scale is NaN, where all are as good as zero it is 0; the codes are 0 then.
 template <class Code>
 inline float encode_symmetric(const float* x, int64_t n, float limit, Code* out) {
   int32_t largest_bits = 0;  // as integers magnitudes compare like the floats, and a NaN is above infinity
