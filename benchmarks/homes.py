@@ -26,7 +26,7 @@ import numpy as np
 
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import Spread, StepArrays, StepLimits
-from homenode.compute.team_memory import TeamMemory
+from homenode.compute.thread_memory import ThreadMemory
 from homenode.engine.memory.sizing import choose_cpus
 from homenode.host.topology.allowance import Allowance
 from homenode.model.checkpoint.index import open_checkpoint
@@ -41,7 +41,7 @@ def backend(cpus: tuple[int, ...], homes: str) -> NativeBackend:
         return NativeBackend(cpus, groups=[(0,)] * len(cpus))
     own = tuple(range(len(cpus))) if homes == "own" else (0,) * len(cpus)
     return NativeBackend(
-        cpus, groups=[(home,) for home in own], memory=TeamMemory(own, (0,) * (max(own) + 1), bound=False)
+        cpus, groups=[(home,) for home in own], memory=ThreadMemory(own, (0,) * (max(own) + 1), bound=False)
     )
 
 

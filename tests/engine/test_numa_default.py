@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from homenode.compute.team_memory import TeamMemory
+from homenode.compute.thread_memory import ThreadMemory
 from homenode.engine.config import EngineConfig
 from homenode.engine.memory.numa import team_memory
 from homenode.engine.plan import inline
@@ -87,7 +87,7 @@ def test_it_is_settled_once(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPa
     place = place_of_engine(settled, checkpoint, two)
     assert (place.numa, place.numa_why) == (settled.numa_settled.policy, settled.numa_settled.why)
     memory = team_memory(place, two)
-    assert isinstance(memory, TeamMemory) and memory.bound
+    assert isinstance(memory, ThreadMemory) and memory.bound
     assert with_numa_decided(settled, checkpoint, two) is settled
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from homenode.compute.team_memory import TeamMemory
+from homenode.compute.thread_memory import ThreadMemory
 from homenode.engine.binding import EngineBinding
 from homenode.engine.memory.node_capacity import KvCapacity, kv_capacity, kv_shares
 from homenode.engine.memory.numa import away_from_home, settle_pages, spread_of, team_memory
@@ -34,14 +34,16 @@ def binding(policy: str | None, **changes: object) -> EngineBinding:
 
 
 def test_under_a_policy_threads_are_at_home_where_their_memory_is(host: Host) -> None:
-    assert team_memory(binding("shard"), host) == TeamMemory((0, 0, 1, 1), (0, 1), bound=True)
-    assert team_memory(binding("interleave"), host) == TeamMemory((0, 0, 1, 1), (0, 1), bound=True, interleaved=True)
-    assert team_memory(binding("shard", thread_memory=(1, 1, 1, 1)), host) == TeamMemory((0, 0, 0, 0), (1,), bound=True)
+    assert team_memory(binding("shard"), host) == ThreadMemory((0, 0, 1, 1), (0, 1), bound=True)
+    assert team_memory(binding("interleave"), host) == ThreadMemory((0, 0, 1, 1), (0, 1), bound=True, interleaved=True)
+    assert team_memory(binding("shard", thread_memory=(1, 1, 1, 1)), host) == ThreadMemory(
+        (0, 0, 0, 0), (1,), bound=True
+    )
 
 
 def test_without_a_policy_memory_is_where_it_is_touched(host: Host) -> None:
-    assert team_memory(binding(None), host) == TeamMemory((0, 0, 1, 1), (0, 1), bound=False)
-    assert team_memory(binding(None, memory_nodes=(1,)), host) == TeamMemory((0, 0, 0, 0), (1,), bound=False)
+    assert team_memory(binding(None), host) == ThreadMemory((0, 0, 1, 1), (0, 1), bound=False)
+    assert team_memory(binding(None, memory_nodes=(1,)), host) == ThreadMemory((0, 0, 0, 0), (1,), bound=False)
 
 
 @pytest.mark.parametrize("changes", [{"team": (-1, -1)}, {"memory_nodes": (0, 1)}, {"team": (0, 99)}])

@@ -9,7 +9,7 @@ import pytest
 
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import Spread
-from homenode.compute.team_memory import TeamMemory
+from homenode.compute.thread_memory import ThreadMemory
 from homenode.model.weights.load import load_model
 from tests.model.driver import Driver
 from tests.model.toys import array_checkpoint, toy_arrays, toy_spec
@@ -18,7 +18,7 @@ PROMPTS = [[t % 79 for t in range(3, 90)], [7, 1, 5], [t * 7 % 80 for t in range
 
 
 def over(homes: tuple[int, ...], interleaved: bool = False) -> NativeBackend:
-    memory = TeamMemory(homes, tuple(0 for _ in set(homes)), bound=False, interleaved=interleaved)
+    memory = ThreadMemory(homes, tuple(0 for _ in set(homes)), bound=False, interleaved=interleaved)
     return NativeBackend([-1] * len(homes), spin_us=20, groups=[(home,) for home in homes], memory=memory)
 
 

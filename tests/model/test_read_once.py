@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from homenode.compute.ops import Spread
-from homenode.compute.team_memory import TeamMemory
+from homenode.compute.thread_memory import ThreadMemory
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.parts import PartitionSpec
 from homenode.model.weights.load import load_model
@@ -61,7 +61,7 @@ def load(folder: Path, spread: Spread, cache: Path | None = None) -> int:
         [-1] * len(HOMES),
         spin_us=20,
         groups=[(home,) for home in HOMES],
-        memory=TeamMemory(HOMES, (0, 0, 0), bound=False),
+        memory=ThreadMemory(HOMES, (0, 0, 0), bound=False),
     )
     read = bytes_read(lambda: load_model(checkpoint, backend, packed_cache=cache, spread_of=lambda name: spread))
     copies = 3 if spread == "copied" else 1

@@ -12,7 +12,7 @@ from homenode import _native
 from homenode.compute.native import NativeBackend
 from homenode.compute.native.backend import NativeProgram
 from homenode.compute.ops import KvGeometry, Ops, Spread, StepArrays, StepLimits, Tensor
-from homenode.compute.team_memory import TeamMemory
+from homenode.compute.thread_memory import ThreadMemory
 from homenode.model.weights.node_placement import GROUP_ROWS, member_rows
 from tests.native.weights import load, packed_floats, stored
 
@@ -22,7 +22,7 @@ NODE = min(int(path.name[4:]) for path in Path("/sys/devices/system/node").glob(
 
 
 def backend(homes: tuple[int, ...] = HOMES, *, bound: bool = True, interleaved: bool = False) -> NativeBackend:
-    memory = TeamMemory(homes, (NODE,) * (max(homes) + 1), bound, interleaved)
+    memory = ThreadMemory(homes, (NODE,) * (max(homes) + 1), bound, interleaved)
     return NativeBackend([-1] * len(homes), spin_us=20, groups=[(home,) for home in homes], memory=memory)
 
 

@@ -14,7 +14,7 @@ import pytest
 from homenode.compute.native import NativeBackend
 from homenode.compute.native.kv_pages import KvPages, RegionPages
 from homenode.compute.ops import KvGeometry
-from homenode.compute.team_memory import TeamMemory
+from homenode.compute.thread_memory import ThreadMemory
 from homenode.host.binding.huge_pages import residences
 
 HUGE, SMALL = 2 << 20, 4096
@@ -135,7 +135,7 @@ def test_regions_of_several_homes_come_from_their_own_nodes(bound: bool, touched
     cpus = sorted(os.sched_getaffinity(0))[:2]
     if len(cpus) < 2:
         pytest.skip("needs two CPUs")
-    backend = NativeBackend(cpus, spin_us=20, memory=TeamMemory((0, 1), (0, 1), bound=bound))
+    backend = NativeBackend(cpus, spin_us=20, memory=ThreadMemory((0, 1), (0, 1), bound=bound))
     assert [backend._touched_by(home, 0) for home in (0, 1)] == [(cpu,) if touched else () for cpu in cpus]
     assert backend._touched_by(0, errno.EPERM) == (cpus[0],)
     assert backend._touched_by(-1, errno.EPERM) == ()

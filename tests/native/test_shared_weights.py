@@ -12,7 +12,7 @@ from homenode import _native
 from homenode.compute.native import NativeBackend, available_levels
 from homenode.compute.native.shared_weights import NativeSharedWeights
 from homenode.compute.ops import Experts, Ops, PackedLocation, SharedPlacement, Tensor
-from homenode.compute.team_memory import TeamMemory
+from homenode.compute.thread_memory import ThreadMemory
 from homenode.dtypes import BY_NAME
 from homenode.engine.memory.huge_pages import on_small_pages
 from homenode.errors import HostError, UserError
@@ -194,7 +194,7 @@ def test_words_are_written_once_and_seen_by_all() -> None:
 
 
 def test_own_ranges_count_as_weights_and_others_do_not() -> None:
-    homes = TeamMemory(homes=(0, 0, 1, 1), nodes=(0, 0), bound=True)
+    homes = ThreadMemory(node_indices=(0, 0, 1, 1), nodes=(0, 0), bound=True)
     backend = NativeBackend([-1] * 4, spin_us=20, memory=homes)
     runs = [(BASE + i * 4096, BASE + (i + 1) * 4096) for i in range(5)]
     with experts_memory(SIZE) as fd:

@@ -401,8 +401,8 @@ class PackedBackend(Protocol):
     def write_packed(self, weight: Weight, fd: int, offset: int) -> str:
         """Write a weight at `offset` of an open file. The result is its checksum, 16 hexadecimal digits. HostError when writing fails."""
 
-    def weights_from_packed(self, fd: int, places: Sequence[PackedLocation]) -> list[tuple[Weight, str]]:
-        """What `write_packed` wrote at each place, and the checksum of what was read. ValueError when the file ends early, HostError when reading
+    def weights_from_packed(self, fd: int, locations: Sequence[PackedLocation]) -> list[tuple[Weight, str]]:
+        """What `write_packed` wrote at each location, and the checksum of what was read. ValueError when the file ends early, HostError when reading
         fails. Many at once are read faster than one after the other: threads need not wait for each other in between.
         """
 
@@ -418,7 +418,7 @@ class SharingBackend(PackedBackend, Protocol):
     def shared_weights(self, fd: int, size: int) -> SharedWeights:
         """The first `size` bytes of such a memfd, nothing of it open. Its weights keep it mapped."""
 
-    def attached_weight(self, place: SharedPlacement, target: str, rows: int, columns: int, *, own: bool) -> Weight:
+    def attached_weight(self, placement: SharedPlacement, target: str, rows: int, columns: int, *, own: bool) -> Weight:
         """A matrix that is there already, kept as `target`. `own`: this process's, though it did not read it this time."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from homenode.compute.devices import torch_missing
 from homenode.compute.ops import Backend
-from homenode.compute.team_memory import TeamMemory
+from homenode.compute.thread_memory import ThreadMemory
 from homenode.engine.config import ComputeConfig
 
 
@@ -14,7 +14,7 @@ def make_backend(
     compute: ComputeConfig,
     cpus: tuple[int, ...],
     groups: Sequence[Sequence[int]] | None = None,
-    memory: TeamMemory | None = None,
+    memory: ThreadMemory | None = None,
 ) -> Backend:
     """What computes, one thread on each of `cpus` (-1: not pinned), in the groups of `placement.team_groups`, with memory of their homes.
 

@@ -36,7 +36,7 @@ from homenode.compute.ops import (
     Tensor,
 )
 from homenode.compute.ranks import RankGroup
-from homenode.compute.team_memory import TeamMemory
+from homenode.compute.thread_memory import ThreadMemory
 from homenode.dtypes import BY_NAME, DType
 from homenode.errors import InternalError, UnsupportedError, UserError
 from homenode.host.binding.arrivals import settle_arrivals
@@ -72,7 +72,7 @@ class NativeBackend:
         spin_us: int = 50,
         level: str | None = None,
         groups: Sequence[Sequence[int]] | None = None,
-        memory: TeamMemory | None = None,
+        memory: ThreadMemory | None = None,
     ) -> None:
         if not cpus:
             raise UserError("the native backend needs at least one thread", param="threads")
@@ -91,8 +91,8 @@ class NativeBackend:
         self._kv_huge = 0
         self._kv_away_told = False
         self._pages: dict[str, Any] | None = None  # what the kernel said, as long as nothing was added since
-        self._homes: dict[str, list[dict[str, int]] | None] | None = None  # as last seen
-        self._homes_seen = 0.0
+        self._residency: dict[str, list[dict[str, int]] | None] | None = None  # as last seen
+        self._residency_seen = 0.0
         self._weight_bytes = 0
         self._shared: list[NativeSharedWeights] = []
         self._shared_weight_bytes = 0
@@ -151,7 +151,7 @@ class NativeBackend:
         """See `FittingBackend.end_weights`. Only where memory is bound to nodes: elsewhere some MiB do not count, and huge pages are kept whole."""
         if self._memory is not None and self._memory.bound:
             self._arena.trim()
-            self._pages = self._homes = None
+            self._pages = self._residency = None
 
     @property
     def packing(self) -> str:
@@ -172,9 +172,9 @@ class NativeBackend:
         with host_errors():
             return f"{weight.write(fd, offset):016x}"
 
-    def weights_from_packed(self, fd: int, places: Sequence[PackedLocation]) -> list[tuple[_native.Weight, str]]:
+    def weights_from_packed(self, fd: int, locations: Sequence[PackedLocation]) -> list[tuple[_native.Weight, str]]:
         """See `PackedBackend.weights_from_packed`."""
-        stored = [(p.offset, self._shape(p.target, p.rows, p.columns, p.spread)) for p in places]
+        stored = [(p.offset, self._shape(p.target, p.rows, p.columns, p.spread)) for p in locations]
         with host_errors():
             read = _native.weights_from_packed(self._pool, fd, stored, self._arena)
         return [(self._count(weight), f"{checksum:016x}") for weight, checksum in read]
@@ -190,10 +190,10 @@ class NativeBackend:
         return memory
 
     def attached_weight(
-        self, place: SharedPlacement, target: str, rows: int, columns: int, *, own: bool
+        self, placement: SharedPlacement, target: str, rows: int, columns: int, *, own: bool
     ) -> _native.Weight:
         """See `SharingBackend.attached_weight`. ValueError for a place that is not inside the memory."""
-        weight = _native.attach_weight(self._pool, self._shape(target, rows, columns, place))
+        weight = _native.attach_weight(self._pool, self._shape(target, rows, columns, placement))
         if own:
             return self._count(weight)
         self._shared_weight_bytes += weight.nbytes
@@ -239,7 +239,7 @@ class NativeBackend:
         reserved = not touched and not shared and share is None
         self._kv_reserved = self._pages_of(cache) if reserved else None
         self._kv_bytes += cache.nbytes
-        self._kv_ranges, self._pages, self._homes = cache.ranges, None, None
+        self._kv_ranges, self._pages, self._residency = cache.ranges, None, None
         self._kv_shared = shared or share is not None
         return cache
 
@@ -253,13 +253,15 @@ class NativeBackend:
             ]
         )
 
-    def _touched_by(self, home: int, refused: int) -> tuple[int, ...]:
-        """The CPUs of a home, where its memory comes from whoever touches it first and there are other homes. `refused`: the errno with which the kernel
+    def _touched_by(self, node_index: int, refused: int) -> tuple[int, ...]:
+        """The CPUs of a node, where its memory comes from whoever touches it first and there are other homes. `refused`: the errno with which the kernel
         refused to take it from its node."""
         memory = self._memory
-        if memory is None or home < 0 or len(memory.nodes) < 2 or (memory.bound and not refused):
+        if memory is None or node_index < 0 or len(memory.nodes) < 2 or (memory.bound and not refused):
             return ()
-        return tuple(cpu for cpu, of in zip(self._pool.cpus, memory.homes, strict=True) if of == home and cpu >= 0)
+        return tuple(
+            cpu for cpu, of in zip(self._pool.cpus, memory.node_indices, strict=True) if of == node_index and cpu >= 0
+        )
 
     def change_kv_pages(self, changes: Sequence[tuple[int, int, bool]]) -> None:
         """Take or give back the pages of blocks first .. past - 1 of the last KV memory made, where it is reserved only: (first, past, whether they are
@@ -337,7 +339,7 @@ class NativeBackend:
         with host_errors():
             program = recorder.finish(forward(RecordingOps(recorder)))
         self._program_bytes += program.nbytes
-        self._own_ranges, self._homes = program.ranges, None
+        self._own_ranges, self._residency = program.ranges, None
         return NativeProgram(program)
 
     def sample(self, logits: _native.Output, how: SamplingArrays, num_logprobs: int = -1) -> SampledRows:
@@ -380,7 +382,7 @@ class NativeBackend:
             "program_bytes": self._program_bytes,
             "scratch_bytes": sum(size for _, size, _ in self._own_ranges),
             **self._read_pages(),
-            "residency": self._watch_homes(),
+            "residency": self._watch_residency(),
         }
 
     def meter(self, read_bytes: int) -> NativeMeter:
@@ -434,12 +436,12 @@ class NativeBackend:
         seen = {name: node_residencies(ranges, calls, most_pages) for name, ranges in self.planned().items()}
         return {name: None if lines is None else [asdict(line) for line in lines] for name, lines in seen.items()}
 
-    def _watch_homes(self) -> dict[str, list[dict[str, int]] | None]:
+    def _watch_residency(self) -> dict[str, list[dict[str, int]] | None]:
         """A sample of where memory lies, not taken more often than is worth its time."""
         now = time.monotonic()
-        if self._homes is None or now - self._homes_seen > _WATCH_S:
-            self._homes, self._homes_seen = self.residency(most_pages=_WATCHED_PAGES), now
-        return self._homes
+        if self._residency is None or now - self._residency_seen > _WATCH_S:
+            self._residency, self._residency_seen = self.residency(most_pages=_WATCHED_PAGES), now
+        return self._residency
 
     def _shared_ranges(self) -> list[tuple[int, int, int]]:
         """Address, bytes and home of what this process owns of weights that others map as well."""
@@ -449,7 +451,9 @@ class NativeBackend:
         if self._memory is None:
             return _native.Arena(self._pool)
         with host_errors():
-            return _native.Arena(self._pool, self._memory.homes, self._memory.nodes if self._memory.bound else [])
+            return _native.Arena(
+                self._pool, self._memory.node_indices, self._memory.nodes if self._memory.bound else []
+            )
 
     def _target(self, name: str) -> int:
         dtype = BY_NAME.get(name)
@@ -467,7 +471,7 @@ class NativeBackend:
 
     def _count(self, weight: _native.Weight) -> _native.Weight:
         self._weight_bytes += weight.nbytes
-        self._pages = self._homes = None
+        self._pages = self._residency = None
         return weight
 
 
@@ -518,11 +522,11 @@ class NativeProgram:
         return [PhaseTime(*line) for line in self._program.phase_times() if line[1]]
 
 
-def _in_shared(place: SharedPlacement) -> _native.WeightMemory:
+def _in_shared(placement: SharedPlacement) -> _native.WeightMemory:
     """The native core's memory of a placement."""
-    if not isinstance(place.memory, NativeSharedWeights):
-        raise InternalError(f"a weight of the native core in memory of {type(place.memory).__name__}")
-    return place.memory.handle
+    if not isinstance(placement.memory, NativeSharedWeights):
+        raise InternalError(f"a weight of the native core in memory of {type(placement.memory).__name__}")
+    return placement.memory.handle
 
 
 def _extents(ranges: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from homenode import _native
 from homenode.compute.native.refusals import host_errors
-from homenode.compute.team_memory import TeamMemory
+from homenode.compute.thread_memory import ThreadMemory
 from homenode.errors import UserError
 
 EVERYWHERE = -1  # the home of memory that comes from all of them in turn
@@ -20,7 +20,7 @@ class NativeSharedWeights:
     UserError for memory that is not sealed against shrinking, or too small.
     """
 
-    def __init__(self, pool: _native.ThreadPool, fd: int, size: int, memory: TeamMemory | None) -> None:
+    def __init__(self, pool: _native.ThreadPool, fd: int, size: int, memory: ThreadMemory | None) -> None:
         with _refusals():
             self.handle = _native.WeightMemory.map(fd, size)
         self._pool, self._memory = pool, memory

@@ -170,19 +170,19 @@ class EagerOps:
     ) -> FloatArray:
         """See `Ops.moe`. ValueError unless 1 <= chosen <= experts."""
         out = np.zeros(x.shape, np.float32) if residual is None else np.array(residual, np.float32)
-        places = {
-            expert: place for place, expert in enumerate(range(logits.shape[1]) if experts.ids is None else experts.ids)
+        indices_here = {
+            expert: index for index, expert in enumerate(range(logits.shape[1]) if experts.ids is None else experts.ids)
         }
         tokens = np.zeros(logits.shape[1], np.uint64)
         for row, row_logits, total in zip(np.ascontiguousarray(x), logits, out, strict=True):
             indices, weights = choose_experts(row_logits, chosen, normalise)
             for index, weight in zip(indices, weights, strict=True):
-                place = places.get(int(index))
-                if place is None:
+                here = indices_here.get(int(index))
+                if here is None:
                     continue
                 tokens[index] += np.uint64(1)
-                inner = self.silu_mul(np.concatenate([experts.gate[place] @ row, experts.up[place] @ row])[None])[0]
-                total += weight * (experts.down[place] @ inner)
+                inner = self.silu_mul(np.concatenate([experts.gate[here] @ row, experts.up[here] @ row])[None])[0]
+                total += weight * (experts.down[here] @ inner)
         if self._usage is not None:
             self._usage.add(self._moe_layers, tokens)
         self._moe_layers += 1

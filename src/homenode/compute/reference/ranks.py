@@ -19,7 +19,7 @@ class ThreadRanks:
         self.timeout_s = timeout_s
         self.barrier = threading.Barrier(size)
         self.given: list[FloatArray] = [np.empty((0, 0), np.float32)] * size
-        self.meetings = [0] * size  # that each rank has come to
+        self.arrivals = [0] * size  # that each rank has come to
         self.gone: set[int] = set()
         self.ranks = tuple(ThreadRank(self, rank) for rank in range(size))
 
@@ -40,7 +40,7 @@ class ThreadRank:
         total = given[0].copy()
         for other in given[1:]:
             total += other
-        self._meet()  # nobody may write to what another still reads
+        self._wait_for_all()  # nobody may write to what another still reads
         values[:] = total
 
     def gather(self, values: FloatArray, widths: Sequence[int]) -> FloatArray:
@@ -49,7 +49,7 @@ class ThreadRank:
         if [other.shape[1] for other in given] != list(widths):
             raise PeerError(f"ranks gave {[other.shape[1] for other in given]} columns; {list(widths)} were wanted")
         beside = np.concatenate(given, axis=1)
-        self._meet()
+        self._wait_for_all()
         return beside
 
     def leave(self) -> None:
@@ -59,18 +59,18 @@ class ThreadRank:
 
     def _exchange(self, values: FloatArray) -> list[FloatArray]:
         self._all.given[self.rank] = values
-        self._meet()
+        self._wait_for_all()
         return list(self._all.given)
 
-    def _meet(self) -> None:
+    def _wait_for_all(self) -> None:
         every = self._all
-        every.meetings[self.rank] += 1
+        every.arrivals[self.rank] += 1
         try:
             every.barrier.wait(every.timeout_s)
         except threading.BrokenBarrierError:
-            here = every.meetings[self.rank]
+            here = every.arrivals[self.rank]
             every.gone |= (
-                set() if every.gone else {rank for rank, meetings in enumerate(every.meetings) if meetings < here}
+                set() if every.gone else {rank for rank, meetings in enumerate(every.arrivals) if meetings < here}
             )
             late = sorted(every.gone)
             raise PeerError(

@@ -21,14 +21,14 @@ from homenode.compute.ops import (
     Tensor,
 )
 from homenode.compute.ranks import RankGroup
-from homenode.compute.torch import sampling
-from homenode.compute.torch.attention import choose_attention
+from homenode.compute.torch import sampling, sdpa, tiled, varlen
 from homenode.compute.torch.device import TorchDevice, open_device
 from homenode.compute.torch.graphs import Capture, CudaCapture
 from homenode.compute.torch.kv import TorchKvCache
 from homenode.compute.torch.products import in_tiles, whole
 from homenode.compute.torch.profile import AloneOf, dearest_sampling, largest_step
 from homenode.compute.torch.program import TorchProgram, TorchRows
+from homenode.compute.torch.scoring import Attention
 from homenode.compute.torch.weights import DENSE, MatrixReader, StoredMatrix
 from homenode.dtypes import DType
 
@@ -170,3 +170,17 @@ def open_backend(
         torch.set_num_threads(threads)
     captures = opened.device.type == "cuda" and not enforce_eager
     return TorchBackend(opened, attention, CudaCapture(opened.device) if captures else None)
+
+
+def choose_attention(name: str, device: TorchDevice) -> Attention:
+    """What `--attention-backend` names; auto: tiled where results are to be exact, else sdpa. HostError when a package cannot be loaded."""
+    match name:
+        case "flash":
+            return varlen.FlashAttention()
+        case "flashinfer":
+            return varlen.FlashInfer(device.device)
+        case "tiled":
+            return tiled.tiled_attention
+        case "auto" if device.exact:
+            return tiled.tiled_attention
+    return sdpa.sdpa_attention

@@ -154,11 +154,11 @@ class StepGraphs:
         graph.inputs.copy_(self._staged[:size], non_blocking=True)
 
 
-def bucket(sequences: int, most: int) -> int:
-    """The number of sequences a graph is made for: a power of two up to 8, then steps of 8, from 64 on of 32; at most `most`."""
+def bucket(sequences: int, limit: int) -> int:
+    """The number of sequences a graph is made for: a power of two up to 8, then steps of 8, from 64 on of 32; at most `limit`."""
     if sequences <= 8:
         size = 1 << (sequences - 1).bit_length()
     else:
         step = 8 if sequences <= 64 else 32
         size = -(-sequences // step) * step
-    return min(size, most)
+    return min(size, limit)

@@ -185,9 +185,9 @@ class TorchOps:
         """See `Ops.moe`. ValueError unless 1 <= chosen <= experts."""
         self._seen_waiting()
 
-        def mlp(rows: torch.Tensor, place: int) -> torch.Tensor:
-            inner = self.silu_mul(self.linear(rows, (experts.gate[place], experts.up[place])))
-            return self._product(inner, experts.down[place])
+        def mlp(rows: torch.Tensor, index: int) -> torch.Tensor:
+            inner = self.silu_mul(self.linear(rows, (experts.gate[index], experts.up[index])))
+            return self._product(inner, experts.down[index])
 
         out, tokens = add_experts(x, logits, experts.ids, mlp, chosen, normalise, residual)
         self._seen.usage.add(self._moe_layers, tokens)

@@ -34,7 +34,7 @@ class StoredMatrix:
     row_bytes: int
 
     @property
-    def wanted(self) -> int:
+    def stored_row_bytes(self) -> int:
         """Bytes of a row."""
         return self.dtype.row_bytes(self.columns)
 
@@ -50,7 +50,7 @@ class MatrixReader:
         """[rows, columns] kept as `target`. HostError when the file ends early, UnsupportedError for a `target` that is not dense."""
         kept = torch.empty((stored.rows, stored.columns), dtype=dense(target), device=self._device.device)
         places = in_place(stored.rows, permuted_heads)
-        step = max(1, _STAGED_BYTES // max(stored.wanted, 1))
+        step = max(1, _STAGED_BYTES // max(stored.stored_row_bytes, 1))
         for first in range(0, stored.rows, step):
             rows = range(first, min(first + step, stored.rows))
             values = self._values(stored, rows)
@@ -74,7 +74,7 @@ class MatrixReader:
     def _values(self, stored: StoredMatrix, rows: range) -> torch.Tensor:
         """Rows on the device, as floats of some width."""
         self._device.wait()  # what was staged before has been copied
-        staged = self._stage(len(rows) * stored.wanted)
+        staged = self._stage(len(rows) * stored.stored_row_bytes)
         _fill(staged.numpy(), stored, rows)
         if plain := DENSE.get(stored.dtype.name):
             return self._device.to_device(staged).view(plain).reshape(len(rows), stored.columns)
@@ -105,12 +105,16 @@ def in_place(rows: int, heads: int) -> np.ndarray[tuple[int], np.dtype[np.int64]
 def _fill(buffer: ByteArray, stored: StoredMatrix, rows: range) -> None:
     """The bytes of `rows`, one after another: in one read when rows follow each other in the file, else in one for each."""
     begin = stored.offset + rows.start * stored.row_bytes
-    if stored.row_bytes == stored.wanted:
+    if stored.row_bytes == stored.stored_row_bytes:
         _read(stored.fd, memoryview(buffer.data), begin)
         return
     view = memoryview(buffer.data)
     for i in range(len(rows)):
-        _read(stored.fd, view[i * stored.wanted : (i + 1) * stored.wanted], begin + i * stored.row_bytes)
+        _read(
+            stored.fd,
+            view[i * stored.stored_row_bytes : (i + 1) * stored.stored_row_bytes],
+            begin + i * stored.row_bytes,
+        )
 
 
 def _read(fd: int, view: memoryview, offset: int) -> None:

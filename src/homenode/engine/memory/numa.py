@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from homenode.compute.ops import PlacedBackend, Spread
-from homenode.compute.team_memory import TeamMemory
+from homenode.compute.thread_memory import ThreadMemory
 from homenode.engine.binding import EngineBinding
 from homenode.errors import HostError, UserError
 from homenode.host.binding.engine_plan import EnginePlan, record_plan
@@ -26,7 +26,7 @@ _SAMPLED_PAGES = 2048  # a millisecond
 _SPREADS: Mapping[str | None, Spread] = {"mirror": "copied", "interleave": "interleaved"}
 
 
-def team_memory(binding: EngineBinding, host: Host) -> TeamMemory | None:
+def team_memory(binding: EngineBinding, host: Host) -> ThreadMemory | None:
     """The nodes of the threads' memory. Under a policy the kernel is asked to take it from there; else it is only known where it will be touched.
 
     None where that is not known: threads that may run anywhere, memory that is bound to several nodes, a host that tells of no nodes.
@@ -36,7 +36,7 @@ def team_memory(binding: EngineBinding, host: Host) -> TeamMemory | None:
         return None
     different = tuple(dict.fromkeys(nodes))
     homes = tuple(different.index(node) for node in nodes)
-    return TeamMemory(homes, different, _bound(binding, host), interleaved=binding.numa == "interleave")
+    return ThreadMemory(homes, different, _bound(binding, host), interleaved=binding.numa == "interleave")
 
 
 def _bound(binding: EngineBinding, host: Host) -> bool:

@@ -1,4 +1,4 @@
-"""Where the memory of a team lies: a home for each thread, a NUMA node for each home."""
+"""Where the memory of a pool of threads lies: for each thread the NUMA node that its memory comes from."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from homenode.host.binding.residency import PlannedRange
 
 
 @dataclass(frozen=True, slots=True)
-class TeamMemory:
-    """`homes`: for each thread the index of its home in `nodes`, the NUMA nodes the memory of homes comes from.
+class ThreadMemory:
+    """`node_indices`: for each thread the index of its NUMA node in `nodes`.
 
     `bound`: the kernel is asked to take memory from there; otherwise it lies where a thread of the home first touches it, which is the same as long
     as the node has room. `interleaved`: KV memory comes from all nodes in turn instead of from those of the threads that attend to it.
     """
 
-    homes: tuple[int, ...]
+    node_indices: tuple[int, ...]
     nodes: tuple[int, ...]
     bound: bool = True
     interleaved: bool = False
