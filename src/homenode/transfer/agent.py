@@ -80,7 +80,7 @@ class TransferAgent:
         self._promises = Promises(self._links.hearing, at_once, self._walk_through)
         self._started = False
         self._unheard = False  # the thread that leads came to hear when this one had the lock
-        self._leader: int | None = None  # the thread that works while it waits, see `inbox.Worker`
+        self._leader: int | None = None  # the thread that works while it waits, see `inbox.PollableAgent`
         self._relief = threading.Event()
         self._thread = threading.Thread(target=self._run, name="homenode-kv-transfer", daemon=True)
 
@@ -156,7 +156,7 @@ class TransferAgent:
         self._thread.join(timeout_s + _JOIN_S)
         return not self._thread.is_alive() and not self._turns.broken
 
-    # For the thread that leads, see `inbox.Worker`
+    # For the thread that leads, see `inbox.PollableAgent`
 
     def lead(self, epoll: select.epoll) -> None:
         """The caller's thread does the work from now on, and sleeps there."""

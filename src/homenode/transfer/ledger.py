@@ -112,7 +112,7 @@ class Ledger:
             self._state[page] = _NUMBER_OF[state]
 
     def take(self, owner: str, count: int) -> list[int]:
-        """Allocate pages, to be filled. InternalError if too few are free: room is reserved before (`Admission`)."""
+        """Allocate pages, to be filled. InternalError if too few are free: room is reserved before (`PageQuota`)."""
         if count > len(self._free):
             raise InternalError(
                 f"{format_count(count, 'page')} of the KV buffer wanted, {len(self._free)} are free", wanted=count

@@ -1,12 +1,12 @@
 """What handing KV over costs, against the bare system calls it is made of: all measured in turns, in one run.
 
 Two processes of this host. "hand-off": what is left when the last page has been computed, until the receiver's
-scheduler may read it where it is; "hand-back": from there until the sender has its pages back (`handing_over.HandOff`).
-"whole hand-over": from the sender's wish to the return of its pages, protocol, agents and machines included; "control":
-the same without any page moved (`handing_over.HandOver.control`). "pages asked for": until a receiver of another host
-has in its blocks what was announced before (`handing_over.HandOver.asked_for`). "private copy": what a receiver makes
-from shared memory, digests and epochs checked, against memcpy of the same pages. "bare": the round trips and socket
-calls themselves.
+scheduler may read it where it is; "hand-back": from there until the sender has its pages back
+(`timed_transfers.LastPageTransfer`). "whole hand-over": from the sender's wish to the return of its pages, protocol,
+agents and machines included; "control": the same without any page moved (`timed_transfers.WholeTransfer.control`).
+"pages asked for": until a receiver of another host has in its blocks what was announced before
+(`timed_transfers.WholeTransfer.asked_for`). "private copy": what a receiver makes from shared memory, digests and
+epochs checked, against memcpy of the same pages. "bare": the round trips and socket calls themselves.
 """
 
 from __future__ import annotations
