@@ -1,8 +1,9 @@
 """Room is reserved before anything is pinned: whole hand-overs or nothing, and no peer takes what the others need.
 
-A peer may hold at most twice what would then still be free (the dynamic threshold of shared-memory switches), unless it is the only one, or
-holds nothing. So some room is left for whoever comes, however slow those are that came before. Of the peers that wait the one that holds
-least goes first; within a peer it is first come, first served. One that does not fit lets others pass, but only so many times.
+A peer may hold at most twice what would then still be free (the dynamic threshold of shared-memory switches), unless it
+is the only one, or holds nothing. So some room is left for whoever comes, however slow those are that came before. Of
+the peers that wait the one that holds least goes first; within a peer it is first come, first served. One that does not
+fit lets others pass, but only so many times.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class _Waiter:
 
 
 class PageQuota:
-    """Counts `total` pages; up to (1 - reserve_pct / 100) of them are given to several owners, all of them to one alone."""
+    """Counts `total` pages; up to (1 - reserve_pct / 100) of them are given to several owners, all of them to one
+    alone."""
 
     def __init__(self, total: int, reserve_pct: float = 0.0) -> None:
         self.total = total

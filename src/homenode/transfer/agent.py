@@ -24,7 +24,9 @@ from homenode.transfer.seam import Computed, ToAgent, ToScheduler, Unused
 from homenode.transfer.turns import Closing, Turns, bind
 
 _log = logging.getLogger(__name__)
-_BOOKS_S = 1e-3  # before the books are kept of what was done at once: those who were told of it need the interpreter, and perhaps this CPU
+# before the books are kept of what was done at once: those who were told of it need the interpreter, and perhaps this
+# CPU
+_BOOKS_S = 1e-3
 _RELIEF_S = 1.0  # between looks whether the thread that leads does what there is to do
 _AT_ONCE = (Computed, Unused)  # what another engine waits for: said on the scheduler's own thread, where that can be
 _JOIN_S = 5.0
@@ -50,10 +52,11 @@ class TransferAgent:
         clock: Callable[[], float] = time.monotonic,
         in_place: InPlace | None = None,
     ) -> None:
-        """Binds its sockets: `ports` by name ("alloc", "init", "done"; the sender's machine is told of "done"). UserError or HostError when one cannot be.
+        """Binds its sockets: `ports` by name ("alloc", "init", "done"; the sender's machine is told of "done").
+        UserError or HostError when one cannot be.
 
-        `in_place`: peers' memory is offered to the engine's steps, and the machine told of it.
-        `on_change` is called, at most every 50 ms, when `figures` has changed. `post` and `on_change` are called from the agent's thread.
+        `in_place`: peers' memory is offered to the engine's steps, and the machine told of it. `on_change` is called,
+        at most every 50 ms, when `figures` has changed. `post` and `on_change` are called from the agent's thread.
         """
         self._carrier, self._clock = carrier, clock
         self._bound = bind(carrier, ports)
@@ -93,7 +96,8 @@ class TransferAgent:
         start_thread(self._thread)
 
     def tell(self, message: ToAgent) -> None:
-        """Give the agent a message; never waits. What another engine waits for is done before this returns, if the agent is at rest."""
+        """Give the agent a message; never waits. What another engine waits for is done before this returns, if the
+        agent is at rest."""
         if type(message) not in _AT_ONCE or not self._done_at_once(message):
             self._mailbox.leave(message)
             if threading.get_ident() != self._leader:  # else it looks by itself before it sleeps
@@ -107,7 +111,8 @@ class TransferAgent:
             self._performer.promise(tickets)
 
     def _done_at_once(self, message: ToAgent) -> bool:
-        """On the thread of who tells: to wake the agent's would take longer than the rest. The machine hears of it when that wakes."""
+        """On the thread of who tells: to wake the agent's would take longer than the rest. The machine hears of it when
+        that wakes."""
         if not self._working.acquire(blocking=False):
             return False
         try:
@@ -181,8 +186,8 @@ class TransferAgent:
             self._working.release()
 
     def watch(self, epoll: int) -> bool | None:
-        """Look for what was promised, or probably comes, and at a descriptor of epoll: whether there is something. None: look yourself, until
-        `watches_until`."""
+        """Look for what was promised, or probably comes, and at a descriptor of epoll: whether there is something.
+        None: look yourself, until `watches_until`."""
         return self._promises.watch(epoll, self._turns.awake_until)
 
     def watches_until(self) -> float:
@@ -190,7 +195,8 @@ class TransferAgent:
         return self._turns.awake_until
 
     def rehearse(self) -> bool:
-        """Whether something is promised over a lane by now: `watch` will look for it. What is to be done about it is walked through for nothing."""
+        """Whether something is promised over a lane by now: `watch` will look for it. What is to be done about it is
+        walked through for nothing."""
         return self._promises.notice()
 
     def _walk_through(self, promised: Connection) -> None:

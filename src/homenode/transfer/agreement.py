@@ -8,7 +8,8 @@ _MOST_SHOWN = 120  # characters of a value in a message
 
 
 def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    """Each fact in which the two do not agree, in words; empty when KV may be handed over. `protocol` is a range: an overlap is enough."""
+    """Each fact in which the two do not agree, in words; empty when KV may be handed over. `protocol` is a range: an
+    overlap is enough."""
     found = []
     for name in (*ours, *(name for name in theirs if name not in ours)):
         mine, other = ours.get(name), theirs.get(name)

@@ -1,7 +1,9 @@
-"""Pages that are announced, and taken, over lanes the moment they can be, ahead of the machine: what a receiver waits for.
+"""Pages that are announced, and taken, over lanes the moment they can be, ahead of the machine: what a receiver waits
+for.
 
-The machine says beforehand what it will answer (`prepare`, while there is time); that holds until its next input (`forget`). So all that is done at
-the moment itself is to compare what came with that, to read the pages, and to tell of them. The machine hears of it afterwards, and has to agree.
+The machine says beforehand what it will answer (`prepare`, while there is time); that holds until its next input
+(`forget`). So all that is done at the moment itself is to compare what came with that, to read the pages, and to tell
+of them. The machine hears of it afterwards, and has to agree.
 """
 
 from __future__ import annotations
@@ -177,8 +179,8 @@ class AtOnce:
         return FromEngine(computed), [Send(sending.next.peer, said)], digests
 
     def rehearse(self, connection: Connection) -> None:
-        """Pages of this connection's peer will be announced in a moment: walk the way that `take` goes, so that it is in this CPU's caches then. Computing,
-        or another page's bytes, have had them since."""
+        """Pages of this connection's peer will be announced in a moment: walk the way that `take` goes, so that it is
+        in this CPU's caches then. Computing, or another page's bytes, have had them since."""
         for (peer, pull_id), taking in self._taking.items():
             if peer == connection.number:
                 said = taking.expected.rehearsal(pull_id)
@@ -216,7 +218,8 @@ class AtOnce:
         return FromPeer(peer, ready_of(said)), [Tell(event) for event in told], said.digests
 
     def _told(self, said: Announced, expecting: Expecting, base: int, now: float) -> list[ToScheduler]:
-        """What is to be told of announced pages, as the machine will, when they prove good. `base`: the first block of their buffer."""
+        """What is to be told of announced pages, as the machine will, when they prove good. `base`: the first block of
+        their buffer."""
         first, size = expecting.first, expecting.page_tokens
         past = first + said.count
         told: list[ToScheduler] = []

@@ -1,4 +1,5 @@
-"""The circuit breaker of one receiver: after it had no room, nothing is offered for a while, then one offer tries it out."""
+"""The circuit breaker of one receiver: after it had no room, nothing is offered for a while, then one offer tries it
+out."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ Verdict = Literal["go", "wait", "refuse"]
 
 
 class PeerBreaker:
-    """Closed (all may go), open (all are refused), half open (one goes as the probe, the others wait for how it fares)."""
+    """Closed (all may go), open (all are refused), half open (one goes as the probe, the others wait for how it
+    fares)."""
 
     def __init__(self, ttl: float) -> None:
         """`ttl`: seconds it stays open after a failure; with 0 it never opens."""

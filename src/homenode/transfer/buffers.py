@@ -25,7 +25,8 @@ def register(memory: KvMemory, backend: KvBackend) -> LocalBuffer:
 
 
 def exported_fds(buffers: Sequence[LocalBuffer], *, writable: bool) -> list[int]:
-    """Descriptors to pass with Hello: each buffer's memory and epoch words; read-only ones unless the other side is to write. The caller closes them."""
+    """Descriptors to pass with Hello: each buffer's memory and epoch words; read-only ones unless the other side is to
+    write. The caller closes them."""
     fds: list[int] = []
     try:
         for buffer in buffers:
@@ -46,8 +47,9 @@ def _reopened(fd: int, writable: bool) -> int:
 
 @dataclass(frozen=True)
 class InPlace:
-    """What lets the engine's steps read a peer's memory where it is. `attach`: page p of the memory is block (the result) + p from then on; ValueError
-    where that cannot be. `detach` ends it; no step may name its blocks any more."""
+    """What lets the engine's steps read a peer's memory where it is. `attach`: page p of the memory is block (the
+    result) + p from then on; ValueError where that cannot be. `detach` ends it; no step may name its blocks any
+    more."""
 
     attach: Callable[[KvMemory], int]
     detach: Callable[[int], None]
@@ -55,7 +57,8 @@ class InPlace:
 
 @dataclass
 class _Attached:
-    """A peer's buffer. `users`: numbers of the connections it came over (`lost` ones too); `jobs`: copies that use it."""
+    """A peer's buffer. `users`: numbers of the connections it came over (`lost` ones too); `jobs`: copies that use
+    it."""
 
     memory: PeerBuffer
     owner: tuple[bytes, int]  # incarnation, pid
@@ -85,7 +88,8 @@ class Buffers:
         *,
         writable: bool,
     ) -> None:
-        """A peer's Hello names these. PeerError for an id that is somebody else's, or memory that is not what it should be. Takes `fds` over."""
+        """A peer's Hello names these. PeerError for an id that is somebody else's, or memory that is not what it should
+        be. Takes `fds` over."""
         wanted = FDS_PER_BUFFER * len(buffers) if self._carrier.passes_memory else 0
         try:
             if len(fds) != wanted:
@@ -182,7 +186,8 @@ class Buffers:
         return unused
 
     def close(self) -> None:
-        """Give all mappings back; no copy may be under way. What is read in place stays in the engine's reach: its requests may go on."""
+        """Give all mappings back; no copy may be under way. What is read in place stays in the engine's reach: its
+        requests may go on."""
         for attached in self._peers.values():
             attached.memory.close()
         self._peers.clear()

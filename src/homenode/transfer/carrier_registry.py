@@ -37,7 +37,8 @@ def channels() -> dict[str, Maker]:
 
 
 def open_carrier(config: TransferConfig, own: KvLayout, backend: KvBackend) -> Carrier:
-    """The carrier of `transfer_channel`. UserError for a name nobody knows, UnsupportedError for one that lacks something here."""
+    """The carrier of `transfer_channel`. UserError for a name nobody knows, UnsupportedError for one that lacks
+    something here."""
     known = channels()
     name = config.transfer_channel
     maker = known.get(name)

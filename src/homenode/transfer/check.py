@@ -1,4 +1,5 @@
-"""Whether settings of prefill/decode disaggregation can go together, here and on this machine. Pure: facts come as `Surroundings`.
+"""Whether settings of prefill/decode disaggregation can go together, here and on this machine. Pure: facts come as
+`Surroundings`.
 
 A setting is called by its name with underscores, as in the field's files, and by its flag.
 """
@@ -24,8 +25,9 @@ _PORTS = ("pd_peer_init_port", "pd_peer_alloc_port", "pd_pull_done_port")
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What of the engine's other settings handing KV over depends on. `block_bytes`: of a KV block, 0 while the model is not known. `workers`: the devices
-    of those that compute apart from the engine's own process; none: that one computes."""
+    """What of the engine's other settings handing KV over depends on. `block_bytes`: of a KV block, 0 while the model
+    is not known. `workers`: the devices of those that compute apart from the engine's own process; none: that one
+    computes."""
 
     block_bytes: int = 0
     block_size: int = 0
@@ -43,7 +45,8 @@ def named(setting: str) -> str:
 
 
 def check_transfer(config: TransferConfig, here: Surroundings, engine: EngineFacts) -> list[UserError]:
-    """Everything wrong with these settings, each naming the settings and what to do. Empty: KV can be handed over, or is not asked to be."""
+    """Everything wrong with these settings, each naming the settings and what to do. Empty: KV can be handed over, or
+    is not asked to be."""
     if not config.on:
         return list(_off(config))
     checks = (

@@ -1,4 +1,5 @@
-"""One connection: a socket, its greeting, frames and payloads in and out. Nothing here waits, and nothing here decides."""
+"""One connection: a socket, its greeting, frames and payloads in and out. Nothing here waits, and nothing here
+decides."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class LostError(PeerError):
 
 
 class Connection:
-    """See the module. `number` is what the machine calls the peer; `address` what was connected to, empty for one that came."""
+    """See the module. `number` is what the machine calls the peer; `address` what was connected to, empty for one that
+    came."""
 
     def __init__(
         self, sock: socket.socket, number: int, greeting: Greeting, *, address: str, fds: list[int], now: float
@@ -111,7 +113,8 @@ class Connection:
         return total
 
     def _receive_with_fds(self) -> int:
-        """Before the other's Hello is complete descriptors are taken; from then on the kernel throws away what comes."""
+        """Before the other's Hello is complete descriptors are taken; from then on the kernel throws away what
+        comes."""
         if self.sock.family != socket.AF_UNIX:
             count = self.sock.recv_into(self._scratch)
         else:
@@ -127,7 +130,8 @@ class Connection:
         return count
 
     def next(self, now: float) -> bytes | PayloadReader | PagesReader | None:
-        """The next frame's body, or a payload that has become complete; None when neither has. FrameError for a damaged stream."""
+        """The next frame's body, or a payload that has become complete; None when neither has. FrameError for a damaged
+        stream."""
         incoming = self._incoming
         if incoming is None:
             body = self._parser.next()
@@ -162,8 +166,8 @@ class Connection:
     # Greeting
 
     def greet(self, body: bytes) -> tuple[Hello, list[int]] | None:
-        """A frame before the greeting is over. The other's Hello, and the descriptors that came with it (now the caller's), when it is.
-        GreetingError when it has failed."""
+        """A frame before the greeting is over. The other's Hello, and the descriptors that came with it (now the
+        caller's), when it is. GreetingError when it has failed."""
         greeting = self._greeting
         assert greeting is not None
         bare = greeting.macs is None
@@ -225,7 +229,8 @@ class Connection:
         return self._to
 
     def flush(self, now: float) -> tuple[list[int], bool]:
-        """Write what can be written: the tokens of payloads that are through, and whether anything is left. LostError when the connection failed."""
+        """Write what can be written: the tokens of payloads that are through, and whether anything is left. LostError
+        when the connection failed."""
         tokens: list[int] = []
         outgoing = self._outgoing
         before = outgoing.written

@@ -1,4 +1,5 @@
-"""The thread that copies and digests KV off the agent's loop. Jobs are done in the order given, in chunks, so that a stop is noticed soon."""
+"""The thread that copies and digests KV off the agent's loop. Jobs are done in the order given, in chunks, so that a
+stop is noticed soon."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ def perform(job: CopyJob, copier: Copier, stopped: Callable[[], str]) -> Copied:
 
 
 def _cut(job: CopyJob, first: int, pages: int) -> Chunk:
-    """Some of the pages, with no more of the tables than they need: of a long sequence the rest would be converted again for every chunk."""
+    """Some of the pages, with no more of the tables than they need: of a long sequence the rest would be converted
+    again for every chunk."""
     work = job.work
     if pages == work.pages and len(work.source_table) <= _SHORT_TABLE:
         return work
@@ -125,7 +127,8 @@ def _copy(
 
 
 class CopyThread:
-    """`submit` and `results` are for the agent's thread. `wake` is called from the copy thread when there is a result."""
+    """`submit` and `results` are for the agent's thread. `wake` is called from the copy thread when there is a
+    result."""
 
     def __init__(self, copier: Copier, wake: Callable[[], None]) -> None:
         self._copier, self._wake = copier, wake
@@ -140,7 +143,8 @@ class CopyThread:
         start_thread(self._thread)
 
     def submit(self, job: CopyJob) -> tuple[CopyJob, Copied] | None:
-        """Do a job: a small one at once, when nothing is before it, and its result is returned; else None, and it will be among `results`."""
+        """Do a job: a small one at once, when nothing is before it, and its result is returned; else None, and it will
+        be among `results`."""
         if self.takes_at_once(job.nbytes):
             answer = perform(job, self._copier, lambda: "")
             if job.ended is None:
@@ -155,7 +159,8 @@ class CopyThread:
         return not self._open and nbytes <= INLINE_BYTES
 
     def reads_at_once(self, pages: int, page_bytes: int) -> bool:
-        """The same where another engine waits. A single page always is: a step reads all weights, which are a thousand times as much."""
+        """The same where another engine waits. A single page always is: a step reads all weights, which are a thousand
+        times as much."""
         return not self._open and (pages == 1 or pages * page_bytes <= AT_ONCE_BYTES)
 
     def at_once(

@@ -7,7 +7,8 @@ from collections.abc import Hashable
 
 
 class DeadlineHeap:
-    """At most one time for each key. O(log n) to set, O(1) to put off; forgotten times are dropped as they come up, or when they outnumber the others."""
+    """At most one time for each key. O(log n) to set, O(1) to put off; forgotten times are dropped as they come up, or
+    when they outnumber the others."""
 
     def __init__(self) -> None:
         self._times: dict[Hashable, float] = {}

@@ -1,4 +1,5 @@
-"""Peers whose connection has ended while their process may live on: whether it has ended, too, is what others wait to hear. For one thread."""
+"""Peers whose connection has ended while their process may live on: whether it has ended, too, is what others wait to
+hear. For one thread."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class _Remains:
 
 
 class Departed:
-    """`gone(number, reason, dead)`, see `listener.Listener.on_gone`, is called for each, once without and once with proof of death."""
+    """`gone(number, reason, dead)`, see `listener.Listener.on_gone`, is called for each, once without and once with
+    proof of death."""
 
     def __init__(self, poller: Poller, gone: Callable[[int, str, bool], None]) -> None:
         self._poller, self._gone = poller, gone
@@ -38,7 +40,8 @@ class Departed:
         return self._untold[0].until if self._untold else None
 
     def tell(self, number: int, pidfd: int | None, reason: str, now: float) -> None:
-        """A connection has ended; takes `pidfd` over. The end of it alone does not show that its process writes no more."""
+        """A connection has ended; takes `pidfd` over. The end of it alone does not show that its process writes no
+        more."""
         if pidfd is None:
             self._gone(number, reason, False)
         elif is_dead(pidfd):

@@ -1,4 +1,5 @@
-"""The receiver's done signals: said again until they are acknowledged, in bounded memory. One that is given up is seen to by the lease."""
+"""The receiver's done signals: said again until they are acknowledged, in bounded memory. One that is given up is seen
+to by the lease."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class _Pending:
 
 
 class Dones:
-    """Signals not acknowledged yet. The caller sends what `say` returns, and again what `again` returns at the deadlines set."""
+    """Signals not acknowledged yet. The caller sends what `say` returns, and again what `again` returns at the
+    deadlines set."""
 
     def __init__(self, limits: Limits, deadlines: DeadlineHeap) -> None:
         self._limits = limits

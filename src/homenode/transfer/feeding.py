@@ -1,7 +1,8 @@
-"""The inputs of a machine, one after another, and those it hears of late: what others wait for is done before it has been asked.
+"""The inputs of a machine, one after another, and those it hears of late: what others wait for is done before it has
+been asked.
 
-Where the machine foresees its answer (`machine.Foreseen`) that is given first, and the books are kept afterwards (`catch_up`). The machine then has to
-say the very same. For one thread.
+Where the machine foresees its answer (`machine.Foreseen`) that is given first, and the books are kept afterwards
+(`catch_up`). The machine then has to say the very same. For one thread.
 """
 
 from __future__ import annotations
@@ -44,13 +45,15 @@ class Machine(Protocol):
     def idle(self) -> bool: ...
 
 
-# An input, what was done, of which the machine will say that it is to be done, and the digests of pages that were read for it.
+# An input, what was done, of which the machine will say that it is to be done, and the digests of pages that were read
+# for it.
 Recalled = tuple[Input, Sequence[Action], Sequence[bytes]]
 
 
 @dataclass(slots=True)
 class _Ahead:
-    """An input that was answered before the machine has heard of it: what is still to be said of what was done, and of the digests of pages."""
+    """An input that was answered before the machine has heard of it: what is still to be said of what was done, and of
+    the digests of pages."""
 
     done: deque[Action]
     digests: deque[bytes]
@@ -58,7 +61,8 @@ class _Ahead:
 
 
 class Feeder:
-    """Gives a machine its inputs, and has what it says performed. Raises InternalError when the machine contradicts itself."""
+    """Gives a machine its inputs, and has what it says performed. Raises InternalError when the machine contradicts
+    itself."""
 
     def __init__(
         self,
@@ -104,7 +108,8 @@ class Feeder:
             self._feed_all([])
 
     def owe(self, recall: Callable[[], Recalled], now: float, announced: str = "") -> None:
-        """The machine is to hear of what was done without it, after what it is to hear of already. `announced`: the ticket whose pages were."""
+        """The machine is to hear of what was done without it, after what it is to hear of already. `announced`: the
+        ticket whose pages were."""
         self._owed.append((recall, now, announced))
 
     def catch_up(self) -> None:
@@ -166,7 +171,8 @@ class Feeder:
         self._perform_each(actions)
 
     def _perform_each(self, actions: list[Action]) -> None:
-        """InternalError if one fails: the machine believes it and those after it done, so nothing of what it knows would be true."""
+        """InternalError if one fails: the machine believes it and those after it done, so nothing of what it knows
+        would be true."""
         try:
             for action in actions:
                 if self._ahead is None or not self._was_done(action):

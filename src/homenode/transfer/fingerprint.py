@@ -1,8 +1,9 @@
-"""What two engines must agree in before one may use the other's KV: named facts, compared one by one by `transfer.agreement`.
+"""What two engines must agree in before one may use the other's KV: named facts, compared one by one by
+`transfer.agreement`.
 
-KV of block identity X is of use only to an engine that would have computed the same for X. So everything is here that a key or value depends on:
-the weights and how they are kept, the architecture's figures, the form of KV memory, the vocabulary, how identities are made. Lengths (but
-for longrope), block sizes, memory and threads may differ.
+KV of block identity X is of use only to an engine that would have computed the same for X. So everything is here that a
+key or value depends on: the weights and how they are kept, the architecture's figures, the form of KV memory, the
+vocabulary, how identities are made. Lengths (but for longrope), block sizes, memory and threads may differ.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ Fingerprint = dict[str, str]
 def fingerprint_of(
     config: TransferConfig, checkpoint: Checkpoint, geometry: KvGeometry, kept_as: str, max_model_len: int | None = None
 ) -> Fingerprint:
-    """The facts of an engine. `kept_as`: how its weights are kept in memory, in words. `max_model_len`: its longest context (None: the model's), on
-    which longrope depends. Reads samples of the weights and the vocabulary.
+    """The facts of an engine. `kept_as`: how its weights are kept in memory, in words. `max_model_len`: its longest
+    context (None: the model's), on which longrope depends. Reads samples of the weights and the vocabulary.
 
     CheckpointError when they cannot be read.
     """

@@ -1,4 +1,5 @@
-"""Deadlines after this process was stopped, or its machine was: what the others said meanwhile is heard before it is said that they were silent."""
+"""Deadlines after this process was stopped, or its machine was: what the others said meanwhile is heard before it is
+said that they were silent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The first words on a connection: Hello both ways, compared field by field, and with a secret a proof of it both ways. No I/O here.
+"""The first words on a connection: Hello both ways, compared field by field, and with a secret a proof of it both ways.
+No I/O here.
 
-Without a secret a connection is greeted when both Hellos were good. With one, MACs begin after the Hellos and each side sends Greeted under them: the
-key comes of the secret and of both Hellos as they went over the wire, so that frame proves the secret and that nobody changed a Hello.
+Without a secret a connection is greeted when both Hellos were good. With one, MACs begin after the Hellos and each side
+sends Greeted under them: the key comes of the secret and of both Hellos as they went over the wire, so that frame
+proves the secret and that nobody changed a Hello.
 """
 
 from __future__ import annotations
@@ -97,7 +99,8 @@ def _differs(name: str, here: str, there: str, remedy: str) -> Refused:
 
 
 class Greeting:
-    """One side of a greeting. `other` is the other side's Hello once `done`; `macs` are (incoming, outgoing) once both Hellos were exchanged."""
+    """One side of a greeting. `other` is the other side's Hello once `done`; `macs` are (incoming, outgoing) once both
+    Hellos were exchanged."""
 
     def __init__(self, own: Identity, secret: str | None, *, connects: bool) -> None:
         self.own = own.hello(secret is not None, own.lane and not connects)
@@ -113,8 +116,8 @@ class Greeting:
         return [self._said] if self._connects else []
 
     def take(self, body: bytes) -> list[bytes]:
-        """A frame's body; what to answer. Bodies after `macs` was set go out with a MAC, apart from an accepting side's Hello, the first of two.
-        GreetingError when it has failed."""
+        """A frame's body; what to answer. Bodies after `macs` was set go out with a MAC, apart from an accepting side's
+        Hello, the first of two. GreetingError when it has failed."""
         try:
             envelope = decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

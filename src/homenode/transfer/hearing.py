@@ -1,4 +1,5 @@
-"""What comes over the lanes of connections, and when: looked for, rung for, or before the frame that follows it. For one thread."""
+"""What comes over the lanes of connections, and when: looked for, rung for, or before the frame that follows it. For
+one thread."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _MOST_AFTER = 32  # before others have their turn
 
 
 class Hearing:
-    """`announced` is called with each record, `failed` where one is garbage. `connections`: those that are heard, by number."""
+    """`announced` is called with each record, `failed` where one is garbage. `connections`: those that are heard, by
+    number."""
 
     def __init__(
         self,
@@ -39,7 +41,8 @@ class Hearing:
         return self._lanes.create() if self._lanes is not None and wanted else None
 
     def open(self, connection: Connection, hello: Hello, fds: list[int]) -> None:
-        """As both greetings say; takes the lane's descriptors, the last ones, from the others. PeerError for what is none."""
+        """As both greetings say; takes the lane's descriptors, the last ones, from the others. PeerError for what is
+        none."""
         if (lane := connection.lane_in) is not None:
             self.connections[connection.number] = connection
             self._poller.watch(lane.wake_fd, lambda _events, now: self._rung(connection, now))
@@ -76,7 +79,8 @@ class Hearing:
     # What has come
 
     def watch(self, epoll: int, seconds: float) -> bool | None:
-        """Look at lanes, and at a descriptor of epoll, for so long: whether there is something. None: there is no lane to look at."""
+        """Look at lanes, and at a descriptor of epoll, for so long: whether there is something. None: there is no lane
+        to look at."""
         there = list(self.connections.values())  # in one piece: who has the lock may take another in, or let one go
         lanes = [one.lane_in for one in there if one.lane_in is not None and one.early is None]
         return self._lanes.watch(lanes, epoll, seconds) if lanes and self._lanes is not None else None

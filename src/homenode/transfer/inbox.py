@@ -1,7 +1,7 @@
 """What an engine's loop waits on: messages from any thread, and meanwhile the agent's connections.
 
-A thread that waits could as well do the agent's work: what comes from another engine is then told without one thread having to wake another. The
-agent's own thread stands by.
+A thread that waits could as well do the agent's work: what comes from another engine is then told without one thread
+having to wake another. The agent's own thread stands by.
 """
 
 from __future__ import annotations
@@ -23,19 +23,22 @@ class PollableAgent(Protocol):
     """An agent whose work can be done by the thread that waits."""
 
     def lead(self, epoll: select.epoll) -> None:
-        """The caller's thread does the work from now on, and sleeps there: what there is to read from when there is some is registered."""
+        """The caller's thread does the work from now on, and sleeps there: what there is to read from when there is
+        some is registered."""
 
     def rest(self) -> float:
         """Seconds until something is due, negative: nothing is; 0: there is work now. To be followed by `roused`."""
 
     def watch(self, epoll: int) -> bool | None:
-        """Look for what probably comes, and at a descriptor of epoll: whether there is something. None: look yourself, until `watches_until`."""
+        """Look for what probably comes, and at a descriptor of epoll: whether there is something. None: look yourself,
+        until `watches_until`."""
 
     def rehearse(self) -> bool:
         """It was woken, and heard nothing: whether something was promised. `watch` will look for that."""
 
     def hear(self) -> bool:
-        """Hear of what came past the descriptors; no more than that, as somebody waits for it. Whether there was something."""
+        """Hear of what came past the descriptors; no more than that, as somebody waits for it. Whether there was
+        something."""
 
     def watches_until(self) -> float:
         """Before that (time.monotonic) more will come, probably: to look for it is quicker than to be woken."""

@@ -1,4 +1,5 @@
-"""One hand-over at the receiver: what was announced, what was read, what proved good, how it ends; and what it will answer, before it is asked."""
+"""One hand-over at the receiver: what was announced, what was read, what proved good, how it ends; and what it will
+answer, before it is asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How one hand-over ends at the receiver: lost, called off, finished, forgotten; and what its sender and the scheduler are told then."""
+"""How one hand-over ends at the receiver: lost, called off, finished, forgotten; and what its sender and the scheduler
+are told then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The pages of one hand-over at the receiver: which were announced, asked for, verified; where they go, and how much they are."""
+"""The pages of one hand-over at the receiver: which were announced, asked for, verified; where they go, and how much
+they are."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class PagesRequested:
 
 @dataclass
 class IncomingPages:
-    """Pages before `told` were announced, for those before `asked` (less `again`) bytes were asked for, those before `verified` are in place."""
+    """Pages before `told` were announced, for those before `asked` (less `again`) bytes were asked for, those before
+    `verified` are in place."""
 
     with_: Receiving
     process: PeerProcess

@@ -1,4 +1,5 @@
-"""How the pages of one hand-over come to the receiver: asked for, copied or received, compared with their digests, told of."""
+"""How the pages of one hand-over come to the receiver: asked for, copied or received, compared with their digests, told
+of."""
 
 from __future__ import annotations
 

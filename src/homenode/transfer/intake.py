@@ -247,7 +247,8 @@ class Intake:
         self._admit()
 
     def _part(self, incoming: Incoming) -> None:
-        """It has ended for the scheduler, but for pages that are read in place: its own blocks are none of ours any more."""
+        """It has ended for the scheduler, but for pages that are read in place: its own blocks are none of ours any
+        more."""
         state, ticket = self._state, incoming.ticket
         if incoming.parted:
             return

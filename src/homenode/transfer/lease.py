@@ -1,4 +1,5 @@
-"""How long the other side may count on something that lies still for it. Times are durations wherever another process sees them."""
+"""How long the other side may count on something that lies still for it. Times are durations wherever another process
+sees them."""
 
 from __future__ import annotations
 

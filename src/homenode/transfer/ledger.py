@@ -2,8 +2,8 @@
 
     free -> reserved -> filling -> ready -> free      poisoned: its bytes were not what had been promised; never ready again before it is free
 
-A page may be kept by several owners (hand-overs that share a prefix); it is free when the last of them has let go. Then its epoch grows, so
-that a reader who comes late, or is still at it, sees that what he read is not what was lent.
+A page may be kept by several owners (hand-overs that share a prefix); it is free when the last of them has let go. Then
+its epoch grows, so that a reader who comes late, or is still at it, sees that what he read is not what was lent.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ _POISONED = _NUMBER_OF[PageState.POISONED]
 
 
 class Ledger:
-    """Pages 0 .. pages - 1. Either the pages are told of by whoever allocates them (`lend`), or they are allocated here (`take`).
+    """Pages 0 .. pages - 1. Either the pages are told of by whoever allocates them (`lend`), or they are allocated here
+    (`take`).
 
-    What a hand-over keeps may be thousands of pages, so all of them are seen to at once: there is an array of each thing known of a page.
+    What a hand-over keeps may be thousands of pages, so all of them are seen to at once: there is an array of each
+    thing known of a page.
     """
 
     def __init__(self, pages: int) -> None:

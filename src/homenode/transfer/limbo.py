@@ -1,4 +1,5 @@
-"""The tickets in hand, and how they end when the agent itself has failed: nobody waits for ever, and no block is free that somebody may write to."""
+"""The tickets in hand, and how they end when the agent itself has failed: nobody waits for ever, and no block is free
+that somebody may write to."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ class Tickets:
     def endings(
         self, now: float, reason: str, *, written_by_others: bool, kept: Container[str] = ()
     ) -> list[ToScheduler]:
-        """What ends every ticket in hand. `written_by_others`: processes that are not known to be dead can write to blocks (push into shared memory). `kept`: sent ones that others read in place, whose blocks never come back."""
+        """What ends every ticket in hand. `written_by_others`: processes that are not known to be dead can write to
+        blocks (push into shared memory). `kept`: sent ones that others read in place, whose blocks never come back."""
         events: list[ToScheduler] = []
         for ticket, state in self._open.items():
             match state:

@@ -141,7 +141,8 @@ class Links(Streams):
                 self._flush(connection, now)
 
     def close(self, number: int, reason: str, now: float) -> None:
-        """End a connection and forget it; nothing more is told of it but what it still owes (`on_sent`, the payload's token)."""
+        """End a connection and forget it; nothing more is told of it but what it still owes (`on_sent`, the payload's
+        token)."""
         self._departed.forget(number)
         connection = self._connections.get(number)
         if connection is not None:

@@ -1,4 +1,5 @@
-"""What goes into a sending or receiving machine (`sender.SenderMachine`, `receiver.ReceiverMachine`), and what comes out. No I/O, no clock.
+"""What goes into a sending or receiving machine (`sender.SenderMachine`, `receiver.ReceiverMachine`), and what comes
+out. No I/O, no clock.
 
     machine.handle(input, now) -> list[Action]        machine.next_deadline() -> float | None        machine.tick(now) -> list[Action]
     machine.foresee(input, now) -> Foreseen | None    changes nothing: what others wait for can be done before the books are kept
@@ -6,8 +7,9 @@
                                                             at most so many hand-overs, the oldest `but` for some tickets. It holds until an input about the
                                                             same hand-over, and longer than it `holds` nobody uses it
 
-`peer` numbers a connected process for the agent: a new number for each connection made, so that nothing of an old one is mistaken for the new.
-The agent answers every `Connect`, `Copy`, `Send...` in the end with the input named there, or with `PeerLost`.
+`peer` numbers a connected process for the agent: a new number for each connection made, so that nothing of an old one
+is mistaken for the new. The agent answers every `Connect`, `Copy`, `Send...` in the end with the input named there, or
+with `PeerLost`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class FromEngine(msgspec.Struct, frozen=True):
 
 
 class Connected(msgspec.Struct, frozen=True):
-    """Hello was exchanged and found good. At the sender: answers `Connect`; at the receiver: a sender came, or a done channel is open."""
+    """Hello was exchanged and found good. At the sender: answers `Connect`; at the receiver: a sender came, or a done
+    channel is open."""
 
     peer: int
     hello: Hello  # the other side's
@@ -53,9 +56,11 @@ class FromPeer(msgspec.Struct, frozen=True):
 
 
 class PeerLost(msgspec.Struct, frozen=True):
-    """The connection ended, or pidfd says the process did. `dead`: the process is known to be gone, so nothing of it writes any more.
+    """The connection ended, or pidfd says the process did. `dead`: the process is known to be gone, so nothing of it
+    writes any more.
 
-    May come a second time, with `dead`, for a number lost without. The number's mapped memory stays in reach until the machine answers `Close`."""
+    May come a second time, with `dead`, for a number lost without. The number's mapped memory stays in reach until the
+    machine answers `Close`."""
 
     peer: int
     reason: str
@@ -63,7 +68,8 @@ class PeerLost(msgspec.Struct, frozen=True):
 
 
 class Copied(msgspec.Struct, frozen=True):
-    """Answers `Copy`: the digests of the pages as they were read, or None with the reason: an epoch had changed, a read was short..."""
+    """Answers `Copy`: the digests of the pages as they were read, or None with the reason: an epoch had changed, a read
+    was short..."""
 
     token: int
     digests: list[bytes] | None
@@ -89,7 +95,8 @@ class Connect(msgspec.Struct, frozen=True):
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Send a frame; never waits for the other side (the agent queues, and drops a peer that lets its queue grow past a bound)."""
+    """Send a frame; never waits for the other side (the agent queues, and drops a peer that lets its queue grow past a
+    bound)."""
 
     peer: int
     message: Message
@@ -107,10 +114,12 @@ class SendPages(msgspec.Struct, frozen=True):
 
 
 class Copy(msgspec.Struct, frozen=True):
-    """Copy pages between two buffers this process has mapped or owns, on a copy thread: `table`s are of the whole sequence, page by page of the source
-    (`source_table` holds -1 for pages that are not copied), `epochs` what the source's words must be for pages first_page, first_page + 1, ...
+    """Copy pages between two buffers this process has mapped or owns, on a copy thread: `table`s are of the whole
+    sequence, page by page of the source (`source_table` holds -1 for pages that are not copied), `epochs` what the
+    source's words must be for pages first_page, first_page + 1, ...
 
-    `page_tokens`: of a page; with `digest_only` the source's blocks may be of another size, and `source_table` is then a table of blocks."""
+    `page_tokens`: of a page; with `digest_only` the source's blocks may be of another size, and `source_table` is then
+    a table of blocks."""
 
     token: int
     source: bytes  # buffer id; the source may be a peer's
@@ -155,7 +164,8 @@ class Tell(msgspec.Struct, frozen=True):
 
 
 class Close(msgspec.Struct, frozen=True):
-    """End a connection, if that has not happened, let go of its mapped memory, and forget the number: it is not heard of again."""
+    """End a connection, if that has not happened, let go of its mapped memory, and forget the number: it is not heard
+    of again."""
 
     peer: int
     reason: str
@@ -166,10 +176,12 @@ Action = Connect | Send | SendPages | Copy | Receive | Epochs | Tell | Close
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
-    """What `handle` will answer to an input in the usual case: these copies first; and when they have been made with these digests (of each copy's
-    pages), then these `Send` and `Tell` actions, in this order, among others. `then` gives None where the digests are not those of the usual case.
+    """What `handle` will answer to an input in the usual case: these copies first; and when they have been made with
+    these digests (of each copy's pages), then these `Send` and `Tell` actions, in this order, among others. `then`
+    gives None where the digests are not those of the usual case.
 
-    The tables of the copies may be cut to what they need; they read and write the same bytes as those that `handle` asks for."""
+    The tables of the copies may be cut to what they need; they read and write the same bytes as those that `handle`
+    asks for."""
 
     copies: tuple[Copy, ...]
     then: Callable[[list[list[bytes]]], list[Send | Tell] | None]
@@ -177,12 +189,14 @@ class Foreseen:
 
 @dataclass(frozen=True, slots=True)
 class Expecting:
-    """Pages that can be taken as soon as `peer` announces them: pages `first` and so on of `pages`, of `page_tokens` each but for the last of `tokens` in
-    all, as many as there are own `blocks` for (-1: they are read where they are). None of them may be in `seen`. `bases`: buffers they may be in, with
-    the block that the first page of it is where it is read in place.
+    """Pages that can be taken as soon as `peer` announces them: pages `first` and so on of `pages`, of `page_tokens`
+    each but for the last of `tokens` in all, as many as there are own `blocks` for (-1: they are read where they are).
+    None of them may be in `seen`. `bases`: buffers they may be in, with the block that the first page of it is where it
+    is read in place.
 
-    When they proved good `handle` will answer for each of `runs` (the first page, and how many), as far as there are pages of it, with `Arrived`, which
-    names the blocks of those that are read in place. `holds`: whether nothing has come between."""
+    When they proved good `handle` will answer for each of `runs` (the first page, and how many), as far as there are
+    pages of it, with `Arrived`, which names the blocks of those that are read in place. `holds`: whether nothing has
+    come between."""
 
     ticket: str
     peer: int
@@ -201,8 +215,8 @@ class Expecting:
 
 @dataclass(frozen=True, slots=True)
 class Announcing:
-    """Pages that can be announced to `peer` as soon as they were computed: `first` and so on of `pages`, at most `most`, of `tokens` from the first on.
-    They lie in the engine's cache. `holds`: whether nothing has come between."""
+    """Pages that can be announced to `peer` as soon as they were computed: `first` and so on of `pages`, at most
+    `most`, of `tokens` from the first on. They lie in the engine's cache. `holds`: whether nothing has come between."""
 
     ticket: str
     peer: int

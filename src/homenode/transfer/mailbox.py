@@ -13,7 +13,8 @@ T = TypeVar("T")
 class Mailbox(Generic[T]):
     """`put` and `wake` may be called from any thread and never wait; the rest is for the reader.
 
-    The reader takes what came while `waiting`. Before it sleeps it says so (`may_sleep`): from then on until `awake` whoever has news writes to `fd`.
+    The reader takes what came while `waiting`. Before it sleeps it says so (`may_sleep`): from then on until `awake`
+    whoever has news writes to `fd`.
     """
 
     def __init__(self) -> None:
@@ -36,7 +37,8 @@ class Mailbox(Generic[T]):
 
     def wake(self) -> None:
         """Wake the reader without one."""
-        self.waiting = True  # before the look at `_asleep`: the reader writes and looks the other way round, so one of the two notices
+        # before the look at `_asleep`: the reader writes and looks the other way round, so one of the two notices
+        self.waiting = True
         if self._asleep:
             with self._lock:
                 if not self._closed:
@@ -54,7 +56,8 @@ class Mailbox(Generic[T]):
         self._asleep = False
 
     def seen(self) -> None:
-        """`fd` was readable: make it quiet. It may be so once more for something taken already, when a writer was late."""
+        """`fd` was readable: make it quiet. It may be so once more for something taken already, when a writer was
+        late."""
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:

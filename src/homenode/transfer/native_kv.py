@@ -19,8 +19,8 @@ class NativeKv:
     """See the module."""
 
     def __init__(self, map_kv: Callable[..., NativeKvMemory], keeps_files: bool = False) -> None:
-        """`map_kv`: `NativeBackend.map_kv`, so that the kernels are of the engine's own level. `keeps_files`: mapped memory has a descriptor, for others of
-        this engine."""
+        """`map_kv`: `NativeBackend.map_kv`, so that the kernels are of the engine's own level. `keeps_files`: mapped
+        memory has a descriptor, for others of this engine."""
         self.copy: Copier = copy_kv
         self.lanes: Lanes | None = cast(Lanes, NativeLanes())  # takes what its own lanes give
         self.streams: PageStreams | None = NativePageStreams()

@@ -1,4 +1,5 @@
-"""The sender's hand-overs before a receiver has taken them: they wait for a connection and for room, and are offered."""
+"""The sender's hand-overs before a receiver has taken them: they wait for a connection and for room, and are
+offered."""
 
 from __future__ import annotations
 

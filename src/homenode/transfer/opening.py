@@ -35,10 +35,11 @@ def open_agent(
     limits: Limits | None = None,
     in_place: InPlace | None = None,
 ) -> TransferAgent:
-    """An agent whose sockets are bound and published (`TransferAgent.addresses`: "alloc" and "init", or "done"), and that is not started yet.
+    """An agent whose sockets are bound and published (`TransferAgent.addresses`: "alloc" and "init", or "done"), and
+    that is not started yet.
 
-    `cache` is the engine's KV cache, `pool` the CPU buffer of an offloading sender. UserError for settings that cannot be met, such as a port that is
-    taken; HostError when the machine refuses.
+    `cache` is the engine's KV cache, `pool` the CPU buffer of an offloading sender. UserError for settings that cannot
+    be met, such as a port that is taken; HostError when the machine refuses.
     """
     role = config.pd_role
     if role is None:

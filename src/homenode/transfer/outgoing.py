@@ -1,4 +1,5 @@
-"""One hand-over at the sender, from the moment the receiver has taken it: what is said about it, and what it will announce, before it is asked."""
+"""One hand-over at the sender, from the moment the receiver has taken it: what is said about it, and what it will
+announce, before it is asked."""
 
 from __future__ import annotations
 
@@ -167,7 +168,8 @@ class Outgoing(OutgoingCopies):
         return first == self.told == self.computed < self.pages
 
     def foresee(self, computed: Computed) -> Foreseen | None:
-        """What `add` will lead to, where these pages can be announced as soon as their digests are known; see `machine.Foreseen`."""
+        """What `add` will lead to, where these pages can be announced as soon as their digests are known; see
+        `machine.Foreseen`."""
         next_ = self.announcing()
         state, first, count, size, blocks = (
             self.with_,

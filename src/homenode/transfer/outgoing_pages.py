@@ -1,4 +1,5 @@
-"""The pages of one hand-over at the sender: which were computed, copied, announced; where they lie, and when they are free again."""
+"""The pages of one hand-over at the sender: which were computed, copied, announced; where they lie, and when they are
+free again."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ class PagesInFlight:
 
 @dataclass
 class OutgoingPages:
-    """Pages 0 .. held - 1 are at the receiver already; those before `computed` lie in `table`, for those before `asked` a copy was asked for, and
-    those before `told` were announced or sent."""
+    """Pages 0 .. held - 1 are at the receiver already; those before `computed` lie in `table`, for those before `asked`
+    a copy was asked for, and those before `told` were announced or sent."""
 
     with_: Sending
     ticket: str

@@ -1,4 +1,5 @@
-"""Pages in and out, for a machine: copied or digested, sent from blocks, received into them. Tells the machine when it is done. For one thread."""
+"""Pages in and out, for a machine: copied or digested, sent from blocks, received into them. Tells the machine when it
+is done. For one thread."""
 
 from __future__ import annotations
 
@@ -115,7 +116,8 @@ class PageIO:
     # Over the connection
 
     def header(self, peer: int, header: Data, tell: Callable[[], None]) -> bool:
-        """`tell` the machine of a header, which `receive` may answer. Whether it did; else the bytes that follow are not wanted."""
+        """`tell` the machine of a header, which `receive` may answer. Whether it did; else the bytes that follow are
+        not wanted."""
         self._header, self._fitting = (peer, header), False
         tell()
         self._header = None

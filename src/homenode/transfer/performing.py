@@ -1,4 +1,5 @@
-"""What the agent does for its machine: every action of `machine.py`, and the inputs that answer them. For one thread."""
+"""What the agent does for its machine: every action of `machine.py`, and the inputs that answer them. For one
+thread."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ class Performer:
         takes_buffers: bool,
         writable: bool,
     ) -> None:
-        """`takes_buffers`: this side reads or writes the other's memory; else a Hello that brings some is refused. `post` gets what is told."""
+        """`takes_buffers`: this side reads or writes the other's memory; else a Hello that brings some is refused.
+        `post` gets what is told."""
         self.feeder = Feeder(machine, self._perform, self._drop, clock)
         self.pages = PageIO(buffers, copies, staging, self.feeder.feed, clock)
         self._machine, self._buffers, self._copies = machine, buffers, copies
@@ -72,8 +74,8 @@ class Performer:
     # Ahead of the machine
 
     def answer_ahead(self, given: Input) -> bool:
-        """Where the machine's answer is known before it is asked: do what others wait for, and let it keep its books later (`Feeder.catch_up`). False:
-        nothing was done."""
+        """Where the machine's answer is known before it is asked: do what others wait for, and let it keep its books
+        later (`Feeder.catch_up`). False: nothing was done."""
         if self.feeder.busy:
             return False
         self.feeder.catch_up()

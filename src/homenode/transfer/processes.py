@@ -1,4 +1,5 @@
-"""The engines this one is connected with: which connections lead to which process, and which memory of it is within reach."""
+"""The engines this one is connected with: which connections lead to which process, and which memory of it is within
+reach."""
 
 from __future__ import annotations
 
@@ -112,7 +113,8 @@ class Processes:
             self._by_incarnation.pop(process.incarnation, None)
 
     def forget(self, process: PeerProcess) -> list[int]:
-        """The numbers of its ended connections, which are known no more; with them all, the process is forgotten too."""
+        """The numbers of its ended connections, which are known no more; with them all, the process is forgotten
+        too."""
         numbers = sorted(process.lost)
         for peer in numbers:
             self.closed(peer)

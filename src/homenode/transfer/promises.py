@@ -1,4 +1,5 @@
-"""What peers have promised over their lanes: looked for, for a while, by the thread that was woken for it, which walks through beforehand what it will do."""
+"""What peers have promised over their lanes: looked for, for a while, by the thread that was woken for it, which walks
+through beforehand what it will do."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ class _Lanes(Protocol):
 
 
 class Promises:
-    """For the thread that leads an agent. A promise that is not kept costs it the time it looked; who breaks many in a row is not believed
-    (`csrc/host/lane.h`)."""
+    """For the thread that leads an agent. A promise that is not kept costs it the time it looked; who breaks many in a
+    row is not believed (`csrc/host/lane.h`)."""
 
     def __init__(
         self,
@@ -32,7 +33,8 @@ class Promises:
         walk_through: Callable[[Connection], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`nbytes`: so many may be read by the other side before it announces them. `walk_through`: see `at_once.AtOnce.rehearse`."""
+        """`nbytes`: so many may be read by the other side before it announces them. `walk_through`: see
+        `at_once.AtOnce.rehearse`."""
         self._lanes, self._walk_through, self._clock = lanes, walk_through, clock
         self._patience_s = _APPLYING_S + nbytes / _SLOW_READING
         self._open: list[Connection] = []  # by these
@@ -52,8 +54,8 @@ class Promises:
         self._open = []
 
     def watch(self, epoll: int, until: float) -> bool | None:
-        """Look for what was promised, then for whatever else may come until then, and at a descriptor of epoll: whether there is something. None: there is
-        nowhere to look."""
+        """Look for what was promised, then for whatever else may come until then, and at a descriptor of epoll: whether
+        there is something. None: there is nowhere to look."""
         looked = True
         while self._open:
             left = self._until - self._clock()

@@ -1,4 +1,5 @@
-"""What an engine publishes about its part in handing KV over: the body of `GET /kv_transfer`, which the proxy gives to the other side.
+"""What an engine publishes about its part in handing KV over: the body of `GET /kv_transfer`, which the proxy gives to
+the other side.
 
 The document introduces; it proves nothing. Whether two engines fit is settled between them, by their Hello.
 """
@@ -25,10 +26,11 @@ Word = Annotated[str, Meta(max_length=1024)]
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """One for each engine. An address is `unix:@NAME` (abstract), `unix:/PATH` or `tcp:HOST:PORT` (`tcp:[HOST]:PORT` for IPv6); one for each
-    tensor-parallel rank.
+    """One for each engine. An address is `unix:@NAME` (abstract), `unix:/PATH` or `tcp:HOST:PORT` (`tcp:[HOST]:PORT`
+    for IPv6); one for each tensor-parallel rank.
 
-    `incarnation`: of the process, in hexadecimal: another one after a restart. `fingerprint`: what must agree, see `transfer.fingerprint`.
+    `incarnation`: of the process, in hexadecimal: another one after a restart. `fingerprint`: what must agree, see
+    `transfer.fingerprint`.
     """
 
     role: Role
@@ -60,7 +62,8 @@ def encode_several(documents: Sequence[Published]) -> bytes:
 
 
 def decode_server(body: bytes) -> Published | list[Published]:
-    """What a server publishes: one document, or a list of them where it is a server of several engines. Raises as `decode`."""
+    """What a server publishes: one document, or a list of them where it is a server of several engines. Raises as
+    `decode`."""
     if len(body) > _MAX_DOCUMENTS:
         raise msgspec.ValidationError(f"published documents of {len(body)} bytes; at most {_MAX_DOCUMENTS} are read")
     try:
@@ -71,7 +74,8 @@ def decode_server(body: bytes) -> Published | list[Published]:
 
 
 def decode(body: bytes) -> Published:
-    """Raises msgspec.DecodeError (ValidationError among them) for anything that is no document within the bounds above."""
+    """Raises msgspec.DecodeError (ValidationError among them) for anything that is no document within the bounds
+    above."""
     if len(body) > MAX_DOCUMENT:
         raise msgspec.ValidationError(f"a published document of {len(body)} bytes; at most {MAX_DOCUMENT} are read")
     try:

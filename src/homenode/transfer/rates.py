@@ -19,7 +19,8 @@ class Rate:
         return self._rate
 
     def took(self, nbytes: int, begun: float, now: float) -> None:
-        """A piece was asked for at `begun` and complete at `now`. Pieces queue behind each other: time before the last one's end is not counted."""
+        """A piece was asked for at `begun` and complete at `now`. Pieces queue behind each other: time before the last
+        one's end is not counted."""
         seconds = now - max(begun, self._last)
         self._last = now
         if seconds <= 0 or nbytes <= 0:

@@ -1,6 +1,8 @@
-"""The receiving machine: takes offers, finds room, reads and verifies, and tells senders when they may forget. Without I/O and without a clock.
+"""The receiving machine: takes offers, finds room, reads and verifies, and tells senders when they may forget. Without
+I/O and without a clock.
 
-What a hand-over goes through is in `incoming`; here is who says what to it, and what happens to all hand-overs of a process at once.
+What a hand-over goes through is in `incoming`; here is who says what to it, and what happens to all hand-overs of a
+process at once.
 """
 
 from __future__ import annotations

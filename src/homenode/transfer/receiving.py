@@ -57,7 +57,8 @@ class Receiving:
             self.act(Send(peer, message))
 
     def say_done(self, process: PeerProcess, pull_id: int, ok: bool, lease: float) -> None:
-        """The sender's pages are not read any more. Said again until acknowledged, or until the `lease` has ended in any case."""
+        """The sender's pages are not read any more. Said again until acknowledged, or until the `lease` has ended in
+        any case."""
         if process.dead or (process.banned and lease < math.inf):
             return
         done = Done(pull_id, ok)

@@ -23,7 +23,8 @@ _PAUSE_S = 0.5  # when there are no descriptors: who connects waits, and is not 
 
 
 class Reception:
-    """`connections` has all of them by number; `begun` is called for each that is to be watched, `refused` with the code of what is not wanted."""
+    """`connections` has all of them by number; `begun` is called for each that is to be watched, `refused` with the
+    code of what is not wanted."""
 
     def __init__(
         self,
@@ -124,8 +125,8 @@ class Reception:
         self._begun(connection)
 
     def connected(self, connection: Connection) -> bool:
-        """The attempt has come to an end, and the connection is open; False, and it is gone: it was made to somebody not wanted. LostError where
-        there is nobody."""
+        """The attempt has come to an end, and the connection is open; False, and it is gone: it was made to somebody
+        not wanted. LostError where there is nobody."""
         reason = connect_error(connection.sock)
         if reason:
             raise LostError(f"nobody takes connections at {connection.address}: {reason}")
@@ -139,7 +140,8 @@ class Reception:
     # Both
 
     def _add(self, sock: socket.socket, address: str, now: float) -> Connection:
-        """A connection in its first state. HostError, and `sock` is closed, when there are no descriptors for what goes with it."""
+        """A connection in its first state. HostError, and `sock` is closed, when there are no descriptors for what goes
+        with it."""
         fds: list[int] = []
         try:
             greeting = Greeting(self._identity, self._carrier.secret, connects=bool(address))

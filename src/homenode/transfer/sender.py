@@ -1,7 +1,8 @@
-"""The sending machine: admits hand-overs, offers them, and answers receivers. Without I/O and without a clock; see `machine`.
+"""The sending machine: admits hand-overs, offers them, and answers receivers. Without I/O and without a clock; see
+`machine`.
 
-A hand-over waits for a connection and for room (bounded, fair over receivers), is offered, and with the receiver's answer goes to the
-scheduler, which computes. From then on it is an `Outgoing`. Every wait has a deadline.
+A hand-over waits for a connection and for room (bounded, fair over receivers), is offered, and with the receiver's
+answer goes to the scheduler, which computes. From then on it is an `Outgoing`. Every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ class SenderMachine(Receivers):
     def drain(self, now: float) -> list[Action]:
         """No new hand-overs; those whose pages are all announced may still be read. `idle` once nothing is left.
 
-        Nothing more is waited for from the scheduler, which may have ended: what it has not computed by now will not be."""
+        Nothing more is waited for from the scheduler, which may have ended: what it has not computed by now will not
+        be."""
         self._begin(now)
         self._draining = "the engine is shutting down"
         for ticket in sorted(self._empty):
@@ -121,7 +123,8 @@ class SenderMachine(Receivers):
         )
 
     def lent(self) -> frozenset[str]:
-        """Tickets whose pages others may be reading where they are: they stay as they are even if this machine is no more."""
+        """Tickets whose pages others may be reading where they are: they stay as they are even if this machine is no
+        more."""
         return frozenset(outgoing.ticket for outgoing in self._pulls.values() if outgoing.lent)
 
     # The scheduler

@@ -91,7 +91,8 @@ class Senders(Intake):
         self._reap(process)
 
     def _lose_all(self, process: PeerProcess, reason: str, code: str = "lost") -> None:
-        """Nothing more is announced. What was announced in shared memory can still be read, even if the process is gone."""
+        """Nothing more is announced. What was announced in shared memory can still be read, even if the process is
+        gone."""
         state = self._state
         soft = state.shared and not state.push and not process.banned
         for incoming in self._with(process):
@@ -103,7 +104,8 @@ class Senders(Intake):
             self._look(incoming)
 
     def _violation(self, process: PeerProcess, code: str, reason: str) -> None:
-        """It broke the protocol: its hand-overs end, and its connections, where it may still write once it cannot any more."""
+        """It broke the protocol: its hand-overs end, and its connections, where it may still write once it cannot any
+        more."""
         state = self._state
         state.tally.violations[code] += 1
         process.banned = reason

@@ -70,7 +70,8 @@ class Sending:
             self.act(Send(peer, message))
 
     def end_loans(self, owner: str) -> None:
-        """Nobody of this hand-over reads its pages any more. Pages nobody else keeps get new epochs before anything else is said."""
+        """Nobody of this hand-over reads its pages any more. Pages nobody else keeps get new epochs before anything
+        else is said."""
         freed, epochs = self.ledger.end(owner)
         if freed and not self.push:
             self.act(Epochs(self.buffer, freed, epochs))

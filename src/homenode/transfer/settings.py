@@ -1,4 +1,5 @@
-"""Settings of prefill/decode disaggregation, named as in the field. What of them cannot go together, `transfer.check` says."""
+"""Settings of prefill/decode disaggregation, named as in the field. What of them cannot go together, `transfer.check`
+says."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def parse_networks(text: str) -> tuple[str, ...]:
 
 
 def parse_signed_seconds(text: str | float) -> float:
-    """As `parse_seconds`, with a sign: what is wrong with a negative time is said with everything else that is wrong."""
+    """As `parse_seconds`, with a sign: what is wrong with a negative time is said with everything else that is
+    wrong."""
     if isinstance(text, str) and text.lstrip().startswith("-"):
         return -parse_seconds(text.lstrip()[1:])
     return parse_seconds(text)

@@ -19,7 +19,8 @@ _FILE = "kv_transfer_config"  # this setting names the file and cannot stand in 
 def read_settings_file(path: Path) -> dict[str, Any]:
     """The settings in a YAML file, by name, as values of `TransferConfig`.
 
-    UserError for a file that cannot be read, is no YAML mapping, or has unknown keys or values of the wrong kind, all of them named at once.
+    UserError for a file that cannot be read, is no YAML mapping, or has unknown keys or values of the wrong kind, all
+    of them named at once.
     """
     import yaml  # for those who have such a file
 
@@ -49,7 +50,8 @@ def read_settings_file(path: Path) -> dict[str, Any]:
 
 
 def typed_settings(values: Mapping[Any, Any], source: str) -> dict[str, Any]:
-    """Values as YAML has them as those of the settings; null is left out. UserError naming every key that is unknown or has a bad value."""
+    """Values as YAML has them as those of the settings; null is left out. UserError naming every key that is unknown or
+    has a bad value."""
     declared = {name: entry for name, (_, entry) in options_of(TransferConfig).items() if name != _FILE}
     hints = typing.get_type_hints(TransferConfig)
     typed: dict[str, Any] = {}

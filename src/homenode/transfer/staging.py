@@ -1,4 +1,5 @@
-"""Where bytes from a connection go: straight into KV blocks where pages are blocks, else into memory of the sender's page size and on from there."""
+"""Where bytes from a connection go: straight into KV blocks where pages are blocks, else into memory of the sender's
+page size and on from there."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class StagingMemory:
         return None if streams is None else streams.sender(memory, blocks, _tiles(tokens))
 
     def plan(self, action: Receive, local: LocalBuffer) -> tuple[Iterator[memoryview], CopyJob]:
-        """The views that the payload fills in order, and what is left to do when it is there: digests, or a copy that takes them on the way."""
+        """The views that the payload fills in order, and what is left to do when it is there: digests, or a copy that
+        takes them on the way."""
         pages = range(action.first_page, action.first_page + action.pages)
         tokens = _tokens(action)
         where = (action.first_page, action.pages, action.tokens, action.page_tokens)

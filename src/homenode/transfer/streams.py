@@ -1,4 +1,5 @@
-"""The bytes of an agent's connections: read and taken apart, written, and how connections end over them. For one thread."""
+"""The bytes of an agent's connections: read and taken apart, written, and how connections end over them. For one
+thread."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ _OF_LINKS = (Hello, Greeted, Refused, Gone)  # the machine does not hear of thes
 
 
 class Streams:
-    """How connections begin is in `reception`, what comes past them in `hearing`, and what is to be heard of a peer after its connection in `departed`."""
+    """How connections begin is in `reception`, what comes past them in `hearing`, and what is to be heard of a peer
+    after its connection in `departed`."""
 
     def __init__(
         self,

@@ -18,8 +18,9 @@ _BUILDS = {"nixl": ("nixl_cu12", "nixl_cu13")}  # other modules that are as good
 
 @dataclass(frozen=True)
 class Surroundings:
-    """`channels`: those homenode has a carrier for that works here. `libraries`: the modules of LIBRARIES that are installed. `devices`: of each kind of accelerator, how many are here. `address_problem`: why `pd_peer_host` cannot be
-    taken, empty if it can. `busy_ports`: those of the settings that something else has."""
+    """`channels`: those homenode has a carrier for that works here. `libraries`: the modules of LIBRARIES that are
+    installed. `devices`: of each kind of accelerator, how many are here. `address_problem`: why `pd_peer_host` cannot
+    be taken, empty if it can. `busy_ports`: those of the settings that something else has."""
 
     channels: tuple[str, ...] = ("shm", "tcp")
     libraries: tuple[str, ...] = ()

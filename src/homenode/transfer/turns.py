@@ -1,4 +1,5 @@
-"""What there is to do for one engine that hands KV over, one turn after another: mail from its scheduler, connections, copies, and what is due.
+"""What there is to do for one engine that hands KV over, one turn after another: mail from its scheduler, connections,
+copies, and what is due.
 
 For one thread at a time: whoever has the agent's lock. A turn never waits.
 """

@@ -1,7 +1,8 @@
 """Which weights a checkpoint holds and which vocabulary, as digests that do not need all of them read.
 
-Every tensor's name, type and shape counts, and samples of the bytes: another training, or an adapter merged in, changes nearly all values of the
-matrices it touches. That two files were made to differ nowhere but between the samples is not noticed; who owns the files is trusted.
+Every tensor's name, type and shape counts, and samples of the bytes: another training, or an adapter merged in, changes
+nearly all values of the matrices it touches. That two files were made to differ nowhere but between the samples is not
+noticed; who owns the files is trusted.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _VOCABULARIES = ("tokenizer.json", "tokenizer.model")
 
 
 def weights_digest(checkpoint: Checkpoint) -> str:
-    """Of the weights, in hexadecimal. How they are spread over files does not count. CheckpointError when one cannot be read."""
+    """Of the weights, in hexadecimal. How they are spread over files does not count. CheckpointError when one cannot be
+    read."""
     entries = [checkpoint.tensors[name] for name in sorted(checkpoint.tensors)]
     tensors = [part for entry in entries for part in entry.stored]
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, person=b"kv-weights")
@@ -75,7 +77,8 @@ def _places(nbytes: int) -> list[int]:
 
 
 def tokenizer_digest(checkpoint: Checkpoint) -> str:
-    """Of the vocabulary that belongs to the model, in hexadecimal; `none` for a model without one. CheckpointError when it cannot be read."""
+    """Of the vocabulary that belongs to the model, in hexadecimal; `none` for a model without one. CheckpointError when
+    it cannot be read."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, person=b"kv-vocabulary")
     if ours := {key: value for key, value in checkpoint.metadata.items() if key.startswith("tokenizer.ggml.")}:
         digest.update(msgspec.json.encode(sorted(ours.items()), enc_hook=repr))

@@ -1,4 +1,5 @@
-"""Addresses of transfer sockets as text: `unix:@name` (abstract) and `tcp:host:port`, the host as a number (`tcp:[::1]:7300`)."""
+"""Addresses of transfer sockets as text: `unix:@name` (abstract) and `tcp:host:port`, the host as a number
+(`tcp:[::1]:7300`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the agent needs of a channel. Every channel carries frames over stream sockets; they differ in who may connect and how KV bytes move."""
+"""What the agent needs of a channel. Every channel carries frames over stream sockets; they differ in who may connect
+and how KV bytes move."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from homenode.transfer.wire.page_stream import PageStreams
 
 
 class KvBackend(Protocol):
-    """What maps and copies KV memory (`native_kv.NativeKv`). Descriptors stay the caller's. UserError for memory that is not what is said of it."""
+    """What maps and copies KV memory (`native_kv.NativeKv`). Descriptors stay the caller's. UserError for memory that
+    is not what is said of it."""
 
     @property
     def copy(self) -> Copier:
@@ -50,7 +52,8 @@ class Listening:
 
 @dataclass(frozen=True)
 class Caller:
-    """Who is at the other end. `address`: what limits are counted by; `pidfd`: of a process on this host, owned by the holder of this, or None."""
+    """Who is at the other end. `address`: what limits are counted by; `pidfd`: of a process on this host, owned by the
+    holder of this, or None."""
 
     address: str
     pid: int = 0
@@ -67,7 +70,8 @@ class LocalBuffer:
 
 
 class StillWritingError(Exception):
-    """A write into a peer's memory was given up on, but may go on until `ended` says that it has (asked from the copy thread)."""
+    """A write into a peer's memory was given up on, but may go on until `ended` says that it has (asked from the copy
+    thread)."""
 
     def __init__(self, message: str, ended: Callable[[], bool]) -> None:
         super().__init__(message)
@@ -94,8 +98,8 @@ class PeerBuffer(Protocol):
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """A part of a copy: pages first_page .. first_page + pages - 1 of a sequence of `tokens` positions; tables are of the whole sequence, `epochs` of
-    these pages."""
+    """A part of a copy: pages first_page .. first_page + pages - 1 of a sequence of `tokens` positions; tables are of
+    the whole sequence, `epochs` of these pages."""
 
     source_table: Sequence[int]
     target_table: Sequence[int]
@@ -130,8 +134,8 @@ class Carrier(Protocol):
         """What a greeted peer's `Hello.carrier` adds to what is known of it. PeerError for one that cannot be read."""
 
     def attach(self, buffer: Buffer, fds: Sequence[int], carrier: bytes, *, writable: bool) -> PeerBuffer | None:
-        """Make a peer's buffer reachable; None where only its own process can read it. Takes the descriptors over. PeerError for one that is not
-        what its layout says."""
+        """Make a peer's buffer reachable; None where only its own process can read it. Takes the descriptors over.
+        PeerError for one that is not what its layout says."""
 
     def close(self) -> None:
         """Give back what belongs to the channel itself."""

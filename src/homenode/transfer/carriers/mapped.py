@@ -26,7 +26,8 @@ class MappedBuffer:
     def __init__(
         self, layout: KvLayout, fds: Sequence[int], own: KvLayout, backend: KvBackend, *, writable: bool
     ) -> None:
-        """Closes `fds` (the memory's and its epoch words') in any case. PeerError when they are not what `layout` says."""
+        """Closes `fds` (the memory's and its epoch words') in any case. PeerError when they are not what `layout`
+        says."""
         try:
             check_layout(layout, own)
             if len(fds) != 2:
@@ -136,14 +137,16 @@ def _end_of(layout: KvLayout, region: KvRegion) -> int:
 
 
 def _check_apart(layout: KvLayout, ends: Sequence[int]) -> None:
-    """PeerError when regions lie over each other in the file: what is written to one copy of a head would change something else."""
+    """PeerError when regions lie over each other in the file: what is written to one copy of a head would change
+    something else."""
     places = sorted(zip((region.offset for region in layout.regions), ends, strict=True))
     if any(after[0] < before[1] for before, after in pairwise(places)):
         raise PeerError("regions of a peer's memory lie over each other")
 
 
 def _check_descriptor(fd: int, nbytes: int) -> None:
-    """A file long enough that cannot be made shorter: reading a mapping past a file's end would kill this process (SIGBUS)."""
+    """A file long enough that cannot be made shorter: reading a mapping past a file's end would kill this process
+    (SIGBUS)."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_size < nbytes:
         raise PeerError(f"a descriptor of {status.st_size} bytes came where memory of {nbytes} bytes was announced")

@@ -1,9 +1,11 @@
-"""Channel `nixl`: frames over TCP as on channel `tcp`, KV by NIXL (UCX): the receiver reads (pull) or the sender writes (push) the other's memory.
+"""Channel `nixl`: frames over TCP as on channel `tcp`, KV by NIXL (UCX): the receiver reads (pull) or the sender writes
+(push) the other's memory.
 
-Bytes go by way of a staging buffer of this process: what is read is copied on, digested on the way, only when it is all there, so a transfer that
-hangs, which NIXL cannot abort, writes into nobody's blocks. A write that hangs is not answered before it ends: its target blocks stay out of use.
-Epoch words cannot be read over this channel. That a page is not given to others while it is read is the sender's promise (it keeps pages until Done or
-the end of their lease), and a page that was given away all the same has another digest than was announced and is not used.
+Bytes go by way of a staging buffer of this process: what is read is copied on, digested on the way, only when it is all
+there, so a transfer that hangs, which NIXL cannot abort, writes into nobody's blocks. A write that hangs is not
+answered before it ends: its target blocks stay out of use. Epoch words cannot be read over this channel. That a page is
+not given to others while it is read is the sender's promise (it keeps pages until Done or the end of their lease), and
+a page that was given away all the same has another digest than was announced and is not used.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ _MOST_ADDRESS = 1 << 63
 
 
 class Registered(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where the regions of a buffer lie: `spans` are (address, bytes), one for each region of its layout; `device`: 0, host memory."""
+    """Where the regions of a buffer lie: `spans` are (address, bytes), one for each region of its layout; `device`: 0,
+    host memory."""
 
     buffer: bytes
     spans: tuple[tuple[int, int], ...]
@@ -50,7 +53,8 @@ class Registered(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 class Card(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """`Hello.carrier`: NIXL's name of this process, its metadata (opaque), what is registered, and who the process is on its host."""
+    """`Hello.carrier`: NIXL's name of this process, its metadata (opaque), what is registered, and who the process is
+    on its host."""
 
     agent: str
     metadata: bytes
@@ -66,7 +70,8 @@ class NixlCarrier:
     reaches_memory = True
 
     def __init__(self, tcp: TcpCarrier, own: KvLayout, backend: KvBackend) -> None:
-        """`tcp`: carries the frames. UnsupportedError where NIXL is not installed, HostError where it does not start."""
+        """`tcp`: carries the frames. UnsupportedError where NIXL is not installed, HostError where it does not
+        start."""
         self._tcp, self._own, self._backend = tcp, own, backend
         self.secret = tcp.secret
         self._engine = NixlEngine()
@@ -143,7 +148,8 @@ class NixlCarrier:
     def move(
         self, operation: str, staging: _Staging, there: Addressed, agent: str, parts: Sequence[Part]
     ) -> Transfer | None:
-        """Move these parts, and wait for it. PeerError when that failed; the transfer when it is still under way after its time."""
+        """Move these parts, and wait for it. PeerError when that failed; the transfer when it is still under way after
+        its time."""
         ours, theirs = pairs(staging.addressed, there, parts)
         transfer = self._engine.begin(operation, ours, theirs, agent)
         if not self._engine.wait(transfer, _PATIENCE_S + float(ours[:, 1].sum()) / _WORST_RATE):

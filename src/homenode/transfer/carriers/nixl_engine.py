@@ -1,8 +1,10 @@
-"""NIXL's agent as the channel needs it: one call at a time, a deadline for every transfer, and progress without NIXL's spinning thread.
+"""NIXL's agent as the channel needs it: one call at a time, a deadline for every transfer, and progress without NIXL's
+spinning thread.
 
-What the library does not do and is done here: a transfer that hangs is given up after a time; as NIXL cannot abort one, it stays known as under way
-until it ends, and so does the memory it uses. The side that is read or written must make progress too until UCX has set up the connection: a thread
-does it, often while connections are young, seldom afterwards.
+What the library does not do and is done here: a transfer that hangs is given up after a time; as NIXL cannot abort one,
+it stays known as under way until it ends, and so does the memory it uses. The side that is read or written must make
+progress too until UCX has set up the connection: a thread does it, often while connections are young, seldom
+afterwards.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _JOIN_S = 5.0
 
 
 def _api() -> Any:
-    """NIXL's Python face. UnsupportedError without it. The builds are tried before the package that chooses one: it loads torch for that."""
+    """NIXL's Python face. UnsupportedError without it. The builds are tried before the package that chooses one: it
+    loads torch for that."""
     for build in BUILDS:
         try:
             api = importlib.import_module(f"{build}._api")
@@ -49,8 +52,9 @@ def _api() -> Any:
 
 @functools.cache
 def _end_without_destructors() -> None:
-    """NIXL's wheel brings a libnl-route. Where the system's is loaded beside it (UCX does, for the system's InfiniBand libraries), the two unregister each
-    other's objects as the process ends, which then ends by SIGSEGV whatever it had to tell (seen with NIXL 1.5.1 alone). Python has cleaned up by then."""
+    """NIXL's wheel brings a libnl-route. Where the system's is loaded beside it (UCX does, for the system's InfiniBand
+    libraries), the two unregister each other's objects as the process ends, which then ends by SIGSEGV whatever it had
+    to tell (seen with NIXL 1.5.1 alone). Python has cleaned up by then."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit"):  # glibc; keeps the exit status
         libc.on_exit(libc._exit, None)

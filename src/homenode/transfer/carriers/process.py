@@ -9,7 +9,8 @@ import msgspec
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """`host`: the boot and the PID namespace in which `pid` counts; `started`: in clock ticks after the boot, so that a pid used again is noticed."""
+    """`host`: the boot and the PID namespace in which `pid` counts; `started`: in clock ticks after the boot, so that a
+    pid used again is noticed."""
 
     host: str
     pid: int

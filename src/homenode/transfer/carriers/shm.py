@@ -1,4 +1,5 @@
-"""Channel `shm`: two processes of one user on one host. Frames go over Unix sockets, KV memory is passed as memfds and mapped."""
+"""Channel `shm`: two processes of one user on one host. Frames go over Unix sockets, KV memory is passed as memfds and
+mapped."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ class ShmCarrier:
         return Listening(sock, str(address))
 
     def connect(self, address: str) -> socket.socket:
-        """Connected when it returns: a Unix socket that somebody listens on takes no time, a full backlog is an error."""
+        """Connected when it returns: a Unix socket that somebody listens on takes no time, a full backlog is an
+        error."""
         where = parse_address(address)
         if not isinstance(where, UnixAddress):
             raise PeerError(f"{address} cannot be reached over transfer_channel shm; set tcp on both sides")
@@ -88,7 +90,8 @@ class ShmCarrier:
 
 
 def _pidfd(sock: socket.socket, pid: int) -> int | None:
-    """A descriptor that becomes readable when the process has ended; None where the kernel gives none (or another PID namespace)."""
+    """A descriptor that becomes readable when the process has ended; None where the kernel gives none (or another PID
+    namespace)."""
     try:
         return sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError:

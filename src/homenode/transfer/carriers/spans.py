@@ -71,7 +71,8 @@ def _address_at(pieces: Sequence[memoryview], position: int) -> int:
 
 
 def parts_of(table: Sequence[int], block_size: int, begin: int, end: int) -> list[Part]:
-    """Positions begin .. end - 1 of a sequence, by the blocks there of `table`; here they are blocks 0, 1, ... from the one that holds `begin`."""
+    """Positions begin .. end - 1 of a sequence, by the blocks there of `table`; here they are blocks 0, 1, ... from the
+    one that holds `begin`."""
     first = begin // block_size
     found = []
     for index in range(first, -(-end // block_size)):
@@ -83,7 +84,8 @@ def parts_of(table: Sequence[int], block_size: int, begin: int, end: int) -> lis
 
 
 def pairs(here: Addressed, there: Addressed, parts: Sequence[Part]) -> tuple[Addresses, Addresses]:
-    """Descriptors (address, bytes, device 0) of both sides, in the same order; neighbours on both sides are one. Block sizes must be equal."""
+    """Descriptors (address, bytes, device 0) of both sides, in the same order; neighbours on both sides are one. Block
+    sizes must be equal."""
     columns = [(_addresses(here, part.here, part), _addresses(there, part.there, part)) for part in parts]
     ours = np.concatenate([column[0] for column in columns])
     theirs = np.concatenate([column[1] for column in columns])

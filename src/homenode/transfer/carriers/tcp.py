@@ -1,4 +1,5 @@
-"""Channel `tcp`: engines on any hosts. Nothing is mapped: KV comes as bytes after Data frames. Off loopback every frame and payload has a MAC."""
+"""Channel `tcp`: engines on any hosts. Nothing is mapped: KV comes as bytes after Data frames. Off loopback every frame
+and payload has a MAC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Where tokens lie: pages of the sender, blocks of the receiver, heads of ranks, layers of stages. Arithmetic, and what cannot be matched."""
+"""Where tokens lie: pages of the sender, blocks of the receiver, heads of ranks, layers of stages. Arithmetic, and what
+cannot be matched."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def span_bytes(layout: KvLayout, first: int, count: int, tokens: int, page_token
 
 
 def chunk_pages(layout: KvLayout, page_tokens: int, chunk: int) -> int:
-    """Pages that are handed over at once: as many as `chunk` bytes hold, at least one, at most what one frame may ask for."""
+    """Pages that are handed over at once: as many as `chunk` bytes hold, at least one, at most what one frame may ask
+    for."""
     return min(max(chunk // page_bytes(layout, page_tokens), 1), 4096)
 
 
@@ -71,7 +73,8 @@ def difference(source: KvLayout, target: KvLayout) -> str | None:
 
 
 def readable_in_place(source: KvLayout, target: KvLayout) -> bool:
-    """Whether attention over the target's memory may as well read the source's: pages as large as blocks, and no byte from another NUMA node."""
+    """Whether attention over the target's memory may as well read the source's: pages as large as blocks, and no byte
+    from another NUMA node."""
     if source.block_size != target.block_size or difference(source, target) is not None:
         return False
     spans = region_spans(source, target)
@@ -82,9 +85,11 @@ def readable_in_place(source: KvLayout, target: KvLayout) -> bool:
 
 
 def head_spans(sources: Sequence[Heads], targets: Sequence[Heads]) -> list[HeadSpan] | str:
-    """Which heads go from which rank (or region) of the source to which of the target, whatever the two degrees of parallelism.
+    """Which heads go from which rank (or region) of the source to which of the target, whatever the two degrees of
+    parallelism.
 
-    Where ranks of the source hold copies of a head (fewer heads than ranks), the first is read. A string says which head nobody has.
+    Where ranks of the source hold copies of a head (fewer heads than ranks), the first is read. A string says which
+    head nobody has.
     """
     spans = []
     for target, (first, past) in enumerate(targets):
@@ -100,7 +105,8 @@ def head_spans(sources: Sequence[Heads], targets: Sequence[Heads]) -> list[HeadS
 
 
 class RegionSpan(msgspec.Struct, frozen=True):
-    """Heads first_head .. past_head - 1 of layers first_layer .. past_layer - 1 are copied from this region of the source to that of the target."""
+    """Heads first_head .. past_head - 1 of layers first_layer .. past_layer - 1 are copied from this region of the
+    source to that of the target."""
 
     source: int
     target: int
@@ -111,8 +117,9 @@ class RegionSpan(msgspec.Struct, frozen=True):
 
 
 def region_spans(source: KvLayout, target: KvLayout) -> list[RegionSpan] | str:
-    """What goes from where to where, whatever the tensor-parallel and the pipeline degrees of the two sides: all that each region of the target holds,
-    once, from the first region of the source that has it. A string says what nobody has."""
+    """What goes from where to where, whatever the tensor-parallel and the pipeline degrees of the two sides: all that
+    each region of the target holds, once, from the first region of the source that has it. A string says what nobody
+    has."""
     edges = sorted(
         {edge for layout in (source, target) for region in layout.regions for edge in layout.layers_of(region)}
     )
@@ -140,7 +147,8 @@ def _across(layout: KvLayout, layer: int) -> list[tuple[int, Heads]]:
 
 
 def hole(layout: KvLayout) -> str | None:
-    """What of its layers and heads no region of a layout has, or what a region has beyond them, in words; None: it is sound."""
+    """What of its layers and heads no region of a layout has, or what a region has beyond them, in words; None: it is
+    sound."""
     there = [bytearray(layout.kv_heads) for _ in range(layout.layers)]
     for region in layout.regions:
         first, past = layout.layers_of(region)

@@ -1,7 +1,7 @@
 """Frames on a stream between engines: a 4-byte little-endian length, a body, and 16 bytes of MAC where a secret is set.
 
-After a Data frame raw bytes follow (`payload.py`), so frames are taken one by one. No I/O here. A length is checked before anything is kept for
-its frame, and a frame takes memory only as its bytes come.
+After a Data frame raw bytes follow (`payload.py`), so frames are taken one by one. No I/O here. A length is checked
+before anything is kept for its frame, and a frame takes memory only as its bytes come.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class FrameError(PeerError):
 
 
 def session_key(secret: str, connector_hello: bytes, acceptor_hello: bytes) -> bytes:
-    """The MAC key of a connection. Each side's nonce lies in its Hello, so a key is never used twice and proves all that both Hellos say."""
+    """The MAC key of a connection. Each side's nonce lies in its Hello, so a key is never used twice and proves all
+    that both Hellos say."""
     shared = hashlib.blake2b(secret.encode(), digest_size=32, person=b"homenode-secret").digest()
     said = hashlib.blake2b(digest_size=32, key=shared, person=b"homenode-session")
     for hello in (connector_hello, acceptor_hello):
@@ -46,7 +47,8 @@ def session_key(secret: str, connector_hello: bytes, acceptor_hello: bytes) -> b
 
 
 class FrameMac:
-    """The MACs of one direction of a connection. Every frame and payload has its own number, so none can be left out, repeated or moved."""
+    """The MACs of one direction of a connection. Every frame and payload has its own number, so none can be left out,
+    repeated or moved."""
 
     def __init__(self, key: bytes, direction: Direction) -> None:
         self._key = key
@@ -120,7 +122,8 @@ class FrameParser:
         self._buffer += data
 
     def next(self) -> bytes | None:
-        """The body of the next frame if all of it is there. FrameError for one that is too large, or whose MAC is wrong."""
+        """The body of the next frame if all of it is there. FrameError for one that is too large, or whose MAC is
+        wrong."""
         if self._alone:
             body, self._alone = self._alone[HEADER_BYTES:], b""
             return body

@@ -1,7 +1,9 @@
-"""Announcements between two engines of one host, past the socket: through memory that both map, and without a system call where the other looks.
+"""Announcements between two engines of one host, past the socket: through memory that both map, and without a system
+call where the other looks.
 
-A lane belongs to a connection, whose accepting side made its memory and reads it. Its greeting has shown who may; what says `after` n comes after the
-n-th frame of the connection and before the next one. Garbage in it ends the connection, as garbage in a frame does.
+A lane belongs to a connection, whose accepting side made its memory and reads it. Its greeting has shown who may; what
+says `after` n comes after the n-th frame of the connection and before the next one. Garbage in it ends the connection,
+as garbage in a frame does.
 """
 
 from __future__ import annotations
@@ -62,8 +64,8 @@ class Expected(Protocol):
         """An announcement like the one that is expected, which does not fit."""
 
     def take(self, said: Any) -> float | None:
-        """Read announced pages, and copy those with a block of the own memory there; the seconds it took. None: they are not what was expected, or not, to the end,
-        what was announced."""
+        """Read announced pages, and copy those with a block of the own memory there; the seconds it took. None: they
+        are not what was expected, or not, to the end, what was announced."""
 
 
 class LaneReader(Protocol):
@@ -93,7 +95,8 @@ class LaneReader(Protocol):
 
     @property
     def wake_hinted(self) -> bool:
-        """Whether the writer has hinted that something is to come. The hints of one that puts nothing again and again count no more."""
+        """Whether the writer has hinted that something is to come. The hints of one that puts nothing again and again
+        count no more."""
 
     def clear_hint(self) -> None:
         """Nothing came after the last hint."""
@@ -106,8 +109,9 @@ class PageExport(Protocol):
     """See `LaneWriter.export_pages`."""
 
     def announce(self, after: int, first: int, pages: Sequence[int], last: bool) -> float | None:
-        """Read these pages of the memory for their digests, and announce where they are, under which epochs; the seconds it took. None, and nothing was announced: they are
-        not what was foreseen, or not there, or the lane has no room."""
+        """Read these pages of the memory for their digests, and announce where they are, under which epochs; the
+        seconds it took. None, and nothing was announced: they are not what was foreseen, or not there, or the lane has
+        no room."""
 
     @property
     def digests(self) -> list[bytes]:
@@ -118,7 +122,8 @@ class LaneWriter(Protocol):
     """The end that announces."""
 
     def hint_wake(self) -> None:
-        """Something will be announced soon: a reader who sleeps wakes up, and looks for it for a moment. From any thread."""
+        """Something will be announced soon: a reader who sleeps wakes up, and looks for it for a moment. From any
+        thread."""
 
     def export_pages(
         self,
@@ -131,7 +136,8 @@ class LaneWriter(Protocol):
         limit: int,
         tokens: int,
     ) -> PageExport:
-        """What can be announced as soon as it is computed: pages `first` and so on of `pages`, at most `limit` at once, of `tokens` from the first on."""
+        """What can be announced as soon as it is computed: pages `first` and so on of `pages`, at most `limit` at once,
+        of `tokens` from the first on."""
 
 
 class Lanes(Protocol):
@@ -154,8 +160,9 @@ class Lanes(Protocol):
         blocks: Sequence[int],
         seen: Collection[int],
     ) -> Expected:
-        """What can be taken as soon as it is announced: pages `first` and so on of `pages`, as many as there are `blocks` of the own memory for (-1: they are
-        read where they are), none of them in `seen`. `sources`: by buffer; of pages as large as the own blocks. `tokens`: from `first` on."""
+        """What can be taken as soon as it is announced: pages `first` and so on of `pages`, as many as there are
+        `blocks` of the own memory for (-1: they are read where they are), none of them in `seen`. `sources`: by buffer;
+        of pages as large as the own blocks. `tokens`: from `first` on."""
 
     def watch(self, lanes: Sequence[LaneReader], epoll: int, seconds: float) -> bool:
         """Look for so long, and let others run meanwhile: whether one has something, or the epoll descriptor."""

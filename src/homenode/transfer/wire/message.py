@@ -1,8 +1,10 @@
-"""Frames between sender and receiver: msgspec structs in MessagePack, tagged by type. Decoded with bounds, never unpickled.
+"""Frames between sender and receiver: msgspec structs in MessagePack, tagged by type. Decoded with bounds, never
+unpickled.
 
-Who connects: the sender to the receiver's alloc address (control), the receiver to the sender's done address (done signals, renewals, reads).
-Every connection begins with Hello both ways (and Greeted, with a secret). Every frame names the incarnation of the process it is for; one for another is answered `Gone`.
-Times on the wire are durations. `pull_id` names a hand-over within the sender's incarnation (in push mode too).
+Who connects: the sender to the receiver's alloc address (control), the receiver to the sender's done address (done
+signals, renewals, reads). Every connection begins with Hello both ways (and Greeted, with a secret). Every frame names
+the incarnation of the process it is for; one for another is answered `Gone`. Times on the wire are durations. `pull_id`
+names a hand-over within the sender's incarnation (in push mode too).
 """
 
 from __future__ import annotations
@@ -46,17 +48,19 @@ Pages = Annotated[list[PageRef], Meta(max_length=MOST_PAGES)]
 
 
 class Buffer(msgspec.Struct, frozen=True, array_like=True):
-    """A registered buffer. Over a Unix socket its memfd and that of its epoch words follow, in the order of the list."""
+    """A registered buffer. Over a Unix socket its memfd and that of its epoch words follow, in the order of the
+    list."""
 
     id: Id
     layout: KvLayout
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """First on every connection. `fingerprint` is compared field by field; `nonce` makes the connection's MAC key its own.
+    """First on every connection. `fingerprint` is compared field by field; `nonce` makes the connection's MAC key its
+    own.
 
-    `buffers`: what the other side reads (pull) or writes (push). `carrier` is for the channel alone, such as NIXL's metadata. `lane`: the last descriptor
-    is that of a lane, in which this side looks for announcements (`lane.py`).
+    `buffers`: what the other side reads (pull) or writes (push). `carrier` is for the channel alone, such as NIXL's
+    metadata. `lane`: the last descriptor is that of a lane, in which this side looks for announcements (`lane.py`).
     """
 
     protocol: tuple[int, int]
@@ -72,7 +76,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Greeted(msgspec.Struct, frozen=True, tag="greeted"):
-    """With a secret, after both Hellos, both ways: the first frame with a MAC. Its key comes of the secret and both Hellos, so it proves both."""
+    """With a secret, after both Hellos, both ways: the first frame with a MAC. Its key comes of the secret and both
+    Hellos, so it proves both."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -101,12 +106,12 @@ class Offer(msgspec.Struct, frozen=True, tag="offer"):
 
 
 class OfferReply(msgspec.Struct, frozen=True, tag="offer-reply"):
-    """Receiver: which pages it holds (`ready` ones only), and in push mode where the others go; or that there is no room (`alloc_failed`), or
-    that this hand-over will not be taken (`refused`).
+    """Receiver: which pages it holds (`ready` ones only), and in push mode where the others go; or that there is no
+    room (`alloc_failed`), or that this hand-over will not be taken (`refused`).
 
-    `in_place`: pages may be read where they are until Done, in the midst of steps where no epoch can be looked at: as long as the receiver's process
-    lives nothing else ends their loan.
-    `targets`: blocks of the receiver (their size may be another), in order, from the one on that holds the first position not held.
+    `in_place`: pages may be read where they are until Done, in the midst of steps where no epoch can be looked at: as
+    long as the receiver's process lives nothing else ends their loan. `targets`: blocks of the receiver (their size may
+    be another), in order, from the one on that holds the first position not held.
     """
 
     pull_id: PullId
@@ -121,9 +126,11 @@ class OfferReply(msgspec.Struct, frozen=True, tag="offer-reply"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """Sender, pull modes: `count` pages from `first` on can be read. Push: they were written into their targets; nothing is said of places.
+    """Sender, pull modes: `count` pages from `first` on can be read. Push: they were written into their targets;
+    nothing is said of places.
 
-    What there is of each page lies packed, little-endian, so that many pages cost little more than one: this is what a receiver waits for.
+    What there is of each page lies packed, little-endian, so that many pages cost little more than one: this is what a
+    receiver waits for.
     """
 
     pull_id: PullId
@@ -163,7 +170,8 @@ class Stored(msgspec.Struct, frozen=True, tag="stored"):
 
 
 class Abandon(msgspec.Struct, frozen=True, tag="abandon"):
-    """Sender: no further pages will come; in push mode nothing is written any more either. Answered by Done (pull) or Cancel (push)."""
+    """Sender: no further pages will come; in push mode nothing is written any more either. Answered by Done (pull) or
+    Cancel (push)."""
 
     pull_id: PullId
     reason: Text
@@ -182,7 +190,8 @@ class Drained(msgspec.Struct, frozen=True, tag="drained"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """Receiver, done channel: the sender's pages of this hand-over are not read any more. Repeated until acknowledged."""
+    """Receiver, done channel: the sender's pages of this hand-over are not read any more. Repeated until
+    acknowledged."""
 
     pull_id: PullId
     ok: bool = True
@@ -217,7 +226,8 @@ class Read(msgspec.Struct, frozen=True, tag="read"):
 
 
 class Data(msgspec.Struct, frozen=True, tag="data"):
-    """Header of `nbytes` raw bytes: pages first .. first + count - 1, in the order of `KvMemory.pieces`. Answers Read; in push mode it comes unasked.
+    """Header of `nbytes` raw bytes: pages first .. first + count - 1, in the order of `KvMemory.pieces`. Answers Read;
+    in push mode it comes unasked.
 
     `epochs_ok` false: the pages were not there any more; no bytes follow.
     """
@@ -269,5 +279,6 @@ def encode(envelope: Envelope) -> bytes:
 
 
 def decode(body: bytes | memoryview) -> Envelope:
-    """Raises msgspec.DecodeError (ValidationError among them) for anything that is no envelope within the bounds above."""
+    """Raises msgspec.DecodeError (ValidationError among them) for anything that is no envelope within the bounds
+    above."""
     return _decoder.decode(body)

@@ -1,4 +1,5 @@
-"""KV pages over a stream socket in one call for many of them: see csrc/kernels/kv_stream.h. Native: `compute.native.kv_stream`."""
+"""KV pages over a stream socket in one call for many of them: see csrc/kernels/kv_stream.h. Native:
+`compute.native.kv_stream`."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ class PageReceiver(Protocol):
     """Takes the bytes of some pages in order, and digests them while they come."""
 
     def receive(self, socket: int, most: int, wait_us: int) -> int:
-        """Read about `most` bytes, waiting no longer than so many microseconds for more of them. How many came; 0: none, -1: the stream has ended. OSError."""
+        """Read about `most` bytes, waiting no longer than so many microseconds for more of them. How many came; 0:
+        none, -1: the stream has ended. OSError."""
 
     def take(self, data: bytes, /) -> int:
         """What was read already; how many bytes of it belong here."""
@@ -37,7 +39,8 @@ class PageSender(Protocol):
 
 
 class PageStreams(Protocol):
-    """Makes both. The pages are these blocks, of each so many tiles of keys and of values. ValueError for blocks or tiles that are not there."""
+    """Makes both. The pages are these blocks, of each so many tiles of keys and of values. ValueError for blocks or
+    tiles that are not there."""
 
     def receiver(self, memory: KvMemory, blocks: Sequence[int], tiles: Sequence[int]) -> PageReceiver:
         """For pages that come."""

@@ -1,4 +1,5 @@
-"""Raw bytes after a Data frame: straight into memory views, or thrown away. With a secret their MAC comes after them."""
+"""Raw bytes after a Data frame: straight into memory views, or thrown away. With a secret their MAC comes after
+them."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class PayloadReader:
             self._advance(count)
 
     def receive(self, sock: socket.socket) -> int:
-        """One read into as many views as are at hand; how many bytes, 0 at the end of the stream. BlockingIOError when there is nothing."""
+        """One read into as many views as are at hand; how many bytes, 0 at the end of the stream. BlockingIOError when
+        there is nothing."""
         views = [self._window[0]]
         if len(self._window) > 1:
             space = 0
@@ -101,7 +103,8 @@ class PagesReader:
         parser.give(self._pages.take)
 
     def receive(self, sock: socket.socket) -> int:
-        """What there is, within bounds, and what follows at once; how many bytes, 0 at the end of the stream. BlockingIOError when there is nothing."""
+        """What there is, within bounds, and what follows at once; how many bytes, 0 at the end of the stream.
+        BlockingIOError when there is nothing."""
         count = self._pages.receive(sock.fileno(), _MOST_BYTES, _WAIT_US)
         if not count:
             raise BlockingIOError

@@ -87,7 +87,8 @@ class WriteQueue:
         self._queue.append(_Pages(sender, token))
 
     def flush(self, sock: socket.socket, ancillary: list[tuple[int, int, bytes]] | None = None) -> list[int]:
-        """Write one batch, as much as the kernel takes without waiting; the tokens of the payloads that are through. OSError as of sendmsg."""
+        """Write one batch, as much as the kernel takes without waiting; the tokens of the payloads that are through.
+        OSError as of sendmsg."""
         queue = self._queue
         if self._pages is not None:
             return self._flush_pages(sock, self._pages)
