@@ -131,11 +131,14 @@ def test_conversions_are_said(tmp_path: Path, source: str, kernels: tuple[str, .
 
 
 @pytest.mark.parametrize("matrix_type", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
-@pytest.mark.parametrize("architecture", [name for name in TOYS if name != "mistral"])
+@pytest.mark.parametrize("architecture", [name for name in TOYS if name not in ("mistral", "olmo2", "granite")])
 def test_gguf_files_hold_the_folder_s_model(
     tmp_path: Path, backend: Backend, architecture: str, matrix_type: str
 ) -> None:
-    """Interleaved heads are put back in order: the GGUF file of a model answers like its folder, up to the rounding of its format."""
+    """Interleaved heads are put back in order: the GGUF file of a model answers like its folder, up to the rounding of its format.
+
+    Those that norm or scale what a layer adds make more of a rounding: their own tests compare files of F32.
+    """
     folder = make_folder(tmp_path / "folder", architecture, head_dim=32)
     file = make_gguf(tmp_path / "model.gguf", architecture, matrix_type=matrix_type, head_dim=32)
     rows = []
