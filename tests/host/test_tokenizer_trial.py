@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,22 @@ def test_hostile_files_are_refused_by_name(
         load_tokenizer(folder)
     assert str(folder / "tokenizer.json") in raised.value.message
     assert not {"panicked", "RUST_BACKTRACE", "\n"} & {*raised.value.message.split(), *raised.value.message}
+
+
+def test_a_trial_may_take_some_memory_and_processor_time_and_no_more(tmp_path: Path) -> None:
+    begun = begin_trial(folder_of(tmp_path, json.dumps(tokenizer_json())))
+    assert begun is not None
+    limits = Path(f"/proc/{begun._process._process.pid}/limits")  # also there when it has ended, until it is waited for
+
+    def soft(name: str) -> str:
+        return next(line.removeprefix(name).split()[0] for line in limits.read_text().splitlines() if name in line)
+
+    deadline = time.monotonic() + 30
+    while soft("Max cpu time") == "unlimited" and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert (soft("Max address space"), soft("Max core file size")) == (str(begun._memory), "0")
+    assert begun._cpu_s < int(soft("Max cpu time")) < begun._cpu_s + 30  # of which starting takes some
+    begun.wait()
 
 
 def test_the_same_content_is_tried_once_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

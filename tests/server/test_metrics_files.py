@@ -52,7 +52,7 @@ import os, sys
 from homenode.server.monitoring.files import reserve_metrics_files
 assert reserve_metrics_files(os.environ) and "prometheus_client" not in sys.modules
 from homenode.server.monitoring.server_metrics import Metrics
-metrics = Metrics("x" * 4096, None, sys.argv[1])
+metrics = Metrics("\u00e9" * 2048, None, sys.argv[1])
 metrics.front_begins(True)
 metrics.refuse("queue full")
 recorder = metrics.recorder()
@@ -63,7 +63,9 @@ recorder.end("stop")
 
 
 def test_what_a_front_counts_fits_the_files_whatever_the_name_of_its_model(tmp_path: Path) -> None:
-    """A file that had to grow would do so without blocks. The name has the 4096 bytes that the sizes are made for."""
+    """A file that had to grow would do so without blocks. The name has the 4096 bytes that the sizes are made for, of
+    letters that are written as escapes, which are three times as long.
+    """
     environment = {**os.environ, FOLDER_VARIABLE: str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run(
         [sys.executable, "-c", _COUNT, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=60
@@ -71,4 +73,4 @@ def test_what_a_front_counts_fits_the_files_whatever_the_name_of_its_model(tmp_p
     assert ran.returncode == 0, ran.stderr
     files = {path.name.partition("_")[0]: path for path in tmp_path.iterdir()}
     assert {kind: path.stat().st_size for kind, path in files.items()} == FILE_BYTES
-    assert all(b"x" * 4096 in path.read_bytes() for path in files.values())
+    assert all(b"\\u00e9" * 2048 in path.read_bytes() for path in files.values())
