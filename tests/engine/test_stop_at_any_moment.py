@@ -126,3 +126,22 @@ def test_a_signal_at_any_moment_of_a_start_leaves_nothing(shape: str, tmp_path: 
     assert following.end(signal.SIGTERM) == 0
     assert not list(tmp_path.iterdir()), "what a killed server leaves is removed by the next one"
     assert not [name for name in _shared_names() - names if "homenode" in name]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_signals_at_every_moment_of_a_stop_leave_nothing(shape: str, tmp_path: Path) -> None:
+    """Whoever presses Ctrl-C again and again gets a sooner end, and the same one."""
+    names = _shared_names()
+    start = _Start(shape, tmp_path)
+    start.wait_until_answers()
+    deadline = time.monotonic() + _PATIENCE_S
+    sent = 0
+    while start.process.poll() is None:
+        assert time.monotonic() < deadline
+        start.process.send_signal((signal.SIGTERM, signal.SIGINT)[sent % 2])
+        sent += 1
+        time.sleep(0.002)
+    assert (start.process.returncode, sent > 5) == (0, True)
+    _eventually(lambda: not start.processes())
+    assert not list(tmp_path.iterdir())
+    assert not [name for name in _shared_names() - names if "homenode" in name]

@@ -53,12 +53,21 @@ def proxy(ctx: click.Context, /, show_config: bool, **values: Any) -> None:
             _show(ctx)
             return
         from homenode.server.http.descriptors import raise_descriptor_limit
+        from homenode.server.http.stop_signals import run_until_stopped
         from homenode.server.proxy.run import bind, serve
 
         begin_service_log("proxy", build(LogConfig, values).level)
         raise_descriptor_limit()
         listener = bind(config)
-        sys.exit(asyncio.run(serve(config, listener=listener, on_listening=lambda url: _announce(url, config))))
+        sys.exit(
+            asyncio.run(
+                run_until_stopped(
+                    lambda stop: serve(
+                        config, listener=listener, on_listening=lambda url: _announce(url, config), stop=stop
+                    )
+                )
+            )
+        )
 
 
 def _announce(url: str, config: ProxyConfig) -> None:

@@ -20,24 +20,29 @@ class StopSignals:
     """SIGTERM and SIGINT of this process, from its start to its end, for whichever of its parts has to act on them.
 
     A context of the running event loop. `handler` is called for each signal and may be replaced at any time, so no
-    moment is without one; `ignore_signal` is the handler of a process that is ending already.
+    moment is without one; `ignore_signal` is the handler of a process that is ending already. Afterwards both signals
+    are handled as before, or ignored where the process `ends` with this context.
     """
 
-    def __init__(self, handler: Callable[[], object]) -> None:
+    def __init__(self, handler: Callable[[], object], *, ends: bool = False) -> None:
         self.handler = handler
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ends = ends
+        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
-            self._loop = asyncio.get_running_loop()
-            for number in _SIGNALS:
-                self._loop.add_signal_handler(number, lambda: self.handler())
+            loop = asyncio.get_running_loop()
+
+            def heard(*_: object) -> None:
+                loop.call_soon_threadsafe(lambda: self.handler())
+
+            # Not the loop's own handlers: for a moment after these a signal would end the process by its default.
+            self._before = {number: signal.signal(number, heard) for number in _SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._loop is not None:
-            for number in _SIGNALS:
-                self._loop.remove_signal_handler(number)
+        for number, before in self._before.items():
+            signal.signal(number, signal.SIG_IGN if self._ends else before or signal.SIG_DFL)
 
 
 def ignore_signal() -> None:
@@ -60,7 +65,7 @@ def signals(handler: Callable[[], None], stop: StopSignals | None = None) -> Ite
 
 async def run_until_stopped(serving: Callable[[StopSignals], Coroutine[Any, Any, int]]) -> int:
     """What `serving` returns. A signal before it has a handler of its own cancels it: whatever it began it ends, and 0
-    is returned.
+    is returned. Nothing is left to do but to end the process: both signals are ignored from then on.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -70,7 +75,7 @@ async def run_until_stopped(serving: Callable[[StopSignals], Coroutine[Any, Any,
         task.cancel()
         _LOG.warning("stopped while starting")
 
-    with StopSignals(cancel) as stop:
+    with StopSignals(cancel, ends=True) as stop:
         try:
             return await serving(stop)
         except asyncio.CancelledError:

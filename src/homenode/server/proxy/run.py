@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 
 from homenode.server.http.listener import Ending, Server, bind, url_of, uvicorn_config, warn_if_open
-from homenode.server.http.stop_signals import signals
+from homenode.server.http.stop_signals import StopSignals, signals
 from homenode.server.proxy.app import create_app
 from homenode.server.proxy.config import ProxyConfig
 from homenode.server.proxy.state import ProxyState
@@ -17,12 +17,17 @@ _DESCRIPTORS_EACH = 3  # the client's connection, one to a prefill server and on
 
 
 async def serve(
-    config: ProxyConfig, *, listener: socket.socket | None = None, on_listening: Callable[[str], None] | None = None
+    config: ProxyConfig,
+    *,
+    listener: socket.socket | None = None,
+    on_listening: Callable[[str], None] | None = None,
+    stop: StopSignals | None = None,
 ) -> int:
     """Answers requests until a signal; the exit code for the process. Servers that are not up yet are waited for
     meanwhile.
 
     `listener` comes from `bind` and is closed here. `on_listening` is called with the URL once connections are taken.
+    `stop`: the signals of the process, when somebody heard them before.
     """
     listener = listener or bind(config)
     warn_if_open(config)
@@ -33,7 +38,7 @@ async def serve(
         descriptors_each=_DESCRIPTORS_EACH,
     )
     ending = Ending(state, server, config.shutdown_timeout)
-    with signals(ending.signalled):
+    with signals(ending.signalled, stop):
         state.start()
         try:
             await server.serve(sockets=[listener])
