@@ -14,7 +14,7 @@ from pathlib import Path
 
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # as prometheus_client calls it
 # Bytes of the file for each kind of metric that a front has. Every sample is a name with its labels, of which the
-# longest is the model's name; with one of 4096 bytes the histograms take 0.7 MiB, so no file grows.
+# longest is the model's name; with one of 4096 bytes the histograms take 0.8 MiB, so no file grows.
 FILE_BYTES = {"counter": 256 << 10, "histogram": 1 << 20}
 
 _log = logging.getLogger(__name__)
