@@ -302,10 +302,12 @@ def test_following_ends_with_the_program(with_pidfd: bool) -> None:
 LAUNCHER = """
 import os, sys
 from pathlib import Path
-from homenode.host.binding.follow import leave_follower
+from homenode.host.binding.follow import Follower, follow
 from homenode.host.binding.launch import run_bound
 from homenode.host.binding.report import Report
+from homenode.host.binding.sidecar import start_sidecar, to_stderr
 from homenode.host.binding.target import Target
+from homenode.host.binding.threads import identify
 note, cpus, engine, *words = sys.argv[1:]
 cpus = [int(cpu) for cpu in cpus.split(",")]
 def bind(pid, target):
@@ -313,7 +315,9 @@ def bind(pid, target):
     for thread in os.listdir(f"/proc/{pid}/task"):
         os.sched_setaffinity(int(thread), target.cpus)
     return Report()
-leave_follower(lambda hint: Target((cpus[hint.tensor_parallel % len(cpus)],)), bind)
+target_of = lambda hint: Target((cpus[hint.tensor_parallel % len(cpus)],))
+follower = Follower(identify(os.getpid()), target_of, bind, to_stderr)
+start_sidecar(lambda pidfd: follow(follower, pidfd))
 run_bound(Target(tuple(cpus)), [sys.executable, "-c", engine, *words])
 """
 

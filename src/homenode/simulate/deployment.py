@@ -81,8 +81,8 @@ def engines_on(host: Host, config: EngineConfig, checkpoint: Checkpoint, speeds:
     bindings, config = _bindings(host, config, checkpoint)
     there = [f"torch:{'cuda' if chip.kind == 'rocm' else chip.kind}:{chip.id}" for chip in host.accelerators.chips]
     offered = there if speeds.accelerator else ()
-    rooms = [_room(host, binding) for binding in bindings]
-    shares = memory_shares(rooms, _available(host)) if len(bindings) > 1 else (None,) * len(bindings)
+    capacities = [_capacity(host, binding) for binding in bindings]
+    shares = memory_shares(capacities, _available(host)) if len(bindings) > 1 else (None,) * len(bindings)
     made: list[EngineSpec] = []
     everybody = [
         worker_devices(
@@ -178,10 +178,10 @@ def _one_worker(
         homes = plan_weight_nodes(
             own, teams, "shard" if len(teams) > 1 else "local", (), binding.numa_why, packed_group_bytes(backend)
         )
-    room = _room(host, binding)[0]
+    available = _capacity(host, binding)[0]
     if config.replica is not None and config.replica.memory is not None:
-        room = min(room, config.replica.memory)
-    left = max(0, min(room, _available(host)) - kept_of(layout, part, common).own)
+        available = min(available, config.replica.memory)
+    left = max(0, min(available, _available(host)) - kept_of(layout, part, common).own)
     sizes = resolve(config, spec, geometry, left if on_nodes is None else min(left, on_nodes.size))
     owners = together.owners(layout, part) if together else None
     cost = cpu_worker(host, binding, work_of(spec, layout, geometry, part), speeds, owners)
@@ -203,9 +203,9 @@ def _workers(
     planned = plan_engine(config, checkpoint, host, devices, common=together.common if together else None)
     workers = planned.layout.workers
     total = _available(host) if config.replica is None or config.replica.memory is None else config.replica.memory
-    rooms = [_room(host, worker.binding) for worker in workers]
+    capacities = [_capacity(host, worker.binding) for worker in workers]
     planned = replace(
-        planned, layout=with_memory(planned.layout, [planned.kept(worker).own for worker in workers], rooms, total)
+        planned, layout=with_memory(planned.layout, [planned.kept(worker).own for worker in workers], capacities, total)
     )
     if found := planned.problems():
         raise found[0]
@@ -266,7 +266,7 @@ def _link(host: Host, planned: Planned, first: int, speeds: Speeds) -> Link:
 
 
 def _sizes(planned: Planned, speeds: Speeds) -> Sizes:
-    """What all workers have room for: the fewest blocks."""
+    """KV blocks that fit at every worker: the least of all workers."""
     found = []
     for worker in planned.layout.workers:
         left, config = planned.left(worker), planned.config
@@ -309,8 +309,8 @@ def _nodes(host: Host, binding: EngineBinding) -> tuple[int, ...]:
     return tuple(dict.fromkeys(team.memory_node for team in teams_of(host, binding)))
 
 
-def _room(host: Host, binding: EngineBinding) -> tuple[int, tuple[int, ...]]:
-    """Bytes that an engine in this place may take, and the nodes its memory is bound to."""
+def _capacity(host: Host, binding: EngineBinding) -> tuple[int, tuple[int, ...]]:
+    """Bytes that an engine with this binding may take, and the nodes its memory is bound to."""
     nodes = binding.memory_nodes
     known = [node for node in host.nodes if not nodes or node.id in nodes]
     size = sum(node.memory if node.free is None else node.free for node in known if node.memory is not None)

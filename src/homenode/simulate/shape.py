@@ -41,9 +41,9 @@ def shape_checkpoint(text: str) -> ShapeCheckpoint:
     words = dict(_words(text))
     fmt = words.pop("format", "BF16").upper()
     if fmt not in BY_NAME:
-        raise _bad(text, f"format={fmt} is unknown; such as BF16, Q8_0, Q4_0, Q4_K")
+        raise _refusal(text, f"format={fmt} is unknown; such as BF16, Q8_0, Q4_0, Q4_K")
     if unknown := words.keys() - _NUMBERS.keys():
-        raise _bad(text, f"{min(unknown)} is unknown; wanted are {', '.join(_NUMBERS)} and format")
+        raise _refusal(text, f"{min(unknown)} is unknown; wanted are {', '.join(_NUMBERS)} and format")
     numbers = {name: _number(text, name, words.get(name, default)) for name, default in _NUMBERS.items()}
     if not numbers["kv_heads"]:
         numbers["kv_heads"] = numbers["heads"]
@@ -53,7 +53,7 @@ def shape_checkpoint(text: str) -> ShapeCheckpoint:
         exact = expected.parameter.kind == "vector" or expected.parameter.key in ("router", "shared_router")
         kept = BY_NAME["F32" if exact else fmt]
         if expected.shape[-1] % kept.block:
-            raise _bad(
+            raise _refusal(
                 text, f"{expected.name} has rows of {expected.shape[-1]}, and {fmt} stores blocks of {kept.block}"
             )
         rows = expected.shape[0] if len(expected.shape) == 2 else 1
@@ -64,13 +64,13 @@ def shape_checkpoint(text: str) -> ShapeCheckpoint:
 
 def _spec(text: str, of: dict[str, int]) -> ModelSpec:
     if of["layers"] > _MOST_LAYERS or of["layers"] * max(1, of["experts"]) * 12 > _MOST_TENSORS:
-        raise _bad(text, f"layers={of['layers']} with experts={of['experts']} is more than can be planned for")
+        raise _refusal(text, f"layers={of['layers']} with experts={of['experts']} is more than can be planned for")
     if of["heads"] % of["kv_heads"]:
-        raise _bad(text, f"heads={of['heads']} is no multiple of kv_heads={of['kv_heads']}")
+        raise _refusal(text, f"heads={of['heads']} is no multiple of kv_heads={of['kv_heads']}")
     if not of["head_dim"] and of["hidden"] % of["heads"]:
-        raise _bad(text, f"hidden={of['hidden']} is no multiple of heads={of['heads']}; give head_dim")
+        raise _refusal(text, f"hidden={of['hidden']} is no multiple of heads={of['heads']}; give head_dim")
     if of["experts"] and not 1 <= of["experts_per_token"] <= of["experts"]:
-        raise _bad(text, f"experts_per_token={of['experts_per_token']} must be from 1 to experts={of['experts']}")
+        raise _refusal(text, f"experts_per_token={of['experts_per_token']} must be from 1 to experts={of['experts']}")
     moe = MoeSpec(of["experts"], of["experts_per_token"], of["intermediate"], True) if of["experts"] else None
     return ModelSpec(
         architecture="mixtral" if moe else "llama",
@@ -93,13 +93,13 @@ def _words(text: str) -> list[tuple[str, str]]:
     words = [word.partition("=") for word in text.removeprefix(PREFIX).split(",") if word]
     names = [name.strip() for name, _, _ in words]
     if len(set(names)) < len(names):
-        raise _bad(text, "a figure is given twice")
+        raise _refusal(text, "a figure is given twice")
     return [(name.strip(), value.strip()) for name, _, value in words]
 
 
 def _number(text: str, name: str, value: str | int | None) -> int:
     if value is None:
-        raise _bad(text, f"{name}=N is missing")
+        raise _refusal(text, f"{name}=N is missing")
     if isinstance(value, int):
         return value
     if (
@@ -107,11 +107,11 @@ def _number(text: str, name: str, value: str | int | None) -> int:
         or not (name in ("tied", "experts") or int(value))
         or int(value) > _MOST
     ):
-        raise _bad(text, f"{name}={value[:20]} must be a whole number from 1 to {_MOST}")
+        raise _refusal(text, f"{name}={value[:20]} must be a whole number from 1 to {_MOST}")
     return int(value)
 
 
-def _bad(text: str, fault: str) -> UserError:
+def _refusal(text: str, fault: str) -> UserError:
     return UserError(f"--model {text[:120]}: {fault}", param="model")
 
 

@@ -51,16 +51,16 @@ def read_accelerator(text: str) -> AcceleratorSpeed:
     unknown or not above 0."""
     words = dict(word.partition("=")[::2] for word in text.split(",") if word)
     if set(words) != set(_FIGURES) or len(words) != text.count("="):
-        raise _bad(text, f"give each of {', '.join(_FIGURES)} once, as NAME=VALUE")
+        raise _refusal(text, f"give each of {', '.join(_FIGURES)} once, as NAME=VALUE")
     try:
         memory = parse_bytes(words["memory"])
         read, tops, link, latency = (float(words[name]) for name in _FIGURES if name != "memory")
     except (ValueError, UserError):
-        raise _bad(text, "memory is a size such as 24GiB, the others are numbers") from None
+        raise _refusal(text, "memory is a size such as 24GiB, the others are numbers") from None
     if not (0 < read < 1e9 and 0 < tops < 1e9 and 0 < link < 1e9 and 0 <= latency < 1e9 and memory > 0):
-        raise _bad(text, "every figure must be above 0")
+        raise _refusal(text, "every figure must be above 0")
     return AcceleratorSpeed(read, tops, memory, Link(latency / 1e6, 1 / (link * 1e9)))
 
 
-def _bad(text: str, fault: str) -> UserError:
+def _refusal(text: str, fault: str) -> UserError:
     return UserError(f"--accelerator {text[:120]}: {fault}", param="accelerator")

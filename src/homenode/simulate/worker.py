@@ -48,7 +48,7 @@ def cpu_worker(
 
 
 def _byte_of(owners: Owners, host: Host, binding: EngineBinding, speeds: Speeds) -> float:
-    """Seconds in which the threads of a place read a byte that all owners keep parts of."""
+    """Seconds in which the threads of an engine read a byte that all owners keep parts of."""
     own = teams_of(host, binding)
     theirs = [teams_of(host, each) for each in owners.bindings]
     by_node = {team.node: team for teams in theirs for team in teams} | {team.node: team for team in own}
@@ -91,7 +91,7 @@ def work_of(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry, part: M
 
 
 def teams_of(host: Host, binding: EngineBinding) -> tuple[NodeTeam, ...]:
-    """The threads of a place by node and memory node. A thread without a CPU of its own is on the first node there
+    """The threads of an engine by node and memory node. A thread without a CPU of its own is on the first node there
     is."""
     first = min(host.node_by_id, default=0)
     found: dict[tuple[int, int], list[int]] = {}
@@ -99,7 +99,9 @@ def teams_of(host: Host, binding: EngineBinding) -> tuple[NodeTeam, ...]:
         known = host.cpu_by_id.get(cpu)
         node = known.node if known is not None and known.node is not None else first
         found.setdefault((node, _memory_of(host, binding, at, node)), []).append(cpu)
-    return tuple(NodeTeam(node, memory, tuple(cpus), _room(host, memory)) for (node, memory), cpus in found.items())
+    return tuple(
+        NodeTeam(node, memory, tuple(cpus), _node_bytes(host, memory)) for (node, memory), cpus in found.items()
+    )
 
 
 def link_of(host: Host, bindings: Sequence[EngineBinding], speeds: Speeds) -> Link:
@@ -122,6 +124,6 @@ def _memory_of(host: Host, binding: EngineBinding, at: int, node: int) -> int:
     return next(iter(memory_nodes(host, (node,))), node)
 
 
-def _room(host: Host, node: int) -> int | None:
+def _node_bytes(host: Host, node: int) -> int | None:
     known = host.node_by_id.get(node)
     return None if known is None else known.memory if known.free is None else known.free

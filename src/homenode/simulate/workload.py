@@ -91,7 +91,7 @@ def synthetic(text: str) -> Workload | None:
         count = _whole(text, "n", values["n"] or 8 * clients, MOST_REQUESTS)
         return Workload(text, [Job(0.0, prompt, output)] * count, min(clients, count))
     if not 0 < values["rate"] <= 1e9:
-        raise _bad(text, f"rate={values['rate']:g} must be more than 0")
+        raise _refusal(text, f"rate={values['rate']:g} must be more than 0")
     count, drawn = _whole(text, "n", values["n"], MOST_REQUESTS), random.Random(int(values["seed"]))
     return Workload(text, [Job(at, prompt, output) for at in _arrivals(drawn, values["rate"], count)])
 
@@ -109,21 +109,21 @@ def _read_settings(text: str, settings: str, known: Iterable[str]) -> dict[str, 
         name, _, value = word.partition("=")
         if name not in known or name in found:
             message = f"{word!r} is none of {', '.join(known)}, each given once as NAME=NUMBER"
-            raise _bad(text, message if name in found else with_suggestion(message, name, known))
+            raise _refusal(text, message if name in found else with_suggestion(message, name, known))
         try:
             found[name] = parse_tokens(value) if name in _TOKENS and value[-1:].isalpha() else float(value)
         except (ValueError, UserError):
-            raise _bad(text, f"{word!r} has no number") from None
+            raise _refusal(text, f"{word!r} has no number") from None
         if not 0 <= found[name] < 1e18:
-            raise _bad(text, f"{word!r} is out of range")
+            raise _refusal(text, f"{word!r} is out of range")
     return found
 
 
 def _whole(text: str, name: str, value: float, most: int) -> int:
     if value != int(value) or not 1 <= value <= most:
-        raise _bad(text, f"{name}={value:g} must be a whole number from 1 to {most}")
+        raise _refusal(text, f"{name}={value:g} must be a whole number from 1 to {most}")
     return int(value)
 
 
-def _bad(text: str, fault: str) -> UserError:
+def _refusal(text: str, fault: str) -> UserError:
     return UserError(f"--workload {text[:120]}: {fault}", param="workload")

@@ -71,7 +71,7 @@ def test_prompts_without_blocks_differ() -> None:
 
 
 def test_the_first_requests_only(tmp_path: Path) -> None:
-    assert len(read_trace(written(tmp_path, AZURE), most=1).jobs) == 1
+    assert len(read_trace(written(tmp_path, AZURE), limit=1).jobs) == 1
 
 
 @pytest.mark.parametrize(

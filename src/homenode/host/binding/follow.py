@@ -18,9 +18,8 @@ from pathlib import Path
 from homenode.errors import HomenodeError, UserError
 from homenode.host.binding.rank_hints import RankHint, worker_rank_of
 from homenode.host.binding.report import Report
-from homenode.host.binding.sidecar import start_sidecar, to_stderr
 from homenode.host.binding.target import Target
-from homenode.host.binding.threads import ProcessId, identify, parse_stat, threads
+from homenode.host.binding.threads import ProcessId, parse_stat, threads
 from homenode.host.placement.variables import RANK_VARIABLES
 
 TargetOf = Callable[[RankHint], Target | None]
@@ -171,13 +170,6 @@ def follow(follower: Follower, pidfd: int | None = None, until: float = float("i
         pause = FIRST_PAUSE_S if follower.scan() else min(pause * _GROWTH, LONGEST_PAUSE_S)
         if _has_ended(follower.root, pidfd, pause):
             return
-
-
-def leave_follower(target_of: TargetOf, bind: Bind, write_line: WriteLine = to_stderr) -> None:
-    """Leave a follower of the calling process behind, before it becomes the program. See `start_sidecar` for when to
-    call it."""
-    follower = Follower(identify(os.getpid()), target_of, bind, write_line)
-    start_sidecar(lambda pidfd: follow(follower, pidfd), write_line)
 
 
 def _has_ended(root: ProcessId, pidfd: int | None, pause_s: float) -> bool:

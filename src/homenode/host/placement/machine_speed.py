@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from homenode.errors import UserError
@@ -162,12 +162,3 @@ def _distance(host: Host, here: int, there: int) -> int:
     """As the firmware says it; two sockets' where it says nothing."""
     found = host.distance(here, there)
     return 21 if found >= _FARTHEST else found
-
-
-def slower_by(machine: MachineSpeed, read: float, link: float, multiply: float) -> MachineSpeed:
-    """The machine as an engine meets it that reaches these shares of what can be read, fetched across and
-    multiplied."""
-    nodes = tuple(replace(n, read_gb_s=n.read_gb_s * read, int8_gops=n.int8_gops * multiply) for n in machine.nodes)
-    return replace(
-        machine, nodes=nodes, remote_gb_s={pair: speed * link for pair, speed in machine.remote_gb_s.items()}
-    )
