@@ -15,7 +15,7 @@ from homenode.compute.devices import attention_problem
 from homenode.compute.ops import StepLimits
 from homenode.compute.reference import ReferenceBackend
 from homenode.compute.torch import TorchBackend, open_backend
-from homenode.compute.torch import attention as ways
+from homenode.compute.torch.backend import choose_attention
 from homenode.compute.torch.device import TorchDevice, open_device
 from homenode.errors import HostError, UnsupportedError
 from tests.torch_backend import stand_ins, steps
@@ -81,8 +81,8 @@ def test_auto_is_tiled_on_the_cpu_and_sdpa_elsewhere() -> None:
     from homenode.compute.torch.sdpa import sdpa_attention
     from homenode.compute.torch.tiled import tiled_attention
 
-    assert ways.choose_attention("auto", open_device("torch:cpu")) is tiled_attention
-    assert ways.choose_attention("auto", narrow()) is sdpa_attention
+    assert choose_attention("auto", open_device("torch:cpu")) is tiled_attention
+    assert choose_attention("auto", narrow()) is sdpa_attention
 
 
 def test_what_is_refused() -> None:
