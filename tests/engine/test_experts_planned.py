@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from homenode.cli.main import cli
 from homenode.engine.config import EngineConfig
-from homenode.engine.plan.check import check_config
+from homenode.engine.plan.make import check_config
 from homenode.engine.router.client import ReplicasClient
 from homenode.errors import CapacityError
 from homenode.units import format_bytes

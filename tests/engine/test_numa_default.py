@@ -12,7 +12,7 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.memory.numa import team_memory
 from homenode.engine.plan import inline
 from homenode.engine.plan.inline import numa_choice, place_of_engine, with_numa_decided
-from homenode.engine.plan.numa_default import auto_is_meant
+from homenode.engine.plan.placement import auto_is_meant
 from homenode.errors import InternalError, UserError
 from homenode.host.binding.mempolicy_fallback import MemoryPolicy
 from homenode.host.binding.syscalls import MPOL_BIND, MPOL_DEFAULT, MPOL_INTERLEAVE, MPOL_LOCAL, MPOL_PREFERRED

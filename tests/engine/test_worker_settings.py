@@ -19,10 +19,11 @@ from homenode.engine.executor.worker_pool import replace_join
 from homenode.engine.kv_transfer.checks import kept_as, targets_of
 from homenode.engine.memory import available
 from homenode.engine.memory.available import MemoryBudget, memory_left
-from homenode.engine.plan.check import check_config
+from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.layout import config_of
+from homenode.engine.plan.make import check_config
 from homenode.engine.plan.placement import UNPINNED
-from homenode.engine.plan.workers import Planned, plan_engine
+from homenode.engine.plan.workers import plan_workers
 from homenode.errors import CapacityError, UserError
 from homenode.host.discovery.read import read_host
 from homenode.host.discovery.synthetic import synthetic
@@ -131,13 +132,13 @@ def test_a_plan_of_stages_is_printed_before_anything_loads(model: Path) -> None:
     assert alone.exit_code == 2 and "--stages MODEL" in alone.output
 
 
-def planned(model: Path, free: list[int], available: int, **settings: Any) -> Planned:
+def planned(model: Path, free: list[int], available: int, **settings: Any) -> EnginePlan:
     """An engine of two stages on a host of two nodes with so much free memory."""
     host = read_host(synthetic("1s/2n/8c"))
     nodes = tuple(replace(node, free=size) for node, size in zip(host.nodes, free, strict=True))
     host = replace(host, nodes=nodes, allowance=replace(host.allowance, memory_available=available))
     config = config_for(model, pipeline_parallel_size=2, stage_devices="cpu,cpu", **settings)
-    return plan_engine(config, open_checkpoint(model), host, ["cpu", "cpu"])
+    return plan_workers(config, open_checkpoint(model), host, ["cpu", "cpu"])
 
 
 SMALL = {"max_num_batched_tokens": 8, "max_num_seqs": 8, "max_model_len": 32}
@@ -192,7 +193,7 @@ def test_weights_are_kept_as_those_of_one_worker_whatever_the_degrees(tmp_path: 
     whole = plan_model(checkpoint, backend, quantize=quantize)
     for stages, ranks in ((2, 1), (1, 2), (2, 2)):
         config = config_for(model, pipeline_parallel_size=stages, tensor_parallel_size=ranks, quantize=quantize)
-        plan = plan_engine(config, checkpoint, host, ["cpu"] * stages * ranks)
+        plan = plan_workers(config, checkpoint, host, ["cpu"] * stages * ranks)
         assert plan.kept_as(backend) == kept_as(config, targets_of(whole))
 
 
@@ -228,7 +229,7 @@ def test_a_worker_in_another_s_place_counts_the_kv_memory_that_is_there(monkeypa
 def test_a_worker_is_told_the_cpus_that_its_engine_was_allowed(model: Path) -> None:
     """It is started by an engine that has moved to the CPUs of its loop, and would count those alone."""
     config, host = config_for(model, pipeline_parallel_size=2), read_host(synthetic("1s/1n/8c"))
-    planned = plan_engine(config, open_checkpoint(model), host, ("cpu", "cpu"))
+    planned = plan_workers(config, open_checkpoint(model), host, ("cpu", "cpu"))
     assert planned.layout.loop and set(planned.layout.loop) < set(host.allowance.cpus)
     for worker in planned.layout.workers:
         own = config_of(config, planned.layout, worker, host.allowance.cpus).replica

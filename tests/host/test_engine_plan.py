@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from homenode.errors import HostError
-from homenode.host.binding.engine_plan import EnginePlan, record_plan, recorded_plans, verify_plan
+from homenode.host.binding.engine_plan import RecordedPlan, record_plan, recorded_plans, verify_plan
 from homenode.host.binding.residency import PlannedRange
 from homenode.host.binding.state import State
 from homenode.host.binding.syscalls import Syscalls
@@ -43,16 +43,16 @@ def block() -> Iterator[tuple[int, int]]:
     yield address, node
 
 
-def plan(address: int, node: int, cpus: tuple[int, ...] = ()) -> EnginePlan:
-    return EnginePlan("shard", cpus, {"weights": (PlannedRange(address, SIZE, (node,)),), "kv": ()})
+def plan(address: int, node: int, cpus: tuple[int, ...] = ()) -> RecordedPlan:
+    return RecordedPlan("shard", cpus, {"weights": (PlannedRange(address, SIZE, (node,)),), "kv": ()})
 
 
-def outcomes(found: EnginePlan) -> dict[str, str]:
+def outcomes(found: RecordedPlan) -> dict[str, str]:
     return {step.what: step.outcome for step in verify_plan(os.getpid(), found).steps}
 
 
 def test_a_plan_comes_back_as_it_was_left(state: State) -> None:
-    left = EnginePlan(
+    left = RecordedPlan(
         "mirror",
         (0, 3),
         {"weights": (PlannedRange(4096, 8192, (1,)), PlannedRange(1 << 40, 1, (0, 1))), "kv": (), "scratch": ()},

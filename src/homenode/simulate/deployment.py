@@ -18,13 +18,13 @@ from homenode.engine.experts.group import expert_group_rank, expert_problem
 from homenode.engine.experts.sizing import ExpertSharing, kept_of, own_layout
 from homenode.engine.memory.node_capacity import check_homes, kv_capacity
 from homenode.engine.memory.sizing import Sizes, resolve, with_kv_memory_variable
+from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.inline import numa_choice
 from homenode.engine.plan.layout import with_memory
-from homenode.engine.plan.numa_default import auto_is_meant
-from homenode.engine.plan.placement import UNPINNED, place_engine, reserved_cores
+from homenode.engine.plan.placement import UNPINNED, auto_is_meant, place_engine, reserved_cores
 from homenode.engine.plan.replica_bindings import memory_shares, replica_places
 from homenode.engine.plan.replica_configs import node_places
-from homenode.engine.plan.workers import Planned, plan_engine
+from homenode.engine.plan.workers import plan_workers
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.errors import CapacityError, UserError
 from homenode.host.placement.numa_demand import Decision
@@ -200,7 +200,7 @@ def _workers(
     speeds: Speeds,
     together: _Together | None,
 ) -> EngineSpec:
-    planned = plan_engine(config, checkpoint, host, devices, common=together.common if together else None)
+    planned = plan_workers(config, checkpoint, host, devices, common=together.common if together else None)
     workers = planned.layout.workers
     total = _available(host) if config.replica is None or config.replica.memory is None else config.replica.memory
     capacities = [_capacity(host, worker.binding) for worker in workers]
@@ -236,7 +236,7 @@ def _workers(
 
 
 def _stage(
-    host: Host, planned: Planned, stage: int, link: Link, speeds: Speeds, together: _Together | None
+    host: Host, planned: EnginePlan, stage: int, link: Link, speeds: Speeds, together: _Together | None
 ) -> StageCost:
     spec = planned.checkpoint.spec
     mine = [n for n, worker in enumerate(planned.layout.workers) if worker.stage == stage]
@@ -255,7 +255,7 @@ def _stage(
     return StageCost(tuple(costs), 4 * spec.hidden_size, sums, shared, link)
 
 
-def _link(host: Host, planned: Planned, first: int, speeds: Speeds) -> Link:
+def _link(host: Host, planned: EnginePlan, first: int, speeds: Speeds) -> Link:
     """From the workers of a stage on: the accelerators' where there is one, else the host's memory."""
     workers = planned.layout.workers[first:]
     if speeds.accelerator and any(is_accelerator(worker.device) for worker in workers):
@@ -265,7 +265,7 @@ def _link(host: Host, planned: Planned, first: int, speeds: Speeds) -> Link:
     )
 
 
-def _sizes(planned: Planned, speeds: Speeds) -> Sizes:
+def _sizes(planned: EnginePlan, speeds: Speeds) -> Sizes:
     """KV blocks that fit at every worker: the least of all workers."""
     found = []
     for worker in planned.layout.workers:
@@ -279,7 +279,7 @@ def _sizes(planned: Planned, speeds: Speeds) -> Sizes:
     return min(found, key=lambda sizes: sizes.num_blocks)
 
 
-def _on_accelerator(planned: Planned, number: int, speeds: Speeds) -> int:
+def _on_accelerator(planned: EnginePlan, number: int, speeds: Speeds) -> int:
     """Bytes that the weights leave of its memory."""
     if speeds.accelerator is None:
         accelerator_worker(

@@ -16,7 +16,7 @@ from homenode.units import format_count
 if TYPE_CHECKING:
     from homenode.cli.placement.plan_flags import PlanFlags
     from homenode.engine.config import EngineConfig
-    from homenode.engine.plan.workers import Planned
+    from homenode.engine.plan.engine_plan import EnginePlan
     from homenode.host.topology.host import Host
 
 _SETTINGS = ("stage_devices", "layer_split", "enable_expert_parallel", "expert_placement")
@@ -98,14 +98,14 @@ def plan_stages(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
     return 0
 
 
-def _planned(flags: PlanFlags, asked: dict[str, Any]) -> Planned:
+def _planned(flags: PlanFlags, asked: dict[str, Any]) -> EnginePlan:
     from homenode.cli.output.engine_notes import tell_unused_settings
     from homenode.cli.placement.plan_flags import open_source
     from homenode.engine.config import EngineConfig
     from homenode.engine.devices import is_accelerator, worker_devices
     from homenode.engine.experts.group import expert_group_rank
     from homenode.engine.experts.sizing import ExpertSharing
-    from homenode.engine.plan.workers import plan_engine
+    from homenode.engine.plan.workers import plan_workers
     from homenode.host.discovery.read import read_host
     from homenode.model.checkpoint.index import open_checkpoint
     from homenode.model.hub.locate import locate
@@ -136,7 +136,7 @@ def _planned(flags: PlanFlags, asked: dict[str, Any]) -> Planned:
         raise UserError(f"--stage-devices: {missing[0].removeprefix('torch:')} is not there", param="stage_devices")
     tell_unused_settings(config, devices)
     group_rank = expert_group_rank(config, everybody)
-    return plan_engine(
+    return plan_workers(
         config, checkpoint, host, devices, common=None if group_rank is None else ExpertSharing(group_rank)
     )
 
@@ -158,7 +158,7 @@ def _as_one_of_several(config: EngineConfig, host: Host, flags: PlanFlags) -> En
     return replace(config, replica=Replica(rank, count, binding, host.allowance.cpus))
 
 
-def _line(planned: Planned, number: int) -> dict[str, Any]:
+def _line(planned: EnginePlan, number: int) -> dict[str, Any]:
     from homenode.cpuset import format_cpu_list
 
     worker, geometry = planned.layout.workers[number], planned.geometries[number]
@@ -177,5 +177,5 @@ def _line(planned: Planned, number: int) -> dict[str, Any]:
     }
 
 
-def _findings(planned: Planned) -> list[dict[str, Any]]:
+def _findings(planned: EnginePlan) -> list[dict[str, Any]]:
     return [finding.to_dict() for finding in planned.layout.findings]

@@ -223,7 +223,7 @@ def _huge_pages(compute: Mapping[str, Any]) -> str:
 def _check(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
     from homenode.cli.models.announcement import announce_fetch
     from homenode.engine.model_path.locate import locate_model
-    from homenode.engine.plan.check import check_configs
+    from homenode.engine.plan.make import check_configs
     from homenode.engine.plan.model_notes import remarks_on_model, remarks_on_settings
 
     engine = locate_model(engine, announce_fetch(engine))
@@ -235,7 +235,7 @@ def _check(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
     for remark in (*remarks_on_settings(engine), *remarks_on_model(engine)):
         print_note(remark)
     if not problems:
-        from homenode.engine.plan.check import unused_settings
+        from homenode.engine.plan.make import unused_settings
 
         for finding in unused_settings(engine):
             print_labelled(f"{finding.severity}: ", finding.text, fg="yellow")

@@ -9,13 +9,13 @@ from homenode.engine.channels.messages import Join
 from homenode.engine.devices import is_accelerator
 from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.worker_process import PROGRAM
+from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.layout import WorkerPlan, config_of
-from homenode.engine.plan.workers import Planned
 from homenode.model.spec import ModelSpec
 
 
 def make_executor(
-    planned: Planned, make_channels: MakeChannels | None = None, program: str = PROGRAM
+    planned: EnginePlan, make_channels: MakeChannels | None = None, program: str = PROGRAM
 ) -> ProcessExecutor:
     """The workers of a plan, not started yet. `make_channels` and `program`: what they have in place of shared memory, and run."""
     config, layout, common = planned.config, planned.layout, planned.common
@@ -50,7 +50,7 @@ def make_executor(
     )
 
 
-def _on_ray(planned: Planned, join_of: Callable[[WorkerPlan], Join]) -> ProcessExecutor:
+def _on_ray(planned: EnginePlan, join_of: Callable[[WorkerPlan], Join]) -> ProcessExecutor:
     from homenode.engine.channels.tcp import TcpChannels
     from homenode.engine.executor.ray import RayLauncher  # needs an extra
 
@@ -71,6 +71,6 @@ def _on_ray(planned: Planned, join_of: Callable[[WorkerPlan], Join]) -> ProcessE
     )
 
 
-def _counted(planned: Planned) -> ModelSpec | None:
+def _counted(planned: EnginePlan) -> ModelSpec | None:
     """The model, if it has experts."""
     return planned.checkpoint.spec if planned.checkpoint.spec.moe else None

@@ -12,7 +12,7 @@ from homenode.compute.ops import PlacedBackend, Spread
 from homenode.compute.thread_memory import ThreadMemory
 from homenode.engine.binding import EngineBinding
 from homenode.errors import HostError, UserError
-from homenode.host.binding.engine_plan import EnginePlan, record_plan
+from homenode.host.binding.engine_plan import RecordedPlan, record_plan
 from homenode.host.binding.pages import bring_home
 from homenode.host.binding.residency import PlannedRange
 from homenode.host.binding.state import open_state
@@ -107,7 +107,7 @@ def leave_plan(binding: EngineBinding, planned: Mapping[str, Sequence[PlannedRan
     """Tell `homenode verify` what was planned for this process. Nothing depends on it, so where there is no folder to write to it is left out."""
     cpus = tuple(cpu for cpu in binding.team if cpu >= 0)
     with suppress(HostError, UserError):
-        record_plan(open_state(), EnginePlan(binding.numa or "", cpus, planned))
+        record_plan(open_state(), RecordedPlan(binding.numa or "", cpus, planned))
 
 
 def _elsewhere(use: str, node: int, away: int, planned: int, host: Host) -> Finding:

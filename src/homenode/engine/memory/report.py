@@ -27,7 +27,7 @@ _ONE_NODE = "weights are not divided among nodes: all that this engine uses is o
 _BY_TOUCH = "weights are neither mirrored nor sharded by a policy: each thread touched its rows first, on nodes {nodes}"
 _UNKNOWN = "where weights lie is not known: nothing is said about nodes, or this machine tells of none"
 
-Planned = Mapping[str, Sequence[PlannedRange]]
+PlannedRanges = Mapping[str, Sequence[PlannedRange]]
 Seen = Mapping[str, Sequence[Mapping[str, Any]] | None]
 
 
@@ -38,7 +38,7 @@ def log_memory(backend: PlacedBackend, binding: EngineBinding, host: Host) -> No
             _log.debug("%s", line)
 
 
-def memory_lines(binding: EngineBinding, host: Host, planned: Planned, seen: Seen) -> list[str]:
+def memory_lines(binding: EngineBinding, host: Host, planned: PlannedRanges, seen: Seen) -> list[str]:
     """A line about all nodes, and one about each. `planned` and `seen`: as `PlacedBackend` has them. Pure."""
     sizes = _sizes(planned)
     if not any(sizes.values()):
@@ -50,7 +50,7 @@ def memory_lines(binding: EngineBinding, host: Host, planned: Planned, seen: See
     return lines + ([f"over several nodes in turn: {', '.join(turns)}"] if turns else [])
 
 
-def _sizes(planned: Planned) -> dict[str, Counter[int]]:
+def _sizes(planned: PlannedRanges) -> dict[str, Counter[int]]:
     """Bytes of each use that are planned for each node; -1: for several in turn."""
     sizes: dict[str, Counter[int]] = {}
     for use, ranges in planned.items():

@@ -17,8 +17,7 @@ from homenode.engine.kv_transfer.checks import transfer_problems
 from homenode.engine.memory.available import MemoryBudget, memory_budget
 from homenode.engine.memory.node_capacity import KvCapacity, check_homes, kv_capacity
 from homenode.engine.memory.sizing import Sizes, problems, resolve, weights_problem
-from homenode.engine.plan.numa_default import auto_is_meant
-from homenode.engine.plan.placement import UNPINNED, place_engine
+from homenode.engine.plan.placement import UNPINNED, auto_is_meant, place_engine
 from homenode.errors import CapacityError, UserError
 from homenode.host.binding.mempolicy_fallback import current_policy
 from homenode.host.binding.syscalls import Syscalls

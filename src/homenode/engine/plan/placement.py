@@ -9,9 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from homenode.engine.binding import EngineBinding
-from homenode.engine.config import PlacementConfig
+from homenode.engine.config import EngineConfig, PlacementConfig
 from homenode.engine.memory.sizing import choose_cpus
 from homenode.errors import UserError
+from homenode.host.binding.mempolicy_fallback import MemoryPolicy
+from homenode.host.binding.syscalls import MPOL_DEFAULT, MPOL_LOCAL
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.memory_nodes import has_memory
 from homenode.host.placement.nodes import permitted_nodes
@@ -32,6 +34,8 @@ from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from homenode.units import format_count
+
+_UNBOUND = (MPOL_DEFAULT, MPOL_LOCAL)  # of a process: memory comes from where it is touched
 
 UNPINNED = -1
 
@@ -243,3 +247,29 @@ def too_few_cores(host: Host, binding: EngineBinding, engines: int = 1, what: st
     )
     remedy = f"Allow more CPUs, or expect the {format_count(len(binding.team), 'compute thread')} to be interrupted by HTTP and scheduling."
     return (Finding("warning", "too_few_cores", message, remedy),)
+
+
+def auto_is_meant(config: EngineConfig, host: Host, policy: MemoryPolicy | None) -> bool:
+    """Pure. `policy`: the memory policy of this process, None where the kernel does not tell.
+
+    Not for one of several engines, which have their places; nor where flags, variables or another program (numactl, `homenode run`) have placed
+    threads or memory, which --numa would override.
+    """
+    placement = config.placement
+    if config.replica is not None or config.parallel.data_parallel_size > 1 or config.compute.backend == "reference":
+        return False
+    if placement.numa is not None or placement.numa_bind or (policy is not None and policy.mode not in _UNBOUND):
+        return False
+    if placement.numa_nodes or placement.numa_mirror_tensors or placement.numa_strict or placement.numa_measured:
+        return False  # they say how --numa is meant, and are refused without it
+    if (
+        threads_bind(placement.cpu_threads_bind, host.variables)
+        or memory_nodes(placement.memory_nodes, host.variables) is not None
+    ):
+        return False
+    nodes = {
+        cpu.node
+        for number in host.allowance.cpus
+        if (cpu := host.cpu_by_id.get(number)) is not None and cpu.node is not None
+    }
+    return len(nodes) > 1

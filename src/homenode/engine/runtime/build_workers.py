@@ -27,9 +27,10 @@ from homenode.engine.messages import EngineReady
 from homenode.engine.model_path.locate import locate_model
 from homenode.engine.pinning import pin_current_thread
 from homenode.engine.plan.device_detection import memory_of_devices
+from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.layout import WorkerPlan
 from homenode.engine.plan.placement import UNPINNED
-from homenode.engine.plan.workers import Planned, plan_engine, with_available_memory
+from homenode.engine.plan.workers import plan_workers, with_available_memory
 from homenode.engine.runtime.calibration import calibrated
 from homenode.engine.runtime.engine import Engine, Progress
 from homenode.engine.scheduler.scheduler import Scheduler
@@ -62,9 +63,9 @@ def build_engine_of_workers(
         pin_current_thread(config.replica.allowed)
     host = read_host(LiveSource(), accelerators=any(map(is_accelerator, devices)))
     memory = memory_of_devices(devices, config)
-    planned = with_available_memory(plan_engine(config, checkpoint, host, devices, memory, common))
+    planned = with_available_memory(plan_workers(config, checkpoint, host, devices, memory, common))
     if calibrated(planned):
-        planned = with_available_memory(plan_engine(config, checkpoint, host, devices, memory, common))
+        planned = with_available_memory(plan_workers(config, checkpoint, host, devices, memory, common))
     planned = replace(planned, layout=replace(planned.layout, findings=(*findings, *planned.layout.findings)))
     if found := planned.problems():
         raise found[0]
@@ -92,7 +93,7 @@ def build_engine_of_workers(
         raise
 
 
-def _sizes(planned: Planned, fits: Sequence[Fits]) -> Sizes:
+def _sizes(planned: EnginePlan, fits: Sequence[Fits]) -> Sizes:
     """What the engine is laid out for: the fewest blocks over all workers."""
     spec, geometry = planned.checkpoint.spec, planned.geometries[0]
     blocks = min(fit.num_blocks for fit in fits)
@@ -102,7 +103,7 @@ def _sizes(planned: Planned, fits: Sequence[Fits]) -> Sizes:
     return replace(sizes, **chunk_of_parts(planned.geometries, blocks)) if _grows(planned) else sizes
 
 
-def _grows(planned: Planned) -> bool:
+def _grows(planned: EnginePlan) -> bool:
     """Whether KV memory is taken when it is used."""
     return taken_whole_because(planned.config, [worker.device for worker in planned.layout.workers]) is None
 
@@ -118,7 +119,7 @@ class Pacing:
     micro_batches: int
 
 
-def _sharing(planned: Planned) -> KvTransferSetup:
+def _sharing(planned: EnginePlan) -> KvTransferSetup:
     """What makes this engine's KV known to others."""
     from homenode.engine.kv_transfer.setup import KvTransferSetup  # needs the native core
 
@@ -134,7 +135,7 @@ def _sharing(planned: Planned) -> KvTransferSetup:
 
 
 def _engine(
-    planned: Planned,
+    planned: EnginePlan,
     executor: Executor,
     sizes: Sizes,
     fits: Sequence[Fits],
@@ -159,13 +160,13 @@ def _engine(
     return Engine(scheduler, executor, ready, headroom=_headroom(planned) if sizes.chunk_blocks else None)
 
 
-def _headroom(planned: Planned) -> Callable[[], Headroom]:
+def _headroom(planned: EnginePlan) -> Callable[[], Headroom]:
     """What the nodes of all workers together can give, and this machine."""
     bindings = [worker.binding for worker in planned.layout.workers]
     return headroom_of(tuple(dict.fromkeys(part for binding in bindings for part in memory_parts(binding))))
 
 
-def _ready(planned: Planned, executor: Executor, sizes: Sizes, fits: Sequence[Fits], seconds: float) -> EngineReady:
+def _ready(planned: EnginePlan, executor: Executor, sizes: Sizes, fits: Sequence[Fits], seconds: float) -> EngineReady:
     config, layout = planned.config, planned.layout
     notes = dict.fromkeys(note for fit in fits for note in fit.notes)
     notes |= dict.fromkeys(finding.text for finding in layout.findings if finding.severity != "info")
@@ -197,7 +198,7 @@ def _ready(planned: Planned, executor: Executor, sizes: Sizes, fits: Sequence[Fi
     )
 
 
-def _growth(planned: Planned, sizes: Sizes) -> str:
+def _growth(planned: EnginePlan, sizes: Sizes) -> str:
     """See `growth_text`, of all workers together."""
     left = sum(planned.left(worker) or 0 for worker in planned.layout.workers)
     devices = [worker.device for worker in planned.layout.workers]

@@ -13,10 +13,10 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.errors import StepError
 from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.worker_process import PROGRAM
+from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.layer_seconds import cache_file, keep_seconds, key_of, read_seconds
 from homenode.engine.plan.layout import WorkerPlan, config_of
 from homenode.engine.plan.placement import UNPINNED
-from homenode.engine.plan.workers import Planned
 from homenode.engine.step import StartSequence, Step, StepItem, StepResult, WorkerLimits
 from homenode.errors import HomenodeError
 from homenode.model.part import ModelPart, Range
@@ -93,7 +93,7 @@ def _first_layers(spec: ModelSpec, layers: int) -> ModelPart:
     return replace(whole, layers=Range(0, layers), stages=2, experts=whole.experts[:layers])
 
 
-def calibrated(planned: Planned) -> bool:
+def calibrated(planned: EnginePlan) -> bool:
     """Measure what a layer takes on devices that are unlike each other, and keep it for the next start; whether anything was measured."""
     config, spec = planned.config, planned.checkpoint.spec
     if (

@@ -34,7 +34,7 @@ _REMEDY = "Start the engine again; `homenode doctor` tells what moves pages and 
 
 
 @dataclass(frozen=True, slots=True)
-class EnginePlan:
+class RecordedPlan:
     """`policy`: of --numa, empty where none was asked for. `cpus`: of the compute threads that are pinned. `ranges`: by
     use, `weights`, `kv` and `scratch`."""
 
@@ -43,7 +43,7 @@ class EnginePlan:
     ranges: Mapping[str, Sequence[PlannedRange]]
 
 
-def record_plan(state: State, plan: EnginePlan) -> None:
+def record_plan(state: State, plan: RecordedPlan) -> None:
     """Leave the plan of this process. Raises HostError where the folder cannot be written."""
     for name in state.names(_folder()):
         if _process_of(state, name) is None:
@@ -61,7 +61,7 @@ def record_plan(state: State, plan: EnginePlan) -> None:
     )
 
 
-def recorded_plans(state: State, pid: int) -> dict[int, EnginePlan]:
+def recorded_plans(state: State, pid: int) -> dict[int, RecordedPlan]:
     """The plans of process `pid`, or of the engines that it has started, by process number; none where it is no
     engine's."""
     found = {}
@@ -73,7 +73,7 @@ def recorded_plans(state: State, pid: int) -> dict[int, EnginePlan]:
     return found
 
 
-def verify_plan(pid: int, plan: EnginePlan, calls: Syscalls | None = None) -> Report:
+def verify_plan(pid: int, plan: RecordedPlan, calls: Syscalls | None = None) -> Report:
     """Ask the kernel for the CPUs of all threads of process `pid` and for the node of every page of its plan.
 
     Raises UserError for a process that is not there, HostError for one that this user may not look into.
@@ -86,7 +86,7 @@ def verify_plan(pid: int, plan: EnginePlan, calls: Syscalls | None = None) -> Re
     return report
 
 
-def _threads(pid: int, plan: EnginePlan, calls: Syscalls) -> Report:
+def _threads(pid: int, plan: RecordedPlan, calls: Syscalls) -> Report:
     if not plan.cpus:
         return Report((skipped("threads", "they were not pinned"),))
     pinned = {mask[0] for _, mask in read_masks(identify(pid), calls).values() if len(mask) == 1}
@@ -130,11 +130,11 @@ def _process_of(state: State, name: str) -> ProcessId | None:
         return None
 
 
-def _plan(raw: Mapping[str, Any]) -> EnginePlan:
+def _plan(raw: Mapping[str, Any]) -> RecordedPlan:
     try:
         parts = [(str(one["use"]), _range(one)) for one in raw["ranges"]]
         ranges = {use: tuple(part for of, part in parts if of == use) for use in _NAMES}
-        return EnginePlan(str(raw["policy"]), _whole_numbers(raw["cpus"]), ranges)
+        return RecordedPlan(str(raw["policy"]), _whole_numbers(raw["cpus"]), ranges)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise HostError(f"what engine {raw.get('pid')} has left in the state folder is damaged: {error!r}") from None
 

@@ -19,7 +19,7 @@ from homenode.engine.plan.inline import binding_of, expert_settings_problem, mod
 from homenode.engine.plan.layout import executor_kind
 from homenode.engine.plan.replica_configs import replica_configs
 from homenode.engine.plan.settings_without_effect import settings_without_effect
-from homenode.engine.plan.workers import plan_engine, with_available_memory
+from homenode.engine.plan.workers import plan_workers, with_available_memory
 from homenode.errors import UserError
 from homenode.host.discovery.read import read_host
 from homenode.host.refusals import named_refusals
@@ -91,7 +91,7 @@ def check_engine_of_workers(
     host = read_host(LiveSource(), accelerators=any(map(is_accelerator, devices)))
     try:
         return with_available_memory(
-            plan_engine(config, checkpoint, host, devices, memory_of_devices(devices, config), common)
+            plan_workers(config, checkpoint, host, devices, memory_of_devices(devices, config), common)
         ).problems()
     except UserError as error:
         return [error]
