@@ -10,7 +10,7 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.devices import is_accelerator
 from homenode.engine.experts.sizing import ExpertSharing, Kept, kept_of, missing_layout
 from homenode.engine.kv_transfer.checks import kept_as, targets_of, transfer_problems
-from homenode.engine.memory.node_capacity import check_homes
+from homenode.engine.memory.node_capacity import KvCapacity, check_homes
 from homenode.engine.memory.sizing import problems, weights_problem
 from homenode.engine.plan.layers import LayerCapacity
 from homenode.engine.plan.layout import Layout, WorkerPlan
@@ -25,8 +25,11 @@ from homenode.model.weights.load import plan_model
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """An engine of several workers before any of them is there. `weights`: how each one's matrices are kept; `geometries`: of their KV memory. `common`:
-    what it has to do with other engines' experts."""
+    """An engine before anything of it is loaded. `weights`: how each worker's matrices are kept; `geometries`: of their KV memory.
+
+    `executor`: where its workers compute: `inline` (one worker, in the engine's own process), `processes` or `ray`. `common`: what it has to
+    do with other engines' experts. `node_capacity`: of an inline engine, what the nodes of its weights leave for KV memory; None: any node.
+    """
 
     config: EngineConfig
     checkpoint: Checkpoint
@@ -37,6 +40,8 @@ class EnginePlan:
     kv_memory: int | None  # bytes of each CPU worker's KV memory, where set
     rooms: tuple[LayerCapacity, ...] = ()  # for layers, beside KV memory
     common: ExpertSharing | None = None
+    executor: str = "processes"
+    node_capacity: KvCapacity | None = None
 
     def kept(self, worker: WorkerPlan) -> Kept:
         """What a worker has of its weights itself."""

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from homenode.compute.ops import KvGeometry
 from homenode.cpuset import format_cpu_list
 from homenode.engine.backend import make_backend
 from homenode.engine.binding import EngineBinding
 from homenode.engine.config import EngineConfig
+from homenode.engine.devices import CPU
 from homenode.engine.experts.group import expert_problem
-from homenode.engine.experts.sizing import ExpertSharing, Kept, kept_of, missing_layout
+from homenode.engine.experts.sizing import ExpertSharing, missing_layout
 from homenode.engine.experts.usage_file import counts_problem
 from homenode.engine.kv_transfer.checks import transfer_problems
 from homenode.engine.memory.available import MemoryBudget, memory_budget
-from homenode.engine.memory.node_capacity import KvCapacity, check_homes, kv_capacity
-from homenode.engine.memory.sizing import Sizes, problems, resolve, weights_problem
+from homenode.engine.memory.node_capacity import check_homes, kv_capacity
+from homenode.engine.memory.sizing import Sizes, problems, resolve, weights_problem, with_kv_memory_variable
+from homenode.engine.plan.engine_plan import EnginePlan
+from homenode.engine.plan.layout import Layout, WorkerPlan
 from homenode.engine.plan.placement import UNPINNED, auto_is_meant, place_engine
 from homenode.errors import CapacityError, UserError
 from homenode.host.binding.mempolicy_fallback import current_policy
@@ -26,7 +28,6 @@ from homenode.host.placement.numa_policy import Chosen, Teams
 from homenode.host.topology.host import Host
 from homenode.model.part import ModelPart
 from homenode.model.spec import Checkpoint, ModelSpec
-from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.load import kv_geometry_of, plan_model
 from homenode.model.weights.numa_choice import cost_choice, measured_speeds
 from homenode.units import format_bytes
@@ -82,20 +83,41 @@ def numa_choice(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> Cal
     return choose
 
 
-def plan_weights(
+def plan_inline(
+    config: EngineConfig, checkpoint: Checkpoint, host: Host, common: ExpertSharing | None = None
+) -> EnginePlan:
+    """Decide everything about an engine that computes in its own process. UserError for what it cannot be."""
+    if problem := expert_settings_problem(config, checkpoint.spec):
+        raise problem
+    config = with_numa_decided(with_kv_memory_variable(config, host), checkpoint, host)
+    return plan_bound(config, checkpoint, host, binding_of(config, checkpoint, host), common)
+
+
+def plan_bound(
     config: EngineConfig,
     checkpoint: Checkpoint,
     host: Host,
     binding: EngineBinding,
     common: ExpertSharing | None = None,
-) -> tuple[WeightLayout, KvCapacity | None]:
-    """How every matrix is kept, and what the nodes leave for KV memory. Raises what `plan_model` and `check_homes` raise."""
-    backend = make_backend(config.compute, (UNPINNED,))
-    layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
-    whole = ModelPart.whole(checkpoint.spec)
-    wanted = missing_layout(layout, whole, common) if common and common.is_there(0) else layout
+) -> EnginePlan:
+    """The plan of such an engine whose CPUs and nodes are known. Raises what `plan_model` and `check_homes` raise."""
+    backend, spec, kept = make_backend(config.compute, (UNPINNED,)), checkpoint.spec, config.model
+    weights = plan_model(checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype)
+    whole = ModelPart.whole(spec)
+    wanted = missing_layout(weights, whole, common) if common and common.is_there(0) else weights
     homes = check_homes(config, host, binding, wanted, backend, common.owners(wanted, whole) if common else {})
-    return layout, kv_capacity(homes, binding, checkpoint.spec.num_kv_heads)
+    return EnginePlan(
+        config,
+        checkpoint,
+        host,
+        Layout((WorkerPlan(0, config.process_name or "homenode", CPU, whole, binding),)),
+        (weights,),
+        (kv_geometry_of(spec, weights, config.kv.block_size, config.kv.kv_cache_dtype),),
+        config.kv.kv_cache_memory,
+        common=common,
+        executor="inline",
+        node_capacity=kv_capacity(homes, binding, spec.num_kv_heads),
+    )
 
 
 def model_problems(
@@ -105,54 +127,50 @@ def model_problems(
     binding: EngineBinding,
     common: ExpertSharing | None = None,
 ) -> list[UserError]:
-    room = memory_budget(config, binding)
+    """Everything that keeps the model from being served there with the memory that is free now."""
+    budget = memory_budget(config, binding)
     try:
-        layout, on_nodes = plan_weights(config, checkpoint, host, binding, common)
+        plan = plan_bound(config, checkpoint, host, binding, common)
     except UserError as error:
         return [error, *transfer_problems(config)]
-    mine = kept_of(layout, ModelPart.whole(checkpoint.spec), common)
-    geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
-    left = step_and_kv_bytes(room, on_nodes, mine.own)
-    short = weights_shortage(config, checkpoint.spec, mine, room)
-    found = [short] if short else problems(config, checkpoint.spec, geometry, left)
-    return [with_nodes_named(problem, room, on_nodes, mine.own) for problem in found] + transfer_problems(
-        config, geometry, left
+    kept = plan.kept(plan.layout.workers[0])
+    left = step_and_kv_bytes(plan, budget, kept.own)
+    short = weights_shortage(plan, budget)
+    found = [short] if short else problems(config, checkpoint.spec, plan.geometries[0], left)
+    return [with_nodes_named(plan, problem, budget, kept.own) for problem in found] + transfer_problems(
+        config, plan.geometries[0], left
     )
 
 
-def weights_shortage(config: EngineConfig, spec: ModelSpec, mine: Kept, room: MemoryBudget) -> CapacityError | None:
-    """Why there is no room for the weights alone, if so."""
-    return weights_problem(config, spec, mine, room.size) if mine.own > room.size else None
+def weights_shortage(plan: EnginePlan, budget: MemoryBudget) -> CapacityError | None:
+    """Why there is no memory for the weights alone, if so."""
+    kept = plan.kept(plan.layout.workers[0])
+    return weights_problem(plan.config, plan.checkpoint.spec, kept, budget.size) if kept.own > budget.size else None
 
 
-def sizes_of(
-    config: EngineConfig,
-    spec: ModelSpec,
-    geometry: KvGeometry,
-    room: MemoryBudget,
-    on_nodes: KvCapacity | None,
-    weights: int = 0,
-) -> Sizes:
+def sizes_of(plan: EnginePlan, budget: MemoryBudget, weights: int = 0) -> Sizes:
     """What the engine is laid out for, with `weights` bytes still to be read."""
     try:
-        return resolve(config, spec, geometry, step_and_kv_bytes(room, on_nodes, weights))
+        return resolve(plan.config, plan.checkpoint.spec, plan.geometries[0], step_and_kv_bytes(plan, budget, weights))
     except UserError as error:
-        raise with_nodes_named(error, room, on_nodes, weights) from None
+        raise with_nodes_named(plan, error, budget, weights) from None
 
 
-def step_and_kv_bytes(room: MemoryBudget, on_nodes: KvCapacity | None, weights: int) -> int:
-    """Bytes for buffers and KV memory."""
-    left = max(0, room.size - weights)
-    return left if on_nodes is None else min(left, on_nodes.size)
+def step_and_kv_bytes(plan: EnginePlan, budget: MemoryBudget, weights: int) -> int:
+    """Bytes for the buffers of a step and KV memory."""
+    left = max(0, budget.size - weights)
+    return left if plan.node_capacity is None else min(left, plan.node_capacity.size)
 
 
-def with_nodes_named(error: UserError, room: MemoryBudget, on_nodes: KvCapacity | None, weights: int) -> UserError:
+def with_nodes_named(plan: EnginePlan, error: UserError, budget: MemoryBudget, weights: int) -> UserError:
     """Of too little memory it is said on which nodes, as others may have plenty."""
     if not isinstance(error, CapacityError):
         return error
-    if on_nodes is not None and on_nodes.size < room.size - weights:
-        return on_nodes.explain(error)
-    if not room.nodes:
+    if (capacity := plan.node_capacity) is not None and capacity.size < budget.size - weights:
+        return capacity.explain(error)
+    if not budget.nodes:
         return error
-    where = f"memory is bound to NUMA node {format_cpu_list(room.nodes)}, where {format_bytes(room.size)} can be had"
+    where = (
+        f"memory is bound to NUMA node {format_cpu_list(budget.nodes)}, where {format_bytes(budget.size)} can be had"
+    )
     return CapacityError(f"{error.message}; {where}", param=error.param, **error.facts)

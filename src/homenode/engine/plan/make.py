@@ -1,11 +1,12 @@
-"""Whether a service of several engines would start: asked without reading a weight."""
+"""The plan of an engine by its settings, the model and the host, and everything that is wrong with the settings: no weight is read for either."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from homenode.engine.binding import EngineBinding
 from homenode.engine.config import EngineConfig
@@ -15,7 +16,14 @@ from homenode.engine.experts.sizing import ExpertSharing
 from homenode.engine.memory.sizing import with_kv_memory_variable
 from homenode.engine.model_path.locate import locate_model
 from homenode.engine.plan.device_detection import devices_of_service, memory_of_devices
-from homenode.engine.plan.inline import binding_of, expert_settings_problem, model_problems, with_numa_decided
+from homenode.engine.plan.engine_plan import EnginePlan
+from homenode.engine.plan.inline import (
+    binding_of,
+    expert_settings_problem,
+    model_problems,
+    plan_inline,
+    with_numa_decided,
+)
 from homenode.engine.plan.layout import executor_kind
 from homenode.engine.plan.replica_configs import replica_configs
 from homenode.engine.plan.settings_without_effect import settings_without_effect
@@ -24,9 +32,26 @@ from homenode.errors import UserError
 from homenode.host.discovery.read import read_host
 from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
+from homenode.host.topology.host import Host
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.parts import read_layer_split
+from homenode.model.spec import Checkpoint
+
+
+def plan_engine(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    host: Host,
+    devices: Sequence[str],
+    devices_memory: Mapping[str, int] = MappingProxyType({}),
+    common: ExpertSharing | None = None,
+) -> EnginePlan:
+    """Everything that is decided about an engine before it is loaded. `devices`: of its workers; `devices_memory`: bytes that workers may take
+    of accelerators, as far as known; `common`: where several engines keep experts in common. UserError, naming the setting, for what cannot be."""
+    if executor_kind(config, devices) == "inline":
+        return plan_inline(config, checkpoint, host, common)
+    return plan_workers(config, checkpoint, host, devices, devices_memory, common)
 
 
 def check_configs(config: EngineConfig) -> list[UserError]:

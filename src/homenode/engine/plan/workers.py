@@ -18,7 +18,7 @@ from homenode.engine.memory.sizing import with_kv_memory_variable
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.layer_capacity import layer_capacities, weight_needs, with_the_rest
 from homenode.engine.plan.layer_split import layers_alike, layers_of_stages
-from homenode.engine.plan.layout import lay_out, with_memory
+from homenode.engine.plan.layout import executor_kind, lay_out, with_memory
 from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.replica_bindings import share_nodes
 from homenode.engine.plan.worker_bindings import worker_places
@@ -84,7 +84,16 @@ def plan_workers(
         for part, kept_as in zip(parts, weights, strict=True)
     )
     return EnginePlan(
-        config, checkpoint, host, lay_out(config, parts, devices, bindings), weights, geometries, memory, rooms, common
+        config,
+        checkpoint,
+        host,
+        lay_out(config, parts, devices, bindings),
+        weights,
+        geometries,
+        memory,
+        rooms,
+        common,
+        executor_kind(config, devices),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,10 +16,11 @@ from homenode.compute.ops import Backend, KvGeometry, PlacedBackend
 from homenode.engine.backend import make_backend
 from homenode.engine.binding import EngineBinding
 from homenode.engine.config import EngineConfig
+from homenode.engine.devices import is_accelerator
 from homenode.engine.executor.expert_usage import count_expert_usage
 from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.experts.group import expert_group_rank, not_in_common
-from homenode.engine.experts.sizing import ExpertSharing, Kept, kept_of
+from homenode.engine.experts.sizing import ExpertSharing, Kept
 from homenode.engine.experts.usage import EXPERT_USES, of_part
 from homenode.engine.kv_transfer.checks import kept_as, require_transfer, targets_of
 from homenode.engine.memory.available import memory_budget
@@ -29,27 +29,18 @@ from homenode.engine.memory.headroom import headroom_of, memory_parts
 from homenode.engine.memory.huge_pages import on_small_pages
 from homenode.engine.memory.numa import leave_plan, settle_pages, spread_of, team_memory
 from homenode.engine.memory.report import log_memory
-from homenode.engine.memory.sizing import Sizes, chunk_of, growth_text, step_bytes, with_kv_memory_variable
+from homenode.engine.memory.sizing import Sizes, chunk_of, growth_text, step_bytes
 from homenode.engine.messages import EngineReady
 from homenode.engine.model_path.locate import locate_model
 from homenode.engine.pinning import apply_binding, pin_current_thread
 from homenode.engine.plan.cpu_contention import spin_us, too_many_threads
-from homenode.engine.plan.device_detection import devices_of_service
-from homenode.engine.plan.inline import (
-    binding_of,
-    expert_settings_problem,
-    plan_weights,
-    sizes_of,
-    step_and_kv_bytes,
-    weights_shortage,
-    with_nodes_named,
-    with_numa_decided,
-)
-from homenode.engine.plan.layout import executor_kind
+from homenode.engine.plan.device_detection import devices_of_service, memory_of_devices
+from homenode.engine.plan.engine_plan import EnginePlan
+from homenode.engine.plan.inline import sizes_of, step_and_kv_bytes, weights_shortage, with_nodes_named
+from homenode.engine.plan.make import plan_engine
 from homenode.engine.plan.placement import UNPINNED, alone, team_groups, too_few_cores
 from homenode.engine.plan.settings_without_effect import settings_without_effect
-from homenode.engine.runtime.engine import Engine, Progress
-from homenode.engine.scheduler.scheduler import Scheduler
+from homenode.engine.runtime.engine import Engine, Progress, make_scheduler, ready_message
 from homenode.engine.worker.runner import Runner
 from homenode.host.binding.huge_pages import disabled_for_this_process
 from homenode.host.discovery.read import read_host
@@ -57,11 +48,10 @@ from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.part import ModelPart
 from homenode.model.parts import read_layer_split
 from homenode.model.spec import Checkpoint
 from homenode.model.weights.layout import WeightLayout
-from homenode.model.weights.load import LoadedModel, kv_geometry_of, load_model
+from homenode.model.weights.load import LoadedModel, load_model
 from homenode.model.weights.packed_cache import packed_folder
 from homenode.start_phases import mark_phase
 from homenode.transfer.fingerprint import fingerprint_of
@@ -82,7 +72,7 @@ def build_engine(
     """Load the model and lay out everything. `progress` is told (bytes done, bytes in all) while weights are read.
 
     `own_process`: nothing else lives in this process, so that all its threads may be kept off the CPUs that compute. `micro_batches`: of an engine
-    with several stages, see `schedule.pace`. `experts`: descriptors of memory for experts that several engines keep in common, one for each worker;
+    with several stages, see `scheduler.micro_batching`. `experts`: descriptors of memory for experts that several engines keep in common, one for each worker;
     they stay open as long as the engine. Without them every engine has all experts.
 
     Raises UserError, CapacityError and CheckpointError for what the user can mend, before anything large is read wherever that is
@@ -96,40 +86,50 @@ def build_engine(
     common = ExpertSharing(group_rank, dict(enumerate(experts))) if group_rank is not None and experts else None
     findings = (*not_in_common(config, everybody), *settings_without_effect(config, devices, os.environ))
     read_layer_split(config.parallel.layer_split)
-    if executor_kind(config, devices) != "inline":
-        from homenode.engine.runtime.build_workers import build_engine_of_workers  # built on this module
-
-        return build_engine_of_workers(
-            config, devices, progress, lookahead, own_process, micro_batches, common, findings
-        )
     checkpoint = open_checkpoint(Path(str(config.model.path)))
-    if problem := expert_settings_problem(config, checkpoint.spec):
-        raise problem
     if config.replica is not None and config.replica.allowed:
-        pin_current_thread(
-            config.replica.allowed
-        )  # the front, whose CPUs were inherited, may have moved to a few of them
-    host = read_host(LiveSource(), accelerators=False)
-    config = with_numa_decided(with_kv_memory_variable(config, host), checkpoint, host)
-    binding = binding_of(config, checkpoint, host)
+        # the front, whose CPUs were inherited, may have moved to a few of them
+        pin_current_thread(config.replica.allowed)
+    host = read_host(LiveSource(), accelerators=any(map(is_accelerator, devices)))
+    memory = memory_of_devices(devices, config)
+
+    def planned() -> EnginePlan:
+        return plan_engine(config, checkpoint, host, devices, memory, common)
+
+    plan = planned()
+    if plan.executor == "inline":
+        return _build_inline(plan, findings, progress, lookahead, own_process, begin)
+    from homenode.engine.runtime.build_workers import build_engine_of_workers  # needs what starts processes
+
+    return build_engine_of_workers(plan, planned, findings, progress, lookahead, own_process, micro_batches, begin)
+
+
+def _build_inline(
+    plan: EnginePlan,
+    findings: tuple[Finding, ...],
+    progress: Progress | None,
+    lookahead: int,
+    own_process: bool,
+    begin: float,
+) -> Engine:
+    """An engine that computes in this process. `begin`: when the start began, by `time.monotonic`."""
+    config, checkpoint, host, common = plan.config, plan.checkpoint, plan.host, plan.common
+    (worker,), (layout,), (geometry,) = plan.layout.workers, plan.weights, plan.geometries
+    binding, whole, mine = worker.binding, worker.part, plan.kept(worker)
     if own_process:
         binding = alone(binding)
     if config.compute.backend == "torch":
         binding = replace(binding, others=())  # its threads are torch's own, which inherit where this process may be
-    # Judged before this process is bound to its nodes: the kernel ends a process that wants more of them than there is.
-    layout, on_nodes = plan_weights(config, checkpoint, host, binding, common)
-    whole = ModelPart.whole(checkpoint.spec)
-    mine = kept_of(layout, whole, common)
     crowded = () if config.replica else too_few_cores(host, binding)  # of several engines it is said with their places
+    # The plan was judged before this binds the process to its nodes: the kernel ends a process that wants more of them than there is.
     findings += (*binding.findings, *crowded, *too_many_threads(host, binding), *apply_binding(binding))
     compute = replace(config.compute, spin_us=spin_us(config.compute.spin_us, host, binding))
     backend = make_backend(compute, binding.team, team_groups(host, binding.team), team_memory(binding, host))
-    geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
-    room = memory_budget(config, binding, there=mine.held)
-    if short := weights_shortage(config, checkpoint.spec, mine, room):
-        raise with_nodes_named(short, room, on_nodes, mine.own)
-    sizes_of(config, checkpoint.spec, geometry, room, on_nodes, mine.own)
-    require_transfer(config, geometry, step_and_kv_bytes(room, on_nodes, mine.own))
+    budget = memory_budget(config, binding, there=mine.held)
+    if short := weights_shortage(plan, budget):
+        raise with_nodes_named(plan, short, budget, mine.own)
+    sizes_of(plan, budget, mine.own)
+    require_transfer(config, geometry, step_and_kv_bytes(plan, budget, mine.own))
     mark_phase("plan")
     model = load_model(
         checkpoint,
@@ -142,14 +142,11 @@ def build_engine(
         spread_of=spread_of(binding),
         experts=None if common is None else common.share(0),
     )
-    room = memory_budget(config, binding, taken=mine.own)
-    sizes, left = (
-        sizes_of(config, model.spec, geometry, room, on_nodes),
-        step_and_kv_bytes(room, on_nodes, 0) - step_bytes(config, model.spec),
-    )
+    budget = memory_budget(config, binding, taken=mine.own)
+    sizes, left = sizes_of(plan, budget), step_and_kv_bytes(plan, budget, 0) - step_bytes(config, model.spec)
     mark_phase("weights")
     sharing = _sharing(config, checkpoint, layout, geometry, backend)
-    growing = growing_backend(config, backend, devices)
+    growing = growing_backend(config, backend, [worker.device])
     if growing is not None:
         sizes = replace(sizes, **chunk_of(geometry, sizes.num_blocks))
         cache = growing.kv_cache(geometry, sizes.num_blocks, touched=False)
@@ -176,22 +173,14 @@ def build_engine(
     )
     with ExitStack() as undone:
         undone.callback(executor.close)  # its thread would keep all that was made, and the team's threads
-        scheduler = Scheduler(
-            config.scheduler,
-            config.kv,
-            executor.limits(),
-            model.spec.eos_token_ids,
-            lookahead=lookahead,
-            seeds=None if config.model.seed is None else random.Random(config.model.seed),
-            hash_seed=sharing.hash_seed if sharing else None,
-        )
+        scheduler = make_scheduler(plan, executor.limits(), lookahead, hash_seed=sharing.hash_seed if sharing else None)
         if isinstance(backend, PlacedBackend):
             findings += settle_pages(backend, binding, host)
             log_memory(backend, binding, host)
             if own_process:
                 leave_plan(binding, backend.planned())
         findings += on_small_pages(backend.statistics(), host.transparent_huge_pages, disabled_for_this_process())
-        ready = _ready(config, sizes, geometry, model, mine, backend, time.monotonic() - begin, binding, findings, left)
+        ready = _ready(plan, sizes, model, mine, backend, time.monotonic() - begin, binding, findings, left)
         kv_transfer = None
         if sharing is not None:
             kv_transfer = sharing.hand_over(cache)
@@ -216,43 +205,29 @@ def _sharing(
 
 
 def _ready(
-    config: EngineConfig,
+    plan: EnginePlan,
     sizes: Sizes,
-    geometry: KvGeometry,
     model: LoadedModel,
     mine: Kept,
     backend: Backend,
     seconds: float,
     binding: EngineBinding,
     findings: Sequence[Finding],
-    room: int,
+    left: int,
 ) -> EngineReady:
-    return EngineReady(
-        model=config.model_name,
-        max_model_len=sizes.max_model_len,
-        vocab_size=sizes.vocab_size,
-        num_blocks=sizes.num_blocks,
-        block_size=sizes.block_size,
-        max_num_batched_tokens=sizes.max_num_batched_tokens,
-        max_num_seqs=sizes.max_num_seqs,
-        chunked_prefill=config.scheduler.enable_chunked_prefill,
-        sampling_defaults=dict(model.spec.generation),
-        details={
-            "architecture": model.spec.architecture,
-            "load_seconds": round(seconds, 3),
-            "weight_bytes": mine.own,
-            "shared_weight_bytes": mine.common,
-            "notes": [
-                *model.layout.notes,
-                *model.notes,
-                *(finding.text for finding in findings if finding.severity != "info"),
-            ],
-            "kv_bytes": sizes.num_blocks * geometry.block_bytes,
-            "kv_dtype": geometry.dtype,
-            "kv_growth": growth_text(config, sizes, geometry, room),
-            "kv_grows": sizes.chunk_blocks > 0,
-            "compute": backend.statistics(),
-            "numa": binding.numa,
-            "free_cpus": list(binding.free_of_compute),  # where a front disturbs nobody
-        },
+    return ready_message(
+        plan,
+        sizes,
+        seconds,
+        notes=[
+            *model.layout.notes,
+            *model.notes,
+            *(finding.text for finding in findings if finding.severity != "info"),
+        ],
+        weight_bytes=mine.own,
+        shared_weight_bytes=mine.common,
+        kv_growth=growth_text(plan.config, sizes, plan.geometries[0], left),
+        compute=backend.statistics(),
+        numa=binding.numa,
+        free_cpus=list(binding.free_of_compute),  # where a front disturbs nobody
     )

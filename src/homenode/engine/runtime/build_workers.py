@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from homenode.engine.backend import make_backend
 from homenode.engine.channels.messages import Fits
-from homenode.engine.config import EngineConfig
-from homenode.engine.devices import is_accelerator
 from homenode.engine.executor.base import Executor
 from homenode.engine.executor.expert_usage import count_expert_usage
 from homenode.engine.executor.kv_file import KvFile, joined
 from homenode.engine.executor.launch import make_executor
-from homenode.engine.experts.sizing import ExpertSharing
 from homenode.engine.memory.growth import taken_whole_because
 from homenode.engine.memory.headroom import Headroom, headroom_of, memory_parts
 from homenode.engine.memory.sizing import Sizes, chunk_of_parts, growth_text, resolve
 from homenode.engine.messages import EngineReady
-from homenode.engine.model_path.locate import locate_model
 from homenode.engine.pinning import pin_current_thread
-from homenode.engine.plan.device_detection import memory_of_devices
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.layout import WorkerPlan
 from homenode.engine.plan.placement import UNPINNED
-from homenode.engine.plan.workers import plan_workers, with_available_memory
+from homenode.engine.plan.workers import with_available_memory
 from homenode.engine.runtime.calibration import calibrated
-from homenode.engine.runtime.engine import Engine, Progress
-from homenode.engine.scheduler.scheduler import Scheduler
-from homenode.host.discovery.read import read_host
+from homenode.engine.runtime.engine import Engine, Progress, make_scheduler, ready_message
 from homenode.host.topology.finding import Finding
-from homenode.host.topology.source import LiveSource
-from homenode.model.checkpoint.index import open_checkpoint
 from homenode.transfer.fingerprint import fingerprint_of
 
 if TYPE_CHECKING:
@@ -45,43 +34,35 @@ if TYPE_CHECKING:
 
 
 def build_engine_of_workers(
-    config: EngineConfig,
-    devices: Sequence[str],
+    plan: EnginePlan,
+    plan_again: Callable[[], EnginePlan],
+    findings: Sequence[Finding],
     progress: Progress | None,
     lookahead: int,
     own_process: bool,
-    micro_batches: int = 0,
-    common: ExpertSharing | None = None,
-    findings: Sequence[Finding] = (),
+    micro_batches: int,
+    begin: float,
 ) -> Engine:
-    """`build.build_engine` for an engine with these devices. `findings`: to be told with those of its layout. Raises what that raises, and what a worker
-    could not start for, under its own name."""
-    begin = time.monotonic()
-    config = locate_model(config)
-    checkpoint = open_checkpoint(Path(str(config.model.path)))
-    if config.replica is not None and config.replica.allowed:
-        pin_current_thread(config.replica.allowed)
-    host = read_host(LiveSource(), accelerators=any(map(is_accelerator, devices)))
-    memory = memory_of_devices(devices, config)
-    planned = with_available_memory(plan_workers(config, checkpoint, host, devices, memory, common))
+    """`build.build_engine` for a plan with workers. `plan_again`: makes the plan with what was measured meanwhile. `findings`: to be told with those of
+    its layout. `begin`: when the start began, by `time.monotonic`. Raises what `build_engine` raises, and what a worker could not start for, under its
+    own name."""
+    planned = with_available_memory(plan)
     if calibrated(planned):
-        planned = with_available_memory(plan_workers(config, checkpoint, host, devices, memory, common))
+        planned = with_available_memory(plan_again())
     planned = replace(planned, layout=replace(planned.layout, findings=(*findings, *planned.layout.findings)))
     if found := planned.problems():
         raise found[0]
     if own_process and planned.layout.loop:
         pin_current_thread(planned.layout.loop)
     workers = make_executor(planned)
-    executor = count_expert_usage(workers, config, checkpoint.spec)
+    executor = count_expert_usage(workers, planned.config, planned.checkpoint.spec)
     try:
         fits = workers.start(progress)
         sizes = _sizes(planned, fits)
-        file = KvFile(planned.geometries, sizes.num_blocks) if config.transfer.on else None
+        file = KvFile(planned.geometries, sizes.num_blocks) if planned.config.transfer.on else None
         workers.lay(sizes.worker_limits(), file)
         sharing = _sharing(planned) if file is not None else None
-        engine = _engine(
-            planned, executor, sizes, fits, Pacing(lookahead, micro_batches), time.monotonic() - begin, sharing
-        )
+        engine = _engine(planned, executor, sizes, fits, lookahead, micro_batches, time.monotonic() - begin, sharing)
         if sharing is None or file is None:
             return engine
         parts = [worker.part for worker in planned.layout.workers]
@@ -111,14 +92,6 @@ def _grows(planned: EnginePlan) -> bool:
 _MANY = 1 << 62  # bytes: that there is memory enough was looked at by each worker
 
 
-@dataclass(frozen=True)
-class Pacing:
-    """How far the scheduler is ahead of results: see `schedule.pace.Pace`."""
-
-    lookahead: int
-    micro_batches: int
-
-
 def _sharing(planned: EnginePlan) -> KvTransferSetup:
     """What makes this engine's KV known to others."""
     from homenode.engine.kv_transfer.setup import KvTransferSetup  # needs the native core
@@ -139,23 +112,13 @@ def _engine(
     executor: Executor,
     sizes: Sizes,
     fits: Sequence[Fits],
-    pacing: Pacing,
+    lookahead: int,
+    micro_batches: int,
     seconds: float,
     sharing: KvTransferSetup | None = None,
 ) -> Engine:
-    config, checkpoint = planned.config, planned.checkpoint
-    stages = planned.layout.workers[-1].stage + 1
-    scheduler = Scheduler(
-        config.scheduler,
-        config.kv,
-        executor.limits(),
-        checkpoint.spec.eos_token_ids,
-        lookahead=pacing.lookahead if stages == 1 else 0,
-        stages=stages,
-        micro_batches=pacing.micro_batches,
-        seeds=None if config.model.seed is None else random.Random(config.model.seed),
-        hash_seed=sharing.hash_seed if sharing is not None else None,
-    )
+    hash_seed = sharing.hash_seed if sharing is not None else None
+    scheduler = make_scheduler(planned, executor.limits(), lookahead, micro_batches, hash_seed)
     ready = _ready(planned, executor, sizes, fits, seconds)
     return Engine(scheduler, executor, ready, headroom=_headroom(planned) if sizes.chunk_blocks else None)
 
@@ -167,34 +130,21 @@ def _headroom(planned: EnginePlan) -> Callable[[], Headroom]:
 
 
 def _ready(planned: EnginePlan, executor: Executor, sizes: Sizes, fits: Sequence[Fits], seconds: float) -> EngineReady:
-    config, layout = planned.config, planned.layout
+    layout = planned.layout
     notes = dict.fromkeys(note for fit in fits for note in fit.notes)
     notes |= dict.fromkeys(finding.text for finding in layout.findings if finding.severity != "info")
-    return EngineReady(
-        model=config.model_name,
-        max_model_len=sizes.max_model_len,
-        vocab_size=sizes.vocab_size,
-        num_blocks=sizes.num_blocks,
-        block_size=sizes.block_size,
-        max_num_batched_tokens=sizes.max_num_batched_tokens,
-        max_num_seqs=sizes.max_num_seqs,
-        chunked_prefill=config.scheduler.enable_chunked_prefill,
-        sampling_defaults=dict(planned.checkpoint.spec.generation),
-        details={
-            "architecture": planned.checkpoint.spec.architecture,
-            "load_seconds": round(seconds, 3),
-            "weight_bytes": sum(fit.weight_bytes for fit in fits),
-            "shared_weight_bytes": sum(fit.shared_weight_bytes for fit in fits),
-            "notes": list(notes),
-            "kv_bytes": sum(sizes.num_blocks * geometry.block_bytes for geometry in planned.geometries),
-            "kv_dtype": planned.geometries[0].dtype,
-            "kv_growth": _growth(planned, sizes),
-            "kv_grows": sizes.chunk_blocks > 0,
-            "compute": executor.statistics(),
-            "numa": next((worker.binding.numa for worker in layout.workers if worker.binding.numa), None),
-            "free_cpus": list(layout.loop),
-            "stages": [_stage(worker) for worker in layout.workers],
-        },
+    return ready_message(
+        planned,
+        sizes,
+        seconds,
+        notes=list(notes),
+        weight_bytes=sum(fit.weight_bytes for fit in fits),
+        shared_weight_bytes=sum(fit.shared_weight_bytes for fit in fits),
+        kv_growth=_growth(planned, sizes),
+        compute=executor.statistics(),
+        numa=next((worker.binding.numa for worker in layout.workers if worker.binding.numa), None),
+        free_cpus=list(layout.loop),
+        stages=[_stage(worker) for worker in layout.workers],
     )
 
 

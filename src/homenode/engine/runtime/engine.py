@@ -1,15 +1,19 @@
-"""An engine that is ready to run."""
+"""An engine that is ready to run, and what every engine has of it: the scheduler, and what its front is told."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from homenode.engine.executor.base import Executor
 from homenode.engine.memory.headroom import Headroom
+from homenode.engine.memory.sizing import Sizes
 from homenode.engine.messages import EngineReady
+from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.scheduler.scheduler import Scheduler
+from homenode.engine.step import WorkerLimits
 
 if TYPE_CHECKING:
     from homenode.engine.kv_transfer.setup import KvTransferLink
@@ -27,4 +31,50 @@ class Engine:
     kv_transfer: KvTransferLink | None = None
     headroom: Callable[[], Headroom] | None = (
         None  # what the machine can give to KV memory that grows; None: it does not
+    )
+
+
+def make_scheduler(
+    plan: EnginePlan, limits: WorkerLimits, lookahead: int, micro_batches: int = 0, hash_seed: bytes | None = None
+) -> Scheduler:
+    """The scheduler of an engine. `lookahead`: of one with one stage; `micro_batches`: of one with several, see `MicroBatching`. `hash_seed`:
+    of the identities of its KV blocks, where other engines are given them."""
+    config, stages = plan.config, plan.layout.workers[-1].stage + 1
+    return Scheduler(
+        config.scheduler,
+        config.kv,
+        limits,
+        plan.checkpoint.spec.eos_token_ids,
+        lookahead=lookahead if stages == 1 else 0,
+        stages=stages,
+        micro_batches=micro_batches,
+        seeds=None if config.model.seed is None else random.Random(config.model.seed),
+        hash_seed=hash_seed,
+    )
+
+
+def ready_message(
+    plan: EnginePlan, sizes: Sizes, seconds: float, notes: Sequence[str], **details: object
+) -> EngineReady:
+    """What the front is told of an engine that took `seconds` to start. `details`: further facts for people and metrics."""
+    config, spec = plan.config, plan.checkpoint.spec
+    return EngineReady(
+        model=config.model_name,
+        max_model_len=sizes.max_model_len,
+        vocab_size=sizes.vocab_size,
+        num_blocks=sizes.num_blocks,
+        block_size=sizes.block_size,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_num_seqs=sizes.max_num_seqs,
+        chunked_prefill=config.scheduler.enable_chunked_prefill,
+        sampling_defaults=dict(spec.generation),
+        details={
+            "architecture": spec.architecture,
+            "load_seconds": round(seconds, 3),
+            "notes": list(notes),
+            "kv_bytes": sum(sizes.num_blocks * geometry.block_bytes for geometry in plan.geometries),
+            "kv_dtype": plan.geometries[0].dtype,
+            "kv_grows": sizes.chunk_blocks > 0,
+            **details,
+        },
     )
