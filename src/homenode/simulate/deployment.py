@@ -15,11 +15,10 @@ from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import is_accelerator, worker_devices
 from homenode.engine.experts.group import expert_group_rank, expert_problem
-from homenode.engine.experts.sizing import ExpertSharing, kept_of, own_layout
-from homenode.engine.memory.node_capacity import check_homes, kv_capacity
+from homenode.engine.experts.sizing import ExpertSharing, own_layout
 from homenode.engine.memory.sizing import Sizes, resolve, with_kv_memory_variable
 from homenode.engine.plan.engine_plan import EnginePlan
-from homenode.engine.plan.inline import numa_choice
+from homenode.engine.plan.inline import numa_choice, plan_bound
 from homenode.engine.plan.layout import with_memory
 from homenode.engine.plan.placement import UNPINNED, auto_is_meant, place_engine, reserved_cores
 from homenode.engine.plan.replica_bindings import memory_shares, replica_places
@@ -33,7 +32,6 @@ from homenode.host.topology.host import Host
 from homenode.model.part import ModelPart
 from homenode.model.spec import Checkpoint
 from homenode.model.weights.layout import WeightLayout
-from homenode.model.weights.load import kv_geometry_of, plan_model
 from homenode.model.weights.node_placement import plan_weight_nodes
 from homenode.model.weights.numa_layout import packed_group_bytes
 from homenode.simulate.costs import Link, StageCost
@@ -164,31 +162,26 @@ def _one_worker(
     speeds: Speeds,
     together: _Together | None,
 ) -> EngineSpec:
-    spec, part = checkpoint.spec, ModelPart.whole(checkpoint.spec)
     common = together.common if together else None
-    backend = make_backend(config.compute, (UNPINNED,))
-    layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
-    geometry = kv_geometry_of(spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
-    replicated = binding.numa == "replicate"
-    homes = None if replicated else check_homes(config, host, binding, layout, backend)
-    on_nodes = kv_capacity(homes, binding, spec.num_kv_heads)
-    if homes is None:
-        teams = teams_of(host, binding)
-        own = own_layout(layout, part, common)
-        homes = plan_weight_nodes(
-            own, teams, "shard" if len(teams) > 1 else "local", (), binding.numa_why, packed_group_bytes(backend)
-        )
+    plan = plan_bound(config, checkpoint, host, binding, common)
+    spec, (worker,), (layout,), (geometry,) = checkpoint.spec, plan.layout.workers, plan.weights, plan.geometries
+    part, nodes = worker.part, plan.weight_nodes
+    if nodes is None or binding.numa == "replicate":
+        teams, packed = teams_of(host, binding), packed_group_bytes(make_backend(config.compute, (UNPINNED,)))
+        policy = "shard" if len(teams) > 1 else "local"
+        nodes = plan_weight_nodes(own_layout(layout, part, common), teams, policy, (), binding.numa_why, packed)
     available = _capacity(host, binding)[0]
     if config.replica is not None and config.replica.memory is not None:
         available = min(available, config.replica.memory)
-    left = max(0, min(available, _available(host)) - kept_of(layout, part, common).own)
-    sizes = resolve(config, spec, geometry, left if on_nodes is None else min(left, on_nodes.size))
+    left = max(0, min(available, _available(host)) - plan.kept(worker).own)
+    capacity = plan.node_capacity
+    sizes = resolve(config, spec, geometry, left if capacity is None else min(left, capacity.size))
     owners = together.owners(layout, part) if together else None
     cost = cpu_worker(host, binding, work_of(spec, layout, geometry, part), speeds, owners)
-    nodes = {str(node): size for node, size in homes.nodes.items() if size}
+    weights = {str(node): size for node, size in nodes.nodes.items() if size}
     return EngineSpec(
-        config, sizes, (StageCost((cost,), 4 * spec.hidden_size),), 0.0, nodes, sizes.num_blocks * geometry.block_bytes,
-        binding.numa or homes.policy, binding.numa_why,
+        config, sizes, (StageCost((cost,), 4 * spec.hidden_size),), 0.0, weights, sizes.num_blocks * geometry.block_bytes,
+        binding.numa or nodes.policy, binding.numa_why,
     )  # fmt: skip
 
 

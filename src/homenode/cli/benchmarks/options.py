@@ -131,7 +131,7 @@ def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Native
     to be known is told on stderr."""
     from homenode.cli.output.report import print_note
     from homenode.engine.backend import make_backend
-    from homenode.engine.memory.node_capacity import check_homes
+    from homenode.engine.memory.node_capacity import weight_nodes_of
     from homenode.engine.memory.numa import team_memory
     from homenode.engine.pinning import apply_binding
     from homenode.engine.plan.inline import place_of_engine
@@ -147,7 +147,7 @@ def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Native
             print_note(finding.text)
     backend = make_backend(config.compute, binding.team, team_groups(host, binding.team), team_memory(binding, host))
     layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
-    check_homes(config, host, binding, layout, backend)
+    weight_nodes_of(config, host, binding, layout, backend)
     return cast("NativeBackend", backend), binding, host
 
 

@@ -36,7 +36,7 @@ class KvCapacity:
         return CapacityError(f"{error.message}; {part}", param=error.param, **error.facts)
 
 
-def check_homes(
+def weight_nodes_of(
     config: EngineConfig,
     host: Host,
     binding: EngineBinding,
@@ -51,22 +51,22 @@ def check_homes(
     reserve = reserve_cpus(config.placement.reserve_cpus, host.variables, cpu_workers=True)
     first = host.cpu_by_id.get(binding.team[0])
     home = (first.node,) if binding.numa == "local" and first is not None and first.node is not None else ()
-    settled = Decision(binding.numa, binding.numa_why, home)
+    decided = Decision(binding.numa, binding.numa_why, home)
     demand = config.placement.demand(config.compute.threads, reserve)
     replica = config.replica.number if config.replica is not None and binding.numa == "replicate" else None
-    return numa_layout(layout, host, demand, lambda _: settled, packed_group_bytes(backend), owners, replica).weights
+    return numa_layout(layout, host, demand, lambda _: decided, packed_group_bytes(backend), owners, replica).weights
 
 
-def kv_capacity(homes: WeightNodes | None, binding: EngineBinding, kv_heads: int) -> KvCapacity | None:
+def kv_capacity(weight_nodes: WeightNodes | None, binding: EngineBinding, kv_heads: int) -> KvCapacity | None:
     """What the nodes leave for KV memory. None where one node holds everything, whose memory is counted as a whole, or nothing is known of them.
 
     It does not see buffers and the rest of the process, some tens of MiB.
     """
-    if homes is None or binding.numa == "replicate" or len(set(binding.thread_memory)) < 2:
+    if weight_nodes is None or binding.numa == "replicate" or len(set(binding.thread_memory)) < 2:
         return None
     shares = kv_shares(binding, kv_heads)
-    rooms = {node: room for node in shares if (room := homes.room.get(node)) is not None}
-    left = {node: max(0, room - homes.nodes[node]) for node, room in rooms.items()}
+    capacities = {node: room for node in shares if (room := weight_nodes.room.get(node)) is not None}
+    left = {node: max(0, room - weight_nodes.nodes[node]) for node, room in capacities.items()}
     found = [KvCapacity(int(left[node] / shares[node]), node, left[node], shares[node]) for node in left]
     return min(found, key=lambda room: room.size, default=None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from homenode.compute.ops import Backend, KvGeometry
 from homenode.engine.backend import make_backend
@@ -10,7 +11,7 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.devices import is_accelerator
 from homenode.engine.experts.sizing import ExpertSharing, Kept, kept_of, missing_layout
 from homenode.engine.kv_transfer.checks import kept_as, targets_of, transfer_problems
-from homenode.engine.memory.node_capacity import KvCapacity, check_homes
+from homenode.engine.memory.node_capacity import KvCapacity, kv_capacity, weight_nodes_of
 from homenode.engine.memory.sizing import problems, weights_problem
 from homenode.engine.plan.layers import LayerCapacity
 from homenode.engine.plan.layout import Layout, WorkerPlan
@@ -21,6 +22,7 @@ from homenode.host.topology.host import Host
 from homenode.model.spec import Checkpoint
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.load import plan_model
+from homenode.model.weights.node_placement import WeightNodes
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class EnginePlan:
     """An engine before anything of it is loaded. `weights`: how each worker's matrices are kept; `geometries`: of their KV memory.
 
     `executor`: where its workers compute: `inline` (one worker, in the engine's own process), `processes` or `ray`. `common`: what it has to
-    do with other engines' experts. `node_capacity`: of an inline engine, what the nodes of its weights leave for KV memory; None: any node.
+    do with other engines' experts. `weight_nodes`: of an inline engine, what of its weights lies on which node; None
+    on a host without nodes.
     """
 
     config: EngineConfig
@@ -41,7 +44,12 @@ class EnginePlan:
     rooms: tuple[LayerCapacity, ...] = ()  # for layers, beside KV memory
     common: ExpertSharing | None = None
     executor: str = "processes"
-    node_capacity: KvCapacity | None = None
+    weight_nodes: WeightNodes | None = None
+
+    @cached_property
+    def node_capacity(self) -> KvCapacity | None:
+        """What the nodes leave for KV memory, which is spread over them as the compute threads are; None where it may come from any."""
+        return kv_capacity(self.weight_nodes, self.layout.workers[0].binding, self.checkpoint.spec.num_kv_heads)
 
     def kept(self, worker: WorkerPlan) -> Kept:
         """What a worker has of its weights itself."""
@@ -101,7 +109,7 @@ class EnginePlan:
         try:
             backend = make_backend(self.config.compute, (UNPINNED,))
             layout = missing_layout(self.weights[worker.number], worker.part, self.common, worker.number)
-            check_homes(own, own_host(self.host, worker.binding), worker.binding, layout, backend)
+            weight_nodes_of(own, own_host(self.host, worker.binding), worker.binding, layout, backend)
         except UserError as error:
             return error
         return None

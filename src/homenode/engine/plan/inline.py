@@ -15,7 +15,7 @@ from homenode.engine.experts.sizing import ExpertSharing, missing_layout
 from homenode.engine.experts.usage_file import counts_problem
 from homenode.engine.kv_transfer.checks import transfer_problems
 from homenode.engine.memory.available import MemoryBudget, memory_budget
-from homenode.engine.memory.node_capacity import check_homes, kv_capacity
+from homenode.engine.memory.node_capacity import weight_nodes_of
 from homenode.engine.memory.sizing import Sizes, problems, resolve, weights_problem, with_kv_memory_variable
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.layout import Layout, WorkerPlan
@@ -100,12 +100,12 @@ def plan_bound(
     binding: EngineBinding,
     common: ExpertSharing | None = None,
 ) -> EnginePlan:
-    """The plan of such an engine whose CPUs and nodes are known. Raises what `plan_model` and `check_homes` raise."""
+    """The plan of such an engine whose CPUs and nodes are known. Raises what `plan_model` and `weight_nodes_of` raise."""
     backend, spec, kept = make_backend(config.compute, (UNPINNED,)), checkpoint.spec, config.model
     weights = plan_model(checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype)
     whole = ModelPart.whole(spec)
     wanted = missing_layout(weights, whole, common) if common and common.is_there(0) else weights
-    homes = check_homes(config, host, binding, wanted, backend, common.owners(wanted, whole) if common else {})
+    nodes = weight_nodes_of(config, host, binding, wanted, backend, common.owners(wanted, whole) if common else {})
     return EnginePlan(
         config,
         checkpoint,
@@ -116,7 +116,7 @@ def plan_bound(
         config.kv.kv_cache_memory,
         common=common,
         executor="inline",
-        node_capacity=kv_capacity(homes, binding, spec.num_kv_heads),
+        weight_nodes=nodes,
     )
 
 
