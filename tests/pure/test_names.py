@@ -116,14 +116,14 @@ BANNED_MODULES = frozenset(
     """
 transfer.at_once transfer.departed transfer.feeding transfer.figures transfer.grace transfer.hearing transfer.incoming_ends
 transfer.incoming_pages transfer.incoming_reads transfer.incoming_said transfer.intake transfer.limbo transfer.performing
-transfer.promises transfer.receivers transfer.receiving transfer.reception transfer.seam transfer.senders transfer.sending
+transfer.promises transfer.receiving transfer.reception transfer.seam transfer.sending
 transfer.tally transfer.turns
 """.split()
 )
 BANNED_CLASSES = frozenset(
     """
 AgentStatistics AtOnce Departed Feeder Grace Hearing IncomingEnds IncomingPages IncomingReads IncomingSaid Intake
-Performer Promises Receivers Reception Senders Tally TransferFigures Turns _Books
+Performer Promises Reception Tally TransferFigures Turns _Books
 """.split()
 )
 

@@ -27,11 +27,11 @@ from homenode.transfer.machine import (
     Sent,
 )
 from homenode.transfer.seam import Unused
-from homenode.transfer.senders import Senders
+from homenode.transfer.sender_peers import SenderPeers
 from homenode.transfer.wire.message import Ready, Renew
 
 
-class ReceiverMachine(Senders):
+class ReceiverMachine(SenderPeers):
     """Takes KV from any number of senders."""
 
     # What the agent calls

@@ -26,11 +26,11 @@ from homenode.transfer.machine import (
     Sent,
 )
 from homenode.transfer.outgoing import Outgoing
-from homenode.transfer.receivers import Receivers
+from homenode.transfer.receiver_peers import ReceiverPeers
 from homenode.transfer.seam import Abandoned, Computed, Released, Returned, SendWanted, ToAgent
 
 
-class SenderMachine(Receivers):
+class SenderMachine(ReceiverPeers):
     """Hands KV over to any number of receivers."""
 
     # What the agent calls

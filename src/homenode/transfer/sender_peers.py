@@ -15,7 +15,7 @@ from homenode.transfer.wire.message import Abandon, Data, DoneAck, Drained, Mess
 from homenode.units import format_count
 
 
-class Senders(Intake):
+class SenderPeers(Intake):
     """What senders say, and what becomes of their hand-overs when they are lost."""
 
     # Connections

@@ -28,7 +28,7 @@ from homenode.transfer.wire.message import (
 from homenode.units import format_count
 
 
-class Receivers(Offers):
+class ReceiverPeers(Offers):
     """What receivers say, and what becomes of their hand-overs when they are lost."""
 
     # Connections
