@@ -44,6 +44,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gemma2": {"sliding_layers": (True, False, True)},
     "gemma3": {"sliding_layers": (True, False, True)},
     "phi3": {"sliding_window": 6},
+    "granite": {"embedding_scale": 3.0, "attention_scale": 0.2, "output_bias": True, "mlp_bias": True},
 }
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
 SPLITS = [
@@ -68,7 +69,7 @@ def toy(path: Path, architecture: str) -> Checkpoint:
 
 
 def three_layers(architecture: str) -> ModelSpec:
-    return toy_spec(architecture, num_layers=3, **ARCHITECTURES[architecture])
+    return toy_spec(architecture, num_layers=3, **ARCHITECTURES.get(architecture, {}))
 
 
 def name(how: PartitionSpec) -> str:
@@ -102,6 +103,11 @@ def near(found: FloatArray, wanted: FloatArray, relative: float) -> None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_architecture_answers_in_parts_as_whole(tmp_path: Path, architecture: str, how: PartitionSpec) -> None:
     check_same(toy(tmp_path / "weights", architecture), how)
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_what_ranks_cannot_divide_answers_in_stages_as_whole(tmp_path: Path, stages: int) -> None:
+    check_same(toy(tmp_path / "weights", "olmo2"), PartitionSpec(stages=stages))
 
 
 @pytest.mark.parametrize("how", EXPERT_SPLITS, ids=name)

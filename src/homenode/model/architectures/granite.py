@@ -90,7 +90,8 @@ ARCHITECTURE = Architecture(
         "GraniteForCausalLM",
         read_folder,
         fields=frozenset(
-            "hidden_act attention_bias mlp_bias embedding_multiplier attention_multiplier residual_multiplier logits_scaling".split()
+            "hidden_act attention_bias mlp_bias embedding_multiplier attention_multiplier residual_multiplier "
+            "logits_scaling".split()
         ),
     ),
     GgufFormat(

@@ -61,7 +61,7 @@ PARAMETERS = (
 
 def read_experts(config: FolderConfig, defaults: ExpertDefaults, layers: int, shared: int = 0) -> MoeSpec | None:
     """The experts of a Qwen; None where all layers are said to have an MLP. `shared`: of an expert that every token
-    uses, the size when nobody says.
+    uses, the size where the file does not say.
     """
     fields = config.fields
     _, experts = config.experts(defaults)

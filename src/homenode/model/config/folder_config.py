@@ -158,7 +158,9 @@ class FolderConfig:
                 )
 
     def window(self, default: int | None) -> int | None:
-        """Tokens of the sliding window; None where there is none. `default`: when nobody says; None: no window then."""
+        """Tokens of the sliding window; None where there is none. `default`: where the file does not say; None: no
+        window then.
+        """
         if self.fields.is_null("sliding_window") or not (self.fields.has("sliding_window") or default):
             return None
         return self.fields.integer("sliding_window", default, maximum=limits.MOST_POSITION)
@@ -167,7 +169,7 @@ class FolderConfig:
         self, spec: ModelSpec, window: int | None, otherwise: Callable[[int], tuple[bool, ...]]
     ) -> ModelSpec:
         """`spec` with a window in the layers that `layer_types` names; `otherwise` tells of a number of layers which
-        they are where nobody says.
+        they are where the file does not say.
         """
         if window is None:
             return spec

@@ -23,7 +23,8 @@ def ropes_from_config(
 
     From `rope_parameters`, or its older spelling: `rope_scaling` with `rope_theta`, and `rope_local_base_freq`, beside
     it. Of both, `rope_scaling` is what somebody has written by hand into a newer file, and transformers follows it.
-    `theta`, `local_theta`, `original_position`: when nobody says; without the second all layers have one rope.
+    `theta`, `local_theta`, `original_position`: where the file does not say; without the second all layers have one
+    rope.
     """
     table = fields.table("rope_scaling")
     if table is None or not table.names():
@@ -82,15 +83,25 @@ def _rope(
         return RopeSpec(theta=theta, kind=kind, rotary_dim=rotary, factor=factor, original_max_position=position)
     if kind == "llama3":
         return RopeSpec(
-            theta=theta, kind=kind, rotary_dim=rotary, factor=table.number("factor", most=1e6), original_max_position=original,
-            low_freq_factor=table.number("low_freq_factor", 1.0), high_freq_factor=table.number("high_freq_factor", 4.0),
-        )  # fmt: skip
+            theta=theta,
+            kind=kind,
+            rotary_dim=rotary,
+            factor=table.number("factor", most=1e6),
+            original_max_position=original,
+            low_freq_factor=table.number("low_freq_factor", 1.0),
+            high_freq_factor=table.number("high_freq_factor", 4.0),
+        )
     if kind in ("longrope", "su"):  # one thing, which Phi 3 called by the second name first
         return RopeSpec(
-            theta=theta, kind="longrope", rotary_dim=rotary, factor=table.number("factor", position / original, most=1e6),
-            original_max_position=original, attention_factor=table.optional_number("attention_factor", most=1e6),
-            short_factors=table.numbers("short_factor", most=1e6), long_factors=table.numbers("long_factor", most=1e6),
-        )  # fmt: skip
+            theta=theta,
+            kind="longrope",
+            rotary_dim=rotary,
+            factor=table.number("factor", position / original, most=1e6),
+            original_max_position=original,
+            attention_factor=table.optional_number("attention_factor", most=1e6),
+            short_factors=table.numbers("short_factor", most=1e6),
+            long_factors=table.numbers("long_factor", most=1e6),
+        )
     if kind == "yarn":
         return _yarn(table, theta, rotary, original, position)
     raise UnsupportedError(
@@ -110,9 +121,15 @@ def _yarn(table: Fields, theta: float, rotary: int | None, original: int, positi
     if attention is None and mscale and mscale_all:
         attention = _yarn_scale(factor, mscale) / _yarn_scale(factor, mscale_all)
     return RopeSpec(
-        theta=theta, kind="yarn", rotary_dim=rotary, factor=factor, original_max_position=original, attention_factor=attention,
-        beta_fast=table.number("beta_fast", 32.0), beta_slow=table.number("beta_slow", 1.0),
-    )  # fmt: skip
+        theta=theta,
+        kind="yarn",
+        rotary_dim=rotary,
+        factor=factor,
+        original_max_position=original,
+        attention_factor=attention,
+        beta_fast=table.number("beta_fast", 32.0),
+        beta_slow=table.number("beta_slow", 1.0),
+    )
 
 
 def _yarn_scale(factor: float, mscale: float) -> float:

@@ -61,9 +61,9 @@ class GgufConfig:
     def decoder(
         self, architecture: str, *, theta: float = 10000.0, whole_heads: bool = False, own_scale: bool = False
     ) -> ModelSpec:
-        """The figures that every decoder has. `theta`: of rope, when nobody says. `whole_heads`: the converter reorders
-        the rows of whole heads, so that a shorter rotation is refused; `own_scale`: the architecture reads
-        `attention.scale` itself.
+        """The figures that every decoder has. `theta`: of rope, where the file does not say. `whole_heads`: the
+        converter reorders the rows of whole heads, so that a shorter rotation is refused; `own_scale`: the architecture
+        reads `attention.scale` itself.
         """
         fields = self.fields
         hidden = fields.integer("embedding_length", maximum=limits.MOST_HIDDEN)
@@ -97,7 +97,9 @@ class GgufConfig:
         )
 
     def window(self, default: int = 0) -> int | None:
-        """Tokens of the sliding window, None where there is none. `default`: when nobody says; 0: no window then."""
+        """Tokens of the sliding window, None where there is none. `default`: where the file does not say; 0: no window
+        then.
+        """
         return self.fields.integer("attention.sliding_window", default, minimum=0) or None
 
     def refuse_window(self, spec: ModelSpec) -> None:
@@ -113,8 +115,9 @@ class GgufConfig:
     def moe(self, spec: ModelSpec, router: str, *, size: int | None = None, normalise: bool = True) -> MoeSpec:
         """The experts: how many, of which size, and in which layers, which are those that have a router.
 
-        `router`: the Hugging Face name of a layer's, with `{layer}`. `size`: of an expert, when nobody says; None: as
-        the reference reader has it, the experts of a token share the length of an MLP. `normalise`: when nobody says.
+        `router`: the Hugging Face name of a layer's, with `{layer}`. `size`: of an expert, where the file does not say;
+        None: as the reference reader has it, the experts of a token share the length of an MLP. `normalise`: where the
+        file does not say.
         """
         fields, layers, inner = self.fields, spec.num_layers, spec.intermediate_size
         self._refuse_other_routing()
@@ -201,11 +204,16 @@ class GgufConfig:
         part = None if rotary == head_dim else rotary
         if LONG_FACTORS in factors and SHORT_FACTORS in factors:
             return RopeSpec(
-                theta=theta, kind="longrope", rotary_dim=part,
-                original_max_position=fields.integer("rope.scaling.original_context_length", position, maximum=limits.MOST_POSITION),
+                theta=theta,
+                kind="longrope",
+                rotary_dim=part,
+                original_max_position=fields.integer(
+                    "rope.scaling.original_context_length", position, maximum=limits.MOST_POSITION
+                ),
                 attention_factor=fields.number("rope.scaling.attn_factor", 1.0, least=0.0) or 1.0,
-                short_factors=_rope_factors(factors[SHORT_FACTORS]), long_factors=_rope_factors(factors[LONG_FACTORS]),
-            )  # fmt: skip
+                short_factors=_rope_factors(factors[SHORT_FACTORS]),
+                long_factors=_rope_factors(factors[LONG_FACTORS]),
+            )
         return self._scaled_rope(theta, part, position, _rope_factors(factors[FACTORS]) if FACTORS in factors else ())
 
     def _scaled_rope(self, theta: float, rotary: int | None, position: int, divisors: tuple[float, ...]) -> RopeSpec:
@@ -234,11 +242,18 @@ class GgufConfig:
                     f"{self.path}: rope.scaling.{key} {seen:g} is not supported; homenode wants {plain:g}"
                 )
         return RopeSpec(
-            theta=theta, kind="yarn", rotary_dim=rotary, factor=factor, factors=divisors,
-            original_max_position=fields.integer("rope.scaling.original_context_length", position, maximum=limits.MOST_POSITION),
+            theta=theta,
+            kind="yarn",
+            rotary_dim=rotary,
+            factor=factor,
+            factors=divisors,
+            original_max_position=fields.integer(
+                "rope.scaling.original_context_length", position, maximum=limits.MOST_POSITION
+            ),
             attention_factor=_yarn_scale(fields, factor),
-            beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0), beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
-        )  # fmt: skip
+            beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
+        )
 
 
 def _yarn_scale(fields: Fields, factor: float) -> float | None:

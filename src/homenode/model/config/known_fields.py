@@ -34,7 +34,8 @@ _REASONS = {
     "what else transformers returns": "output_attentions output_hidden_states return_dict",
     "of models that classify": "id2label label2id num_labels problem_type finetuning_task",
     "of models with an encoder": (
-        "is_encoder_decoder is_decoder add_cross_attention cross_attention_hidden_size tie_encoder_decoder decoder_start_token_id pruned_heads"
+        "is_encoder_decoder is_decoder add_cross_attention cross_attention_hidden_size tie_encoder_decoder "
+        "decoder_start_token_id pruned_heads"
     ),
     "where the folder comes from": (
         "transformers_version _name_or_path name_or_path _commit_hash auto_map tokenizer_class unsloth_version "

@@ -34,12 +34,22 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "rescale_every_n_layers": (0,),
     **dict.fromkeys(("logit_scale", "embedding_scale", "residual_scale", "attention.output_scale"), (0, 1)),
     **dict.fromkeys(
-        ("attention.clamp_kqv", "attention.max_alibi_bias", "attention.temperature_length", "attention.temperature_scale", "router_logit_softcapping",
-         "attention.relative_buckets_count", "attention.shared_kv_layers", "attention.q_lora_rank", "attention.kv_lora_rank", "nextn_predict_layers",
-         "attention.chunk_size"),
+        (
+            "attention.clamp_kqv",
+            "attention.max_alibi_bias",
+            "attention.temperature_length",
+            "attention.temperature_scale",
+            "router_logit_softcapping",
+            "attention.relative_buckets_count",
+            "attention.shared_kv_layers",
+            "attention.q_lora_rank",
+            "attention.kv_lora_rank",
+            "nextn_predict_layers",
+            "attention.chunk_size",
+        ),
         (0,),
     ),
-}  # fmt: skip
+}
 HARMLESS: Mapping[str, str] = {
     "vocab_size": "the rows of the embedding tell it",
     "rope.scaling.finetuned": "where the model comes from",
