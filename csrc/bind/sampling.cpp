@@ -68,23 +68,25 @@ auto score(Sampler& sampler, const Output& logits, const Array1<int32_t>& rows, 
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
-  nb::class_<BoundSampling>(
-      m, "SamplingArrays",
-      "How to draw from each row: see homenode.compute.ops.SamplingArrays. All fields must be set.")
+  // A copy of another type would not follow the array that was given.
+  const auto exact = nb::for_setter(nb::arg("array").noconvert());
+  nb::class_<BoundSampling>(m, "SamplingArrays",
+                            "How to draw from each row: see homenode.compute.ops.SamplingArrays. All fields must be "
+                            "set, to arrays of their type; they are read when tokens are drawn.")
       .def(nb::init<>())
-#define HOMENODE_SETTING(type, name, least, most) .def_rw(#name, &BoundSampling::name)
+#define HOMENODE_SETTING(type, name, least, most) .def_rw(#name, &BoundSampling::name, exact)
           HOMENODE_SAMPLING_SETTINGS(HOMENODE_SETTING)
 #undef HOMENODE_SETTING
-      .def_rw("seed", &BoundSampling::seed)
-      .def_rw("counter", &BoundSampling::counter, "The index of the token that is drawn in its sequence.")
-      .def_rw("bias_start", &BoundSampling::bias_start,
+      .def_rw("seed", &BoundSampling::seed, exact)
+      .def_rw("counter", &BoundSampling::counter, exact, "The index of the token that is drawn in its sequence.")
+      .def_rw("bias_start", &BoundSampling::bias_start, exact,
               "Row i has the entries bias_start[i] .. bias_start[i + 1] - 1 of the next two.")
-      .def_rw("bias_token", &BoundSampling::bias_token)
-      .def_rw("bias_value", &BoundSampling::bias_value)
-      .def_rw("seen_start", &BoundSampling::seen_start,
+      .def_rw("bias_token", &BoundSampling::bias_token, exact)
+      .def_rw("bias_value", &BoundSampling::bias_value, exact)
+      .def_rw("seen_start", &BoundSampling::seen_start, exact,
               "Row i has the entries seen_start[i] .. seen_start[i + 1] - 1 of the next two.")
-      .def_rw("seen_token", &BoundSampling::seen_token)
-      .def_rw("seen_count", &BoundSampling::seen_count);
+      .def_rw("seen_token", &BoundSampling::seen_token, exact)
+      .def_rw("seen_count", &BoundSampling::seen_count, exact);
   nb::class_<Sampler>(m, "Sampler", "Draws tokens from logits; see homenode.compute.ops.SamplingArrays.")
       .def(nb::init<std::shared_ptr<ThreadPool>, Level>(), nb::arg("pool"), nb::arg("level"))
       .def("sample", &sample, nb::arg("logits"), nb::arg("arrays"), nb::arg("num_logprobs"),

@@ -210,6 +210,21 @@ def test_the_native_settings_are_those_of_the_table(backend: NativeBackend) -> N
     assert len(sampler.sample(logits, arrays, -1)[0]) == 2
 
 
+def test_arrays_that_are_replaced_or_changed_between_draws_are_seen(backend: NativeBackend) -> None:
+    logits, how = logits_of(backend, random_logits(3, 50)), settings(3, temperature=0)
+    greedy = backend.sample(logits, how).tokens.tolist()
+    how.settings["temperature"][:] = 1e6
+    drawn = [backend.sample(logits, how).tokens.tolist() for _ in range(2)]
+    how.counter = how.counter + np.uint64(1)
+    later = backend.sample(logits, how).tokens.tolist()
+    how.settings["temperature"] = np.zeros(3, np.float32)
+    assert drawn[0] == drawn[1] and len({tuple(greedy), tuple(drawn[0]), tuple(later)}) == 3
+    assert backend.sample(logits, how).tokens.tolist() == greedy
+    how.settings["top_k"] = np.zeros(3, np.int64)
+    with pytest.raises(TypeError):
+        backend.sample(logits, how)
+
+
 def test_flat_logits_and_top_p_keep_the_right_number(backend: NativeBackend) -> None:
     values = np.zeros((3000, 200), np.float32)
     drawn = sample(backend, values, top_p=0.5, counter=np.arange(3000)).tokens

@@ -14,7 +14,7 @@ prompt was cut, or how many threads run.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -155,6 +155,9 @@ class SamplingArrays:
     seen_start: IntArray  # [r + 1]
     seen_token: IntArray  # distinct tokens of prompt and output (only for rows with a penalty)
     seen_count: IntArray  # how often in the output; 0: only in the prompt
+    native: Any = field(
+        default=None, repr=False, compare=False
+    )  # what a backend has made of these arrays, kept with them
 
     @classmethod
     def of(cls, rows: int, **given: Any) -> SamplingArrays:
@@ -171,7 +174,17 @@ class SamplingArrays:
 
     def named(self) -> dict[str, npt.NDArray[Any]]:
         """All arrays, the settings among them, by name."""
-        return self.settings | {name: value for name, value in vars(self).items() if name != "settings"}
+        return {
+            **self.settings,
+            "seed": self.seed,
+            "counter": self.counter,
+            "bias_start": self.bias_start,
+            "bias_token": self.bias_token,
+            "bias_value": self.bias_value,
+            "seen_start": self.seen_start,
+            "seen_token": self.seen_token,
+            "seen_count": self.seen_count,
+        }
 
 
 NO_TOKEN = -1

@@ -344,9 +344,9 @@ class NativeBackend:
 
     def sample(self, logits: _native.Output, how: SamplingArrays, num_logprobs: int = -1) -> SampledRows:
         """See `Backend.sample`."""
-        arrays = _native.SamplingArrays()
-        for name, values in how.named().items():
-            setattr(arrays, name, values)
+        if how.native is None:
+            how.native = NativeSampling()
+        arrays = how.native.arrays_of(how)
         return SampledRows(*self._sampler.sample(logits, arrays, num_logprobs))
 
     def score(self, logits: _native.Output, rows: IntArray, targets: IntArray, num_logprobs: int) -> SampledRows:
@@ -473,6 +473,22 @@ class NativeBackend:
         self._weight_bytes += weight.nbytes
         self._pages = self._residency = None
         return weight
+
+
+class NativeSampling:
+    """Sampling arrays as the native core has them. Only arrays that are others than at the last call are given to it."""
+
+    def __init__(self) -> None:
+        self._arrays = _native.SamplingArrays()
+        self._given: dict[str, npt.NDArray[Any]] = {}
+
+    def arrays_of(self, how: SamplingArrays) -> _native.SamplingArrays:
+        """The arrays of `how`, always the same object. TypeError for one of another type, or with gaps."""
+        for name, values in how.named().items():
+            if self._given.get(name) is not values:
+                setattr(self._arrays, name, values)
+                self._given[name] = values
+        return self._arrays
 
 
 @dataclass(frozen=True)
