@@ -31,10 +31,11 @@ class Parameter:
     `{layer}` likewise; the matrices of a layer's experts are stacked in one tensor there. `shape` holds names of
     `dimensions()`: two for a matrix [rows = outputs, columns = inputs], one for a vector. `when` says whether a part
     of a model, or a layer of it, has the parameter. `indivisible`: of a norm over all of a dimension that is otherwise
-    divided among ranks: no rank has a part of it.
+    divided among ranks: no rank has a part of it. `key` is what the forward function calls it; `weights.layout` keeps
+    `embed`, `lm_head`, `router` and `shared_router` in wider formats.
     """
 
-    key: str  # what the forward function calls it
+    key: str
     name: str
     shape: tuple[str, ...]
     gguf_name: str

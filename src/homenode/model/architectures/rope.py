@@ -77,15 +77,7 @@ def _check(rope: RopeSpec, rotary: int, head_dim: int) -> None:
         raise CheckpointError(
             f"rotary dimension {rotary} must be even, at least 2 and at most the head's {head_dim}", rotary=rotary
         )
-    for factors in (rope.short_factors, rope.long_factors) if rope.kind == "longrope" else ():
-        if len(factors) != rotary // 2:
-            raise CheckpointError(
-                f"{len(factors)} longrope factors were given, but a rotary dimension of {rotary} has {format_count(rotary // 2, 'pair')}"
-            )
-    if rope.factors and len(rope.factors) != rotary // 2:
-        raise CheckpointError(
-            f"{len(rope.factors)} rope factors were given, but a rotary dimension of {rotary} has {format_count(rotary // 2, 'pair')}"
-        )
+    _check_factors(rope, rotary // 2)
     numbers = {"theta": rope.theta, "factor": rope.factor, **{f"factors[{i}]": f for i, f in enumerate(rope.factors)}}
     for name, value in numbers.items():
         if not (math.isfinite(value) and value > 0):
@@ -96,6 +88,16 @@ def _check(rope: RopeSpec, rotary: int, head_dim: int) -> None:
         )
     if rope.kind == "yarn" and rope.theta <= 1:
         raise CheckpointError(f"yarn rope: theta is {rope.theta}; a number above 1 is needed")
+
+
+def _check_factors(rope: RopeSpec, pairs: int) -> None:
+    longrope = (rope.short_factors, rope.long_factors) if rope.kind == "longrope" else ()
+    for kind, factors in (*(("longrope", each) for each in longrope), ("rope", rope.factors or None)):
+        if factors is not None and len(factors) != pairs:
+            raise CheckpointError(
+                f"{len(factors)} {kind} factors were given, but a rotary dimension of {2 * pairs} has "
+                f"{format_count(pairs, 'pair')}"
+            )
 
 
 def _llama3(frequencies: FloatArray, rope: RopeSpec, trained: int) -> FloatArray:

@@ -18,7 +18,7 @@ from homenode.units import format_bytes, format_count
 QUANTIZE = ("q8_0", "q4_0")
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
-# Formats every backend's weight_from_file decodes by itself (Format in csrc/kernels/linear.h); others go through the
+# Formats every backend's weight_from_file decodes by itself (Format in csrc/quant/format.h); others go through the
 # checkpoint's decoder.
 READ_BY_BACKENDS = frozenset(
     ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
@@ -225,6 +225,11 @@ def _choose(tensor: MatchedTensor, weight_types: frozenset[str], quantize: str |
         return DTYPES[dtype], f"converted at load (--dtype {dtype}){overflow}"
     if tensor.entry.coded:
         return _choose_coded(source, weight_types)
+    return _choose_stored(source, weight_types)
+
+
+def _choose_stored(source: str, weight_types: frozenset[str]) -> tuple[str, str]:
+    """The same of a matrix that no setting is about."""
     if source in weight_types:
         return source, "as stored"
     target = _first_with_kernel(source, weight_types)
