@@ -128,7 +128,7 @@ def test_a_fetch_is_told_though_nothing_else_happens() -> None:
         identities = [b"1" * 16, b"2" * 16]
         engine.inbox.put(seam.Offered(0.0, "t2", 39, 32, identities, True))
         assert isinstance(engine.agent.next(), seam.Reserved)
-        wanted = Scheduler(SchedulerConfig(), KvConfig(block_size=32), LIMITS, (), b"k" * 32)._residents.cache.chain("")
+        wanted = Scheduler(SchedulerConfig(), KvConfig(block_size=32), LIMITS, (), b"k" * 32)._allocator.cache.chain("")
         engine.inbox.put(seam.Offered(0.0, "t3", 39, 32, wanted.identities([5] * 40, 39), False))
         engine.submit(3, sends=False)
         fetch = engine.agent.next()

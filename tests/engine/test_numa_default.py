@@ -78,14 +78,14 @@ def checkpoint() -> Checkpoint:
 def test_it_is_settled_once(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     two = host("2n 8c")
     settled = with_numa_decided(config(), checkpoint, two)
-    assert settled.placement.numa == "auto" and settled.numa_settled is not None and settled.numa_settled.why
+    assert settled.placement.numa == "auto" and settled.numa_decision is not None and settled.numa_decision.why
 
     def again(*_: object) -> None:
         raise InternalError("asked a second time")
 
     monkeypatch.setattr(inline, "cost_choice", again)
     place = place_of_engine(settled, checkpoint, two)
-    assert (place.numa, place.numa_why) == (settled.numa_settled.policy, settled.numa_settled.why)
+    assert (place.numa, place.numa_why) == (settled.numa_decision.policy, settled.numa_decision.why)
     memory = team_memory(place, two)
     assert isinstance(memory, ThreadMemory) and memory.bound
     assert with_numa_decided(settled, checkpoint, two) is settled
@@ -94,7 +94,7 @@ def test_it_is_settled_once(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPa
 @needs_model
 def test_what_the_front_has_settled_holds_for_the_engine(checkpoint: Checkpoint) -> None:
     two, told = host("2n 8c"), Decision("interleave", "as the front found")
-    given = replace(config(numa="auto"), numa_settled=told)
+    given = replace(config(numa="auto"), numa_decision=told)
     assert numa_choice(given, checkpoint, two)(node_teams(two, None, None, 1)) is told
     assert place_of_engine(given, checkpoint, two).numa == "interleave"
 

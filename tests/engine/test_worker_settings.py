@@ -162,7 +162,7 @@ def _stages(model: Path, free: list[int]) -> list[int] | None:
     except CapacityError:
         return None
     layers = [worker.part.layers.count for worker in plan.layout.workers]
-    return layers if all(room.holds(layers) for room in plan.rooms) else None
+    return layers if all(room.holds(layers) for room in plan.capacities) else None
 
 
 def test_too_much_kv_memory_is_said_of_its_setting(model: Path) -> None:
@@ -214,9 +214,9 @@ def test_a_worker_in_another_s_place_counts_the_kv_memory_that_is_there(monkeypa
     """It is in use already, and nobody else's."""
     monkeypatch.setattr(available, "available_memory", lambda binding: MemoryBudget(100))
     config, binding = EngineConfig.of(None, {}), EngineBinding((0,))
-    assert memory_left(config, binding) == 100 and memory_left(config, binding, there=50) == 150
+    assert memory_left(config, binding) == 100 and memory_left(config, binding, already_held=50) == 150
     bounded = replace(config, replica=Replica(0, 2, binding, (), 120))
-    assert memory_left(bounded, binding, taken=30, there=50) == 90
+    assert memory_left(bounded, binding, taken=30, already_held=50) == 90
     nothing = Range(0, 0)
     part = ModelPart(Range(0, 1), 0, 1, 0, 1, nothing, nothing, nothing, nothing, nothing, nothing, ())
     join = Join(0, 0, config, "cpu", part, binding, [])

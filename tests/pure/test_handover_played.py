@@ -178,7 +178,7 @@ class ReceivingEngine(ReceiverProcess):
 
     def owner(self, block: int) -> Any:
         deliveries = self.real.scheduler._coordinator._kv_imports
-        owners = [d.offer.ticket for d in deliveries._of.values() if block in d.blocks[d.held // self.block_size :]]
+        owners = [d.offer.ticket for d in deliveries._of.values() if block in d.blocks[d.cached // self.block_size :]]
         return (owners + [ticket for ticket, blocks in deliveries._quarantine.items() if block in blocks] + [None])[0]
 
     def told(self, event: Any) -> None:

@@ -156,12 +156,12 @@ ROOMS = st.lists(
 
 @settings(deadline=None)
 @given(ROOMS, st.integers(0, 1 << 41))
-def test_no_byte_is_promised_twice(rooms: list[tuple[int, tuple[int, ...]]], total: int) -> None:
-    shares = memory_shares(rooms, total)
+def test_no_byte_is_promised_twice(capacities: list[tuple[int, tuple[int, ...]]], total: int) -> None:
+    shares = memory_shares(capacities, total)
     assert sum(shares) <= total
     for node in range(4):
-        sharers = [number for number, (_, nodes) in enumerate(rooms) if not nodes or node in nodes]
-        room = max((rooms[number][0] for number in sharers), default=0)
+        sharers = [number for number, (_, nodes) in enumerate(capacities) if not nodes or node in nodes]
+        room = max((capacities[number][0] for number in sharers), default=0)
         assert sum(shares[number] for number in sharers) <= room
 
 

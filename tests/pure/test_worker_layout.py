@@ -102,7 +102,7 @@ def rooms_of(*shares: int) -> list[LayerCapacity]:
 
 
 @pytest.mark.parametrize(
-    ("rooms", "split"),
+    ("capacities", "split"),
     [
         ([LayerCapacity("node 0", (1, 0), 2)], (2, 4)),  # the first would have had more
         ([LayerCapacity("node 0", (2, 0), 5)], (2, 4)),  # two ranks, each with a share of two layers
@@ -110,8 +110,8 @@ def rooms_of(*shares: int) -> list[LayerCapacity]:
         ([LayerCapacity("node 0", (1, 0), 9)], (4, 2)),
     ],
 )
-def test_a_stage_gets_no_more_layers_than_fit(rooms: list[LayerCapacity], split: tuple[int, ...]) -> None:
-    assert balanced_layers([StageTime(1.0), StageTime(2.0)], 6, rooms) == split
+def test_a_stage_gets_no_more_layers_than_fit(capacities: list[LayerCapacity], split: tuple[int, ...]) -> None:
+    assert balanced_layers([StageTime(1.0), StageTime(2.0)], 6, capacities) == split
 
 
 @given(
@@ -134,13 +134,13 @@ def test_no_other_split_has_a_faster_slowest_stage(
     found = balanced_layers(costs, layers)
     assert sum(found) == layers
     assert slowest(found) == pytest.approx(min(slowest(split) for split in splits(len(costs), layers)))
-    rooms = rooms_of(*shares[: len(costs)], total)
-    fitting = [split for split in splits(len(costs), layers) if all(room.holds(split) for room in rooms)]
+    capacities = rooms_of(*shares[: len(costs)], total)
+    fitting = [split for split in splits(len(costs), layers) if all(room.holds(split) for room in capacities)]
     if fitting:
-        assert slowest(balanced_layers(costs, layers, rooms)) == pytest.approx(min(map(slowest, fitting)))
+        assert slowest(balanced_layers(costs, layers, capacities)) == pytest.approx(min(map(slowest, fitting)))
     else:
         with pytest.raises(CapacityError, match="--layer-split auto"):
-            balanced_layers(costs, layers, rooms)
+            balanced_layers(costs, layers, capacities)
 
 
 def test_too_many_stages_and_too_little_room_are_refused() -> None:
@@ -371,12 +371,12 @@ def test_a_host_of_one_node_has_nothing_to_spread_over() -> None:
 
 
 def test_what_was_settled_for_the_model_is_taken_where_a_worker_has_several_nodes() -> None:
-    config = replace(EngineConfig.of(None, {"numa": "auto"}), numa_settled=Decision("mirror", "it was faster"))
+    config = replace(EngineConfig.of(None, {"numa": "auto"}), numa_decision=Decision("mirror", "it was faster"))
     assert [binding.numa for binding in worker_places(host(FOUR_NODES), config, ["cpu"] * 2).bindings] == [
         "mirror",
         "mirror",
     ]
-    alone = replace(config, numa_settled=Decision("local", "it is small", (0,)))
+    alone = replace(config, numa_decision=Decision("local", "it is small", (0,)))
     assert [binding.numa for binding in worker_places(host(FOUR_NODES), alone, ["cpu"] * 2).bindings] == [
         "shard",
         "shard",
@@ -397,7 +397,7 @@ def layout(bindings: list[tuple[int, ...]], devices: list[str]) -> Layout:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "devices", "weights", "rooms", "total", "memory"),
+    ("nodes", "devices", "weights", "capacities", "total", "memory"),
     [
         (
             [(), ()],
@@ -424,11 +424,11 @@ def test_memory_is_counted_once(
     nodes: list[tuple[int, ...]],
     devices: list[str],
     weights: list[int],
-    rooms: list[int],
+    capacities: list[int],
     total: int,
     memory: list[int | None],
 ) -> None:
-    given_rooms = list(zip(rooms, nodes, strict=True))
+    given_rooms = list(zip(capacities, nodes, strict=True))
     assert [w.memory for w in with_memory(layout(nodes, devices), weights, given_rooms, total).workers] == memory
 
 

@@ -1,4 +1,4 @@
-"""A place for an engine: the CPUs of its threads and the nodes of its memory, as `placement` and `replicas.bindings` decide them. Plain values."""
+"""A place for an engine: the CPUs of its threads and the nodes of its memory, as `placement` and `plan.replica_bindings` decide them. Plain values."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ class ParallelConfig:
 class EngineConfig:
     """All of it. Fit for msgpack: the front sends it to the engine's process as its first frame.
 
-    `replica`: which of several engines it is for, set by the front; None for an engine that is alone. `numa_settled`: what --numa auto has come to,
+    `replica`: which of several engines it is for, set by the front; None for an engine that is alone. `numa_decision`: what --numa auto has come to,
     for it to be decided once; None: not yet.
     """
 
@@ -213,7 +213,7 @@ class EngineConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     transfer: TransferConfig = field(default_factory=TransferConfig)
     replica: Replica | None = None
-    numa_settled: Decision | None = None
+    numa_decision: Decision | None = None
     disable_log_stats: bool = option(False, "Do not log a line of statistics every ten seconds while busy.")
 
     @property
@@ -228,7 +228,7 @@ class EngineConfig:
 
     @property
     def process_name(self) -> str | None:
-        """What the engine's process is called; None for one that is alone. One of several with one worker is that worker (see `workers.layout`)."""
+        """What the engine's process is called; None for one that is alone. One of several with one worker is that worker (see `plan.layout`)."""
         if self.replica is None:
             return None
         return self.replica.name if self.parallel.workers == 1 else f"homenode-engine-{self.replica.number}"

@@ -49,9 +49,9 @@ def _bring_along(nodes: tuple[int, ...], kernel: Syscalls) -> None:
             move_private_pages(os.getpid(), memory, nodes, kernel, deadline_s=_BRING_ALONG_S)
 
 
-def _read_back(wanted: tuple[int, ...], kernel: Syscalls) -> tuple[Finding, ...]:
+def _read_back(planned: tuple[int, ...], kernel: Syscalls) -> tuple[Finding, ...]:
     seen = kernel.affinity(os.getpid())
-    if set(seen) == set(wanted):
+    if set(seen) == set(planned):
         return ()
-    message = f"the threads beside the computing ones may run on CPUs {seen}, planned are {wanted}"
+    message = f"the threads beside the computing ones may run on CPUs {seen}, planned are {planned}"
     return (Finding("warning", "affinity_cut", message, "Something else binds this process; see `homenode doctor`."),)

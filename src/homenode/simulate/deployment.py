@@ -148,7 +148,7 @@ def _bindings(
             return several, config
         if numa == "auto":
             home = (plan.teams[0].node,) if plan.policy == "local" else ()
-            config = replace(config, numa_settled=Decision(plan.policy, plan.why, home))
+            config = replace(config, numa_decision=Decision(plan.policy, plan.why, home))
     return (
         place_engine(config.placement, config.compute.threads, host, numa_choice(config, checkpoint, host)),
     ), config

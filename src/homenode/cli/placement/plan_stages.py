@@ -69,7 +69,7 @@ def plan_stages(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
     if as_json:
         lines = [_line(planned, n) for n in range(len(planned.layout.workers))]
         print_json(
-            {"workers": lines, "rooms": [asdict(room) for room in planned.rooms], "findings": _findings(planned)}
+            {"workers": lines, "rooms": [asdict(room) for room in planned.capacities], "findings": _findings(planned)}
         )
         return 0
     from homenode.cli.output.fitted_text import FittedLine, FittedTable
@@ -91,7 +91,7 @@ def plan_stages(flags: PlanFlags, asked: dict[str, Any], as_json: bool) -> int:
             format_bytes(line["kv_bytes_per_token"]), line["cpus"] or "-", line["memory_nodes"] or "any",
         )  # fmt: skip
     print_fitted(table)
-    for room in planned.rooms:
+    for room in planned.capacities:
         print_fitted(FittedLine(f"{room.where}: room for {in_words(room)}"))
     for shown in draw_findings(planned.layout.findings):
         print_fitted(shown)

@@ -14,9 +14,9 @@ class GroupName:
     process: int
     engine: int
 
-    def text(self, once: str) -> str:
-        """A name for Ray. `once`: a word that no other group has had, as that of an engine before may be there still."""
-        return f"{self._service}{self.engine}.{once}"
+    def text(self, suffix: str) -> str:
+        """A name for Ray. `suffix`: a word that no other group has had, as that of an engine before may be there still."""
+        return f"{self._service}{self.engine}.{suffix}"
 
     def engine_of(self, name: str) -> int | None:
         """Which engine of this service the group of this name belongs to; None: of another service."""

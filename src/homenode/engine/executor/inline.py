@@ -45,13 +45,13 @@ class _PageChanges:
 
 
 class InlineExecutor:
-    """`Executor` with a thread in place of workers, on `cpu` if that is not -1. `figures` gives the statistics of what computes."""
+    """`Executor` with a thread in place of workers, on `cpu` if that is not -1. `stats` gives the statistics of what computes."""
 
     def __init__(
         self,
         runner: StepRunner,
         limits: WorkerLimits,
-        figures: Callable[[], dict[str, Any]] = dict,
+        stats: Callable[[], dict[str, Any]] = dict,
         name: str = "homenode-steps",
         cpu: int = -1,
         change_pages: Callable[[Sequence[PageChange]], None] | None = None,
@@ -59,7 +59,7 @@ class InlineExecutor:
         """`change_pages` carries out what becomes of the pages of KV memory; None: they stay as they are."""
         self._runner = runner
         self._limits = limits
-        self._figures = figures
+        self._stats = stats
         self._change_pages = change_pages
         self._tasks: SimpleQueue[Step | _PageChanges | _Resume | None] = SimpleQueue()
         self._results: SimpleQueue[StepResult | StepError] = SimpleQueue()
@@ -116,7 +116,7 @@ class InlineExecutor:
 
     def statistics(self) -> dict[str, Any]:
         """See `Executor.statistics`."""
-        return self._figures()
+        return self._stats()
 
     def close(self) -> None:
         """See `Executor.close`."""

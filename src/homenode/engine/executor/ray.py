@@ -209,10 +209,10 @@ class _Starter:
     def run(self, arguments: list[str], given: Neighbours, name: str, secret: str, level: str | None = None) -> str:
         """See `run_worker`."""
         host = _ray_package().get_runtime_context().get_node_id()
-        return run_worker([*arguments, host, _place(given, host), name], secret, level)
+        return run_worker([*arguments, host, _binding_of(given, host), name], secret, level)
 
 
-def _place(given: Neighbours, host: str) -> str:
+def _binding_of(given: Neighbours, host: str) -> str:
     """How a worker is told about its place: `given`, or INDEX/COUNT among those of its host; asked of Ray where it runs, as Ray may have moved it."""
     if host == given.own.node:
         return "given"

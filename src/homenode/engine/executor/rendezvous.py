@@ -103,15 +103,15 @@ class Rendezvous:
             elif isinstance(topic, Ask):
                 self._report(sock, topic.key)
             elif isinstance(topic, Seated):
-                self._seat(sock, topic)
+                self._join_ranks(sock, topic)
         except HomenodeError as error:
             _log.warning("a caller was sent away: %s", error.message)
         finally:
             sock.close()
 
-    def _take_awaited(self, who: IAm) -> socket.socket | None:
+    def _take_awaited(self, caller: IAm) -> socket.socket | None:
         with self._changed:
-            return self._awaited.pop((who.worker, who.life), None)
+            return self._awaited.pop((caller.worker, caller.life), None)
 
     def _offered(self, offer: RowsOffer) -> None:
         with self._changed:
@@ -119,7 +119,7 @@ class Rendezvous:
                 self._addresses[offer.key] = offer.address
                 self._changed.notify_all()
 
-    def _seat(self, sock: socket.socket, seated: Seated) -> None:
+    def _join_ranks(self, sock: socket.socket, seated: Seated) -> None:
         deadline, group = time.monotonic() + self._time_left, seated.group
         with self._changed:
             if group.generation < self._generation:

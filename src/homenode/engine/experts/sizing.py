@@ -34,10 +34,10 @@ class ExpertSharing:
 
 @dataclass(frozen=True)
 class Kept:
-    """Bytes of a worker's weights that it keeps itself: `own`, of which `held` are in memory already. `common`: of experts that others keep."""
+    """Bytes of a worker's weights that it keeps itself: `own`, of which `resident` are in memory already. `common`: of experts that others keep."""
 
     own: int
-    held: int = 0
+    resident: int = 0
     common: int = 0
 
 
@@ -46,8 +46,8 @@ def kept_of(layout: WeightLayout, part: ModelPart, experts: ExpertSharing | None
     if experts is None:
         return Kept(layout.target_bytes)
     own = own_layout(layout, part, experts).target_bytes
-    held = own - missing_layout(layout, part, experts, worker).target_bytes
-    return Kept(own, held, layout.target_bytes - own)
+    resident = own - missing_layout(layout, part, experts, worker).target_bytes
+    return Kept(own, resident, layout.target_bytes - own)
 
 
 def own_layout(layout: WeightLayout, part: ModelPart, experts: ExpertSharing | None) -> WeightLayout:

@@ -44,10 +44,10 @@ def empty(layers: int, spec: ModelSpec) -> Table:
     return np.zeros((layers, spec.moe.num_experts if spec.moe else 0), np.uint64)
 
 
-def read_table(told: object, layers: int, spec: ModelSpec) -> Table | None:
+def read_table(counts: object, layers: int, spec: ModelSpec) -> Table | None:
     """What another process tells of a part with so many layers; None where it is no such table."""
     try:
-        table = np.array(told, np.uint64)
+        table = np.array(counts, np.uint64)
     except (TypeError, ValueError, OverflowError):
         return None
     return table if table.shape == empty(layers, spec).shape else None

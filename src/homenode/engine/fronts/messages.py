@@ -92,7 +92,7 @@ class EngineSeen(msgspec.Struct, frozen=True, tag=True):
     `num_blocks` of the KV memory of its present process, 0 when there is none. `hindrance`: why it computes nothing although it takes requests.
     """
 
-    figures: ReplicaStats
+    stats: ReplicaStats
     num_blocks: int
     hindrance: str | None = None
 

@@ -68,11 +68,11 @@ class KvAllocator:
         self.start(sequence, proposal)
         return True
 
-    def take(self, hits: list[int], positions: int, room: int, in_place: int = 0) -> list[int] | None:
+    def take(self, hits: list[int], positions: int, needed: int, in_place: int = 0) -> list[int] | None:
         """Blocks for this many positions, of which `hits` are in the cache already, and the `in_place` after them are to be read elsewhere (-1).
-        None, having taken nothing, if `room` blocks, all these included, are not to be had."""
+        None, having taken nothing, if `needed` blocks, all these included, are not to be had."""
         there = len(hits) + in_place
-        if room - there > self.pool.num_free - self.pool.num_unused(hits):
+        if needed - there > self.pool.num_free - self.pool.num_unused(hits):
             return None
         self.pool.acquire(hits)
         return [

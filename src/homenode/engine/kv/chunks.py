@@ -150,14 +150,14 @@ class ChunkTable:
         lacking = count - self._num_free[Presence.present]
         return lacking <= 0 or (not self.withheld and (self.credit is None or lacking <= self.credit))
 
-    def take_ahead(self, ready: int, most: int) -> None:
-        """Have the lowest absent chunks taken until `ready` free blocks are present, `most` chunks at once, as far as
+    def take_ahead(self, ready: int, limit: int) -> None:
+        """Have the lowest absent chunks taken until `ready` free blocks are present, `limit` chunks at once, as far as
         the machine has memory."""
-        while most > 0 and self._num_free[Presence.present] < ready and self._num_free[Presence.absent]:
+        while limit > 0 and self._num_free[Presence.present] < ready and self._num_free[Presence.absent]:
             if self.withheld or self.credit == 0:
                 return
             self._bring(self._lowest(Presence.absent))
-            most -= 1
+            limit -= 1
 
     # Release
 

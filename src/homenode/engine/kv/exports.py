@@ -40,12 +40,12 @@ class KvExports:
         """What to tell of the pages that have become complete; None: nothing new. Pages told already, from an earlier stay, are not told again."""
         last = allocation.computed >= kv_export.tokens
         complete = -(-kv_export.tokens // self._block_size) if last else allocation.computed // self._block_size
-        if kv_export.closed or (complete <= kv_export.told and not last):
+        if kv_export.closed or (complete <= kv_export.reported and not last):
             return None
-        first, blocks = kv_export.told, allocation.blocks[kv_export.told : complete]
+        first, blocks = kv_export.reported, allocation.blocks[kv_export.reported : complete]
         self._pool.acquire(blocks)
         kv_export.blocks += blocks
-        kv_export.told = max(kv_export.told, complete)
+        kv_export.reported = max(kv_export.reported, complete)
         kv_export.closed = last
         return Computed(kv_export.ticket, first, blocks, last)
 

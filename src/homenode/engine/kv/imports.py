@@ -71,7 +71,11 @@ class KvImports:
             return kv_import
         self._of[offer.ticket] = kv_import
         self._messages.append(
-            Reserved(offer.ticket, self._reservations.told(kv_import), kv_import.held // self._allocator.block_size)
+            Reserved(
+                offer.ticket,
+                self._reservations.incoming_blocks(kv_import),
+                kv_import.cached // self._allocator.block_size,
+            )
         )
         return ""
 
@@ -113,7 +117,7 @@ class KvImports:
     def _fetch(self, kv_import: KvImport) -> None:
         offer = kv_import.offer
         self._messages.append(
-            Fetch(offer.ticket, self._reservations.told(kv_import), kv_import.held // offer.page_tokens)
+            Fetch(offer.ticket, self._reservations.incoming_blocks(kv_import), kv_import.cached // offer.page_tokens)
         )
 
     def proposal(self, sequence: Sequence) -> BlockAllocation:

@@ -37,22 +37,22 @@ class ChunkRelease:
             return None
         return max(self._next, since + self._after_s)
 
-    def next_check_len(self, most: int) -> int:
-        """Give back what is due at the time of the table, `most` chunks at once. How many were."""
+    def next_check_len(self, limit: int) -> int:
+        """Give back what is due at the time of the table, `limit` chunks at once. How many were."""
         due, now = self.due(), self._chunks.now
         if due is None or now < due:
             return 0
         given = 0
         for chunk in self._chunks.idle_since(now - self._after_s):
-            if given < most and self._chunks.is_empty(chunk):
+            if given < limit and self._chunks.is_empty(chunk):
                 self._chunks.give_back(chunk)
                 given += 1
         for chunk in self._chunks.idle_since(now - 2 * self._after_s):
-            if given < most and self._chunks.num_present > self._floor:
+            if given < limit and self._chunks.num_present > self._floor:
                 self._pool.empty_chunk(chunk)
                 self._chunks.give_back(chunk)
                 given += 1
-        self._next = now + (_SHORTEST_S if given == most else max(_SHORTEST_S, self._after_s / _LOOKS))
+        self._next = now + (_SHORTEST_S if given == limit else max(_SHORTEST_S, self._after_s / _LOOKS))
         if self._chunks.num_present <= self._floor and not self._chunks.has_idle_empty():
             self._resting = self._chunks.num_changes
         return given

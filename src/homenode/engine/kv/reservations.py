@@ -24,8 +24,8 @@ class KvReservations:
         if blocks is None:
             wanted = allocator.blocks_for(offer.tokens + 1) - len(hits) - in_place
             return f"{format_count(wanted, 'KV block')} more are wanted, and {kept_free} are to stay free for those who run and wait"
-        held = len(hits) * allocator.block_size
-        return KvImport(offer, blocks, held, arrived=held)
+        cached = len(hits) * allocator.block_size
+        return KvImport(offer, blocks, cached, arrived=cached)
 
     def take(self, kv_import: KvImport, sequence: Sequence, spare: int) -> bool:
         """Give blocks to an import without reservation, whose request is admitted now. False: there are not enough.
@@ -36,13 +36,13 @@ class KvReservations:
         hits = allocator.cache.lookup(sequence.chain, sequence.tokens)
         unit = math.lcm(offer.page_tokens, allocator.block_size)
         cached = len(hits) * allocator.block_size
-        kv_import.held = cached if cached >= offer.tokens else cached // unit * unit
-        hits = hits[: kv_import.held // allocator.block_size]
+        kv_import.cached = cached if cached >= offer.tokens else cached // unit * unit
+        hits = hits[: kv_import.cached // allocator.block_size]
         room = allocator.blocks_for(offer.tokens + 2) + spare
         blocks = allocator.take(hits, offer.tokens + 1, room, _num_in_place(offer, len(hits)))
         if blocks is None:
             return False
-        kv_import.blocks, kv_import.arrived = blocks, kv_import.held
+        kv_import.blocks, kv_import.arrived = blocks, kv_import.cached
         return True
 
     def fill_holes(self, kv_import: KvImport, kept_free: int) -> bool:
@@ -54,7 +54,7 @@ class KvReservations:
             kv_import.blocks[index] = block
         return True
 
-    def told(self, kv_import: KvImport) -> list[int]:
+    def incoming_blocks(self, kv_import: KvImport) -> list[int]:
         """The blocks that the agent is told of: those of what comes, without the room for more."""
         return kv_import.blocks[: self._allocator.blocks_for(kv_import.offer.tokens)]
 
@@ -64,6 +64,6 @@ class KvReservations:
         return allocator.pool.find(offer.identities) if offer.page_tokens == allocator.block_size else []
 
 
-def _num_in_place(offer: Offered, held: int) -> int:
+def _num_in_place(offer: Offered, cached: int) -> int:
     """Pages of which no copy is needed, since they are full and can be read where they are: nothing is ever written there."""
-    return max(0, offer.tokens // offer.page_tokens - held) if offer.in_place else 0
+    return max(0, offer.tokens // offer.page_tokens - cached) if offer.in_place else 0

@@ -78,11 +78,11 @@ class FreeRuns:
             if self._end.get(start) == start - negative_length:
                 return start
 
-    def _cut(self, start: int, most: int) -> range:
-        """Remove up to `most` ids from the beginning of the run that starts at `start`."""
+    def _cut(self, start: int, limit: int) -> range:
+        """Remove up to `limit` ids from the beginning of the run that starts at `start`."""
         end = self._end.pop(start)
         del self._start[end]
-        cut = min(end, start + most)
+        cut = min(end, start + limit)
         if cut < end:
             self._insert(cut, end)
         self._count -= cut - start

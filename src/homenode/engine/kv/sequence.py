@@ -134,7 +134,7 @@ class KvExport:
     sequence: Sequence | None  # None: the request has ended
     tokens: int  # positions to be handed over
     blocks: list[int] = field(default_factory=list)  # told of, with a reference each
-    told: int = 0  # pages that the agent knows to be there: at the receiver already, or in `blocks`
+    reported: int = 0  # pages that the agent knows to be there: at the receiver already, or in `blocks`
     admitted: bool = False  # the agent has room
     closed: bool = False  # nothing more is to be told: the last page was, or the agent has ended it
 
@@ -147,9 +147,9 @@ class KvImport:
     blocks: list[int] = field(
         default_factory=list
     )  # a reference to each: for all positions of the request that is to come
-    held: int = 0  # positions that were here already
+    cached: int = 0  # positions that were here already
     arrived: int = 0  # positions that are there and verified, the held ones included
-    over: bool = False  # no more comes, and nobody writes
+    ended: bool = False  # no more comes, and nobody writes
     placed: bool = False  # some of its pages are read where another engine has them: the agent is to be told when they are not any more
     stopped: bool = False  # given up; the agent was told to end it
     sequence: Sequence | None = None  # the request it is for has come
@@ -160,7 +160,7 @@ class KvImport:
     @property
     def done(self) -> bool:
         """There is nothing to wait for, and nobody writes."""
-        return self.over or self.arrived >= self.offer.tokens
+        return self.ended or self.arrived >= self.offer.tokens
 
 
 def allocations_of(running: list[Sequence]) -> list[BlockAllocation]:

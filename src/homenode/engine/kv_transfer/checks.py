@@ -40,7 +40,7 @@ def transfer_problems(
 
 
 def _engines(config: EngineConfig) -> int | None:
-    """How many divide the ports of these settings: one of several has its own already (`replicas.configs`)."""
+    """How many divide the ports of these settings: one of several has its own already (`plan.replica_configs`)."""
     if config.replica is not None:
         return 1
     return config.parallel.data_parallel_size if config.placement.numa not in ("auto", "replicate") else None

@@ -41,7 +41,7 @@ class KvTransferSetup:
     def __init__(
         self, config: TransferConfig, backend: Backend, geometry: KvGeometry, fingerprint: Fingerprint
     ) -> None:
-        assert isinstance(backend, NativeBackend)  # `pairing.require_transfer` has seen to it
+        assert isinstance(backend, NativeBackend)  # `checks.require_transfer` has seen to it
         self._config, self._backend, self._geometry, self._fingerprint = config, backend, geometry, fingerprint
         self.hash_seed = hash_seed(fingerprint, config.pd_secret)
 

@@ -65,10 +65,10 @@ def kv_capacity(weight_nodes: WeightNodes | None, binding: EngineBinding, kv_hea
     if weight_nodes is None or binding.numa == "replicate" or len(set(binding.thread_memory)) < 2:
         return None
     shares = kv_shares(binding, kv_heads)
-    capacities = {node: room for node in shares if (room := weight_nodes.room.get(node)) is not None}
-    left = {node: max(0, room - weight_nodes.nodes[node]) for node, room in capacities.items()}
+    capacities = {node: capacity for node in shares if (capacity := weight_nodes.room.get(node)) is not None}
+    left = {node: max(0, capacity - weight_nodes.nodes[node]) for node, capacity in capacities.items()}
     found = [KvCapacity(int(left[node] / shares[node]), node, left[node], shares[node]) for node in left]
-    return min(found, key=lambda room: room.size, default=None)
+    return min(found, key=lambda capacity: capacity.size, default=None)
 
 
 def kv_shares(binding: EngineBinding, kv_heads: int) -> Mapping[int, float]:

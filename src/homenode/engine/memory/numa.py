@@ -97,7 +97,7 @@ def away_from_home(
     for use, lines in seen.items():
         for line in lines or ():
             if away := line["present"] - line["local"]:
-                findings.append(_elsewhere(use, line["node"], away, line["present"], host))
+                findings.append(_off_node_finding(use, line["node"], away, line["present"], host))
     if findings and binding.strict:
         raise HostError(f"--numa-strict: {findings[0].message}. {findings[0].remedy}")
     return tuple(findings)
@@ -110,7 +110,7 @@ def leave_plan(binding: EngineBinding, planned: Mapping[str, Sequence[PlannedRan
         record_plan(open_state(), RecordedPlan(binding.numa or "", cpus, planned))
 
 
-def _elsewhere(use: str, node: int, away: int, planned: int, host: Host) -> Finding:
+def _off_node_finding(use: str, node: int, away: int, planned: int, host: Host) -> Finding:
     names = {"weights": "weights", "kv": "KV memory", "scratch": "threads' own memory"}
     home = host.node_by_id.get(node)
     free = (

@@ -241,8 +241,8 @@ def with_kv_memory_variable(config: EngineConfig, host: Host) -> EngineConfig:
     )
 
 
-def weights_problem(config: EngineConfig, spec: ModelSpec, mine: Kept, there: int) -> CapacityError:
-    """That the weights of an engine or a worker take more than the bytes that are `there`, and what would help."""
+def weights_problem(config: EngineConfig, spec: ModelSpec, mine: Kept, available: int) -> CapacityError:
+    """That the weights of an engine or a worker take more than the bytes that are `available`, and what would help."""
     advice = ["keep them smaller (--quantize)"]
     if config.replica is not None:
         advice.append("have fewer engines")
@@ -250,6 +250,6 @@ def weights_problem(config: EngineConfig, spec: ModelSpec, mine: Kept, there: in
             advice.append("keep the experts once for all engines (--enable-expert-parallel)")
     besides = f" beside {format_bytes(mine.common)} of experts that other engines keep" if mine.common else ""
     return CapacityError(
-        f"the weights take {format_bytes(mine.own)}{besides}, and {format_bytes(there)} are available; {', or '.join(advice)}",
+        f"the weights take {format_bytes(mine.own)}{besides}, and {format_bytes(available)} are available; {', or '.join(advice)}",
         param="model",
     )

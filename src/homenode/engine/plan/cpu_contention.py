@@ -37,14 +37,14 @@ def too_many_threads(host: Host, binding: EngineBinding) -> tuple[Finding, ...]:
     )
 
 
-def spin_us(wanted: int, host: Host, binding: EngineBinding) -> int:
+def spin_us(asked_us: int, host: Host, binding: EngineBinding) -> int:
     """How long compute threads shall watch for each other: where CPU time is short, watching takes it from those who are waited for."""
-    return min(wanted, SHORT_SPIN_US) if too_many_threads(host, binding) else wanted
+    return min(asked_us, SHORT_SPIN_US) if too_many_threads(host, binding) else asked_us
 
 
-def interrupted(figures: Mapping[str, Any]) -> Finding | None:
-    """A warning when threads lacked their CPUs while they computed. `figures`: what `NativeBackend.statistics` says; others say nothing of it."""
-    shares: list[float] = figures.get("lost_cpu_shares", [])
+def interrupted(stats: Mapping[str, Any]) -> Finding | None:
+    """A warning when threads lacked their CPUs while they computed. `stats`: what `NativeBackend.statistics` says; others say nothing of it."""
+    shares: list[float] = stats.get("lost_cpu_shares", [])
     many = sum(share >= TELLING_SHARE for share in shares)
     if not many:
         return None

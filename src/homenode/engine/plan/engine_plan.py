@@ -41,7 +41,7 @@ class EnginePlan:
     weights: tuple[WeightLayout, ...]
     geometries: tuple[KvGeometry, ...]
     kv_memory: int | None  # bytes of each CPU worker's KV memory, where set
-    rooms: tuple[LayerCapacity, ...] = ()  # for layers, beside KV memory
+    capacities: tuple[LayerCapacity, ...] = ()  # for layers, beside KV memory
     common: ExpertSharing | None = None
     executor: str = "processes"
     weight_nodes: WeightNodes | None = None
@@ -60,7 +60,7 @@ class EnginePlan:
         return None if worker.memory is None else max(0, worker.memory - self.kept(worker).own)
 
     def problems(self) -> list[UserError]:
-        """What keeps these settings from working, beside what `plan_workers` raises."""
+        """What keeps these settings from working, beside what `plan_engine` raises."""
         found: dict[str, UserError] = {}
         for worker in self.layout.workers:
             if (problem := self._home_problem(worker)) is not None:

@@ -64,7 +64,7 @@ def with_numa_decided(config: EngineConfig, checkpoint: Checkpoint, host: Host) 
         return config
     node = host.cpu_by_id[binding.team[0]].node
     home = (node,) if binding.numa == "local" and node is not None else ()
-    return replace(asked, numa_settled=Decision(str(binding.numa), binding.numa_why, home))
+    return replace(asked, numa_decision=Decision(str(binding.numa), binding.numa_why, home))
 
 
 def numa_choice(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> Callable[[Teams], Chosen]:
@@ -72,8 +72,8 @@ def numa_choice(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> Cal
     measured = measured_speeds(config.placement.numa_measured)
 
     def choose(teams: Teams) -> Chosen:
-        if config.numa_settled is not None:
-            return config.numa_settled
+        if config.numa_decision is not None:
+            return config.numa_decision
         backend = make_backend(config.compute, (UNPINNED,))
         layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
         geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)

@@ -67,18 +67,20 @@ def layer_capacities(
     ranks = config.parallel.tensor_parallel_size
     own = [n for n, device in enumerate(devices) if is_accelerator(device)]
     rest = [n for n in range(len(devices)) if n not in own]
-    found = [_room(devices[n].removeprefix("torch:"), devices_memory.get(devices[n]), [n], ranks, needs) for n in own]
+    found = [
+        _capacity_of(devices[n].removeprefix("torch:"), devices_memory.get(devices[n]), [n], ranks, needs) for n in own
+    ]
     for nodes in dict.fromkeys(frozenset(bindings[n].memory_nodes) for n in rest):
         within = [n for n in rest if bindings[n].memory_nodes and nodes.issuperset(bindings[n].memory_nodes)]
         if within:
             found.append(
-                _room(f"memory of NUMA node {format_cpu_list(nodes)}", _free(host, nodes), within, ranks, needs)
+                _capacity_of(f"memory of NUMA node {format_cpu_list(nodes)}", _free(host, nodes), within, ranks, needs)
             )
     total = host.allowance.memory_available or None
     if config.replica is not None and config.replica.memory is not None:
         total = min(total or config.replica.memory, config.replica.memory)
     if rest:
-        found.append(_room("memory of this host", total, rest, ranks, needs))
+        found.append(_capacity_of("memory of this host", total, rest, ranks, needs))
     return tuple(room for room in found if room is not None)
 
 
@@ -87,7 +89,9 @@ def _free(host: Host, nodes: frozenset[int]) -> int | None:
     return None if None in free else sum(size for size in free if size is not None)
 
 
-def _room(where: str, size: int | None, workers: Sequence[int], ranks: int, needs: Needs) -> LayerCapacity | None:
+def _capacity_of(
+    where: str, size: int | None, workers: Sequence[int], ranks: int, needs: Needs
+) -> LayerCapacity | None:
     if size is None:
         return None
     takers = tuple(sum(n // ranks == stage for n in workers) for stage in range(len(needs.besides)))

@@ -21,7 +21,7 @@ def layers_of_stages(
     whole: WeightLayout,
     devices: Sequence[str],
     bindings: Sequence[EngineBinding],
-    rooms: tuple[tuple[LayerCapacity, ...], tuple[LayerCapacity, ...]],
+    capacities: tuple[tuple[LayerCapacity, ...], tuple[LayerCapacity, ...]],
 ) -> tuple[int, ...]:
     """Within the first rooms if there is a way. Where only KV memory and buffers are too large, within the others: that is said of the settings they
     come from (`Planned.problems`)."""
@@ -31,16 +31,20 @@ def layers_of_stages(
         spec, whole, devices, bindings, config.parallel.tensor_parallel_size, [seen.get(key) for key in keys]
     )
     try:
-        return balanced_layers(costs, spec.num_layers, rooms[0])
+        return balanced_layers(costs, spec.num_layers, capacities[0])
     except CapacityError:
-        return balanced_layers(costs, spec.num_layers, rooms[1])
+        return balanced_layers(costs, spec.num_layers, capacities[1])
 
 
 def layers_alike(
-    spec: ModelSpec, whole: WeightLayout, devices: Sequence[str], ranks: int, rooms: tuple[LayerCapacity, ...]
+    spec: ModelSpec, whole: WeightLayout, devices: Sequence[str], ranks: int, capacities: tuple[LayerCapacity, ...]
 ) -> tuple[int, ...]:
     """The same of engines that keep experts in common: whatever CPUs and memory each has, all come to one division. `ranks`: of a stage."""
     bindings = [EngineBinding((UNPINNED,))] * len(devices)
     costs = stage_costs(spec, whole, devices, bindings, ranks, [None] * len(devices))
     layers = balanced_layers(costs, spec.num_layers)
-    return layers if all(room.holds(layers) for room in rooms) else balanced_layers(costs, spec.num_layers, rooms)
+    return (
+        layers
+        if all(room.holds(layers) for room in capacities)
+        else balanced_layers(costs, spec.num_layers, capacities)
+    )

@@ -35,7 +35,9 @@ class LayerCapacity:
         return sum(takers * layers for takers, layers in zip(self.takers, split, strict=True)) <= self.shares
 
 
-def balanced_layers(costs: Sequence[StageTime], layers: int, rooms: Sequence[LayerCapacity] = ()) -> tuple[int, ...]:
+def balanced_layers(
+    costs: Sequence[StageTime], layers: int, capacities: Sequence[LayerCapacity] = ()
+) -> tuple[int, ...]:
     """The layers of each stage, so that the slowest is as fast as can be: a pipeline full of micro-batches is as fast as that one.
 
     Each has one at least, and no room holds more than it can; of equals the most even split, the first stages having more. Rooms are to be apart or
@@ -47,18 +49,18 @@ def balanced_layers(costs: Sequence[StageTime], layers: int, rooms: Sequence[Lay
             param="pipeline_parallel_size",
         )
     split = [1] * len(costs)
-    if any(not room.holds(split) for room in rooms):
-        raise _no_room(rooms, layers)
+    if any(not capacity.holds(split) for capacity in capacities):
+        raise _no_room(capacities, layers)
     for _ in range(
         layers - len(costs)
     ):  # each where it ends first: costs only grow, so the slowest stage stays the fastest possible
         can = [
             stage
             for stage in range(len(costs))
-            if all(room.holds(_with_one_more(split, stage)) for room in rooms if room.takers[stage])
+            if all(capacity.holds(_with_one_more(split, stage)) for capacity in capacities if capacity.takers[stage])
         ]
         if not can:
-            raise _no_room(rooms, layers)
+            raise _no_room(capacities, layers)
         split[min(can, key=lambda stage: (costs[stage].seconds(split[stage] + 1), split[stage], stage))] += 1
     return tuple(split)
 
@@ -67,17 +69,19 @@ def _with_one_more(split: Sequence[int], stage: int) -> list[int]:
     return [layers + (number == stage) for number, layers in enumerate(split)]
 
 
-def _no_room(rooms: Sequence[LayerCapacity], layers: int) -> CapacityError:
-    told = "; ".join(f"{room.where} has room for {in_words(room)}" for room in rooms)
+def _no_room(capacities: Sequence[LayerCapacity], layers: int) -> CapacityError:
+    told = "; ".join(f"{capacity.where} has room for {in_words(capacity)}" for capacity in capacities)
     return CapacityError(
         f"--layer-split auto: this model has {format_count(layers, 'layer')}, and {told}; use more or larger devices, allow more memory, or keep weights smaller (--quantize)",
         param="layer_split",
     )
 
 
-def in_words(room: LayerCapacity) -> str:
+def in_words(capacity: LayerCapacity) -> str:
     """How many layers of which stages."""
-    stages = [stage for stage, takers in enumerate(room.takers) if takers]
-    ranks = max(room.takers)
-    what = f"{max(0, room.shares)} shares of layers" if ranks > 1 else format_count(max(0, room.shares), "layer")
+    stages = [stage for stage, takers in enumerate(capacity.takers) if takers]
+    ranks = max(capacity.takers)
+    what = (
+        f"{max(0, capacity.shares)} shares of layers" if ranks > 1 else format_count(max(0, capacity.shares), "layer")
+    )
     return f"{what} of stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"

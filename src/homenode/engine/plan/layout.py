@@ -66,18 +66,18 @@ def lay_out(
 
 
 def with_memory(
-    layout: Layout, weight_bytes: Sequence[int], rooms: Sequence[tuple[int, tuple[int, ...]]], total: int
+    layout: Layout, weight_bytes: Sequence[int], capacities: Sequence[tuple[int, tuple[int, ...]]], total: int
 ) -> Layout:
     """The workers with what each may take: its weights, and equal parts of what all weights leave, so that memory several could have is counted once.
 
-    `weight_bytes` and `rooms`: for each worker; a room is bytes free on the nodes it is bound to, and those nodes (empty: not bound). `total`: bytes
+    `weight_bytes` and `capacities`: for each worker; a room is bytes free on the nodes it is bound to, and those nodes (empty: not bound). `total`: bytes
     that all may take together.
     """
     on_host = [n for n, worker in enumerate(layout.workers) if not is_accelerator(worker.device)]
     shares: dict[int, int] = {}
     for n in on_host:
-        size, nodes = rooms[n]
-        near = [m for m in on_host if not nodes or not rooms[m][1] or not set(nodes).isdisjoint(rooms[m][1])]
+        size, nodes = capacities[n]
+        near = [m for m in on_host if not nodes or not capacities[m][1] or not set(nodes).isdisjoint(capacities[m][1])]
         left = max(0, min(size, total) - sum(weight_bytes[m] for m in near)) // len(near)
         shares[n] = weight_bytes[n] + left
     promised = sum(shares.values())

@@ -25,9 +25,7 @@ from homenode.engine.plan.inline import (
     with_numa_decided,
 )
 from homenode.engine.plan.layout import executor_kind
-from homenode.engine.plan.replica_configs import replica_configs
 from homenode.engine.plan.settings_without_effect import settings_without_effect
-from homenode.engine.plan.workers import plan_workers, with_available_memory
 from homenode.errors import UserError
 from homenode.host.discovery.read import read_host
 from homenode.host.refusals import named_refusals
@@ -51,14 +49,18 @@ def plan_engine(
     of accelerators, as far as known; `common`: where several engines keep experts in common. UserError, naming the setting, for what cannot be."""
     if executor_kind(config, devices) == "inline":
         return plan_inline(config, checkpoint, host, common)
+    from homenode.engine.plan.workers import plan_workers  # an inline engine starts sooner without
+
     return plan_workers(config, checkpoint, host, devices, devices_memory, common)
 
 
 def check_configs(config: EngineConfig) -> list[UserError]:
-    """Everything wrong with these settings for the engines they ask for, as `build.check_config` finds it; what several have in common, once.
+    """Everything wrong with these settings for the engines they ask for, as `check_config` finds it; what several have in common, once.
 
     Where they cannot be placed the settings are looked at as for one engine, so that the rest is told as well.
     """
+    from homenode.engine.plan.replica_configs import replica_configs  # an engine starts sooner without
+
     try:
         configs = replica_configs(config)
     except UserError as error:
@@ -111,7 +113,9 @@ def unused_settings(config: EngineConfig) -> tuple[Finding, ...]:
 def check_engine_of_workers(
     config: EngineConfig, devices: Sequence[str], common: ExpertSharing | None = None
 ) -> list[UserError]:
-    """Everything wrong with these settings, as `build.check_config` finds it for one worker."""
+    """Everything wrong with these settings, as `check_config` finds it for one worker."""
+    from homenode.engine.plan.workers import plan_workers, with_available_memory
+
     checkpoint = open_checkpoint(Path(str(config.model.path)))
     host = read_host(LiveSource(), accelerators=any(map(is_accelerator, devices)))
     try:

@@ -70,17 +70,19 @@ def over_own_nodes(
             "with workers of its own. Elsewhere give auto, or leave it out",
             param="numa",
         )
-    made = tuple(binding if UNPINNED in binding.team else _over(host, config, binding) for binding in bindings)
+    made = tuple(
+        binding if UNPINNED in binding.team else _over_own_nodes(host, config, binding) for binding in bindings
+    )
     spread = any(binding.numa in _OVER_SEVERAL for binding in made)
     if placement.numa in (*_OVER_SEVERAL, "replicate") and not spread:
         return made, (_nothing_to_spread(placement, len(bindings)),)
     return made, ()
 
 
-def _over(host: Host, config: EngineConfig, binding: EngineBinding) -> EngineBinding:
+def _over_own_nodes(host: Host, config: EngineConfig, binding: EngineBinding) -> EngineBinding:
     policy = "local" if config.placement.numa == "replicate" else config.placement.numa
     own = replace(config.placement, numa=policy, numa_nodes=None, reserve_cpus=0, numa_strict=False)
-    found = place_engine(own, config.compute.threads, own_host(host, binding), lambda teams: _settled(config, teams))
+    found = place_engine(own, config.compute.threads, own_host(host, binding), lambda teams: _decided(config, teams))
     findings = tuple(finding for finding in found.findings if finding.code != "numa_single_node")
     return replace(
         found,
@@ -91,8 +93,8 @@ def _over(host: Host, config: EngineConfig, binding: EngineBinding) -> EngineBin
     )
 
 
-def _settled(config: EngineConfig, teams: Teams) -> Chosen:
-    settled = config.numa_settled
+def _decided(config: EngineConfig, teams: Teams) -> Chosen:
+    settled = config.numa_decision
     if settled is not None and settled.policy in _OVER_SEVERAL:
         return Decision(settled.policy, settled.why)
     return Decision(

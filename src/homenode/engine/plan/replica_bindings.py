@@ -66,7 +66,7 @@ def divided_places(host: Host, config: EngineConfig, count: int, what: str, flag
     threads, words = config.compute.threads, _Words(what, flags)
     plan, reserve = plan_workers(config.placement, host, workers=count), reserved_cores(config.placement, host)
     if plan is None:
-        bindings = _settled(
+        bindings = _bindings_of(
             host, [(cpus, _memory(host, cpus)) for cpus in _divided(host, threads, count, reserve, words)]
         )
     else:
@@ -78,18 +78,18 @@ def divided_places(host: Host, config: EngineConfig, count: int, what: str, flag
 
 def team_places(host: Host, teams: Sequence[Team]) -> tuple[EngineBinding, ...]:
     """A place for an engine on each of these nodes: its threads on the team's CPUs, all its memory on the team's node."""
-    bindings = _settled(host, [(team.cpus, (team.memory_node,) if host.nodes else ()) for team in teams])
+    bindings = _bindings_of(host, [(team.cpus, (team.memory_node,) if host.nodes else ()) for team in teams])
     _check_apart(bindings, _ENGINES)
     return _with_warning(host, bindings, _ENGINES)
 
 
-def memory_shares(rooms: Sequence[tuple[int, tuple[int, ...]]], total: int) -> tuple[int, ...]:
+def memory_shares(capacities: Sequence[tuple[int, tuple[int, ...]]], total: int) -> tuple[int, ...]:
     """How many bytes each engine may take, so that memory several of them could have is counted once.
 
-    `rooms`: for each engine the bytes free on the nodes it is bound to, and those nodes (empty: not bound, it may take from all). `total`: bytes
+    `capacities`: for each engine the bytes free on the nodes it is bound to, and those nodes (empty: not bound, it may take from all). `total`: bytes
     that all of them together may take. Engines that share a node get equal parts of it.
     """
-    parts = [size // sum(share_nodes(nodes, others) for _, others in rooms) for size, nodes in rooms]
+    parts = [size // sum(share_nodes(nodes, others) for _, others in capacities) for size, nodes in capacities]
     promised = sum(parts)
     return tuple(part if promised <= total else part * total // promised for part in parts)
 
@@ -147,7 +147,7 @@ def _kept(total: int, count: int, reserve: int | None, words: _Words) -> int:
     return reserve
 
 
-def _settled(host: Host, teams: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> tuple[EngineBinding, ...]:
+def _bindings_of(host: Host, teams: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> tuple[EngineBinding, ...]:
     """Places from the CPUs and memory nodes of each. The other threads of an engine go to a free core of its nodes, or else stay on its own
     cores: they are to disturb no other engine."""
     taken = {core_of(host, cpu) for cpus, _ in teams for cpu in cpus}

@@ -42,7 +42,7 @@ def replica_configs(config: EngineConfig) -> tuple[EngineConfig, ...]:
     if len(bindings) > 1:
         return configs_in(config, host, bindings)
     _require_ports(config, 1)
-    return (_settled(config, plan),)
+    return (_with_numa_decision(config, plan),)
 
 
 def _plan(config: EngineConfig, host: Host) -> NumaPlan:
@@ -52,12 +52,12 @@ def _plan(config: EngineConfig, host: Host) -> NumaPlan:
     )
 
 
-def _settled(config: EngineConfig, plan: NumaPlan) -> EngineConfig:
+def _with_numa_decision(config: EngineConfig, plan: NumaPlan) -> EngineConfig:
     """With what --numa auto has come to: its engine need not decide again, perhaps differently as other memory is free then."""
     if config.placement.numa != "auto":
         return config
     home = (plan.teams[0].node,) if plan.policy == "local" else ()
-    return replace(config, numa_settled=Decision(plan.policy, plan.why, home))
+    return replace(config, numa_decision=Decision(plan.policy, plan.why, home))
 
 
 def node_places(config: EngineConfig, host: Host, plan: NumaPlan | None = None) -> tuple[EngineBinding, ...]:
@@ -92,8 +92,8 @@ def configs_in(config: EngineConfig, host: Host, bindings: Sequence[EngineBindin
     of these as engines have ranks."""
     _require_ports(config, len(bindings))
     ranks = config.parallel.tensor_parallel_size
-    rooms = [available_memory(binding) for binding in bindings]
-    shares = memory_shares([(room.size, room.nodes) for room in rooms], Allowance.of_process().memory_available)
+    capacities = [available_memory(binding) for binding in bindings]
+    shares = memory_shares([(room.size, room.nodes) for room in capacities], Allowance.of_process().memory_available)
     return tuple(
         replace(
             config,

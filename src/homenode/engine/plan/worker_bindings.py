@@ -1,7 +1,7 @@
 """Where the workers of one engine run: they divide the engine's CPUs, nodes kept whole where there are enough of them. Pure.
 
 Host threads of accelerators are bound to the CPUs that are local to the device and compute nothing. Without settings CPU workers divide what the
-engine may use as several engines divide a host (`replicas.bindings`); with them, a worker is one of the plan that `homenode plan` would print. Under `--numa`
+engine may use as several engines divide a host (`plan.replica_bindings`); with them, a worker is one of the plan that `homenode plan` would print. Under `--numa`
 each keeps its weights on its own nodes (`node_policy`).
 """
 

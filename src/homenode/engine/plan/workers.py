@@ -63,14 +63,16 @@ def plan_workers(
     )
     geometry = kv_geometry_of(checkpoint.spec, whole, config.kv.block_size, config.kv.kv_cache_dtype)
     needs = with_the_rest(weights_alone, config, checkpoint.spec, geometry, memory)
-    rooms, without_kv = (
+    capacities, without_kv = (
         layer_capacities(host, config, devices, bindings.bindings, devices_memory, need)
         for need in (needs, weights_alone)
     )
     layers = read_layer_split(config.parallel.layer_split)
     if layers is None:
         if common is None:
-            layers = layers_of_stages(config, checkpoint.spec, whole, devices, bindings.bindings, (rooms, without_kv))
+            layers = layers_of_stages(
+                config, checkpoint.spec, whole, devices, bindings.bindings, (capacities, without_kv)
+            )
         else:
             layers = layers_alike(checkpoint.spec, whole, devices, config.parallel.tensor_parallel_size, without_kv)
     parts = plan_parts(
@@ -91,7 +93,7 @@ def plan_workers(
         weights,
         geometries,
         memory,
-        rooms,
+        capacities,
         common,
         executor_kind(config, devices),
     )
@@ -114,15 +116,19 @@ def _division(
 def with_available_memory(planned: EnginePlan) -> EnginePlan:
     """The plan with the memory that each worker may take of what is free on this host now."""
     config, layout = planned.config, planned.layout
-    rooms = [available_memory(worker.binding) for worker in layout.workers]
+    capacities = [available_memory(worker.binding) for worker in layout.workers]
     mine = [planned.kept(worker) for worker in layout.workers]
-    held = sum(each.held for each in mine)  # it is where it will be again, and no less free for being taken already
+    held = sum(each.resident for each in mine)  # it is where it will be again, and no less free for being taken already
     total = Allowance.of_process().memory_available + held
     if config.replica is not None and config.replica.memory is not None:
         total = min(total, config.replica.memory)
     near = [
-        sum(other.held for other, there in zip(mine, rooms, strict=True) if share_nodes(room.nodes, there.nodes))
-        for room in rooms
+        sum(
+            other.resident
+            for other, there in zip(mine, capacities, strict=True)
+            if share_nodes(room.nodes, there.nodes)
+        )
+        for room in capacities
     ]
-    sizes = [(room.size + more, room.nodes) for room, more in zip(rooms, near, strict=True)]
+    sizes = [(room.size + more, room.nodes) for room, more in zip(capacities, near, strict=True)]
     return replace(planned, layout=with_memory(layout, [each.own for each in mine], sizes, total))

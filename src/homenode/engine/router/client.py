@@ -124,7 +124,7 @@ class ReplicasClient(Dispatcher):
     @property
     def statistics(self) -> EngineStats:
         """Of all engines together."""
-        return total([supervisor.figures.statistics for supervisor in self._supervisors])
+        return total([supervisor.stats.statistics for supervisor in self._supervisors])
 
     @property
     def pids(self) -> tuple[int | None, ...]:

@@ -53,7 +53,7 @@ class RoutedEngine(Protocol):
         """The share of its KV memory in use."""
 
     @property
-    def figures(self) -> ReplicaStats:
+    def stats(self) -> ReplicaStats:
         """What is to be known of it."""
 
 
@@ -87,7 +87,7 @@ class Dispatcher:
     @property
     def engines(self) -> tuple[ReplicaStats, ...]:
         """Of each engine."""
-        return tuple(engine.figures for engine in self._engines)
+        return tuple(engine.stats for engine in self._engines)
 
     @property
     def hindrance(self) -> str | None:
@@ -254,5 +254,5 @@ def _holds_kv_of(engine: RoutedEngine, request: Request) -> bool:
     """The KV of this request was handed over to that process of the engine."""
     if request.kv is None or not request.kv.engine:
         return False
-    published = engine.figures.published
+    published = engine.stats.published
     return published is not None and published.incarnation == request.kv.engine

@@ -1,6 +1,6 @@
 """Engines that another process started, as one: what a front is to its server when it is one of several.
 
-Requests are routed and taken over as by `replicas.client.ReplicasClient`, over streams that the coordinator hands in. Everything here runs on
+Requests are routed and taken over as by `router.client.ReplicasClient`, over streams that the coordinator hands in. Everything here runs on
 one event loop.
 """
 
@@ -91,7 +91,7 @@ class LinkedEngine:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.figures = ReplicaStats(number, None, "loading", 0, 0, EngineStats())
+        self.stats = ReplicaStats(number, None, "loading", 0, 0, EngineStats())
         self.hindrance: str | None = None
         self.client: EngineLink = _NotYet()
         self.connected_process = (
@@ -101,7 +101,7 @@ class LinkedEngine:
     @property
     def state(self) -> EngineState:
         """As the coordinator last said."""
-        return self.figures.state
+        return self.stats.state
 
     @property
     def takes(self) -> bool:
@@ -116,12 +116,12 @@ class LinkedEngine:
     @property
     def in_touch(self) -> bool:
         """Whether the stream leads to the process that there is, and the books are of it."""
-        return self.client.lost is None and self.connected_process == self.booked == self.figures.restarts
+        return self.client.lost is None and self.connected_process == self.booked == self.stats.restarts
 
     @property
     def kv_usage(self) -> float:
         """The share of its KV memory in use."""
-        return self.figures.statistics.kv_usage
+        return self.stats.statistics.kv_usage
 
 
 class LinkedClient(Dispatcher):
@@ -147,9 +147,9 @@ class LinkedClient(Dispatcher):
     def statistics(self) -> EngineStats:
         """Of all engines together."""
         return (
-            total([figures.statistics for figures in super().engines])
+            total([stats.statistics for stats in super().engines])
             if len(self._linked) > 1
-            else self._linked[0].figures.statistics
+            else self._linked[0].stats.statistics
         )
 
     @property
@@ -199,8 +199,8 @@ class LinkedClient(Dispatcher):
                 self._remote_load.take(message)
 
     def _see(self, message: EngineSeen) -> None:
-        engine, process = self._linked[message.figures.number], message.figures.restarts
-        engine.figures, engine.hindrance = message.figures, message.hindrance
+        engine, process = self._linked[message.stats.number], message.stats.restarts
+        engine.stats, engine.hindrance = message.stats, message.hindrance
         if message.num_blocks and engine.booked != process:  # what follows of others' requests is about this process
             if engine.connected_process < process:
                 engine.client.abandon("the engine was started again")

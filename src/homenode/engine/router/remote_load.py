@@ -15,7 +15,7 @@ from homenode.engine.router.router import Router, RouteTicket
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    said: Booked
+    message: Booked
     ticket: RouteTicket
 
 
@@ -29,20 +29,20 @@ class RemoteLoad:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def take(self, told: OfOthers) -> None:
+    def take(self, message: OfOthers) -> None:
         """A front has told this."""
-        match told:
+        match message:
             case Booked(request, engine, work, digests):
                 self._leave(request)
                 if self._router.has(engine):
-                    self._entries[request] = _Entry(told, self._router.book(engine, work, digests))
+                    self._entries[request] = _Entry(message, self._router.book(engine, work, digests))
             case Began(request):
                 if (entry := self._entries.get(request)) is not None:
                     self._router.began(entry.ticket)
             case RequestEnded(request, added):
                 entry = self._leave(request)
                 if entry is not None and added is not None:
-                    self._router.remember(entry.said.engine, [*entry.said.digests, *added])
+                    self._router.remember(entry.message.engine, [*entry.message.digests, *added])
             case Known(engine, digests):
                 if self._router.has(engine):
                     self._router.remember(engine, digests)
@@ -57,7 +57,7 @@ class RemoteLoad:
 
     def drop(self, engine: int) -> None:
         """The engine was lost, and with it what it had."""
-        for request in [each for each, entry in self._entries.items() if entry.said.engine == engine]:
+        for request in [each for each, entry in self._entries.items() if entry.message.engine == engine]:
             self._leave(request)
         if self._router.has(engine):
             self._router.forget(engine)
@@ -68,9 +68,9 @@ class RemoteLoad:
             if self._router.has(engine):
                 yield Known(engine, self._router.known(engine))
         for entry in self._entries.values():
-            yield entry.said
+            yield entry.message
             if entry.ticket.running:
-                yield Began(entry.said.id)
+                yield Began(entry.message.id)
 
     def _leave(self, request: int) -> _Entry | None:
         if (entry := self._entries.pop(request, None)) is not None:

@@ -88,7 +88,7 @@ class EngineSupervisor(Generic[Client]):
         return self.client.statistics.kv_usage
 
     @property
-    def figures(self) -> ReplicaStats:
+    def stats(self) -> ReplicaStats:
         """What is to be known of it."""
         now = since_start(self._before, self.client.statistics if self.up else at_rest(self.client.statistics))
         return ReplicaStats(

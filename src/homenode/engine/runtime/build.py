@@ -125,7 +125,7 @@ def _build_inline(
     findings += (*binding.findings, *crowded, *too_many_threads(host, binding), *apply_binding(binding))
     compute = replace(config.compute, spin_us=spin_us(config.compute.spin_us, host, binding))
     backend = make_backend(compute, binding.team, team_groups(host, binding.team), team_memory(binding, host))
-    budget = memory_budget(config, binding, there=mine.held)
+    budget = memory_budget(config, binding, already_held=mine.resident)
     if short := weights_shortage(plan, budget):
         raise with_nodes_named(plan, short, budget, mine.own)
     sizes_of(plan, budget, mine.own)

@@ -67,7 +67,7 @@ _OF_THE_MACHINE = ("MemoryError", "HostError")  # no bug of ours, and none is to
 
 
 class StepScheduler(Protocol):
-    """What the loop needs of `schedule.scheduler.Scheduler`."""
+    """What the loop needs of `scheduler.scheduler.Scheduler`."""
 
     def apply(self, event: Event) -> list[Instruction]: ...
 
@@ -166,14 +166,14 @@ class EngineCore:
     def _arrivals(self) -> list[object]:
         """What came in; waits for something, or for the next deadline."""
         try:
-            items = [self._inbox.get(timeout=self._patience())]
+            items = [self._inbox.get(timeout=self._time_left())]
         except Empty:
             return []
         while not self._inbox.empty():  # nobody else takes from it
             items.append(self._inbox.get())
         return items
 
-    def _patience(self) -> float | None:
+    def _time_left(self) -> float | None:
         """Seconds until something is due, an hour at most; None: nothing is."""
         due = [t for t in (self._scheduler.next_deadline(), self._drain_ends) if t is not None]
         if self._changed:
@@ -336,16 +336,16 @@ class EngineCore:
         """Those that the machine has no memory or descriptor for are sent a little later: no request shall end for the sake of figures."""
         try:
             transfer = self._agent.figures() if self._agent is not None else None
-            figures = msgspec.structs.replace(
+            stats = msgspec.structs.replace(
                 self._scheduler.statistics(), compute=self._executor.statistics(), transfer=transfer
             )
         except (MemoryError, OSError) as error:
             _log.warning("the figures could not be had this time: %s: %s", type(error).__name__, error)
             return
         self._changed = False
-        self._send(figures)
-        self._look_for_interruptions(figures)
-        self._log_figures(figures, now)
+        self._send(stats)
+        self._look_for_interruptions(stats)
+        self._log_figures(stats, now)
 
     def _send_outputs(self, outputs: list[Output]) -> None:
         """In one message; if that is too large for a frame one by one, and an output too large by itself ends its request."""
@@ -370,29 +370,29 @@ class EngineCore:
         self._apply(Aborted(self._clock(), request_id))
         self._outputs = [output for output in self._outputs if output.id != request_id]  # its end has just been told
 
-    def _look_for_interruptions(self, figures: EngineStats) -> None:
+    def _look_for_interruptions(self, stats: EngineStats) -> None:
         """Say once that the threads that compute do not get their CPUs."""
-        if not self._crowded and (finding := interrupted(figures.compute)):
+        if not self._crowded and (finding := interrupted(stats.compute)):
             self._crowded = True
             _log.warning("%s", finding.text)
 
-    def _log_figures(self, figures: EngineStats, now: float) -> None:
+    def _log_figures(self, stats: EngineStats, now: float) -> None:
         """One line every ten seconds, if something was computed meanwhile."""
         seconds = now - self._logged_at
         if not self._log_stats or seconds < _LOG_EVERY_S:
             return
-        before, self._logged, self._logged_at = self._logged, figures, now
-        if figures.steps == before.steps:
+        before, self._logged, self._logged_at = self._logged, stats, now
+        if stats.steps == before.steps:
             return
         _log.info(
             "prompt %.1f tok/s, generation %.1f tok/s, running %d, waiting %d, KV usage %.1f %%, prefix hits %.1f %%, preemptions %d",
-            (figures.prompt_tokens - before.prompt_tokens) / seconds,
-            (figures.generation_tokens - before.generation_tokens) / seconds,
-            figures.num_running,
-            figures.num_waiting,
-            100 * figures.kv_usage,
-            100 * figures.prefix_hits / max(1, figures.prefix_queries),
-            figures.preemptions,
+            (stats.prompt_tokens - before.prompt_tokens) / seconds,
+            (stats.generation_tokens - before.generation_tokens) / seconds,
+            stats.num_running,
+            stats.num_waiting,
+            100 * stats.kv_usage,
+            100 * stats.prefix_hits / max(1, stats.prefix_queries),
+            stats.preemptions,
         )
 
     def _drained(self) -> bool:

@@ -1,8 +1,8 @@
 """The engine as a process of its own: `python -m homenode.engine.runtime.process FD[,DOOR][:EXPERTS] PARENT [NAME]`.
 
 FD is one end of a socket pair. The first frame on it is the EngineConfig; after that messages as in engine/messages.py. Through DOOR come the
-streams of further fronts, if there are any (`fronts.switchboard`). EXPERTS are memfds joined by commas, one for each worker, where several engines keep
-experts in common (`replicas.expert_memory`). The process does not
+streams of further fronts, if there are any (`fronts.front_mux`). EXPERTS are memfds joined by commas, one for each worker, where several engines keep
+experts in common (`experts.memory_files`). The process does not
 outlive its front: the kernel kills it when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG), and it ends by itself when the
 stream does. It ignores SIGINT and SIGTERM: when to end is the front's decision. NAME is what one of several engines is called, in the log and
 by ps and top.
@@ -75,7 +75,7 @@ def _main(front: FrameSocket, doors: list[socket.socket], parent: int, build: Bu
     except BaseException as error:
         if not isinstance(error, HomenodeError):
             _log.exception("the engine failed")
-        _tell(front, error)
+        _report(front, error)
         return 1
     return 0
 
@@ -159,7 +159,7 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _tell(front: FrameSocket, error: BaseException) -> None:
+def _report(front: FrameSocket, error: BaseException) -> None:
     try:
         front.send(Fatal(*in_words(error)))
     except HomenodeError:

@@ -111,7 +111,7 @@ class Growth:
             return ""
         return f"KV memory cannot grow for this request: {self._reason}"
 
-    def figures(self) -> GrowthStats:
+    def stats(self) -> GrowthStats:
         """For the metrics."""
         return GrowthStats(
             self._chunks.num_present * self._chunk_bytes, self._released * self._chunk_bytes, self._refused

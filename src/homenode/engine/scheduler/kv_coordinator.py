@@ -151,7 +151,7 @@ class KvCoordinator:
         if kv_export is None or kv_export.sequence is None or kv_export.admitted:
             return
         kv_export.admitted = True
-        kv_export.told = max(0, min(held, self._allocator.blocks_for(kv_export.tokens)))
+        kv_export.reported = max(0, min(held, self._allocator.blocks_for(kv_export.tokens)))
         del self._planner.waiting_for_kv[kv_export.sequence.id]
         self._planner.waiting.push(kv_export.sequence)
 
@@ -185,11 +185,11 @@ class KvCoordinator:
         kv_import = self._kv_imports.of(ticket)
         if kv_import is None:
             return
-        kv_import.over = True
+        kv_import.ended = True
         unclaimed = kv_import.sequence is None
         if kv_import.stopped or (unclaimed and forgotten):
             self._kv_imports.drop(kv_import)
-        elif not kv_import.blocks or (unclaimed and kv_import.arrived <= kv_import.held):
+        elif not kv_import.blocks or (unclaimed and kv_import.arrived <= kv_import.cached):
             self._kv_imports.give_up(
                 kv_import
             )  # nothing came of it; a request that waits in the queue is one like any other now

@@ -44,8 +44,8 @@ class MicroBatching:
         """How many of the decoding sequences, those in flight included, go into one step: then those in flight and this step are equally large."""
         return -(-decoding // self._micro_batches)
 
-    def prefill(self, waiting: int, in_flight: int, most: int) -> int:
-        """Prompt tokens of one step, when `waiting` are to be computed and `in_flight` are on their way: a stage's share, `most` at most."""
+    def prefill(self, waiting: int, in_flight: int, limit: int) -> int:
+        """Prompt tokens of one step, when `waiting` are to be computed and `in_flight` are on their way: a stage's share, `limit` at most."""
         if self.stages == 1:
-            return most
-        return min(most, max(_LEAST_PREFILL, -(-(waiting + in_flight) // self._micro_batches)))
+            return limit
+        return min(limit, max(_LEAST_PREFILL, -(-(waiting + in_flight) // self._micro_batches)))

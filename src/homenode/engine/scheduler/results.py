@@ -120,8 +120,8 @@ class Results:
     ) -> None:
         """Add what a step found out about an unfinished sequence. It may have been preempted meanwhile: its token counts all the same."""
         if item.score_from >= 0:
-            wanted = min(item.start + item.count, sequence.num_prompt - 1) - item.score_from
-            _take_scores(sequence, item.score_from + 1, wanted, scored)
+            expected = min(item.start + item.count, sequence.num_prompt - 1) - item.score_from
+            _take_scores(sequence, item.score_from + 1, expected, scored)
         if sampled is None:
             self._allocator.publish(sequence, allocation)
             self._coordinator.computed(sequence, allocation)
@@ -160,10 +160,10 @@ class Results:
             )
 
 
-def _take_scores(sequence: Sequence, first: int, wanted: int, scored: PromptScores | None) -> None:
+def _take_scores(sequence: Sequence, first: int, expected: int, scored: PromptScores | None) -> None:
     known: list[TokenLogprob | None] = sequence.scores
-    if scored is None or scored.first != first or len(scored.scores) != wanted or first != len(known):
+    if scored is None or scored.first != first or len(scored.scores) != expected or first != len(known):
         raise InternalError(
-            f"request {sequence.id}: {wanted} log-probabilities from prompt token {first} on wanted, others came back"
+            f"request {sequence.id}: {expected} log-probabilities from prompt token {first} on wanted, others came back"
         )
     known.extend(scored.scores)

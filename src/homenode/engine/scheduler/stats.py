@@ -35,7 +35,7 @@ class SchedulerStats:
     def statistics(self) -> EngineStats:
         """Counters since the start and gauges of now."""
         counters = self._counters
-        growth = GrowthStats() if self._growth is None else self._growth.figures()
+        growth = GrowthStats() if self._growth is None else self._growth.stats()
         return EngineStats(
             num_running=len(self._planner.running),
             num_waiting=self._planner.num_waiting,

@@ -57,7 +57,7 @@ def load_part(join: Join, progress: Progress, experts: int | None = None) -> Loa
     if config.replica is not None and config.replica.allowed:
         pin_current_thread(config.replica.allowed)
     host = read_host(LiveSource(), accelerators=False)
-    binding = _place(join)
+    binding = _binding_of(join)
     findings = (*too_many_threads(host, binding), *apply_binding(binding))
     backend = _backend(join, host, binding)
     as_asked = config.model
@@ -67,8 +67,8 @@ def load_part(join: Join, progress: Progress, experts: int | None = None) -> Loa
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype, part)
     config = replace(config, kv=replace(config.kv, kv_cache_memory=join.kv_cache_memory))
     if not is_accelerator(join.device):
-        there = mine.held + join.kv_there
-        resolve(config, checkpoint.spec, geometry, memory_left(config, binding, there=there) - mine.own)
+        already_held = mine.resident + join.kv_there
+        resolve(config, checkpoint.spec, geometry, memory_left(config, binding, already_held=already_held) - mine.own)
     model = load_model(
         checkpoint,
         backend,
@@ -90,7 +90,7 @@ def load_part(join: Join, progress: Progress, experts: int | None = None) -> Loa
     return LoadedPart(backend, model, mine, geometry, sizes, notes)
 
 
-def _place(join: Join) -> EngineBinding:
+def _binding_of(join: Join) -> EngineBinding:
     """Where this worker's process is. The threads of torch on the CPU inherit that, as nobody pins them: they are where a team of the native core would be."""
     if is_torch(join.device) and not is_accelerator(join.device):
         return replace(join.binding, others=tuple(cpu for cpu in join.binding.team if cpu != UNPINNED))

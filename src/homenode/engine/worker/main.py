@@ -1,7 +1,7 @@
 """A worker as a process of its own: `python -m homenode.engine.worker.main FD PARENT NAME`.
 
-FD is one end of a socket pair; what is said on it is in `workers.messages`. Two threads: one reads, and answers questions whatever the other one
-computes. The process does not outlive the thread that started it (`process.die_with_parent`), and ends by itself when the stream does. It ignores
+FD is one end of a socket pair; what is said on it is in `channels.messages`. Two threads: one reads, and answers questions whatever the other one
+computes. The process does not outlive the thread that started it (`child_process.die_with_parent`), and ends by itself when the stream does. It ignores
 SIGINT and SIGTERM: when to end is the engine's decision.
 """
 

@@ -2,7 +2,7 @@
 on its standard input.
 
 ENGINE is where the engine listens, HOST:PORT. HOST is a word for this host, the same for all workers here. PLACE is `given` on the engine's own host, where the plan is the engine's; elsewhere INDEX/COUNT of the
-engine's workers on this host, which then are planned for here. Everything else is as in `workers.main`.
+engine's workers on this host, which then are planned for here. Everything else is as in `worker.main`.
 """
 
 from __future__ import annotations
@@ -43,12 +43,14 @@ class _Here:
     """What the engine said, as it is on this host: planned once."""
 
     def __init__(self, binding: str) -> None:
-        self._place = binding
+        self._position = binding
         self._planned: Join | None = None
 
     def __call__(self, join: Join) -> Join:
         if self._planned is None:
-            self._planned = join if self._place == "given" else planned_here(join, *map(int, self._place.split("/")))
+            self._planned = (
+                join if self._position == "given" else planned_here(join, *map(int, self._position.split("/")))
+            )
         return self._planned
 
 

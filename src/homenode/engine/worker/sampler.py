@@ -27,8 +27,8 @@ class Sampler:
         self._slots: SlotArray | None = None  # the rows the following is about
         self._how = sampling_arrays(np.zeros(0, np.intp), table)
         self._rows: SlotArray | None = None  # those with a sequence; None: all
-        self._wanted: IntArray = _NO_TOKENS  # log-probabilities, for each row
-        self._most = -1
+        self._num_logprobs: IntArray = _NO_TOKENS  # log-probabilities, for each row
+        self._most_logprobs = -1
 
     def draw(self, logits: Logits, batch: Batch) -> list[Sampled]:
         """Draw a token for every sequence of the batch that wants one, and append it to the sequence."""
@@ -41,17 +41,17 @@ class Sampler:
             self._how = sampling_arrays(slots, table)
         else:
             self._how.counter = self._how.counter + np.uint64(1)  # everybody drew a token since
-        drawn = self._backend.sample(logits, self._how, self._most)
+        drawn = self._backend.sample(logits, self._how, self._most_logprobs)
         tokens = drawn.tokens if self._rows is None else drawn.tokens[self._rows]
         table.append(slots if self._rows is None else slots[self._rows], tokens)
-        if self._most < 0:
+        if self._most_logprobs < 0:
             return [Sampled(seq, token) for seq, token in zip(batch.sampled, tokens.tolist(), strict=True)]
         logprobs, rows = (
-            token_logprobs(drawn, self._wanted),
+            token_logprobs(drawn, self._num_logprobs),
             range(len(slots)) if self._rows is None else self._rows.tolist(),
         )
         return [
-            Sampled(seq, token, logprobs[row] if self._wanted[row] >= 0 else None)
+            Sampled(seq, token, logprobs[row] if self._num_logprobs[row] >= 0 else None)
             for seq, token, row in zip(batch.sampled, tokens.tolist(), rows, strict=True)
         ]
 
@@ -60,8 +60,8 @@ class Sampler:
         self._slots = slots
         self._how = sampling_arrays(slots, self._table)
         self._rows = None if slots.all() else np.flatnonzero(slots)
-        self._wanted = self._table.logprobs[slots]
-        self._most = int(self._wanted.max())
+        self._num_logprobs = self._table.logprobs[slots]
+        self._most_logprobs = int(self._num_logprobs.max())
 
 
 def score(backend: Backend, logits: Logits, batch: Batch, table: SequenceTable) -> list[PromptScores]:
@@ -70,8 +70,8 @@ def score(backend: Backend, logits: Logits, batch: Batch, table: SequenceTable) 
         return []
     rows = np.concatenate([np.arange(s.row, s.row + s.count, dtype=np.int32) for s in batch.spans])
     targets = np.concatenate([table.known[s.slot][s.first : s.first + s.count] for s in batch.spans])
-    wanted = np.repeat([table.prompt_logprobs[s.slot] for s in batch.spans], [s.count for s in batch.spans])
-    values = token_logprobs(backend.score(logits, rows, targets, max(0, int(wanted.max()))), wanted)
+    num_logprobs = np.repeat([table.prompt_logprobs[s.slot] for s in batch.spans], [s.count for s in batch.spans])
+    values = token_logprobs(backend.score(logits, rows, targets, max(0, int(num_logprobs.max()))), num_logprobs)
     scores, at = [], 0
     for span in batch.spans:
         scores.append(PromptScores(span.seq, span.first, values[at : at + span.count]))
@@ -79,9 +79,9 @@ def score(backend: Backend, logits: Logits, batch: Batch, table: SequenceTable) 
     return scores
 
 
-def token_logprobs(rows: SampledRows, wanted: IntArray) -> list[TokenLogprob]:
-    """One value for each row, with the `wanted[i]` most likely tokens of row i."""
-    tops = zip(rows.top_tokens.tolist(), rows.top_logprobs.tolist(), wanted.tolist(), strict=True)
+def token_logprobs(rows: SampledRows, num_logprobs: IntArray) -> list[TokenLogprob]:
+    """One value for each row, with the `num_logprobs[i]` most likely tokens of row i."""
+    tops = zip(rows.top_tokens.tolist(), rows.top_logprobs.tolist(), num_logprobs.tolist(), strict=True)
     pairs = [list(zip(tokens[: max(n, 0)], values[: max(n, 0)], strict=True)) for tokens, values, n in tops]
     return [TokenLogprob(logprob, top) for logprob, top in zip(rows.logprobs.tolist(), pairs, strict=True)]
 

@@ -1,4 +1,4 @@
-"""What a worker does, in the order of `workers.messages`: loads its part, takes KV memory, computes its share of each step. For one thread."""
+"""What a worker does, in the order of `channels.messages`: loads its part, takes KV memory, computes its share of each step. For one thread."""
 
 from __future__ import annotations
 

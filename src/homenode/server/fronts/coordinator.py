@@ -256,7 +256,7 @@ class Coordinator:
         self._fronts.broadcast(self._seen(supervisor))
 
     def _seen(self, supervisor: EngineSupervisor[Any]) -> EngineSeen:
-        return EngineSeen(supervisor.figures, self._blocks[supervisor.number], supervisor.hindrance)
+        return EngineSeen(supervisor.stats, self._blocks[supervisor.number], supervisor.hindrance)
 
     def engine_up(self, supervisor: EngineSupervisor[Any], ready: EngineReady | None) -> None:
         """Every front gets a stream to it, if it is a new one."""
