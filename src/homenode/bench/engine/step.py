@@ -76,7 +76,7 @@ class _TimedProgram:
         self._program, self._work, self._times = program, work, times
 
     def run(self, arrays: StepArrays) -> Logits:
-        """See `Program.run`."""
+        """Run the program, then the work, and note when each ended. Returns the program's logits."""
         begin = time.perf_counter()
         logits = self._program.run(arrays)
         self._work()
@@ -84,7 +84,7 @@ class _TimedProgram:
         return logits
 
     def expert_usage(self) -> npt.NDArray[np.uint64]:
-        """See `Program.expert_usage`."""
+        """How often each expert was used, as the program counts it."""
         return self._program.expert_usage()
 
 
@@ -98,7 +98,7 @@ class _TimedSampling:
         return getattr(self._backend, name)
 
     def sample(self, logits: Logits, how: SamplingArrays, num_logprobs: int = -1) -> SampledRows:
-        """See `Backend.sample`."""
+        """Sample from `logits` by the backend and note when that began and ended. Returns the backend's rows."""
         begin = time.perf_counter()
         drawn = self._backend.sample(logits, how, num_logprobs)
         last = self._times[-1]

@@ -15,7 +15,7 @@ from typing import Protocol
 from homenode.bench.machine.repetition import Meter, take_reading
 from homenode.host.placement.memory_nodes import memory_nodes
 from homenode.host.topology.host import Host
-from homenode.host.topology.measured import FORMAT
+from homenode.host.topology.measured import FORMAT, MeasuredNode
 
 _READ_BYTES = 512 << 20
 _BYTES_A_THREAD = 64 << 20  # beyond the last-level cache of any processor, shared out over its cores
@@ -33,18 +33,7 @@ class BenchTeam:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeMeasurement:
-    """See `host.topology.measured.MeasuredNode`."""
-
-    node: int
-    memory_node: int
-    threads: int
-    read_gb_s: float
-    int8_gops: float
-
-
-@dataclass(frozen=True, slots=True)
-class PairMeasurement:
+class MeasuredPair:
     """One node's threads reading one node's memory. round_trip_ns: between their first threads; None for memory without
     CPUs, or one core."""
 
@@ -63,8 +52,8 @@ class NodesResult:
     machine: str
     kernel: str
     level: str
-    nodes: tuple[NodeMeasurement, ...]
-    pairs: tuple[PairMeasurement, ...]
+    nodes: tuple[MeasuredNode, ...]
+    pairs: tuple[MeasuredPair, ...]
     barrier_us: float
     barrier_across_us: float
 
@@ -135,7 +124,7 @@ def measure_nodes(
                 pair, multiply = _measure_pair(probe, teams, team, memory, available)
             pairs.append(pair)
             if memory == team.memory_node:
-                nodes.append(NodeMeasurement(team.node, memory, len(team.cpus), pair.read_gb_s, multiply))
+                nodes.append(MeasuredNode(team.node, memory, len(team.cpus), pair.read_gb_s, multiply))
     with measuring("barriers"):
         within = max(probe.barrier_us(team.cpus, team.groups) for team in teams)
         all_cpus = [cpu for team in teams for cpu in team.cpus]
@@ -155,7 +144,7 @@ def measure_nodes(
 
 def _measure_pair(
     probe: NodeProbe, teams: Sequence[BenchTeam], team: BenchTeam, memory: int, available: int
-) -> tuple[PairMeasurement, float]:
+) -> tuple[MeasuredPair, float]:
     """The pair, and what the threads multiply."""
     wanted = max(_READ_BYTES, _BYTES_A_THREAD * len(team.cpus))
     meter, share = probe.meter(team, memory, min(wanted, available // _SHARE_OF_MEMORY))
@@ -163,7 +152,7 @@ def _measure_pair(
     other = _partner(teams, team, memory)
     trip = None if other is None else round(probe.round_trip_ns(team.cpus[0], other), 1)
     shown = None if share is None else round(share, 3)
-    return PairMeasurement(team.node, memory, round(found.read / 1e9, 2), trip, meter.huge_pages, shown), round(
+    return MeasuredPair(team.node, memory, round(found.read / 1e9, 2), trip, meter.huge_pages, shown), round(
         found.int8 / 1e9, 1
     )
 
