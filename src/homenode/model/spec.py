@@ -79,6 +79,10 @@ class ModelSpec:
     generation: dict[str, float | int] = field(default_factory=dict)  # temperature, top_p... of generation_config.json
     own: object = None  # figures that no other architecture has, of a class in its file
 
+    def window_of(self, layer: int) -> int | None:
+        """Tokens of the sliding window of a layer of the model, None where it sees its whole context."""
+        return self.sliding_window if not self.sliding_layers or self.sliding_layers[layer] else None
+
 
 @dataclass(frozen=True)
 class TensorEntry:

@@ -101,9 +101,7 @@ class WorkCounter:
 
     def _visible_pairs(self, start: int, count: int, layer: int) -> int:
         """(token, key it sees) pairs of tokens start .. start + count - 1 in a layer."""
-        spec = self.spec
-        sliding = spec.sliding_window is not None and (not spec.sliding_layers or spec.sliding_layers[layer])
-        window = spec.sliding_window if sliding and spec.sliding_window is not None else start + count
+        window = self.spec.window_of(layer) or start + count
         return sum(min(position + 1, window) for position in range(start, start + count))
 
     def _token_bytes(self) -> float:

@@ -279,9 +279,7 @@ def leave(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
 
 def window(model: ForwardContext, index: int) -> int | None:
     """The sliding window of a layer of this stage, None where it sees its whole context."""
-    spec = model.spec
-    sliding = not spec.sliding_layers or spec.sliding_layers[model.part.layers.first + index]
-    return spec.sliding_window if sliding else None
+    return model.spec.window_of(model.part.layers.first + index)
 
 
 def interleaved_heads(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
