@@ -102,7 +102,7 @@ def test_counts_only_grow_when_a_worker_is_lost(tmp_path: Path) -> None:
     try:
         executor = engine._executor
         assert isinstance(executor, CountingExecutor) and isinstance(executor.inner, ProcessExecutor)
-        victim = executor.inner.members[0].process
+        victim = executor.inner.handles[0].process
         assert isinstance(victim, WorkerProcess)
         sink: SimpleQueue[Output] = SimpleQueue()
         engine.submit([Request(id=1, prompt_ids=golden()[0]["prompt_ids"], params=greedy(120))], sink)

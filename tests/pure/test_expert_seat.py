@@ -102,7 +102,7 @@ def test_every_expert_is_kept_once_and_the_rest_by_all(
         assert max(here) <= 3 * -(-4 // members), "each layer's experts are spread over all"
     for seat, names in zip(seats, own, strict=True):
         kept = kept_of(layout, part, seat)
-        assert kept.own + kept.common == layout.target_bytes and kept.held == 0
+        assert kept.own + kept.common == layout.target_bytes and kept.resident == 0
         assert kept.common == sum(m.target_bytes for m in layout.matrices if m.name not in names)
         assert own_layout(layout, part, seat).float32 == layout.float32
     assert kept_of(layout, part, None).own == layout.target_bytes and kept_of(layout, part, None).common == 0
@@ -117,10 +117,10 @@ def test_what_is_there_already_is_not_taken_again(
     dense = {m.name for m in layout.matrices if ".experts." not in m.name}
     assert {m.name for m in missing_layout(layout, part, there).matrices} == dense
     assert missing_layout(layout, part, here) == own_layout(layout, part, here)
-    assert kept_of(layout, part, there, worker=1).held == 0, "of another worker"
+    assert kept_of(layout, part, there, worker=1).resident == 0, "of another worker"
     kept = kept_of(layout, part, there)
     assert kept.own == kept_of(layout, part, here).own
-    assert kept.own - kept.held == missing_layout(layout, part, there).target_bytes
+    assert kept.own - kept.resident == missing_layout(layout, part, there).target_bytes
 
 
 def test_nodes_of_engines_hold_their_shares(model: tuple[WeightLayout, ModelPart, Any]) -> None:

@@ -77,13 +77,13 @@ def test_cached_blocks_are_given_up_when_nothing_more_can_be_taken() -> None:
 
 def test_some_memory_is_taken_ahead_a_little_at_once() -> None:
     pool, chunks = _pool(40, 4)
-    chunks.take_ahead(ready=6, most=1)
+    chunks.take_ahead(ready=6, limit=1)
     assert (chunks.num_ready, chunks.changes) == (4, [_taken(0, 4)])
-    chunks.take_ahead(ready=6, most=5)
-    chunks.take_ahead(ready=6, most=5)
+    chunks.take_ahead(ready=6, limit=5)
+    chunks.take_ahead(ready=6, limit=5)
     assert (chunks.num_ready, chunks.changes) == (8, [_taken(0, 8)])
     chunks.credit = 0
-    chunks.take_ahead(ready=30, most=5)
+    chunks.take_ahead(ready=30, limit=5)
     assert chunks.num_ready == 8
     assert pool.affords(8)
     assert not pool.affords(9)
@@ -106,7 +106,7 @@ def test_what_is_empty_goes_back_first_and_what_is_cached_by_age_down_to_the_flo
 
     def at(now: float, most: int = 9) -> list[PageChange]:
         chunks.now = now
-        release.look(most)
+        release.release_idle(most)
         changes, chunks.changes = chunks.changes, []
         return changes
 
@@ -133,7 +133,7 @@ def test_nothing_goes_back_where_it_is_to_stay() -> None:
     pool.release([0])
     release = ChunkRelease(pool, chunks, after_s=0.0, floor=0)
     chunks.now = 1e9
-    assert (release.due(), release.look(9)) == (None, 0)
+    assert (release.due(), release.release_idle(9)) == (None, 0)
 
 
 def test_a_chunk_in_use_cannot_be_given_back() -> None:
@@ -173,7 +173,7 @@ def test_any_life_adds_up_and_nothing_owned_or_cached_goes_back(seed: int) -> No
         elif move == 3 and tables:
             pool.release(tables.pop(rng.randrange(len(tables))))
         elif move == 4:
-            release.look(rng.randrange(1, 9))
+            release.release_idle(rng.randrange(1, 9))
         elif move == 5:
             chunks.credit = rng.choice([None, 0, 1, 4])
             chunks.withheld = chunks.withheld and chunks.credit == 0

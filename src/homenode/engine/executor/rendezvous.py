@@ -131,9 +131,9 @@ class Rendezvous:
                 lambda: len(seats) >= seated.ranks or group.generation < self._generation or self._closed,
                 max(0.0, deadline - time.monotonic()),
             )
-            is_ready = [seats[rank] for rank in sorted(seats)] if len(seats) == seated.ranks else None
-        if is_ready is not None:
-            FrameSocket(sock).send(is_ready)
+            addresses = [seats[rank] for rank in sorted(seats)] if len(seats) == seated.ranks else None
+        if addresses is not None:
+            FrameSocket(sock).send(addresses)
 
     def _report(self, sock: socket.socket, key: Key) -> None:
         deadline = time.monotonic() + self._time_left

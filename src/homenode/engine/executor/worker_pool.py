@@ -160,8 +160,8 @@ class WorkerPool:
         handle = WorkerHandle(plan, process, heard_at=self._clock(), uses=uses, uses_before=uses)
         self.selector.register(process.socket, selectors.EVENT_READ, handle)
         channels, descriptors = self._channels.of(plan.number)
-        is_ready = self.kv_file.taken(plan.number) if self.kv_file is not None else 0
-        join = replace_join(self._join_of(plan), self._generation, channels, is_ready)
+        kv_there = self.kv_file.taken(plan.number) if self.kv_file is not None else 0
+        join = replace_join(self._join_of(plan), self._generation, channels, kv_there)
         process.socket.send(join, [*descriptors, *self._memories_of(plan)])
         return handle
 

@@ -37,7 +37,7 @@ class ChunkRelease:
             return None
         return max(self._next, since + self._after_s)
 
-    def next_check_len(self, limit: int) -> int:
+    def release_idle(self, limit: int) -> int:
         """Give back what is due at the time of the table, `limit` chunks at once. How many were."""
         due, now = self.due(), self._chunks.now
         if due is None or now < due:

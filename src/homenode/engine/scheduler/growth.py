@@ -53,7 +53,7 @@ class Growth:
     def advance(self, now: float) -> None:
         """Time has passed: what is due goes back, so much at once that a step waits for it less than a millisecond."""
         self._chunks.now = now
-        self._released += self._release.next_check_len(max(1, _MOST_AT_ONCE // self._chunk_bytes))
+        self._released += self._release.release_idle(max(1, _MOST_AT_ONCE // self._chunk_bytes))
         self._watch()
 
     def take(self, event: KvHeadroom) -> None:
