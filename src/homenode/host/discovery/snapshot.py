@@ -46,13 +46,13 @@ def load_recording(path: str | os.PathLike[str]) -> RecordedSource:
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read the recorded host {name}: {_reason(error)}", param="--from") from error
     if len(data) > _MOST_BYTES:
-        raise _bad(name, f"it is larger than {_MOST_BYTES >> 20} MiB")
+        raise _error(name, f"it is larger than {_MOST_BYTES >> 20} MiB")
     try:
         raw = json.loads(data.decode("utf-8"))
     except RecursionError as error:
-        raise _bad(name, "its JSON is nested too deeply") from error
+        raise _error(name, "its JSON is nested too deeply") from error
     except ValueError as error:
-        raise _bad(name, f"it is not JSON in UTF-8 ({error})") from error
+        raise _error(name, f"it is not JSON in UTF-8 ({error})") from error
     return parse_recording(raw, name)
 
 
@@ -60,17 +60,17 @@ def parse_recording(raw: object, name: str = "recording") -> RecordedSource:
     """The machine in the parsed JSON of a recording; `name` is what errors call it. Raises UserError when it is no
     recorded host."""
     if not isinstance(raw, dict):
-        raise _bad(name, f"it holds {_kind(raw)}, not an object")
+        raise _error(name, f"it holds {_kind(raw)}, not an object")
     if raw.get("format") != FORMAT:
-        raise _bad(name, f'its "format" is {_shown(raw.get("format"))}, wanted "{FORMAT}"')
+        raise _error(name, f'its "format" is {_shown(raw.get("format"))}, wanted "{FORMAT}"')
     machine = raw.get("machine")
     if not isinstance(machine, str) or not _MACHINE.fullmatch(machine):
-        raise _bad(name, f'its "machine" is {_shown(machine)}, wanted what `uname -m` prints, such as "aarch64"')
+        raise _error(name, f'its "machine" is {_shown(machine)}, wanted what `uname -m` prints, such as "aarch64"')
     env = _texts(name, "env", raw.get("env", {}), _MOST_COMMANDS)
     files = _texts(name, "files", raw.get("files"), _MOST_FILES)
     for path in files:
         if not path.startswith("/") or "\0" in path or len(path) > _LONGEST_PATH:
-            raise _bad(name, f'"files" has the path {_shown(path)}, wanted an absolute one')
+            raise _error(name, f'"files" has the path {_shown(path)}, wanted an absolute one')
     commands = _mapping(name, "commands", raw.get("commands", {}), _MOST_COMMANDS)
     return RecordedSource(
         machine,
@@ -176,13 +176,13 @@ def _result(name: str, words: str, value: object) -> CommandResult:
     if isinstance(value, str):
         return CommandResult(_text(name, f"the output of {_shown(words)}", value))
     if not isinstance(value, dict) or not isinstance(value.get("out", ""), str):
-        raise _bad(
+        raise _error(
             name,
             f'"commands" has for {_shown(words)} {_kind(value)}, wanted the output or {{"out": output, "rc": exit code}}',
         )
     rc = value.get("rc", 0)
     if not isinstance(rc, int) or isinstance(rc, bool) or abs(rc) > 0xFFFF_FFFF:
-        raise _bad(name, f"the exit code of {_shown(words)} is {_shown(rc)}, wanted a whole number")
+        raise _error(name, f"the exit code of {_shown(words)} is {_shown(rc)}, wanted a whole number")
     out = _text(name, f"the output of {_shown(words)}", value.get("out", ""))
     err = _text(name, f"the standard error of {_shown(words)}", value.get("err", ""))
     if rc == _NO_SUCH_COMMAND and not out.strip() and not err.strip():
@@ -192,17 +192,19 @@ def _result(name: str, words: str, value: object) -> CommandResult:
     return CommandResult(out, rc, "failed", err) if rc else CommandResult(out)
 
 
-def _texts(name: str, key: str, raw: object, most: int) -> dict[str, str]:
-    for word, text in (found := _mapping(name, key, raw, most)).items():
+def _texts(name: str, key: str, raw: object, limit: int) -> dict[str, str]:
+    for word, text in (found := _mapping(name, key, raw, limit)).items():
         _text(name, f"{_shown(word)} in {_shown(key)}", text)
     return found
 
 
-def _mapping(name: str, key: str, raw: object, most: int) -> dict[str, Any]:
+def _mapping(name: str, key: str, raw: object, limit: int) -> dict[str, Any]:
     if not isinstance(raw, dict):
-        raise _bad(name, f'it has no object "{key}"' if raw is None else f'its "{key}" is {_kind(raw)}, not an object')
-    if len(raw) > most:
-        raise _bad(name, f'its "{key}" has {format_count(len(raw), "entry", "entries")}, wanted at most {most}')
+        raise _error(
+            name, f'it has no object "{key}"' if raw is None else f'its "{key}" is {_kind(raw)}, not an object'
+        )
+    if len(raw) > limit:
+        raise _error(name, f'its "{key}" has {format_count(len(raw), "entry", "entries")}, wanted at most {limit}')
     for word in raw:
         _text(name, f"a name in {_shown(key)}", word)
     return raw
@@ -211,9 +213,9 @@ def _mapping(name: str, key: str, raw: object, most: int) -> dict[str, Any]:
 def _text(name: str, what: str, value: object) -> str:
     """`value` as text that can be printed: JSON can hold half a surrogate pair, which no encoding can."""
     if not isinstance(value, str):
-        raise _bad(name, f"{what} is {_kind(value)}, not a text")
+        raise _error(name, f"{what} is {_kind(value)}, not a text")
     if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise _bad(name, f"{what} holds half a surrogate pair")
+        raise _error(name, f"{what} holds half a surrogate pair")
     return value
 
 
@@ -221,7 +223,7 @@ def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def _bad(name: str, fault: str) -> UserError:
+def _error(name: str, fault: str) -> UserError:
     return UserError(f"{name} is no recorded host: {fault}. `homenode host record FILE` makes one.", param="--from")
 
 

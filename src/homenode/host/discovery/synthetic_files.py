@@ -135,12 +135,12 @@ def _distances(shape: Shape) -> dict[int, list[int]]:
     beside = {node: with_cpus[place % len(with_cpus)] for place, node in enumerate(shape.node_ids[len(with_cpus) :])}
     owning_node = {node: beside.get(node, node) for node in shape.node_ids}
 
-    def distance(here: int, there: int) -> int:
-        if here == there:
+    def distance(node: int, other: int) -> int:
+        if node == other:
             return _HERE
-        if here in beside or there in beside:
-            return _OWN_MEMORY if owning_node[here] == owning_node[there] else _OTHER_MEMORY
-        return _SAME_SOCKET if socket[here] == socket[there] else _OTHER_SOCKET
+        if node in beside or other in beside:
+            return _OWN_MEMORY if owning_node[node] == owning_node[other] else _OTHER_MEMORY
+        return _SAME_SOCKET if socket[node] == socket[other] else _OTHER_SOCKET
 
     ids = sorted(shape.node_ids)
     return {here: [distance(here, there) for there in ids] for here in ids}

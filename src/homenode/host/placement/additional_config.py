@@ -20,7 +20,7 @@ def cpu_binding_enabled(additional_config: str | None, flag: bool | None) -> boo
     """
     configured = None if additional_config is None else _switch(additional_config)
     if None not in (configured, flag) and configured != flag:
-        raise _bad(
+        raise _error(
             f"{_name(flag)} contradicts {SWITCH} in --additional-config",
             f"{SWITCH}: {json.dumps(configured)} and {_name(flag)}",
             "one of the two, or both alike",
@@ -38,12 +38,12 @@ def _switch(text: str) -> bool | None:
     except (ValueError, RecursionError):
         pairs = None
     if not isinstance(pairs, _Pairs):
-        raise _bad("--additional-config is no JSON object", seen, "a JSON object of at most 1 MiB", remedy)
+        raise _error("--additional-config is no JSON object", seen, "a JSON object of at most 1 MiB", remedy)
     values = [value for key, value in pairs if key == SWITCH]
     if len(values) > 1:
-        raise _bad(f"--additional-config has {SWITCH} twice", seen, "once at most", remedy)
+        raise _error(f"--additional-config has {SWITCH} twice", seen, "once at most", remedy)
     if values and not isinstance(values[0], bool):
-        raise _bad(
+        raise _error(
             f"{SWITCH} in --additional-config must be true or false, without quotes",
             json.dumps(values[0])[:80],
             "true or false",
@@ -60,7 +60,7 @@ def _name(flag: bool | None) -> str:
     return "--cpu-binding" if flag else "--no-cpu-binding"
 
 
-def _bad(message: str, seen: str, wanted: str, remedy: str) -> PlacementError:
+def _error(message: str, seen: str, wanted: str, remedy: str) -> PlacementError:
     return PlacementError(
         "bad_additional_config", message, seen=seen, wanted=wanted, remedy=remedy, param="--additional-config"
     )

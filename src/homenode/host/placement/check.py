@@ -161,9 +161,9 @@ def _not_local(host: Host, plan: Plan) -> Iterable[Finding]:
             )
 
 
-def _allow_more(host: Host, near: tuple[int, ...], plan: Plan) -> str:
+def _allow_more(host: Host, local_nodes: tuple[int, ...], plan: Plan) -> str:
     allowed = set(host.allowance.cpus)
-    own = [cpu.id for cpu in host.cpus if cpu.node in near]
+    own = [cpu.id for cpu in host.cpus if cpu.node in local_nodes]
     if allowed.isdisjoint(own):
         return f"Allow CPUs of {format_cpu_list(own)} (cpuset, taskset), or use devices near the allowed ones."
     return (
@@ -186,13 +186,15 @@ def _memory_remote(host: Host, plan: Plan) -> Iterable[Finding]:
         yield Finding("warning", "memory_remote", message, _nearer_memory(host, near, plan))
 
 
-def _nearer_memory(host: Host, near: Iterable[int], plan: Plan) -> str:
-    if all(host.node_by_id[node].memory == 0 for node in near if node in host.node_by_id):
+def _nearer_memory(host: Host, local_nodes: Iterable[int], plan: Plan) -> str:
+    if all(host.node_by_id[node].memory == 0 for node in local_nodes if node in host.node_by_id):
         return "That node has no memory of its own; populate its memory channels, or live with it."
-    if host.allowance.mems and not set(near) & set(host.allowance.mems):
-        return f"Allow memory of node {format_cpu_list(near)} (cpuset.mems)."
+    if host.allowance.mems and not set(local_nodes) & set(host.allowance.mems):
+        return f"Allow memory of node {format_cpu_list(local_nodes)} (cpuset.mems)."
     if not chips_by_device(host, plan):
-        return f"Let the worker take memory of node {format_cpu_list(near)}, or compute near the memory it takes."
+        return (
+            f"Let the worker take memory of node {format_cpu_list(local_nodes)}, or compute near the memory it takes."
+        )
     return (
         "--strategy fair takes memory from the device's own node."
         if plan.strategy != "fair"
@@ -264,10 +266,10 @@ def _nodes_of(host: Host, cpus: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(node for node in found if node is not None))
 
 
-def _listed(parts: Iterable[str], most: int = 8) -> str:
+def _listed(parts: Iterable[str], limit: int = 8) -> str:
     """At most `most` of the parts, then how many more there are."""
     every = list(parts)
-    return "; ".join(every[:most]) + (f"; and {len(every) - most} more" if len(every) > most else "")
+    return "; ".join(every[:limit]) + (f"; and {len(every) - limit} more" if len(every) > limit else "")
 
 
 _CHECKS: tuple[Callable[[Host, Plan], Iterable[Finding]], ...] = (

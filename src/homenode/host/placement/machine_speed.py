@@ -153,12 +153,12 @@ def _speed(team: TeamOfNode, read: float, gops: float) -> NodeSpeed:
     return NodeSpeed(team.node, len(team.cpus), read, gops, None if team.memory_node == team.node else team.memory_node)
 
 
-def _remote_share(host: Host, here: int, there: int) -> float:
+def _remote_share(host: Host, node: int, other: int) -> float:
     """Of the local bandwidth, what is left at this distance."""
-    return float((_LOCAL_DISTANCE / max(_distance(host, here, there), _LOCAL_DISTANCE)) ** _REMOTE_POWER)
+    return float((_LOCAL_DISTANCE / max(_distance(host, node, other), _LOCAL_DISTANCE)) ** _REMOTE_POWER)
 
 
-def _distance(host: Host, here: int, there: int) -> int:
+def _distance(host: Host, node: int, other: int) -> int:
     """As the firmware says it; two sockets' where it says nothing."""
-    found = host.distance(here, there)
+    found = host.distance(node, other)
     return 21 if found >= _FARTHEST else found

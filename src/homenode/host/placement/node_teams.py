@@ -144,10 +144,10 @@ def _refused(host: Host, node: int, found: dict[int, list[AllowedCore]]) -> Plac
     )
 
 
-def _no_core_left(reserve: int, cores: int, elsewhere: int) -> UserError:
+def _no_core_left(reserve: int, cores: int, on_other_nodes: int) -> UserError:
     return UserError(
-        f"--reserve-cpus {reserve}: {format_count(cores, 'physical core is', 'physical cores are')} there to compute on and {elsewhere} others, so none would be left to compute; "
-        f"give {cores + elsewhere - 1} or less",
+        f"--reserve-cpus {reserve}: {format_count(cores, 'physical core is', 'physical cores are')} there to compute on and {on_other_nodes} others, so none would be left to compute; "
+        f"give {cores + on_other_nodes - 1} or less",
         param="reserve_cpus",
     )
 

@@ -42,7 +42,7 @@ class _Grammar:
     resolve_word: Callable[[str], tuple[int, ...]]
     seen: str = ""
 
-    def bad(self, why: str) -> PlacementError:
+    def error(self, why: str) -> PlacementError:
         return PlacementError(
             self.code,
             f"the {self.kind} list {_quoted(self.text)} cannot be read: {why}",
@@ -71,7 +71,7 @@ def parse_cpus(text: str, allowed: Sequence[int], online: Sequence[int], *, name
         )
 
     def word(found: str) -> tuple[int, ...]:
-        raise grammar.bad(f"{_quoted(found)} is no CPU number")
+        raise grammar.error(f"{_quoted(found)} is no CPU number")
 
     grammar = _Grammar("CPU", "bad_cpu_list", text, permitted, refuse, word, seen)
     return _parse(grammar)
@@ -102,7 +102,7 @@ def parse_nodes(text: str, host: Host, *, previous: Sequence[int] | None = None)
     grammar = _Grammar("node", "bad_node_list", text, permitted, lambda node: refused_node(host, node, text), word)
     if text.strip() == "same":
         if not previous:
-            raise grammar.bad("`same` repeats the list given before, and there is none")
+            raise grammar.error("`same` repeats the list given before, and there is none")
         return tuple(previous)
     return _parse(grammar)
 
@@ -137,9 +137,9 @@ def _parse(grammar: _Grammar) -> tuple[int, ...]:
     """The set a list means: parsed, cut to the universe, turned round where asked. Never empty."""
     rest = grammar.text.strip()
     if not rest:
-        raise grammar.bad("it is empty")
+        raise grammar.error("it is empty")
     if len(rest) > _LONGEST:
-        raise grammar.bad(f"it is longer than {_LONGEST} characters")
+        raise grammar.error(f"it is longer than {_LONGEST} characters")
     inverted = rest.startswith("!")
     rest = rest.removeprefix("!")
     relative = rest.startswith("+")
@@ -148,7 +148,7 @@ def _parse(grammar: _Grammar) -> tuple[int, ...]:
     if inverted:
         chosen = set(grammar.universe) - chosen
     if not chosen:
-        raise grammar.bad(f"no {grammar.kind} is left")
+        raise grammar.error(f"no {grammar.kind} is left")
     return tuple(sorted(chosen))
 
 
@@ -170,20 +170,20 @@ def _range(grammar: _Grammar, item: str, relative: bool) -> tuple[int, ...]:
     low = _number(grammar, first, relative)
     high = _number(grammar, last, relative) if dash else low
     if high < low:
-        raise grammar.bad(f"the range {_quoted(item)} descends")
+        raise grammar.error(f"the range {_quoted(item)} descends")
     return grammar.universe[bisect_left(grammar.universe, low) : bisect_right(grammar.universe, high)]
 
 
 def _number(grammar: _Grammar, text: str, relative: bool) -> int:
     if not _NUMBER.fullmatch(text):
-        raise grammar.bad(f"{_quoted(text)} is no number" if text else "a number is missing")
+        raise grammar.error(f"{_quoted(text)} is no number" if text else "a number is missing")
     number = int(text, 0)
     if not relative:
         if bisect_left(grammar.universe, number) == bisect_right(grammar.universe, number):
             raise grammar.refuse_number(number)
         return number
     if number >= len(grammar.universe):
-        raise grammar.bad(f"+{number} counts beyond the {len(grammar.universe)} that are allowed")
+        raise grammar.error(f"+{number} counts beyond the {len(grammar.universe)} that are allowed")
     return grammar.universe[number]
 
 
@@ -191,21 +191,21 @@ def _node_of_word(host: Host, word: str, grammar: _Grammar) -> int:
     """The node of the PCI device a word names; the other words need facts that are not gathered here."""
     name, colon, address = word.partition(":")
     if not colon or name not in _WORDS:
-        raise grammar.bad(
+        raise grammar.error(
             f"{_quoted(word)} is neither a number nor one of the words all, same, {', '.join(f'{word}:' for word in _WORDS)}"
         )
     if name != "pci":
-        raise grammar.bad(
+        raise grammar.error(
             f"`{name}:` is not supported; look up the device's node with `homenode host` and name that, or use pci:ADDRESS"
         )
     match = _PCI.fullmatch(address.lower())
     if not match:
-        raise grammar.bad(f"{_quoted(address)} is no PCI address such as 0000:c1:00.0")
+        raise grammar.error(f"{_quoted(address)} is no PCI address such as 0000:c1:00.0")
     domain, bus, slot, function = match.groups()
     full = f"{int(domain or '0', 16):04x}:{bus}:{slot}.{function or '0'}"
     device = next((device for device in host.devices if device.address == full), None)
     if device is None or device.node is None:
-        raise grammar.bad(
+        raise grammar.error(
             f"this host has no PCI device {full}"
             if device is None
             else f"the firmware does not say which node the PCI device {full} is on"

@@ -24,11 +24,11 @@ def check_sizes(demand: Demand) -> None:
     }
     for what, count in counts.items():
         if not 1 <= count <= MOST:
-            raise _bad(f"{what} is {count}", str(count), f"1 to {MOST}", f"Mend {what}.")
+            raise _error(f"{what} is {count}", str(count), f"1 to {MOST}", f"Mend {what}.")
     if not 0 <= parallelism.data_parallel_rank < parallelism.data_parallel_size and not parallelism.external_launcher:
         seen = f"rank {parallelism.data_parallel_rank} of {parallelism.data_parallel_size}"
         wanted = f"a rank from 0 to {parallelism.data_parallel_size - 1}"
-        raise _bad(
+        raise _error(
             "there is no such data-parallel rank",
             seen,
             wanted,
@@ -71,5 +71,5 @@ def engines(parallelism: Parallelism, workers: int) -> dict[int, range]:
     }
 
 
-def _bad(message: str, seen: str, wanted: str, remedy: str) -> PlacementError:
+def _error(message: str, seen: str, wanted: str, remedy: str) -> PlacementError:
     return PlacementError("bad_parallelism", message, seen=seen, wanted=wanted, remedy=remedy)

@@ -138,9 +138,9 @@ def refuse_contradictions(strategy: str, kind: str, demand: Demand, given: Seque
         )
 
 
-def _contradicts(strategy: str, setting: GivenSetting, says: str, remedy: str) -> None:
+def _contradicts(strategy: str, setting: GivenSetting, meaning: str, remedy: str) -> None:
     where = "--cpus says where to run" if strategy == LISTED else f"--strategy {strategy} is asked for"
-    raise UserError(f"{setting.shown} {says}, and {where}. {remedy}, or leave it out.", param=setting.source)
+    raise UserError(f"{setting.shown} {meaning}, and {where}. {remedy}, or leave it out.", param=setting.source)
 
 
 def _ignored(strategy: str, kind: str, setting: GivenSetting) -> Finding:

@@ -110,12 +110,12 @@ def read_allowance(
 
 
 def _cpuset(
-    reader: FactReader, told: tuple[int, ...] | None, cpus: tuple[int, ...] | None, online: tuple[int, ...]
+    reader: FactReader, reported: tuple[int, ...] | None, cpus: tuple[int, ...] | None, online: tuple[int, ...]
 ) -> tuple[int, ...] | None:
     """The online CPUs of the cpuset; None when it is not told. Notes `cpuset_disagrees`: the kernel keeps a mask
     inside the cpuset, so one that lacks CPUs of the mask is that of another group.
     """
-    cpuset = None if told is None else _within(told, online)
+    cpuset = None if reported is None else _within(reported, online)
     if not cpuset or not cpus or set(cpus) <= set(cpuset):
         return cpuset
     group, own = format_cpu_list(cpuset), format_cpu_list(cpus)

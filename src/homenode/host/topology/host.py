@@ -174,9 +174,9 @@ class Host:
         """Whether any core has more than one online CPU."""
         return any(len(ids) > 1 for ids in self.cores.values())
 
-    def distance(self, here: int, there: int) -> int:
+    def distance(self, node: int, other: int) -> int:
         """From node to node; 10 on the node itself and 255 where the firmware says nothing."""
-        if here == there:
+        if node == other:
             return 10
-        node = self.node_by_id.get(here)
-        return node.distances.get(there, 255) if node else 255
+        known = self.node_by_id.get(node)
+        return known.distances.get(other, 255) if known else 255

@@ -83,29 +83,29 @@ def read_node_cpus(reader: FactReader, node: int) -> tuple[int, ...]:
     return reader.cpus_or_mask(f"{folder}/cpulist", f"{folder}/cpumap") or ()
 
 
-def _corrected(reader: FactReader, told: tuple[int, ...]) -> tuple[int, ...]:
+def _corrected(reader: FactReader, reported: tuple[int, ...]) -> tuple[int, ...]:
     """The list of online CPUs, or, where this process may run on online CPUs that it lacks, all that other files show
     to be online.
     """
     mask = process_cpus(reader) or ()
-    if not (beyond := set(mask).difference(told)):
-        return told
+    if not (beyond := set(mask).difference(reported)):
+        return reported
     listed = _cpus_of_nodes(reader)
     folders = set(numbered(reader.source.names(CPU_FOLDER), "cpu"))
     shown = {cpu: _shown_online(reader, cpu, listed, folders) for cpu in beyond}
     missing = {cpu for cpu, is_online in shown.items() if is_online}
-    if _is_limit(mask, told):
+    if _is_limit(mask, reported):
         missing |= {
             cpu for cpu, is_online in shown.items() if is_online is None and (cpu in listed or not (listed or folders))
         }
     if not missing and beyond.issuperset(mask):
         missing = beyond  # a process runs somewhere: a mask of offline CPUs only cannot be
     if not missing:
-        return told  # a mask that nobody has narrowed holds CPUs that are offline or not even there
-    named, lacking = format_cpu_list(told), format_cpu_list(missing)
+        return reported  # a mask that nobody has narrowed holds CPUs that are offline or not even there
+    named, lacking = format_cpu_list(reported), format_cpu_list(missing)
     message = f"{CPU_FOLDER}/online names CPUs {named}, and this process may run on {lacking}: the file is wrong"
     reader.note("online_disagrees", message, _RENUMBERED)
-    others = listed.union(told).difference(missing)
+    others = listed.union(reported).difference(missing)
     return tuple(
         sorted(missing.union(cpu for cpu in others if _shown_online(reader, cpu, listed, folders) is not False))
     )
@@ -125,11 +125,11 @@ def _shown_online(reader: FactReader, cpu: int, listed: Collection[int], folders
     )  # old kernels list CPUs that are not there
 
 
-def _is_limit(mask: Collection[int], told: Collection[int]) -> bool:
+def _is_limit(mask: Collection[int], reported: Collection[int]) -> bool:
     """Whether somebody has narrowed the mask. The kernel then puts online CPUs into it only; one of everything holds
     all possible ones.
     """
-    return not set(told).issubset(mask)
+    return not set(reported).issubset(mask)
 
 
 def _cpus_of_nodes(reader: FactReader) -> set[int]:

@@ -56,13 +56,13 @@ def _read_device(reader: FactReader, address: str, online: frozenset[int], nodes
     )
 
 
-def _elsewhere(node: Node | None, cpus: Sequence[int]) -> bool:
+def _on_other_node(node: Node | None, cpus: Sequence[int]) -> bool:
     """Whether CPUs that are said to be local to a device all lie outside its node."""
     return node is not None and bool(node.cpus and cpus) and set(cpus).isdisjoint(node.cpus)
 
 
 def _note_disagreement(reader: FactReader, devices: Sequence[PciDevice], nodes: Mapping[int, Node]) -> None:
-    astray = [one for one in devices if one.node is not None and _elsewhere(nodes[one.node], one.local_cpus)]
+    astray = [one for one in devices if one.node is not None and _on_other_node(nodes[one.node], one.local_cpus)]
     if astray:
         first = astray[0]
         functions = format_count(len(astray), "PCI function")
@@ -80,7 +80,7 @@ def _local_cpus(own: Node | None, cpus: tuple[int, ...], nodes: Sequence[Node]) 
     node.
     """
     unknown = own is None and bool(nodes) and not tells_place(cpus, nodes)
-    return () if unknown or _elsewhere(own, cpus) else cpus
+    return () if unknown or _on_other_node(own, cpus) else cpus
 
 
 @lru_cache(maxsize=64)

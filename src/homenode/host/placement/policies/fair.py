@@ -36,12 +36,12 @@ _NPU_MAP_ERRORS = "npu_map_"
 
 @dataclass(frozen=True, slots=True)
 class _Shares:
-    """`pools`: cores by device, those of its nodes first. `device_nodes`: where each has its share. `near`: nodes known
-    to be its own, empty when unknown."""
+    """`pools`: cores by device, those of its nodes first. `device_nodes`: where each has its share. `local_nodes`:
+    nodes known to be its own, empty when unknown."""
 
     pools: Mapping[int, Sequence[AllowedCore]]
     device_nodes: Mapping[int, tuple[int, ...]]
-    near: Mapping[int, tuple[int, ...]]
+    local_nodes: Mapping[int, tuple[int, ...]]
 
 
 def plan(host: Host, demand: Demand) -> Plan:
@@ -70,7 +70,7 @@ def _for_devices(host: Host, demand: Demand, kind: str | None, chips: Sequence[A
     unclaimed, claimed = without_claims(host, demand.claims, {device: shares.pools[device] for device in devices})
     pools, kept = _kept_back(unclaimed, demand.reserve_cpus or 0)
     workers = tuple(_worker(host, kind, rank, device, pools[device], shares) for rank, device in ranks.devices.items())
-    unknown = [device for device, own in shares.near.items() if not own and device in shares.pools]
+    unknown = [device for device, own in shares.local_nodes.items() if not own and device in shares.pools]
     findings = (*_fact_findings(host), *missing, *_unknown(unknown), *ranks.findings, *claimed, *_roles_shared(workers))
     return Plan(
         strategy=STRATEGY,
@@ -138,11 +138,14 @@ def _present(chips: Sequence[Accelerator], visible: Sequence[int] | None) -> tup
 
 
 def _shared_out(
-    near: Mapping[int, tuple[int, ...]], host: Host, asked: Sequence[int], cores: Mapping[int, Sequence[AllowedCore]]
+    local_nodes: Mapping[int, tuple[int, ...]],
+    host: Host,
+    asked: Sequence[int],
+    cores: Mapping[int, Sequence[AllowedCore]],
 ) -> _Shares:
-    among = taking_part(near, asked, cores)
+    among = taking_part(local_nodes, asked, cores)
     _require_cores(sum(map(len, cores.values())), len(among), 0)
-    known = {device: near[device] for device in among}
+    known = {device: local_nodes[device] for device in among}
     pools, device_nodes = share(host, cores, assign_nodes(host, known, cores))
     return _Shares(pools, device_nodes, known)
 
@@ -173,7 +176,7 @@ def _require_cores(have: int, parties: int, reserve: int) -> None:
 def _worker(
     host: Host, kind: str | None, rank: int, device: int, pool: Sequence[AllowedCore], shares: _Shares
 ) -> WorkerBinding:
-    used_nodes = shares.near[device] or shares.device_nodes[device]
+    used_nodes = shares.local_nodes[device] or shares.device_nodes[device]
     local = [core for core in pool if core.node in used_nodes]
     cpus = cpus_of(pool)
     memory = memory_nodes(host, _most_first(pool if kind is None else local) or used_nodes)
@@ -199,7 +202,7 @@ def _why(kind: str | None, device: int, cpus: Sequence[int], local: int, shares:
     own_nodes = shares.device_nodes[device]
     if own_nodes == (NO_NODE,):
         return f"{format_count(len(cpus), 'CPU')}; the kernel tells of no NUMA node for them"
-    where, own = _nodes_named(own_nodes), shares.near[device]
+    where, own = _nodes_named(own_nodes), shares.local_nodes[device]
     if own and not set(own).intersection(own_nodes):
         where = f"its own {_nodes_named(own)}; its share is of {where}"
     elif own:

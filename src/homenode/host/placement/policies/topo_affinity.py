@@ -107,15 +107,15 @@ def _nodes(host: Host) -> list[int]:
     return nodes
 
 
-def _extended(npus: Npus, nodes: Sequence[int], near: tuple[int, ...]) -> tuple[int, ...]:
+def _extended(npus: Npus, nodes: Sequence[int], own_cpus: tuple[int, ...]) -> tuple[int, ...]:
     """With the allowed CPUs of the next node when all lie on one; the node after a single node is that node again."""
     node_of = {cpu: npus.host.cpu_by_id[cpu].node for cpu in npus.allowed}
-    near_nodes = {node_of[cpu] for cpu in near}
+    near_nodes = {node_of[cpu] for cpu in own_cpus}
     near_node = next(iter(near_nodes))
     if len(near_nodes) > 1 or near_node not in nodes:
-        return near
+        return own_cpus
     following = nodes[(nodes.index(near_node) + 1) % len(nodes)]
-    return tuple(sorted({*near, *(cpu for cpu, node in node_of.items() if node == following)}))
+    return tuple(sorted({*own_cpus, *(cpu for cpu, node in node_of.items() if node == following)}))
 
 
 def _groups(extended: dict[int, tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
@@ -125,9 +125,9 @@ def _groups(extended: dict[int, tuple[int, ...]]) -> dict[tuple[int, ...], list[
     return groups
 
 
-def _why(near: tuple[int, ...], extended: tuple[int, ...], device: int, members: Sequence[int], size: int) -> str:
-    added = format_cpu_list(set(extended) - set(near))
-    source = f"{format_cpu_list(near)} of its affinity" + (f" and {added} of the next node" if added else "")
+def _why(own_cpus: tuple[int, ...], extended: tuple[int, ...], device: int, members: Sequence[int], size: int) -> str:
+    added = format_cpu_list(set(extended) - set(own_cpus))
+    source = f"{format_cpu_list(own_cpus)} of its affinity" + (f" and {added} of the next node" if added else "")
     if len(members) == 1:
         return f"all {format_count(size, 'allowed CPU')} {source}"
     return f"{size} of the {format_count(len(extended), 'allowed CPU')} {source}: part {members.index(device) + 1} of {len(members)}, shared by NPU {format_cpu_list(members)}"

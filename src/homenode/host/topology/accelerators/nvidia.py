@@ -55,7 +55,7 @@ def read_nvidia(source: Source, devices: Sequence[PciDevice], nodes: Sequence[No
     if not chips:
         return Accelerators(notes=(*notes, *map(noted, problems.found)))
     topo = _topo(source, problems, notes) if listed else {}
-    chips = [_located(chip, topo.get(chip.id), devices, nodes) for chip in chips]
+    chips = [_with_addresses(chip, topo.get(chip.id), devices, nodes) for chip in chips]
     if isinstance(source, LiveSource) and not (listed and len(topo) == len(chips)):
         # A recording could not give these answers again; hence only what the recordable sources lack is asked for.
         from homenode.host.topology.accelerators.nvidia_nvml import fill
@@ -182,7 +182,7 @@ def _from_pci(index: int, device: PciDevice, source: Source) -> Accelerator:
     )
 
 
-def _located(
+def _with_addresses(
     chip: Accelerator, row: NvidiaTopoRow | None, devices: Sequence[PciDevice], nodes: Sequence[Node]
 ) -> Accelerator:
     """With its CPUs and nodes: as the tool's topology says, else as sysfs does.
