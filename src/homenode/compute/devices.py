@@ -1,7 +1,8 @@
-"""The words for what computes, and whether it is there: read without importing torch, which takes seconds and may open every card.
+"""The words for what computes, and whether it is there: read without importing torch, which takes seconds and may open
+every card.
 
-`cpu` is the native core. `torch:DEVICE` is the torch backend on DEVICE as torch writes it: `torch:cuda:0`, `torch:cpu`. An accelerator's own name is
-short for that: `cuda:0`, `npu:1`.
+`cpu` is the native core. `torch:DEVICE` is the torch backend on DEVICE as torch writes it: `torch:cuda:0`, `torch:cpu`.
+An accelerator's own name is short for that: `cuda:0`, `npu:1`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def parse_device(word: str, accelerator_of: bool = True) -> str:
 
 
 def torch_missing(device: str, param: str = "stage_devices") -> UserError | None:
-    """Why the torch backend cannot be had for this device at all, if so: packages that are not installed. `param`: the setting that asks for it."""
+    """Why the torch backend cannot be had for this device at all, if so: packages that are not installed. `param`: the
+    setting that asks for it.
+    """
     if importlib.util.find_spec("torch") is None:
         return UnsupportedError(
             f"{device} needs torch, which is not installed: {extra_command('torch', 'torch')}",
@@ -65,9 +68,11 @@ def torch_missing(device: str, param: str = "stage_devices") -> UserError | None
 
 
 def device_problems(devices: Sequence[str]) -> list[UserError]:
-    """What is wrong with these devices on this machine: words that are none, packages and devices that are not there, each named.
+    """What is wrong with these devices on this machine: words that are none, packages and devices that are not there,
+    each named.
 
-    Torch is asked, in a process of its own, only where an accelerator is named. HostError when that process gives no answer.
+    Torch is asked, in a process of its own, only where an accelerator is named. HostError when that process gives no
+    answer.
     """
     found: list[UserError] = []
     accelerators: list[str] = []
@@ -85,7 +90,9 @@ def device_problems(devices: Sequence[str]) -> list[UserError]:
 
 
 def accelerators() -> tuple[str, ...]:
-    """Every accelerator torch can compute on, in full: () at once where there is no torch or nothing that looks like one."""
+    """Every accelerator torch can compute on, in full: () at once where there is no torch or nothing that looks like
+    one.
+    """
     kinds = tuple(kind for kind, nodes in _NODES.items() if any(Path(node).exists() for node in nodes))
     kinds = tuple(kind for kind in kinds if torch_missing(f"torch:{kind}") is None)
     if not kinds:
@@ -108,7 +115,9 @@ def _absent(devices: Sequence[str]) -> list[UserError]:
 
 
 def device_memory(devices: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Bytes that are free on each of these accelerators, and that it has; one whose kind does not tell is missing. HostError as above."""
+    """Bytes that are free on each of these accelerators, and that it has; one whose kind does not tell is missing.
+    HostError as above.
+    """
     answer = _asked("--memory", *dict.fromkeys(device.removeprefix("torch:").partition(":")[0] for device in devices))
     found = {}
     for device in devices:
@@ -146,7 +155,9 @@ def _asked(*arguments: str) -> dict[str, Any]:
 
 
 def attention_problem(name: str, device: str, kv_dtype: str) -> UserError | None:
-    """Why this `--attention-backend` cannot serve this device with keys and values of this type, if so. docs/attention.md has the table."""
+    """Why this `--attention-backend` cannot serve this device with keys and values of this type, if so.
+    docs/attention.md has the table.
+    """
     package = _ATTENTION_PACKAGES.get(name)
     if package is None:
         return None

@@ -1,4 +1,6 @@
-"""How many tokens each expert of a program's MoE layers was computed for, for backends that call the forward function at every step."""
+"""How many tokens each expert of a program's MoE layers was computed for, for backends that call the forward function
+at every step.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ Counts = npt.NDArray[np.uint64]
 
 
 class ExpertUsage:
-    """Tokens that each expert was computed for, by MoE layer in the order of calls. One thread adds; others may read."""
+    """Tokens that each expert was computed for, by MoE layer in the order of calls. One thread adds; others
+    may read.
+    """
 
     def __init__(self) -> None:
         self._layers: list[Counts] = []

@@ -1,7 +1,9 @@
-"""How KV memory is laid out, so that another process can find a token's keys and values in it; and what can be done with it. Fit for the wire.
+"""How KV memory is laid out, so that another process can find a token's keys and values in it; and what can be done
+with it. Fit for the wire.
 
-The unit is the *tile*: keys (or values) of 16 tokens of one head of one layer, `tile_bytes` long, in the form of csrc/kernels/kv_cache.h. Within a
-block a head's keys come first, then its values: 2 * block_size / 16 tiles in one piece.
+The unit is the *tile*: keys (or values) of 16 tokens of one head of one layer, `tile_bytes` long, in the form of
+csrc/kernels/kv_cache.h. Within a block a head's keys come first, then its values: 2 * block_size / 16 tiles in one
+piece.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ TILE_TOKENS = 16
 
 class KvRegion(msgspec.Struct, frozen=True, array_like=True):
     """Heads first_head .. past_head - 1 of layers first_layer .. past_layer - 1: head h of block b in layer l begins at
-    offset + (l - first_layer) * layer_stride + b * block_stride + (h - first_head) * head_stride, in bytes from the beginning of the memory's file."""
+    offset + (l - first_layer) * layer_stride + b * block_stride + (h - first_head) * head_stride, in bytes from the
+    beginning of the memory's file.
+    """
 
     first_head: int
     past_head: int
@@ -30,8 +34,9 @@ class KvRegion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KvLayout(msgspec.Struct, frozen=True, array_like=True):
-    """Everything needed to address a KV memory. Every head of every layer is in a region; one that is in several (of ranks that share it) is read from
-    the first of them, and written to all."""
+    """Everything needed to address a KV memory. Every head of every layer is in a region; one that is in several (of
+    ranks that share it) is read from the first of them, and written to all.
+    """
 
     layers: int
     kv_heads: int
@@ -72,7 +77,9 @@ class KvMemory(Protocol):
 
     @property
     def fd(self) -> int:
-        """The memfd behind it; -1 when it is private to this process, or another process's that is not to be passed on."""
+        """The memfd behind it; -1 when it is private to this process, or another process's that is not to
+        be passed on.
+        """
 
     @property
     def writable(self) -> bool:
@@ -83,17 +90,21 @@ class KvMemory(Protocol):
     ) -> list[bytes]:
         """One for each page: 8 bytes for each KV head, over that head's tiles of all layers, wherever they lie.
 
-        `table`: the blocks of a sequence of `tokens` positions, from its first; tiles wholly at or past position `tokens` do not count. A page has
-        `page_tokens` positions, those of a block unless that is given. A page with a block of -1 has no digest: b"".
+        `table`: the blocks of a sequence of `tokens` positions, from its first; tiles wholly at or past position
+        `tokens` do not count. A page has `page_tokens` positions, those of a block unless that is given. A page with a
+        block of -1 has no digest: b"".
         """
 
     def pieces(self, block: int, tiles: int) -> list[memoryview]:
-        """The parts of a block that hold its first `tiles` tiles of keys and of values, in the order in which they go over a wire: layer by layer, head by head, keys, values. Parts that are
-        neighbours in memory are one."""
+        """The parts of a block that hold its first `tiles` tiles of keys and of values, in the order in which they go
+        over a wire: layer by layer, head by head, keys, values. Parts that are neighbours in memory are one.
+        """
 
 
 class EpochWords(Protocol):
-    """A uint64 for each block of a KV memory, in a memfd of its own. The memory's owner changes a block's word before the block is used for something else."""
+    """A uint64 for each block of a KV memory, in a memfd of its own. The memory's owner changes a block's word before
+    the block is used for something else.
+    """
 
     @property
     def fd(self) -> int:
@@ -105,7 +116,9 @@ class EpochWords(Protocol):
         """The word of a block."""
 
     def hold(self, blocks: Sequence[int], epochs: Sequence[int]) -> bool:
-        """Whether the words of these blocks are those. What was read of the blocks before is what they were then, what is read after it, too."""
+        """Whether the words of these blocks are those. What was read of the blocks before is what they were then, what
+        is read after it, too.
+        """
 
     def write(self, blocks: Sequence[int], epochs: Sequence[int]) -> None:
         """Set the words of some blocks; seen by others before anything that is written or sent afterwards."""
@@ -128,10 +141,11 @@ class Copier(Protocol):
         epochs: tuple[EpochWords, Sequence[int]] | None = None,
         page_tokens: int | None = None,
     ) -> list[bytes] | None:
-        """Copy pages first_page .. first_page + pages - 1 of a sequence of `tokens` positions and return their digests (as `digests` of the source, of
-        the copied heads only).
+        """Copy pages first_page .. first_page + pages - 1 of a sequence of `tokens` positions and return their digests
+        (as `digests` of the source, of the copied heads only).
 
-        Both tables are of blocks, for the whole sequence; the blocks may be of different sizes. A page is a block of the source unless `page_tokens` is
-        given; one with a source block of -1 is not copied. `epochs`: the source's epoch words, one for each of its blocks, and what they must be, before and
-        after, for pages first_page, first_page + 1, ...; None is returned when one was not (what was written is then worth nothing).
+        Both tables are of blocks, for the whole sequence; the blocks may be of different sizes. A page is a block of
+        the source unless `page_tokens` is given; one with a source block of -1 is not copied. `epochs`: the source's
+        epoch words, one for each of its blocks, and what they must be, before and after, for pages first_page,
+        first_page + 1, ...; None is returned when one was not (what was written is then worth nothing).
         """

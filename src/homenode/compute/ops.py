@@ -1,14 +1,14 @@
 """What a model may ask of a machine: the protocol between model code and its backends.
 
-Model code is written once, on `Ops`, in functional style: every op takes handles and returns a new handle. A backend is free to run at once
-(the NumPy reference) or to record the calls and replay them in one native call a step (the native core): a forward function therefore
-never looks at values, only at handles, and its Python runs once, not once a step.
+Model code is written once, on `Ops`, in functional style: every op takes handles and returns a new handle. A backend is
+free to run at once (the NumPy reference) or to record the calls and replay them in one native call a step (the native
+core): a forward function therefore never looks at values, only at handles, and its Python runs once, not once a step.
 
-Rows are tokens. A handle has either one row for each token of the step or one for each sampled row (after `select`). All activations are
-float32, row-major; weights keep their storage format.
+Rows are tokens. A handle has either one row for each token of the step or one for each sampled row (after `select`).
+All activations are float32, row-major; weights keep their storage format.
 
-Batch invariance is part of the contract: the value of a row depends only on that row's own sequence, never on what shares the batch, how a
-prompt was cut, or how many threads run.
+Batch invariance is part of the contract: the value of a row depends only on that row's own sequence, never on what
+shares the batch, how a prompt was cut, or how many threads run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ Logits = (
     Any  # a backend's [sampled rows, vocabulary] handle, float32, valid until the next run of the program that made it
 )
 
-# Where a matrix lies when the threads have several homes, such as NUMA nodes: the rows of each at its home, all rows at all homes, pages at all in turn.
+# Where a matrix lies when the threads have several homes, such as NUMA nodes: the rows of each at its home, all rows at
+# all homes, pages at all in turn.
 Spread = Literal["split", "copied", "interleaved"]
 
 
@@ -53,7 +54,9 @@ class SharedWeights(Protocol):
     """Memory of weights that several processes map. Bytes are counted from its beginning; ranges are whole pages."""
 
     def own(self, runs: Sequence[tuple[int, int]]) -> None:
-        """These ranges, one behind the other, are this process's: pages are to come from its nodes, those of a range from one, and count as its weights."""
+        """These ranges, one behind the other, are this process's: pages are to come from its nodes, those of a range
+        from one, and count as its weights.
+        """
 
     def open(self, begin: int, end: int) -> None:
         """From now on matrices may be put into this range, which is zeros, and nowhere else."""
@@ -68,7 +71,9 @@ class SharedWeights(Protocol):
         """Nothing is put anywhere any more."""
 
     def enter(self, begin: int, end: int) -> None:
-        """A range that others have filled will be read: whatever the first reads would have to do for that is done now."""
+        """A range that others have filled will be read: whatever the first reads would have to do for that
+        is done now.
+        """
 
 
 class SharedPlacement(NamedTuple):
@@ -85,14 +90,16 @@ FloatArray = npt.NDArray[np.float32]
 ARRAY_TYPES = {int: np.int32, float: np.float32}  # of the arrays of a sampling parameter
 
 
-# How keys and values are kept: bytes of an element, and of what a token's head has besides. int8: the nearest whole numbers of at most 127, times
-# one float32 scale for the key and one for the value of each token and head.
+# How keys and values are kept: bytes of an element, and of what a token's head has besides. int8: the nearest whole
+# numbers of at most 127, times one float32 scale for the key and one for the value of each token and head.
 KV_DTYPES = {"f32": (4, 0), "bf16": (2, 0), "int8": (1, 4)}
 
 
 @dataclass(frozen=True)
 class KvGeometry:
-    """Shape of the paged KV memory. A block holds `block_size` tokens of every layer; its id is the same in all layers."""
+    """Shape of the paged KV memory. A block holds `block_size` tokens of every layer; its id is the same in
+    all layers.
+    """
 
     layers: int
     kv_heads: int
@@ -121,9 +128,10 @@ class StepLimits:
 class StepArrays:
     """The data of one step, as int32 arrays. n tokens, s sequences, r sampled rows.
 
-    Tokens of a sequence are adjacent and ascending in position. `query_start[i]:query_start[i+1]` are sequence i's tokens;
-    `context_len[i]` is its length including them; its blocks are `block_table[i, :ceil(context_len[i] / block_size)]`.
-    The key and value of position p live in block `block_table[i, p // block_size]`, slot `p % block_size`.
+    Tokens of a sequence are adjacent and ascending in position. `query_start[i]:query_start[i+1]` are sequence i's
+    tokens; `context_len[i]` is its length including them; its blocks are `block_table[i, :ceil(context_len[i] /
+    block_size)]`. The key and value of position p live in block `block_table[i, p // block_size]`, slot `p %
+    block_size`.
     """
 
     ids: IntArray  # [n]
@@ -141,9 +149,9 @@ class StepArrays:
 class SamplingArrays:
     """How to draw a token from each of r rows of logits. Lists are in CSR form: row i owns start[i]:start[i+1].
 
-    `settings`: by name, the arrays [r] of the table `homenode.sampling.SETTINGS`. To each row are applied, in this order:
-    logit bias, then the settings in the order of the table, then the draw. temperature 0 is greedy (lowest id among
-    equals). The draw depends only on (seed, counter) of its row and its logits.
+    `settings`: by name, the arrays [r] of the table `homenode.sampling.SETTINGS`. To each row are applied, in this
+    order: logit bias, then the settings in the order of the table, then the draw. temperature 0 is greedy (lowest id
+    among equals). The draw depends only on (seed, counter) of its row and its logits.
     """
 
     settings: dict[str, npt.NDArray[Any]]
@@ -192,10 +200,12 @@ NO_TOKEN = -1
 
 @dataclass
 class SampledRows:
-    """The drawn tokens and, if asked for, log-probabilities under the unmodified logits (log-softmax, natural logarithm).
+    """The drawn tokens and, if asked for, log-probabilities under the unmodified logits (log-softmax, natural
+    logarithm).
 
-    A row that holds a NaN, or nothing finite that could be drawn, has the token `NO_TOKEN`. Where a row holds a NaN or has no finite largest value its
-    log-probability is NaN, and its most likely tokens mean nothing. Other rows do not suffer from it.
+    A row that holds a NaN, or nothing finite that could be drawn, has the token `NO_TOKEN`. Where a row holds a NaN or
+    has no finite largest value its log-probability is NaN, and its most likely tokens mean nothing. Other rows do not
+    suffer from it.
     """
 
     tokens: IntArray  # [r]
@@ -206,10 +216,12 @@ class SampledRows:
 
 @dataclass(frozen=True)
 class Experts:
-    """The gated MLPs of an MoE layer, one for each expert: gate and up [intermediate, columns], down [columns, intermediate].
+    """The gated MLPs of an MoE layer, one for each expert: gate and up [intermediate, columns], down [columns,
+    intermediate].
 
-    All experts have the same shapes; the matrices of each of the three lists are kept in one format, gate and up in the same. `ids`: which of the
-    layer's experts these are, ascending; None: all of them. A row whose chosen experts are elsewhere gets nothing from these.
+    All experts have the same shapes; the matrices of each of the three lists are kept in one format, gate and up in the
+    same. `ids`: which of the layer's experts these are, ascending; None: all of them. A row whose chosen experts are
+    elsewhere gets nothing from these.
     """
 
     gate: Sequence[Weight]
@@ -224,34 +236,46 @@ class Ops(Protocol):
     def embedding(self, table: Weight, first: int = 0, vocabulary: int | None = None) -> Tensor:
         """Rows of `table` for the step's token ids: [tokens, table.columns].
 
-        With `vocabulary` the table holds its rows `first` on, of that many in all; ids whose row is not here give zeros.
+        With `vocabulary` the table holds its rows `first` on, of that many in all; ids whose row is not here give
+        zeros.
         """
 
     def received(self, columns: int) -> Tensor:
         """The rows that the stage before this one computed, `StepArrays.hidden`: [tokens, columns]."""
 
     def sum(self, x: Tensor) -> Tensor:
-        """The element-wise sum of x over the ranks of the program's group, added in the order of the ranks; may reuse x's storage."""
+        """The element-wise sum of x over the ranks of the program's group, added in the order of the ranks; may reuse
+        x's storage.
+        """
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
-        """The x of all ranks of the program's group beside each other: [rows, sum of widths], this rank's x having widths[rank] columns."""
+        """The x of all ranks of the program's group beside each other: [rows, sum of widths], this rank's x having
+        widths[rank] columns.
+        """
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight over each group of len(weight) columns of x (per head when it is a head wide)."""
+        """x / sqrt(mean(x^2) + eps) * weight over each group of len(weight) columns of x (per head when it is a head
+        wide).
+        """
 
     def linear(
         self, x: Tensor, weights: Sequence[Weight], biases: Sequence[Tensor | None] = (), residual: Tensor | None = None
     ) -> Tensor:
-        """x @ W.T (+ bias) (+ residual), the outputs of several weights beside each other: [rows, sum of weight rows]."""
+        """x @ W.T (+ bias) (+ residual), the outputs of several weights beside each other: [rows, sum of
+        weight rows].
+        """
 
     def split(self, x: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
         """Column views of x of these widths; nothing is copied."""
 
     def rope_angles(self, inverse_frequencies: FloatArray, scale: float) -> Tensor:
-        """cos and sin of position * frequency for the step's positions, times `scale`: [tokens, 2 * len(inverse_frequencies)]."""
+        """cos and sin of position * frequency for the step's positions, times `scale`: [tokens, 2 *
+        len(inverse_frequencies)].
+        """
 
     def rope(self, x: Tensor, angles: Tensor, head_dim: int) -> Tensor:
-        """Rotate each head of x, pairing element i with i + rotary/2 (the "neox" order), rotary = angles.columns; may reuse x's storage.
+        """Rotate each head of x, pairing element i with i + rotary/2 (the "neox" order), rotary = angles.columns; may
+        reuse x's storage.
 
         Elements of a head beyond `rotary` pass unchanged.
         """
@@ -267,17 +291,20 @@ class Ops(Protocol):
         window: int | None = None,
         softcap: float | None = None,
     ) -> Tensor:
-        """Store k and v of the step's tokens in layer `layer` of the cache, then attend causally over each sequence's context.
+        """Store k and v of the step's tokens in layer `layer` of the cache, then attend causally over each sequence's
+        context.
 
-        Query head h reads KV head h // (q heads / KV heads). With `window`, position p sees positions above p - window only.
-        With `softcap` (above 0), a score s becomes softcap * tanh(s / softcap) before the softmax, as in Gemma 2.
+        Query head h reads KV head h // (q heads / KV heads). With `window`, position p sees positions above p - window
+        only. With `softcap` (above 0), a score s becomes softcap * tanh(s / softcap) before the softmax, as in Gemma 2.
         """
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(left half of the columns) * right half."""
 
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
-        """gelu(left half of the columns) * right half, gelu by way of tanh: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
+        """gelu(left half of the columns) * right half, gelu by way of tanh: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715
+        x^3))).
+        """
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """x + y, of equal shapes."""
@@ -291,11 +318,13 @@ class Ops(Protocol):
     def moe(
         self, x: Tensor, logits: Tensor, experts: Experts, chosen: int, normalise: bool, residual: Tensor | None
     ) -> Tensor:
-        """residual (or 0) + the sum of weight * down(silu(gate(x)) * up(x)) over the `chosen` experts with the largest logits of each row.
+        """residual (or 0) + the sum of weight * down(silu(gate(x)) * up(x)) over the `chosen` experts with the largest
+        logits of each row.
 
-        logits: [rows, experts]. Of equal logits the lowest index is chosen first. A weight is the softmax of the row's logits, in float32; with
-        `normalise` divided by the sum over the chosen ones. A row's experts are added in ascending order of their index. Where `experts` are not all,
-        the choice and the weights are the same, and only those here are added.
+        logits: [rows, experts]. Of equal logits the lowest index is chosen first. A weight is the softmax of the row's
+        logits, in float32; with `normalise` divided by the sum over the chosen ones. A row's experts are added in
+        ascending order of their index. Where `experts` are not all, the choice and the weights are the same, and only
+        those here are added.
         """
 
     def add_gated(self, x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
@@ -311,15 +340,16 @@ class Program(Protocol):
     def run(self, arrays: StepArrays) -> Logits:
         """Run one step. Blocks; the native backend releases the interpreter while it computes.
 
-        The result of a stage that is not the last is [tokens, hidden]; `numpy.asarray` of any result gives its rows. PeerError when another rank
-        of the group did not come.
+        The result of a stage that is not the last is [tokens, hidden]; `numpy.asarray` of any result gives its rows.
+        PeerError when another rank of the group did not come.
         """
 
     def expert_usage(self) -> npt.NDArray[np.uint64]:
-        """For each `Ops.moe`, in the order of the calls, how many tokens each of its experts was computed for so far: [MoE layers, experts].
+        """For each `Ops.moe`, in the order of the calls, how many tokens each of its experts was computed for so far:
+        [MoE layers, experts].
 
-        Experts that are elsewhere have 0. Any thread may ask while a step is computed; a program that learns its calls by making them has no rows for
-        those that its first step has not come to yet.
+        Experts that are elsewhere have 0. Any thread may ask while a step is computed; a program that learns its calls
+        by making them has no rows for those that its first step has not come to yet.
         """
 
 
@@ -343,12 +373,14 @@ class Backend(Protocol):
         spread: MatrixPlacement = "split",
         row_bytes: int = 0,
     ) -> Weight:
-        """Read a [rows, columns] matrix stored as `dtype` at `offset` of an open file and keep it as `target` (see weight_types).
+        """Read a [rows, columns] matrix stored as `dtype` at `offset` of an open file and keep it as `target` (see
+        weight_types).
 
-        `row_bytes`: from the beginning of a row in the file to that of the next, for some columns of a wider matrix; 0: rows follow each other.
+        `row_bytes`: from the beginning of a row in the file to that of the next, for some columns of a wider matrix; 0:
+        rows follow each other.
 
-        With `permuted_heads` n the stored rows are in GGUF's llama order (each of n heads' halves interleaved); they are put back
-        in Hugging Face order.
+        With `permuted_heads` n the stored rows are in GGUF's llama order (each of n heads' halves interleaved); they
+        are put back in Hugging Face order.
         """
 
     def weight_from_array(self, array: npt.NDArray[Any], target: str, spread: MatrixPlacement = "split") -> Weight:
@@ -361,19 +393,27 @@ class Backend(Protocol):
         """Paged KV memory of `blocks` blocks, zeroed, touched by the threads that will use it."""
 
     def compile(self, forward: Callable[[Ops], Tensor], limits: StepLimits, group: RankGroup | None = None) -> Program:
-        """Prepare `forward` for steps within `limits`. It returns the logits handle, or of a stage that is not the last its rows [tokens, hidden].
+        """Prepare `forward` for steps within `limits`. It returns the logits handle, or of a stage that is not the last
+        its rows [tokens, hidden].
 
-        `group`: the ranks that `Ops.sum` and `Ops.gather` are over, all of which compile the same calls; None: this one alone.
+        `group`: the ranks that `Ops.sum` and `Ops.gather` are over, all of which compile the same calls; None: this one
+        alone.
         """
 
     def sample(self, logits: Logits, how: SamplingArrays, num_logprobs: int = -1) -> SampledRows:
-        """Draw one token for every row of the logits. num_logprobs -1: log-probabilities are not computed; 0: of the drawn token only."""
+        """Draw one token for every row of the logits. num_logprobs -1: log-probabilities are not computed; 0: of the
+        drawn token only.
+        """
 
     def score(self, logits: Logits, rows: IntArray, targets: IntArray, num_logprobs: int) -> SampledRows:
-        """Log-probabilities of `targets[i]` and the most likely tokens in rows `rows[i]` of the logits (prompt log-probabilities)."""
+        """Log-probabilities of `targets[i]` and the most likely tokens in rows `rows[i]` of the logits (prompt
+        log-probabilities).
+        """
 
     def statistics(self) -> dict[str, Any]:
-        """Frozen figures of the backend: ISA level, threads and their CPUs, bytes of weights and KV, huge-page share."""
+        """Frozen figures of the backend: ISA level, threads and their CPUs, bytes of weights and KV,
+        huge-page share.
+        """
 
 
 @runtime_checkable
@@ -409,14 +449,19 @@ class PackedBackend(Protocol):
         """Bytes of a [rows, columns] matrix kept as `target` in a file."""
 
     def head_checksum(self, fd: int, size: int) -> str:
-        """Of the first `size` bytes of an open file, or of all where it ends before; 16 hexadecimal digits. HostError when reading fails."""
+        """Of the first `size` bytes of an open file, or of all where it ends before; 16 hexadecimal digits. HostError
+        when reading fails.
+        """
 
     def write_packed(self, weight: Weight, fd: int, offset: int) -> str:
-        """Write a weight at `offset` of an open file. The result is its checksum, 16 hexadecimal digits. HostError when writing fails."""
+        """Write a weight at `offset` of an open file. The result is its checksum, 16 hexadecimal digits. HostError when
+        writing fails.
+        """
 
     def weights_from_packed(self, fd: int, locations: Sequence[PackedLocation]) -> list[tuple[Weight, str]]:
-        """What `write_packed` wrote at each location, and the checksum of what was read. ValueError when the file ends early, HostError when reading
-        fails. Many at once are read faster than one after the other: threads need not wait for each other in between.
+        """What `write_packed` wrote at each location, and the checksum of what was read. ValueError when the file ends
+        early, HostError when reading fails. Many at once are read faster than one after the other: threads need not
+        wait for each other in between.
         """
 
 
@@ -425,14 +470,17 @@ class SharingBackend(PackedBackend, Protocol):
     """A backend that can use weights that another process has packed, where they lie."""
 
     def shared_words(self, fd: int, count: int) -> SharedWords:
-        """The first words of a memfd that is sealed against shrinking and as large. The descriptor is not kept. UserError when it is not like that,
-        HostError when the machine refuses."""
+        """The first words of a memfd that is sealed against shrinking and as large. The descriptor is not kept.
+        UserError when it is not like that, HostError when the machine refuses.
+        """
 
     def shared_weights(self, fd: int, size: int) -> SharedWeights:
         """The first `size` bytes of such a memfd, nothing of it open. Its weights keep it mapped."""
 
     def attached_weight(self, placement: SharedPlacement, target: str, rows: int, columns: int, *, own: bool) -> Weight:
-        """A matrix that is there already, kept as `target`. `own`: this process's, though it did not read it this time."""
+        """A matrix that is there already, kept as `target`. `own`: this process's, though it did not read
+        it this time.
+        """
 
 
 @runtime_checkable
@@ -443,8 +491,9 @@ class GrowingBackend(Protocol):
         """See `Backend.kv_cache`. Without `touched` it is reserved: what was never written reads as zeros."""
 
     def change_kv_pages(self, changes: Sequence[tuple[int, int, bool]]) -> None:
-        """Take (True) or give back (False) the pages of blocks first .. past - 1 of the last KV memory that was made so. Between two steps; what was in
-        blocks that are given back is lost."""
+        """Take (True) or give back (False) the pages of blocks first .. past - 1 of the last KV memory that was made
+        so. Between two steps; what was in blocks that are given back is lost.
+        """
 
 
 @runtime_checkable
@@ -452,10 +501,14 @@ class PlacedBackend(Protocol):
     """A backend that can prove where its memory lies."""
 
     def planned(self) -> dict[str, tuple[PlannedRange, ...]]:
-        """The ranges of `weights`, `kv` and `scratch` (what threads compute in), with the nodes they are planned for; none where none were planned."""
+        """The ranges of `weights`, `kv` and `scratch` (what threads compute in), with the nodes they are planned for;
+        none where none were planned.
+        """
 
     def residency(self, most_pages: int | None = None) -> dict[str, list[dict[str, int]] | None]:
-        """For `weights`, `kv` and `scratch` a line for each planned node: `node` (-1: several in turn), bytes `present`, bytes of them `local`, where planned.
+        """For `weights`, `kv` and `scratch` a line for each planned node: `node` (-1: several in turn), bytes
+        `present`, bytes of them `local`, where planned.
 
-        None where no nodes were planned or the kernel does not tell. `most_pages`: how many pages to ask for, at even distances; None: all.
+        None where no nodes were planned or the kernel does not tell. `most_pages`: how many pages to ask for, at even
+        distances; None: all.
         """

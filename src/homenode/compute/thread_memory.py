@@ -12,8 +12,9 @@ from homenode.host.binding.residency import PlannedRange
 class ThreadMemory:
     """`node_indices`: for each thread the index of its NUMA node in `nodes`.
 
-    `bound`: the kernel is asked to take memory from there; otherwise it lies where a thread of the home first touches it, which is the same as long
-    as the node has room. `interleaved`: KV memory comes from all nodes in turn instead of from those of the threads that attend to it.
+    `bound`: the kernel is asked to take memory from there; otherwise it lies where a thread of the home first touches
+    it, which is the same as long as the node has room. `interleaved`: KV memory comes from all nodes in turn instead of
+    from those of the threads that attend to it.
     """
 
     node_indices: tuple[int, ...]

@@ -55,11 +55,12 @@ _SPREADS = {"split": _native.Spread.split, "copied": _native.Spread.copied, "int
 class NativeBackend:
     """`Backend` in C++, on exactly the CPUs it is given.
 
-    cpus: the CPU of each thread, -1 for a thread that is not pinned. The caller of a run works as the first of them and is pinned only while
-    it does. spin_us: how long an idle thread watches for work before it sleeps; a sleeping thread needs 10 to 40 us to wake. level: one of
-    `capability.LEVELS`, None for the best there is. groups: for each thread the path of groups it belongs to, the largest first, such as
-    (NUMA node, last-level cache); threads of one group wait for each other before they wait for another. None: all are one group. memory: the
-    NUMA nodes that weights and KV memory come from; None: wherever they are first touched, by the thread that will use them.
+    cpus: the CPU of each thread, -1 for a thread that is not pinned. The caller of a run works as the first of them and
+    is pinned only while it does. spin_us: how long an idle thread watches for work before it sleeps; a sleeping thread
+    needs 10 to 40 us to wake. level: one of `capability.LEVELS`, None for the best there is. groups: for each thread
+    the path of groups it belongs to, the largest first, such as (NUMA node, last-level cache); threads of one group
+    wait for each other before they wait for another. None: all are one group. memory: the NUMA nodes that weights and
+    KV memory come from; None: wherever they are first touched, by the thread that will use them.
 
     UserError for an impossible level or an empty list of CPUs, HostError when a thread cannot be pinned.
     """
@@ -117,7 +118,9 @@ class NativeBackend:
         spread: MatrixPlacement = "split",
         row_bytes: int = 0,
     ) -> _native.Weight:
-        """See `Backend.weight_from_file`. UnsupportedError for a format the core cannot decode or keep, HostError when reading fails."""
+        """See `Backend.weight_from_file`. UnsupportedError for a format the core cannot decode or keep, HostError when
+        reading fails.
+        """
         if dtype.gguf_id < 0 or not _native.can_decode(dtype.gguf_id):
             raise UnsupportedError(
                 f"the native core cannot read {dtype.name}; convert it to float32 first", dtype=dtype.name
@@ -148,7 +151,9 @@ class NativeBackend:
         self._arena.expect(int(size / len(self._pool.cpus) * _UNEVEN))
 
     def end_weights(self) -> None:
-        """See `FittingBackend.end_weights`. Only where memory is bound to nodes: elsewhere some MiB do not count, and huge pages are kept whole."""
+        """See `FittingBackend.end_weights`. Only where memory is bound to nodes: elsewhere some MiB do not count, and
+        huge pages are kept whole.
+        """
         if self._memory is not None and self._memory.bound:
             self._arena.trim()
             self._pages = self._residency = None
@@ -218,10 +223,12 @@ class NativeBackend:
         share: tuple[int, int, int] | None = None,
         touched: bool = True,
     ) -> _native.KvCache:
-        """See `Backend.kv_cache`. With `shared` it lies in a memfd (see `kv_memory`), which others may map: for reading, or to write as well.
+        """See `Backend.kv_cache`. With `shared` it lies in a memfd (see `kv_memory`), which others may map: for
+        reading, or to write as well.
 
-        `share`: descriptor, offset and bytes of a memfd of somebody else's that it lies in instead, with what that holds. ValueError when it is too small. Without `touched`
-        private memory is reserved only, and its pages are taken and given back by `change_kv_pages`, or come when they are first written.
+        `share`: descriptor, offset and bytes of a memfd of somebody else's that it lies in instead, with what that
+        holds. ValueError when it is too small. Without `touched` private memory is reserved only, and its pages are
+        taken and given back by `change_kv_pages`, or come when they are first written.
         """
         interleaved = self._memory is not None and self._memory.interleaved
         sharing = (_native.Sharing.writable if others_write else _native.Sharing.readable) if shared else None
@@ -254,8 +261,9 @@ class NativeBackend:
         )
 
     def _touched_by(self, node_index: int, refused: int) -> tuple[int, ...]:
-        """The CPUs of a node, where its memory comes from whoever touches it first and there are other homes. `refused`: the errno with which the kernel
-        refused to take it from its node."""
+        """The CPUs of a node, where its memory comes from whoever touches it first and there are other homes.
+        `refused`: the errno with which the kernel refused to take it from its node.
+        """
         memory = self._memory
         if memory is None or node_index < 0 or len(memory.nodes) < 2 or (memory.bound and not refused):
             return ()
@@ -264,8 +272,9 @@ class NativeBackend:
         )
 
     def change_kv_pages(self, changes: Sequence[tuple[int, int, bool]]) -> None:
-        """Take or give back the pages of blocks first .. past - 1 of the last KV memory made, where it is reserved only: (first, past, whether they are
-        to be there). Between two steps."""
+        """Take or give back the pages of blocks first .. past - 1 of the last KV memory made, where it is reserved
+        only: (first, past, whether they are to be there). Between two steps.
+        """
         if self._kv_reserved is None:
             return
         came: list[tuple[tuple[int, int], tuple[int, int, int]]] = []
@@ -278,8 +287,9 @@ class NativeBackend:
         self._keep_at_home([(at, size, home) for (at, size), (_, _, home) in came if size])
 
     def _keep_at_home(self, came: Sequence[tuple[int, int, int]]) -> None:
-        """Pages that have come later are asked for as those at the start are, where memory is bound to nodes, and brought home; what stays away is said
-        once, and is seen in `residency`."""
+        """Pages that have come later are asked for as those at the start are, where memory is bound to nodes, and
+        brought home; what stays away is said once, and is seen in `residency`.
+        """
         if self._memory is None or not self._memory.bound or not came:
             return
         away = settle_arrivals(self._memory.planned(came), Syscalls())
@@ -296,15 +306,18 @@ class NativeBackend:
         )
 
     def attach_kv(self, cache: _native.KvCache, memory: NativeKvMemory, first: int | None = None) -> int:
-        """Let attention read other memory in place: block b of `memory` is from now on block `first` + b of the cache, for steps that do not write there.
+        """Let attention read other memory in place: block b of `memory` is from now on block `first` + b of the cache,
+        for steps that do not write there.
 
-        The result is `first`, which may be given; no number is used again. The memory has to be of the cache's geometry (ValueError); its bytes are the
-        caller's to verify.
+        The result is `first`, which may be given; no number is used again. The memory has to be of the cache's geometry
+        (ValueError); its bytes are the caller's to verify.
         """
         return cache.attach(memory.handle, first)
 
     def detach_kv(self, cache: _native.KvCache, first: int) -> None:
-        """End that. A step that runs goes on reading the memory and keeps it mapped; later ones are refused. ValueError when nothing is there."""
+        """End that. A step that runs goes on reading the memory and keeps it mapped; later ones are refused. ValueError
+        when nothing is there.
+        """
         cache.detach(first)
 
     def kv_pool(
@@ -320,9 +333,11 @@ class NativeBackend:
     def compile(
         self, forward: Callable[[Ops], Tensor], limits: StepLimits, group: RankGroup | None = None, *, fuse: bool = True
     ) -> NativeProgram:
-        """See `Backend.compile`. ValueError when the shapes in `forward` do not fit each other, UnsupportedError for a group that is not native.
+        """See `Backend.compile`. ValueError when the shapes in `forward` do not fit each other, UnsupportedError for a
+        group that is not native.
 
-        fuse: let operations be computed on the way into or out of others. Without it every result goes through memory; the values are the same.
+        fuse: let operations be computed on the way into or out of others. Without it every result goes through memory;
+        the values are the same.
         """
         if group is not None and not isinstance(group, NativeRankGroup):
             raise UnsupportedError(
@@ -356,16 +371,17 @@ class NativeBackend:
     def statistics(self) -> dict[str, Any]:
         """See `Backend.statistics`. Bytes of weights and programs count what was made, freed or not.
 
-        `shared_weight_bytes`: of weights that other processes own and that are read where they lie; `weight_bytes` is without them.
+        `shared_weight_bytes`: of weights that other processes own and that are read where they lie; `weight_bytes` is
+        without them.
 
-        `lost_cpu_shares`: of the time each thread recently computed or watched for the others, the share in which it did not have its CPU.
-        `spin_us`: how long threads watch for each other, less than asked for where there are more of them than CPUs.
-        `kv_shared`: whether the last KV memory made lies in a memfd.
-        `scratch_bytes`: of the last program, what threads of several homes have for themselves.
-        `weight_pages`, `shared_pages` and `kv_pages`: bytes of weights that are this process's alone, of those that others map as well, and of the last
-        KV memory made that were in memory, `present`, and of them on huge pages,
-        `huge`, when this was first asked for after the last of them was made, or, of KV memory that grows, now; None where the kernel does not tell. `residency`: see there; at most
-        some seconds old, of a sample of the pages.
+        `lost_cpu_shares`: of the time each thread recently computed or watched for the others, the share in which it
+        did not have its CPU. `spin_us`: how long threads watch for each other, less than asked for where there are more
+        of them than CPUs. `kv_shared`: whether the last KV memory made lies in a memfd.
+        `scratch_bytes`: of the last program, what threads of several homes have for themselves. `weight_pages`,
+        `shared_pages` and `kv_pages`: bytes of weights that are this process's alone, of those that others map as well,
+        and of the last KV memory made that were in memory, `present`, and of them on huge pages,
+        `huge`, when this was first asked for after the last of them was made, or, of KV memory that grows, now; None
+        where the kernel does not tell. `residency`: see there; at most some seconds old, of a sample of the pages.
         """
         return {
             "backend": self.name,
@@ -405,7 +421,9 @@ class NativeBackend:
         return self._pages
 
     def _read_reserved(self, pages: KvPages) -> dict[str, int]:
-        """Of KV memory that grows: what was taken, and of it what the kernel says lies on huge pages, asked anew now and then."""
+        """Of KV memory that grows: what was taken, and of it what the kernel says lies on huge pages, asked anew now
+        and then.
+        """
         now = time.monotonic()
         if self._kv_changed and now - self._kv_counted >= _COUNT_S:
             self._kv_changed, self._kv_counted = False, now
@@ -425,10 +443,11 @@ class NativeBackend:
     def residency(
         self, most_pages: int | None = None, calls: Syscalls | None = None
     ) -> dict[str, list[dict[str, int]] | None]:
-        """Ask the kernel where every page of weights, KV memory and threads' own memory lies: for each use a line for each planned node.
+        """Ask the kernel where every page of weights, KV memory and threads' own memory lies: for each use a line for
+        each planned node.
 
-        See `PlacedBackend.residency`. It costs about 0.4 us a page of 4 KiB; with `most_pages` some pages at even distances stand for the others,
-        and other ones each time.
+        See `PlacedBackend.residency`. It costs about 0.4 us a page of 4 KiB; with `most_pages` some pages at even
+        distances stand for the others, and other ones each time.
         """
         if self._memory is None:
             return {"weights": None, "kv": None, "scratch": None}
@@ -476,7 +495,9 @@ class NativeBackend:
 
 
 class NativeSampling:
-    """Sampling arrays as the native core has them. Only arrays that are others than at the last call are given to it."""
+    """Sampling arrays as the native core has them. Only arrays that are others than at the last call are
+    given to it.
+    """
 
     def __init__(self) -> None:
         self._arrays = _native.SamplingArrays()
@@ -493,9 +514,11 @@ class NativeSampling:
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """Time of all phases of one name ("qkv", "attention", "o", "gate_up", "down", "lm_head", ...) as the first thread sees it.
+    """Time of all phases of one name ("qkv", "attention", "o", "gate_up", "down", "lm_head", ...) as the first thread
+    sees it.
 
-    `runs`: how often such a phase ran. `seconds`: to the beginning of the next phase; `waited`: the part of it spent waiting for other threads.
+    `runs`: how often such a phase ran. `seconds`: to the beginning of the next phase; `waited`: the part of it spent
+    waiting for other threads.
     """
 
     name: str
@@ -505,15 +528,19 @@ class PhaseTime:
 
 
 class NativeProgram:
-    """`Program` replayed by the pool in one native call; the interpreter is free meanwhile. Calls from several threads take turns."""
+    """`Program` replayed by the pool in one native call; the interpreter is free meanwhile. Calls from several threads
+    take turns.
+    """
 
     def __init__(self, program: _native.Program) -> None:
         self._program = program
 
     def run(self, arrays: StepArrays) -> _native.Output:
-        """See `Program.run`. ValueError, naming the value, when the arrays contradict each other, the limits, the vocabulary or the KV memory.
+        """See `Program.run`. ValueError, naming the value, when the arrays contradict each other, the limits, the
+        vocabulary or the KV memory.
 
-        The result is overwritten by the next run; `numpy()` copies it. After a PeerError, every further run fails at once.
+        The result is overwritten by the next run; `numpy()` copies it. After a PeerError, every further run fails at
+        once.
         """
         a = arrays
         with peer_errors():
@@ -526,7 +553,9 @@ class NativeProgram:
         return self._program.expert_usage()
 
     def barriers(self, tokens: int = 1, sequences: int = 1) -> int:
-        """Times the threads wait for each other in a step of so many tokens and sequences, one sampled row each; its end is not counted."""
+        """Times the threads wait for each other in a step of so many tokens and sequences, one sampled row each; its
+        end is not counted.
+        """
         return self._program.barriers(tokens, sequences)
 
     def measure_phases(self, on: bool) -> None:
@@ -534,7 +563,9 @@ class NativeProgram:
         self._program.measure_phases(on)
 
     def phase_times(self) -> list[PhaseTime]:
-        """Where the time of the measured steps went, in order of first appearance in the program; empty unless measured."""
+        """Where the time of the measured steps went, in order of first appearance in the program; empty unless
+        measured.
+        """
         return [PhaseTime(*line) for line in self._program.phase_times() if line[1]]
 
 

@@ -13,7 +13,9 @@ LEVELS = tuple(level.name for level in _native.Level)
 
 @dataclass(frozen=True, slots=True)
 class LevelState:
-    """One instruction set level: is it part of this build, and what keeps it from being used here (None when nothing does)?"""
+    """One instruction set level: is it part of this build, and what keeps it from being used here (None when nothing
+    does)?
+    """
 
     name: str
     built: bool
@@ -38,7 +40,9 @@ def available_levels() -> tuple[str, ...]:
 
 
 def choose_level(name: str | None) -> _native.Level:
-    """The level called `name`, or the best there is for None. UserError for an unknown level or one that cannot run here."""
+    """The level called `name`, or the best there is for None. UserError for an unknown level or one that cannot run
+    here.
+    """
     if name is None:
         return _native.best_level()
     if name not in LEVELS:

@@ -1,4 +1,6 @@
-"""KV memory of the native core that other engines can be given: a KV cache, a pool, another process's; its digests, its pieces, and the copy loop."""
+"""KV memory of the native core that other engines can be given: a KV cache, a pool, another process's; its digests, its
+pieces, and the copy loop.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ class NativeEpochWords:
 
     @classmethod
     def map(cls, fd: int, count: int) -> NativeEpochWords:
-        """Another process's, for reading; the descriptor is not kept. UserError when it holds fewer, or its size is not sealed."""
+        """Another process's, for reading; the descriptor is not kept. UserError when it holds fewer, or its size is not
+        sealed.
+        """
         with host_errors():
             try:
                 return cls(_native.EpochWords.map(fd, count))
@@ -124,7 +128,8 @@ class NativeEpochWords:
 def pool(
     geometry: KvGeometry, blocks: int, level: _native.Level, *, others_write: bool = False, nodes: Sequence[int] = ()
 ) -> NativeKvMemory:
-    """KV memory of its own in a memfd, each page in one piece, all of it taken now; from NUMA `nodes` in turn, if given.
+    """KV memory of its own in a memfd, each page in one piece, all of it taken now; from NUMA `nodes` in turn, if
+    given.
 
     HostError when the memory is not to be had.
     """
@@ -137,10 +142,11 @@ def pool(
 def map_memory(
     fd: int, layout: KvLayout, level: _native.Level, *, writable: bool = False, own: bool = False
 ) -> NativeKvMemory:
-    """Another process's KV memory, of which it says that it has this layout; the descriptor is not kept. `own`: the file is this process's own and stays
-    open: others can be given it.
+    """Another process's KV memory, of which it says that it has this layout; the descriptor is not kept. `own`: the
+    file is this process's own and stays open: others can be given it.
 
-    UserError when the layout reaches past the memory or is none, or when the memory could shrink; HostError when the machine refuses.
+    UserError when the layout reaches past the memory or is none, or when the memory could shrink; HostError when the
+    machine refuses.
     """
     numbers = [layout.tile_bytes, layout.blocks, layout.nbytes, *(n for r in layout.regions for n in _numbers(r))]
     sizes = (
@@ -184,7 +190,8 @@ def copy_kv(
 ) -> list[bytes] | None:
     """`Copier` of the native core; the interpreter is free meanwhile. `threads`: how many share the pages.
 
-    ValueError for tables, heads or memories that do not fit each other. One process must not write a page by two calls at once.
+    ValueError for tables, heads or memories that do not fit each other. One process must not write a page by two calls
+    at once.
     """
     assert isinstance(target, NativeKvMemory) and isinstance(source, NativeKvMemory)
     words, expected = epochs if epochs is not None else (None, ())

@@ -18,8 +18,9 @@ _LEAST_US = 0.01  # what a clock can tell; one thread alone has nobody to meet
 def barrier_us(cpus: Sequence[int], groups: Sequence[Sequence[int]]) -> float:
     """Microseconds until all threads on `cpus` have met at a barrier; `groups` as NativeBackend takes them.
 
-    The lesser of two upper bounds, each the best of many bursts: rounds of two barriers with a counter that all of them count on, and starting
-    and ending a run with a barrier in it, less what a run of one thread takes. OSError when a thread cannot be pinned.
+    The lesser of two upper bounds, each the best of many bursts: rounds of two barriers with a counter that all of them
+    count on, and starting and ending a run with a barrier in it, less what a run of one thread takes. OSError when a
+    thread cannot be pinned.
     """
     if len(cpus) == 1:
         return _LEAST_US
@@ -31,7 +32,9 @@ def barrier_us(cpus: Sequence[int], groups: Sequence[Sequence[int]]) -> float:
 
 
 def round_trip_ns(cpu: int, other: int) -> float:
-    """Nanoseconds until a thread on `cpu` has the answer of one on `other`: the best of many bursts. OSError when they cannot be pinned."""
+    """Nanoseconds until a thread on `cpu` has the answer of one on `other`: the best of many bursts. OSError when they
+    cannot be pinned.
+    """
     pool = _native.ThreadPool([cpu, other], _SPIN_US, True, None)
     return min(_native.round_trip_ns(pool, 1, _EXCHANGES) for _ in range(_BURSTS))
 

@@ -11,10 +11,12 @@ _PARTNERS = 15  # of the first thread: enough to see one of them moved
 
 
 class NativeMeter:
-    """One burst a call, on all threads of a pool at once; callers repeat and choose. Other work must not run on the pool meanwhile.
+    """One burst a call, on all threads of a pool at once; callers repeat and choose. Other work must not run on the
+    pool meanwhile.
 
-    read_bytes: memory it keeps for reading, on huge pages where the machine grants them; every thread reads a slice it touched first. It
-    should be several times the last-level caches, or caches are measured. ValueError for sizes out of bounds, OSError when memory is refused.
+    read_bytes: memory it keeps for reading, on huge pages where the machine grants them; every thread reads a slice it
+    touched first. It should be several times the last-level caches, or caches are measured. ValueError for sizes out of
+    bounds, OSError when memory is refused.
     """
 
     def __init__(self, pool: _native.ThreadPool, level: _native.Level, read_bytes: int) -> None:
@@ -49,10 +51,12 @@ class NativeMeter:
         )
 
     def multiply(self, kind: str) -> float:
-        """Operations a second (a multiply-add is two) in registers, summed over the threads: the widest instruction the level has for `kind`.
+        """Operations a second (a multiply-add is two) in registers, summed over the threads: the widest instruction the
+        level has for `kind`.
 
-        int8: products of bytes summed in integers; int6: the same with weights of at most six bits. bf16: products of bfloat16 summed in float32. f32: fused multiply-adds. A level
-        without an instruction of its own for a kind does what its kernels do instead. KeyError for another kind.
+        int8: products of bytes summed in integers; int6: the same with weights of at most six bits. bf16: products of
+        bfloat16 summed in float32. f32: fused multiply-adds. A level without an instruction of its own for a kind does
+        what its kernels do instead. KeyError for another kind.
         """
         operations, seconds = _native.multiply_burst(self._pool, self._level, _native.Multiply[kind], _MULTIPLY_ROUNDS)
         return sum(operations / s for s in seconds)
@@ -62,6 +66,8 @@ class NativeMeter:
         return max(_native.multiply_burst(self._pool, self._level, _native.Multiply.int8, rounds)[1])
 
     def round_trips(self) -> tuple[float, ...]:
-        """Nanoseconds in which the first thread asks each other one and has its answer: small where they share a cache."""
+        """Nanoseconds in which the first thread asks each other one and has its answer: small where they
+        share a cache.
+        """
         partners = range(1, min(self._threads, 1 + _PARTNERS))
         return tuple(_native.round_trip_ns(self._pool, other, _ROUND_TRIPS) for other in partners)

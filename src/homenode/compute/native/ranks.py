@@ -1,4 +1,6 @@
-"""Ranks that sum and gather through shared memory, the native `RankGroup`, and what carries their values to those of other hosts."""
+"""Ranks that sum and gather through shared memory, the native `RankGroup`, and what carries their values to those of
+other hosts.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class RankMemory:
 
     @staticmethod
     def attach(fd: int) -> RankMemory:
-        """That of another process; the descriptor is not kept. UserError when it is not what it should be, HostError when the machine refuses."""
+        """That of another process; the descriptor is not kept. UserError when it is not what it should be, HostError
+        when the machine refuses.
+        """
         with host_errors():
             try:
                 return RankMemory(_native.RankMemory.attach(fd))
@@ -44,11 +48,14 @@ class RankMemory:
         return self._memory
 
     def leave(self, gone: Sequence[int] = ()) -> None:
-        """End every wait in the group, now and later. `gone`: the ranks that are known to be lost, whom the others' PeerError will name."""
+        """End every wait in the group, now and later. `gone`: the ranks that are known to be lost, whom the others'
+        PeerError will name.
+        """
         self._memory.end(list(gone))
 
 
-# Threads that carry values of a rank from host to host, until they are closed or the group is over, which closing one brings about.
+# Threads that carry values of a rank from host to host, until they are closed or the group is over, which closing one
+# brings about.
 RankSender = _native.RankSender
 RankReceiver = _native.RankReceiver
 
@@ -56,9 +63,11 @@ RankReceiver = _native.RankReceiver
 def send_rank(
     memory: RankMemory, rank: int, hosts: Sequence[tuple[socket.socket, Sequence[int]]], timeout_s: float
 ) -> RankSender:
-    """Send what a rank of this host writes to other hosts: for each a connection, which is taken over, and the ranks there, ascending.
+    """Send what a rank of this host writes to other hosts: for each a connection, which is taken over, and the ranks
+    there, ascending.
 
-    The group is over when what was written is not gone within `timeout_s`, or a connection ends. UserError for ranks that there are not.
+    The group is over when what was written is not gone within `timeout_s`, or a connection ends. UserError for ranks
+    that there are not.
     """
     with host_errors():
         try:
@@ -70,7 +79,9 @@ def send_rank(
 
 
 def receive_rank(memory: RankMemory, rank: int, sock: socket.socket, timeout_s: float) -> RankReceiver:
-    """Be a rank of another host here: take its seat, and write there what `send_rank` sends. As `send_rank`; UserError as well for a seat that is taken."""
+    """Be a rank of another host here: take its seat, and write there what `send_rank` sends. As `send_rank`; UserError
+    as well for a seat that is taken.
+    """
     with host_errors():
         try:
             return _native.receive_rank(memory.handle, rank, sock.detach(), timeout_s)
@@ -81,7 +92,8 @@ def receive_rank(memory: RankMemory, rank: int, sock: socket.socket, timeout_s: 
 class NativeRankGroup:
     """`RankGroup` over a memfd: for the native backend's programs, whose threads all take part, and for arrays.
 
-    Values that do not fit into half of a rank's memory cross in pieces. One call at a time: a program's step keeps the group to itself.
+    Values that do not fit into half of a rank's memory cross in pieces. One call at a time: a program's step keeps the
+    group to itself.
     """
 
     def __init__(self, group: _native.RankGroup) -> None:
@@ -91,8 +103,8 @@ class NativeRankGroup:
 
     @staticmethod
     def make(size: int, bytes_per_rank: int = 4 << 20) -> RankMemory:
-        """Memory for a group of `size` ranks, of which nothing is taken until the ranks join. UserError for impossible sizes, HostError when
-        the machine refuses.
+        """Memory for a group of `size` ranks, of which nothing is taken until the ranks join. UserError for impossible
+        sizes, HostError when the machine refuses.
         """
         with host_errors():
             try:
@@ -104,9 +116,9 @@ class NativeRankGroup:
     def attach(cls, fd: int, rank: int, timeout_s: float, spin_us: int = 0) -> NativeRankGroup:
         """Become `rank` of the group that the memfd is of; the descriptor is not kept.
 
-        Call it on a CPU of the rank's own NUMA node, whose memory is then taken. Every call waits at most `timeout_s`, the first `spin_us` of it
-        watching, which must be 0 where ranks share CPUs. UserError when the memory is not what it should be, or has such a rank already;
-        HostError when the machine refuses.
+        Call it on a CPU of the rank's own NUMA node, whose memory is then taken. Every call waits at most `timeout_s`,
+        the first `spin_us` of it watching, which must be 0 where ranks share CPUs. UserError when the memory is not
+        what it should be, or has such a rank already; HostError when the machine refuses.
         """
         return cls.join(RankMemory.attach(fd), rank, timeout_s, spin_us)
 
@@ -142,7 +154,9 @@ class NativeRankGroup:
     def time_sums(
         self, cpus: Sequence[int], spin_us: int, rows: int, columns: int, rounds: int
     ) -> tuple[list[float], list[float]]:
-        """Seconds of each of `rounds` sums of [rows, columns] by a pool on these CPUs, and of as many copies; all ranks measure at once."""
+        """Seconds of each of `rounds` sums of [rows, columns] by a pool on these CPUs, and of as many copies; all ranks
+        measure at once.
+        """
         with host_errors(), peer_errors():
             return _native.time_sums(self._group, _native.ThreadPool(list(cpus), spin_us, True), rows, columns, rounds)
 

@@ -12,14 +12,17 @@ from homenode.errors import UserError
 
 
 class RingMemory:
-    """The memory of a ring, as its maker has it, who may be neither of its ends: `slots` steps of at most max_tokens rows of `columns` float32."""
+    """The memory of a ring, as its maker has it, who may be neither of its ends: `slots` steps of at most max_tokens
+    rows of `columns` float32.
+    """
 
     def __init__(self, memory: _native.RingMemory) -> None:
         self._memory = memory
 
     @classmethod
     def make(cls, max_tokens: int, columns: int, readers: int = 1, slots: int = 3) -> RingMemory:
-        """A ring for one writer and `readers` readers, each of whom has every row: nothing is taken until the writer joins.
+        """A ring for one writer and `readers` readers, each of whom has every row: nothing is taken until the writer
+        joins.
 
         A reader keeps one slot while it computes. UserError for impossible sizes, HostError when the machine refuses.
         """
@@ -50,7 +53,9 @@ class RingWriter:
     """The end that writes, one thread at a time."""
 
     def __init__(self, fd: int, spin_us: int = 0) -> None:
-        """Of the ring that a memfd is of; the descriptor is not kept. UserError when it is none, HostError when the machine refuses."""
+        """Of the ring that a memfd is of; the descriptor is not kept. UserError when it is none, HostError when the
+        machine refuses.
+        """
         with host_errors():
             self._memory = _attach(fd)
             self._ring = _native.ring_writer(self._memory, spin_us)
@@ -63,8 +68,8 @@ class RingWriter:
     def write(self, number: int, rows: FloatArray | _native.Output, timeout_s: float) -> None:
         """Hand on the rows of step `number`, an array [tokens, columns] or a program's result; numbers ascend.
 
-        Waits while the readers have all slots, at most `timeout_s`. PeerError when they did not make room by then, or the ring is over; ValueError
-        for rows that do not fit it.
+        Waits while the readers have all slots, at most `timeout_s`. PeerError when they did not make room by then, or
+        the ring is over; ValueError for rows that do not fit it.
         """
         with peer_errors():
             if isinstance(rows, _native.Output):
@@ -97,8 +102,9 @@ class RingReader:
     def read(self, number: int, columns: int, timeout_s: float) -> FloatArray:
         """The rows of step `number` as they lie in their slot, [tokens, columns], not to be written to.
 
-        They stay there until the next call, or `release`, whichever is first; after that the array holds other values. Waits at most `timeout_s`.
-        PeerError when they did not come by then, when the ring is over, or when the next step in it is another; ValueError for other columns.
+        They stay there until the next call, or `release`, whichever is first; after that the array holds other values.
+        Waits at most `timeout_s`. PeerError when they did not come by then, when the ring is over, or when the next
+        step in it is another; ValueError for other columns.
         """
         with peer_errors():
             return self._ring.read(number, columns, timeout_s)

@@ -1,4 +1,6 @@
-"""Weights of the native core in memory that several processes map: the words in front, and the range of it that this process owns."""
+"""Weights of the native core in memory that several processes map: the words in front, and the range of it that this
+process owns.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class NativeSharedWeights:
         self.ranges: list[tuple[int, int, int]] = []
 
     def own(self, runs: Sequence[tuple[int, int]]) -> None:
-        """See `SharedWeights.own`. Where the kernel refuses to be asked for nodes, `residency` tells what came of it."""
+        """See `SharedWeights.own`. Where the kernel refuses to be asked for nodes, `residency` tells what
+        came of it.
+        """
         address, _ = self.handle.range
         self.ranges = []
         for home, some in groupby(enumerate(runs), lambda run: self._home(run[0], len(runs))):
@@ -65,7 +69,9 @@ class NativeSharedWeights:
             self.handle.close()
 
     def _home(self, run: int, runs: int) -> int:
-        """Runs are given to homes as evenly as they can be; where memory lies on the node of whoever touches it first, all homes have some of each."""
+        """Runs are given to homes as evenly as they can be; where memory lies on the node of whoever touches it first,
+        all homes have some of each.
+        """
         if self._memory is None or len(self._memory.nodes) == 1:
             return 0
         if self._memory.interleaved or not self._memory.bound:

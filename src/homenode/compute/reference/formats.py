@@ -1,7 +1,8 @@
 """Storage formats in NumPy: stored bytes to float32, and float32 rounded to what a format can hold.
 
-Block layouts: the GGUF specification. Q8_0 is a float16 scale d and 32 int8 q, value d*q. Q4_0 is a float16 scale d and 16 bytes, the low
-nibbles elements 0-15 and the high nibbles 16-31 of the block, value d*(q - 8). The rarer types are decoded by the `gguf` package.
+Block layouts: the GGUF specification. Q8_0 is a float16 scale d and 32 int8 q, value d*q. Q4_0 is a float16 scale d and
+16 bytes, the low nibbles elements 0-15 and the high nibbles 16-31 of the block, value d*(q - 8). The rarer types are
+decoded by the `gguf` package.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from homenode.errors import InternalError
 
 ByteArray = npt.NDArray[np.uint8]
 
-# Formats a float32 matrix can be rounded to, and formats read from a file. A matrix in any of the latter stays as exact as its file.
+# Formats a float32 matrix can be rounded to, and formats read from a file. A matrix in any of the latter stays as exact
+# as its file.
 ENCODABLE = frozenset({"F32", "F16", "BF16", "Q8_0", "Q4_0"})
 DECODABLE = ENCODABLE | {"Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"}
 
 
 def decode(raw: ByteArray, dtype: DType, rows: int, columns: int) -> FloatArray:
-    """float32 [rows, columns] from the bytes of a row-major matrix of `dtype`. InternalError for a type outside DECODABLE."""
+    """float32 [rows, columns] from the bytes of a row-major matrix of `dtype`. InternalError for a type outside
+    DECODABLE.
+    """
     if dtype.name not in DECODABLE:
         raise InternalError(
             f"the reference backend cannot decode {dtype.name}; the loader should have decoded it", dtype=dtype.name
@@ -56,7 +60,8 @@ def round_bf16(values: FloatArray) -> FloatArray:
 
 
 def round_to(values: FloatArray, target: str) -> FloatArray:
-    """float32 [rows, columns] after a trip through `target` (one of ENCODABLE). Rows are padded with zeros to whole blocks on the way.
+    """float32 [rows, columns] after a trip through `target` (one of ENCODABLE). Rows are padded with zeros to whole
+    blocks on the way.
 
     Values float16 cannot hold become infinite, as a conversion in hardware would make them.
     """
@@ -112,7 +117,9 @@ def _round_q8_0(blocks: FloatArray) -> FloatArray:
 
 
 def _round_q4_0(blocks: FloatArray) -> FloatArray:
-    """Scale (the value of largest magnitude, with its sign) / -8, so that this value is met exactly; quotients rounded up from .5."""
+    """Scale (the value of largest magnitude, with its sign) / -8, so that this value is met exactly; quotients rounded
+    up from .5.
+    """
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1)[:, None], axis=1)
     scale = largest / np.float32(-8)
     q = np.clip(np.trunc(blocks.astype(np.float64) * _inverse(scale) + 8.5), 0, 15).astype(np.float32)

@@ -13,8 +13,8 @@ from homenode.compute.reference.formats import round_bf16
 class ReferenceKvCache:
     """Keys and values in blocks, [layers, blocks, block_size, kv_heads, head_dim] each.
 
-    Held as float32 whatever the geometry says; with dtype "bf16" the values are rounded to bfloat16 when stored, with "int8"
-    to whole multiples of a scale for each token and head.
+    Held as float32 whatever the geometry says; with dtype "bf16" the values are rounded to bfloat16 when stored, with
+    "int8" to whole multiples of a scale for each token and head.
     """
 
     def __init__(self, geometry: KvGeometry, blocks: int) -> None:
@@ -60,7 +60,8 @@ class ReferenceKvCache:
 
 
 def _round_int8(heads: FloatArray) -> FloatArray:
-    """What symmetric int8 makes of each last axis: its largest magnitude becomes 127, the others the nearest code, halves to even.
+    """What symmetric int8 makes of each last axis: its largest magnitude becomes 127, the others the nearest code,
+    halves to even.
 
     Below 1e-30 all is 0; where a value is not finite all are NaN.
     """

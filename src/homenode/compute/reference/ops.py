@@ -1,7 +1,7 @@
 """The ops, evaluated at once with NumPy.
 
-Each row of a product is its own matrix-vector product, and each query its own attention, so that shapes (and with them the order of every
-summation) never depend on what shares the batch: slow, and batch-invariant by construction.
+Each row of a product is its own matrix-vector product, and each query its own attention, so that shapes (and with them
+the order of every summation) never depend on what shares the batch: slow, and batch-invariant by construction.
 """
 
 from __future__ import annotations
@@ -209,7 +209,9 @@ def choose_experts(logits: FloatArray, chosen: int, normalise: bool) -> tuple[In
 
 
 def _attend(query: FloatArray, keys: FloatArray, values: FloatArray, scale: float, softcap: float | None) -> FloatArray:
-    """softmax(query @ keys.T * scale) @ values for one token: query [kv_heads, group, d], keys and values [kv_heads, visible, d]."""
+    """softmax(query @ keys.T * scale) @ values for one token: query [kv_heads, group, d], keys and values [kv_heads,
+    visible, d].
+    """
     scores = np.matmul(query, keys.transpose(0, 2, 1)) * np.float32(scale)
     if softcap is not None:
         scores = np.float32(softcap) * np.tanh(scores / np.float32(softcap))

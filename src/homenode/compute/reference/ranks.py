@@ -1,4 +1,6 @@
-"""Ranks that are threads of one process: what the reference backend computes tensor-parallel models with, for tests and comparisons."""
+"""Ranks that are threads of one process: what the reference backend computes tensor-parallel models with, for tests and
+comparisons.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from homenode.errors import PeerError
 
 
 class ThreadRanks:
-    """`size` ranks; `ranks[i]` is for the thread that computes the i-th. A call waits `timeout_s` seconds for the others at most."""
+    """`size` ranks; `ranks[i]` is for the thread that computes the i-th. A call waits `timeout_s` seconds for the
+    others at most.
+    """
 
     def __init__(self, size: int, timeout_s: float) -> None:
         self.size = size

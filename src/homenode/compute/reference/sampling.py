@@ -19,9 +19,11 @@ _LANES = 16
 
 
 def uniform(seed: int, counter: int) -> float:
-    """A number in [0, 1) that depends on (seed, counter) only: the splitmix64 mix of seed + (counter + 1) * golden ratio, top 53 bits.
+    """A number in [0, 1) that depends on (seed, counter) only: the splitmix64 mix of seed + (counter + 1) * golden
+    ratio, top 53 bits.
 
-    Source of the mix: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (2014), in Vigna's constants.
+    Source of the mix: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (2014), in Vigna's
+    constants.
     """
     z = (seed + (counter + 1) * _GOLDEN) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -51,7 +53,8 @@ def penalised(row: FloatArray, how: SamplingArrays, i: int) -> DoubleArray:
 def kept(logits: DoubleArray, top_k: int, top_p: float, min_p: float) -> IntArray:
     """Token ids that survive top-k, then top-p, then min-p, most likely first, lower ids first among equals.
 
-    top-p keeps the shortest beginning of that order whose probability (within what top-k left) reaches top_p, at least one token.
+    top-p keeps the shortest beginning of that order whose probability (within what top-k left) reaches top_p, at least
+    one token.
     """
     order = np.argsort(-logits, kind="stable")
     if 0 < top_k < len(order):
@@ -82,8 +85,9 @@ def top_n_sigma_floor(logits: DoubleArray, n: float) -> float:
 
 
 def draw(row: FloatArray, how: SamplingArrays, i: int) -> int:
-    """The token for row i of the step's sampling parameters. `NO_TOKEN` where the row has a NaN, or no finite largest value once biases and penalties
-    are applied."""
+    """The token for row i of the step's sampling parameters. `NO_TOKEN` where the row has a NaN, or no finite largest
+    value once biases and penalties are applied.
+    """
     logits = penalised(row, how, i)
     if np.isnan(row).any() or not np.isfinite(logits.max()):
         return NO_TOKEN

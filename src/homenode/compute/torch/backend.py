@@ -34,15 +34,19 @@ from homenode.dtypes import DType
 
 
 class TorchBackend:
-    """`Backend` on one device of torch. Nothing of torch is set for the process: neither a default device nor a default type.
+    """`Backend` on one device of torch. Nothing of torch is set for the process: neither a default device nor a default
+    type.
 
-    Matrices are dense: float32 on the CPU; elsewhere as stored where that is float32, bfloat16 or float16, and bfloat16 for formats in blocks.
+    Matrices are dense: float32 on the CPU; elsewhere as stored where that is float32, bfloat16 or float16, and bfloat16
+    for formats in blocks.
     """
 
     name = "torch"
 
     def __init__(self, device: TorchDevice, attention: str = "auto", capture: Capture | None = None) -> None:
-        """`attention`: as --attention-backend; `capture`: how steps that only decode are captured, None: they are not."""
+        """`attention`: as --attention-backend; `capture`: how steps that only decode are captured, None:
+        they are not.
+        """
         self._device = device
         self._capture = capture
         self._attention_name = attention
@@ -68,7 +72,9 @@ class TorchBackend:
         spread: MatrixPlacement = "split",
         row_bytes: int = 0,
     ) -> torch.Tensor:
-        """See `Backend.weight_from_file`. HostError when the file ends early, UnsupportedError for a target it has no type for."""
+        """See `Backend.weight_from_file`. HostError when the file ends early, UnsupportedError for a target it has no
+        type for.
+        """
         stored = StoredMatrix(fd, offset, dtype, rows, columns, row_bytes or dtype.row_bytes(columns))
         return self._count(self._reader.read(stored, target, permuted_heads))
 
@@ -119,11 +125,11 @@ class TorchBackend:
         ranks: int = 1,
         hidden: int | None = None,
     ) -> int:
-        """Bytes of the device that KV memory may take, the weights being there: `utilization` of all its memory less what is in use, by whoever,
-        when a step at the limits has just been computed.
+        """Bytes of the device that KV memory may take, the weights being there: `utilization` of all its memory less
+        what is in use, by whoever, when a step at the limits has just been computed.
 
-        The step is computed alone, whatever the group (`rank` of `ranks`). `hidden`: columns of the rows from the stage before, for stages that
-        have one. For accelerators; the host's memory is divided by other rules.
+        The step is computed alone, whatever the group (`rank` of `ranks`). `hidden`: columns of the rows from the stage
+        before, for stages that have one. For accelerators; the host's memory is divided by other rules.
         """
         device = self._device
         step = largest_step(limits, geometry.block_size, hidden)
@@ -161,7 +167,8 @@ def open_backend(
 ) -> TorchBackend:
     """The backend on a device named as in `compute.devices`, with the settings of `ComputeConfig`.
 
-    `threads`: of torch's own on the host, for the whole process: only for who owns it. UserError for a device that is not there.
+    `threads`: of torch's own on the host, for the whole process: only for who owns it. UserError for a device that is
+    not there.
     """
     opened = open_device(device)
     if problem := attention_problem(attention, opened.name, "bf16"):
@@ -173,7 +180,9 @@ def open_backend(
 
 
 def choose_attention(name: str, device: TorchDevice) -> Attention:
-    """What `--attention-backend` names; auto: tiled where results are to be exact, else sdpa. HostError when a package cannot be loaded."""
+    """What `--attention-backend` names; auto: tiled where results are to be exact, else sdpa. HostError when a package
+    cannot be loaded.
+    """
     match name:
         case "flash":
             return varlen.FlashAttention()

@@ -16,8 +16,9 @@ from homenode.errors import HostError, UserError
 class TorchDevice:
     """A device that is there.
 
-    `exact`: products are made of pieces of one fixed shape, so that a row's bits do not depend on the rows beside it; on the CPU, where that costs
-    little. `narrow`: matrices may be kept as bfloat16 and float16 and are multiplied in that type.
+    `exact`: products are made of pieces of one fixed shape, so that a row's bits do not depend on the rows beside it;
+    on the CPU, where that costs little. `narrow`: matrices may be kept as bfloat16 and float16 and are multiplied in
+    that type.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Steps that only decode, captured once for each size and replayed: one call instead of hundreds of launches.
 
-A graph is made for so many sequences of so many blocks at most (`bucket`, and a power of two); smaller steps are filled up with sequences that
-compute the token 0 of nobody, in the KV memory's last block, which is nobody's. Everything a replay reads lies in one buffer of int32, which one copy
-fills.
+A graph is made for so many sequences of so many blocks at most (`bucket`, and a power of two); smaller steps are filled
+up with sequences that compute the token 0 of nobody, in the KV memory's last block, which is nobody's. Everything a
+replay reads lies in one buffer of int32, which one copy fills.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class Capture(Protocol):
     """How a device records calls."""
 
     def record(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        """Record what `compute` asks of the device. The result: what does it again, and the tensor that then has the new values."""
+        """Record what `compute` asks of the device. The result: what does it again, and the tensor that then has the
+        new values.
+        """
 
 
 class CudaCapture:
@@ -53,7 +55,9 @@ class CudaCapture:
 
 @dataclass(frozen=True)
 class Graph:
-    """A captured step of `sequences` x `width` blocks. `inputs` int32 on the device: ids, positions, contexts, then the block table."""
+    """A captured step of `sequences` x `width` blocks. `inputs` int32 on the device: ids, positions, contexts, then the
+    block table.
+    """
 
     sequences: int
     width: int
@@ -83,7 +87,9 @@ class StepGraphs:
         self.failure: str | None = None  # why nothing is captured any more
 
     def run(self, arrays: StepArrays) -> torch.Tensor | None:
-        """The result of a step that was checked; None when it is none of these steps, and is to be computed otherwise."""
+        """The result of a step that was checked; None when it is none of these steps, and is to be computed
+        otherwise.
+        """
         graph = self._graph_for(arrays)
         if graph is None:
             return None
@@ -155,7 +161,9 @@ class StepGraphs:
 
 
 def bucket(sequences: int, limit: int) -> int:
-    """The number of sequences a graph is made for: a power of two up to 8, then steps of 8, from 64 on of 32; at most `limit`."""
+    """The number of sequences a graph is made for: a power of two up to 8, then steps of 8, from 64 on of 32; at most
+    `limit`.
+    """
     if sequences <= 8:
         size = 1 << (sequences - 1).bit_length()
     else:

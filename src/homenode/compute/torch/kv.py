@@ -15,7 +15,9 @@ _TOO_SMALL = 1e-30
 
 
 class TorchKvCache:
-    """KV memory of a torch device, zeroed. int8 has one float32 scale for the key and one for the value of each token and head."""
+    """KV memory of a torch device, zeroed. int8 has one float32 scale for the key and one for the value of each token
+    and head.
+    """
 
     def __init__(self, geometry: KvGeometry, blocks: int, device: TorchDevice) -> None:
         g, kept = geometry, _KEPT[geometry.dtype]

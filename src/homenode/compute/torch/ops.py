@@ -208,11 +208,14 @@ class TorchOps:
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
-    """x * sigmoid(x). Not torch's own, which on a CPU computes the last elements of a run in another way than the others: bits would depend on
-    where an element lies."""
+    """x * sigmoid(x). Not torch's own, which on a CPU computes the last elements of a run in another way than the
+    others: bits would depend on where an element lies.
+    """
     return x / (1 + torch.exp(-x))
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
-    """0.5 x (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3), which is x * sigmoid(2 u). By way of exp, as silu is."""
+    """0.5 x (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3), which is x * sigmoid(2 u). By way of exp,
+    as silu is.
+    """
     return x / (1 + torch.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))

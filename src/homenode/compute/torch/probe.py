@@ -1,5 +1,7 @@
-"""`python -m homenode.compute.torch.probe [--memory] KIND...`: how many devices of each kind torch sees, as a line of JSON; with --memory, for each of them
-the bytes that are free and that there are. A process of its own, since asking imports torch and wakes drivers."""
+"""`python -m homenode.compute.torch.probe [--memory] KIND...`: how many devices of each kind torch sees, as a line of
+JSON; with --memory, for each of them the bytes that are free and that there are. A process of its own, since asking
+imports torch and wakes drivers.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Rows times matrices.
 
-Whole: one product of all rows, in the type of the matrix; libraries choose another order of summation for another number of rows. In tiles: products
-of TILE rows each, the last filled up with zeros, so that every product has the same shape and a row's bits do not depend on how many others there are.
+Whole: one product of all rows, in the type of the matrix; libraries choose another order of summation for another
+number of rows. In tiles: products of TILE rows each, the last filled up with zeros, so that every product has the same
+shape and a row's bits do not depend on how many others there are.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ Product = Callable[
 
 
 def whole(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x @ weight.T at once. With a narrow matrix x is rounded to its type, sums are float32 and the result is rounded once."""
+    """x @ weight.T at once. With a narrow matrix x is rounded to its type, sums are float32 and the result is rounded
+    once.
+    """
     return torch.nn.functional.linear(x.to(weight.dtype), weight).float()
 
 
 def in_tiles(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x @ weight.T in products of one shape. Matrices are float32.
 
-    One output alone is computed twice: a product with a single column is another routine, in which a row's place in its tile matters.
+    One output alone is computed twice: a product with a single column is another routine, in which a row's place in its
+    tile matters.
     """
     outputs = weight.shape[0]
     if outputs == 1:

@@ -10,7 +10,9 @@ from homenode.compute.ops import FloatArray, SamplingArrays, StepArrays, StepLim
 
 
 class AloneOf:
-    """A `RankGroup` without the others: sums are this rank's values, gathers have zeros for theirs. What a rank measures alone needs no lock step."""
+    """A `RankGroup` without the others: sums are this rank's values, gathers have zeros for theirs. What a rank
+    measures alone needs no lock step.
+    """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size

@@ -40,7 +40,9 @@ class TorchRows:
 
 
 class TorchProgram:
-    """`Program`. On an accelerator `run` returns when everything has been asked of the device; who looks at the rows waits for it."""
+    """`Program`. On an accelerator `run` returns when everything has been asked of the device; who looks at the rows
+    waits for it.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
 """Ranks that exchange rows by torch.distributed: NCCL among CUDA devices, gloo (through host memory) elsewhere.
 
-Process groups are made by hand, from a store of their own: torch's default group, which is the process's, is never set. The store is a file that all
-ranks of the group can open and nobody else should (a memfd will do); gloo's connections stay on the loopback device.
+Process groups are made by hand, from a store of their own: torch's default group, which is the process's, is never set.
+The store is a file that all ranks of the group can open and nobody else should (a memfd will do); gloo's connections
+stay on the loopback device.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _OTHERS_SAY_SO_S = 1.0  # after a failure, for the ranks that are there to tell
 def open_group(
     path: str, name: str, rank: int, size: int, device: TorchDevice, timeout_s: float
 ) -> GlooGroup | NcclGroup:
-    """Join the group `name` (new for every generation of it) of `size` ranks, whose store is the file `path`. Waits for all of them.
+    """Join the group `name` (new for every generation of it) of `size` ranks, whose store is the file `path`. Waits for
+    all of them.
 
     PeerError when they do not come within `timeout_s`, HostError when the backend cannot start.
     """
@@ -49,7 +51,9 @@ def open_group(
 
 
 class GlooGroup:
-    """`RankGroup` over gloo. All rows go to all ranks, which add them in the order of the ranks: the same bits everywhere."""
+    """`RankGroup` over gloo. All rows go to all ranks, which add them in the order of the ranks: the same bits
+    everywhere.
+    """
 
     def __init__(self, group: Any, meeting: _Meeting) -> None:
         self._group, self._meeting = group, meeting
@@ -82,8 +86,9 @@ class GlooGroup:
 class NcclGroup:
     """`RankGroup` and `DeviceGroup` over NCCL. NCCL adds in an order of its own, which is the same for all ranks.
 
-    The host does not wait for a call, so a rank that is gone is noticed where results are read; NCCL's own watchdog ends a process that waits longer
-    than the group's time. Written for CUDA devices; never run on one yet (docs/torch.md).
+    The host does not wait for a call, so a rank that is gone is noticed where results are read; NCCL's own watchdog
+    ends a process that waits longer than the group's time. Written for CUDA devices; never run on one yet
+    (docs/torch.md).
     """
 
     capturable = True
@@ -131,8 +136,9 @@ class _Meeting:
         store.set(f"here/{rank}", "1")
 
     def wait_for(self, work: Any) -> None:
-        """Until the exchange is done. RuntimeError when it fails, or when it is over for anybody: gloo, whose connections stay open until its group is
-        taken apart, would notice that at the deadline only."""
+        """Until the exchange is done. RuntimeError when it fails, or when it is over for anybody: gloo, whose
+        connections stay open until its group is taken apart, would notice that at the deadline only.
+        """
         while True:
             try:
                 work.wait(_LOOK_UP)

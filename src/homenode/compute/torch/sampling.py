@@ -1,7 +1,8 @@
 """Drawing tokens from logits on the device, all rows at once, in the order `SamplingArrays` documents.
 
-Arithmetic after the logits is float64, as in the NumPy backend, and the point of a draw is the same number: equal logits give equal tokens, but for
-the last bits of sums taken in another order. Devices without float64 have their logits copied to the host.
+Arithmetic after the logits is float64, as in the NumPy backend, and the point of a draw is the same number: equal
+logits give equal tokens, but for the last bits of sums taken in another order. Devices without float64 have their
+logits copied to the host.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ _HAVE_FLOAT64 = frozenset({"cpu", "cuda"})
 
 
 def uniform(seeds: npt.NDArray[np.uint64], counters: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """A number in [0, 1) for each (seed, counter): the splitmix64 mix of seed + (counter + 1) * golden ratio, top 53 bits.
+    """A number in [0, 1) for each (seed, counter): the splitmix64 mix of seed + (counter + 1) * golden ratio, top 53
+    bits.
 
-    Source of the mix: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (2014), in Vigna's constants.
+    Source of the mix: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (2014), in Vigna's
+    constants.
     """
     z = seeds + (counters + np.uint64(1)) * np.uint64(_GOLDEN)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -121,7 +124,9 @@ def _draw(logits: torch.Tensor, how: SamplingArrays, rows: npt.NDArray[np.intp])
 
 
 def _within_sigmas(logits: torch.Tensor, sigmas: torch.Tensor) -> torch.Tensor:
-    """-inf for logits below the largest - sigmas * standard deviation of a row, -inf not counted. Rows of sigmas <= 0 stay."""
+    """-inf for logits below the largest - sigmas * standard deviation of a row, -inf not counted. Rows of sigmas <= 0
+    stay.
+    """
     counted = logits > -torch.inf
     count = counted.sum(dim=1, keepdim=True)
     mean = torch.where(counted, logits, 0).sum(dim=1, keepdim=True) / count
@@ -131,7 +136,9 @@ def _within_sigmas(logits: torch.Tensor, sigmas: torch.Tensor) -> torch.Tensor:
 
 
 def _shortlist(logits: torch.Tensor, weights: torch.Tensor, top_k: IntArray, top_p: torch.Tensor) -> torch.Tensor:
-    """Which tokens top-k and then top-p leave, bool [rows, vocabulary]: the most likely, lower ids first among equals."""
+    """Which tokens top-k and then top-p leave, bool [rows, vocabulary]: the most likely, lower ids first
+    among equals.
+    """
     vocabulary = logits.shape[1]
     order = torch.sort(logits, dim=1, descending=True, stable=True).indices
     most = torch.from_numpy(np.where(top_k > 0, top_k, vocabulary).astype(np.int64)).to(logits.device).unsqueeze(1)

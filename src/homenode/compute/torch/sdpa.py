@@ -1,7 +1,8 @@
 """Attention by torch's scaled_dot_product_attention over gathered keys.
 
-Sequences that decode are computed together with those whose contexts have about the same length (within a power of two), so that a long one makes
-no others longer; each prompt's chunk is computed by itself. Query heads of one KV head stand as rows below each other: keys are not repeated.
+Sequences that decode are computed together with those whose contexts have about the same length (within a power of
+two), so that a long one makes no others longer; each prompt's chunk is computed by itself. Query heads of one KV head
+stand as rows below each other: keys are not repeated.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _MASKED = 2**24  # elements of a mask, which kernels may widen to floats
 
 @dataclass(frozen=True)
 class DecodingGroup:
-    """Sequences of one token each: their rows of the step, their numbers, and a length that holds the context of each."""
+    """Sequences of one token each: their rows of the step, their numbers, and a length that holds the
+    context of each.
+    """
 
     rows: torch.Tensor
     sequences: torch.Tensor
@@ -103,7 +106,9 @@ def _decode(
 def _keys_of(
     step: DeviceStep, some: DecodingGroup, window: int | None, block_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Slots [sequences, keys] of the keys a newest token may see, and which of them it does see, bool [sequences, 1, 1, keys]."""
+    """Slots [sequences, keys] of the keys a newest token may see, and which of them it does see, bool [sequences, 1, 1,
+    keys].
+    """
     newest = step.context[some.sequences].unsqueeze(1) - 1
     length = some.length if window is None else min(some.length, window)
     first = 0 if window is None else (newest - window + 1).clamp(min=0)

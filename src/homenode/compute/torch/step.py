@@ -16,9 +16,10 @@ from homenode.units import format_count
 class DeviceStep:
     """A step's arrays as tensors of a device; `host` are the same where shapes are decided.
 
-    `sequence` [n]: which sequence each token is of. `planned`: what is worked out from these once a step, by whoever needs it. `captured`: shapes
-    stand for many steps, each sequence has one token, and nothing may be decided by values. `by_values`: set by whoever decided something by them on
-    the host, or waited there for others: such a step cannot be captured.
+    `sequence` [n]: which sequence each token is of. `planned`: what is worked out from these once a step, by whoever
+    needs it. `captured`: shapes stand for many steps, each sequence has one token, and nothing may be decided by
+    values. `by_values`: set by whoever decided something by them on the host, or waited there for others: such a step
+    cannot be captured.
     """
 
     host: StepArrays
@@ -34,13 +35,17 @@ class DeviceStep:
     planned: dict[Any, Any] = field(default_factory=dict)
 
     def slots(self, sequences: torch.Tensor, positions: torch.Tensor, block_size: int) -> torch.Tensor:
-        """Where the keys of `positions` [...] of `sequences` (of the same shape, or one it can be spread to) are: block * block_size + place."""
+        """Where the keys of `positions` [...] of `sequences` (of the same shape, or one it can be spread to) are: block
+        * block_size + place.
+        """
         blocks = self.table[sequences, positions // block_size]
         return blocks * block_size + positions % block_size
 
 
 def check_step(arrays: StepArrays, limits: StepLimits, block_size: int, blocks: int) -> None:
-    """ValueError, naming the array, unless the step is consistent in itself, within `limits`, and in blocks that exist (block_size 0: any)."""
+    """ValueError, naming the array, unless the step is consistent in itself, within `limits`, and in blocks that exist
+    (block_size 0: any).
+    """
     tokens, sequences, sampled = len(arrays.ids), len(arrays.context_len), len(arrays.sample_rows)
     if tokens > limits.max_tokens or sequences > limits.max_sequences or sampled > limits.max_sampled_rows:
         raise ValueError(

@@ -1,7 +1,8 @@
-"""Attention in tiles of one shape: QUERIES tokens of a sequence over KEYS of its keys at a time, with a running softmax.
+"""Attention in tiles of one shape: QUERIES tokens of a sequence over KEYS of its keys at a time, with a running
+softmax.
 
-Every product has the same shape whatever the step holds, and tiles of keys are counted from position 0 and taken in ascending order: what a query
-gets depends on its own sequence only. Keys beyond a query's sight add exact zeros.
+Every product has the same shape whatever the step holds, and tiles of keys are counted from position 0 and taken in
+ascending order: what a query gets depends on its own sequence only. Keys beyond a query's sight add exact zeros.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _GATHERED = 2**24  # elements of keys and of values that are brought together at
 class QueryTiles:
     """Tiles of a step, [t] each, in ascending order of the keys they see; all as tensors but `last_key`.
 
-    `tokens` [t, QUERIES]: rows of the step, the last one of a sequence again where it has no more. `last_key`: the newest position a tile sees.
+    `tokens` [t, QUERIES]: rows of the step, the last one of a sequence again where it has no more. `last_key`: the
+    newest position a tile sees.
     """
 
     tokens: torch.Tensor
@@ -103,7 +105,9 @@ def _scores(
     some: slice,
     first: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores [t, kv_heads, QUERIES * group, KEYS] of the keys from position `first` on, -inf for those not seen, and their values."""
+    """Scores [t, kv_heads, QUERIES * group, KEYS] of the keys from position `first` on, -inf for those not seen, and
+    their values.
+    """
     slots, masks = _keys_of(step, tiles, first, cache.geometry.block_size, how.window)
     keys, values = (side.float().transpose(1, 2) for side in cache.gather(layer, slots[some]))
     scores = _batched(rows, keys.transpose(2, 3)) * how.scale
@@ -118,7 +122,8 @@ def _scores(
 def _keys_of(
     step: DeviceStep, tiles: QueryTiles, first: int, block_size: int, window: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """For all tiles: slots [t, KEYS] of the keys from `first` on, and which query does not see which, bool [t, QUERIES, KEYS].
+    """For all tiles: slots [t, KEYS] of the keys from `first` on, and which query does not see which, bool [t, QUERIES,
+    KEYS].
 
     Beyond a sequence's end its last key stands in: a number that is surely finite, for a weight of zero.
     """

@@ -23,7 +23,9 @@ _WORKSPACE_BYTES = 128 * 2**20  # what flashinfer's documentation advises
 
 @dataclass(frozen=True)
 class Lengths:
-    """Where sequences begin among queries and among keys, int32 [s + 1] each, and their longest; slots of all keys one after another."""
+    """Where sequences begin among queries and among keys, int32 [s + 1] each, and their longest; slots of all keys one
+    after another.
+    """
 
     queries: torch.Tensor
     keys: torch.Tensor
@@ -33,7 +35,9 @@ class Lengths:
 
 
 class FlashAttention:
-    """flash-attn's `flash_attn_varlen_func`: keys in place where a block is a multiple of 256 tokens, else gathered without padding."""
+    """flash-attn's `flash_attn_varlen_func`: keys in place where a block is a multiple of 256 tokens, else gathered
+    without padding.
+    """
 
     def __init__(self) -> None:
         self._call = _load("flash_attn").flash_attn_varlen_func

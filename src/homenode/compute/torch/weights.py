@@ -1,7 +1,8 @@
 """Matrices on a device: dense, in one of torch's types, whatever they were stored as.
 
-A matrix comes through a staging buffer of some MiB (pinned for an accelerator), a run of rows at a time, so that the host never holds a whole one.
-Plain floats go over as they are stored and are converted on the device; formats in blocks are decoded on the host.
+A matrix comes through a staging buffer of some MiB (pinned for an accelerator), a run of rows at a time, so that the
+host never holds a whole one. Plain floats go over as they are stored and are converted on the device; formats in blocks
+are decoded on the host.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class MatrixReader:
         self._staged = torch.empty(0, dtype=torch.uint8)
 
     def read(self, stored: StoredMatrix, target: str, permuted_heads: int) -> torch.Tensor:
-        """[rows, columns] kept as `target`. HostError when the file ends early, UnsupportedError for a `target` that is not dense."""
+        """[rows, columns] kept as `target`. HostError when the file ends early, UnsupportedError for a `target` that is
+        not dense.
+        """
         kept = torch.empty((stored.rows, stored.columns), dtype=dense(target), device=self._device.device)
         places = in_place(stored.rows, permuted_heads)
         step = max(1, _STAGED_BYTES // max(stored.stored_row_bytes, 1))
@@ -96,14 +99,18 @@ def dense(target: str) -> torch.dtype:
 
 
 def in_place(rows: int, heads: int) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
-    """Where each stored row belongs when they are in GGUF's llama order, halves of each head interleaved; None when they are in place."""
+    """Where each stored row belongs when they are in GGUF's llama order, halves of each head interleaved; None when
+    they are in place.
+    """
     if not heads:
         return None
     return np.arange(rows).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
 
 
 def _fill(buffer: ByteArray, stored: StoredMatrix, rows: range) -> None:
-    """The bytes of `rows`, one after another: in one read when rows follow each other in the file, else in one for each."""
+    """The bytes of `rows`, one after another: in one read when rows follow each other in the file, else in one for
+    each.
+    """
     begin = stored.offset + rows.start * stored.row_bytes
     if stored.row_bytes == stored.stored_row_bytes:
         _read(stored.fd, memoryview(buffer.data), begin)
