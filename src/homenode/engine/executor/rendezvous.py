@@ -29,7 +29,7 @@ class Rendezvous:
     def __init__(self, host: str, patience_s: float) -> None:
         """`patience_s`: how long who asks for rows' address may have to wait. HostError when the machine refuses."""
         self.secret = secrets.token_bytes(32)
-        self._time_left = patience_s
+        self._timeout_s = patience_s
         try:
             self._server = socket.create_server((host, 0))
         except OSError as error:
@@ -120,7 +120,7 @@ class Rendezvous:
                 self._changed.notify_all()
 
     def _join_ranks(self, sock: socket.socket, seated: Seated) -> None:
-        deadline, group = time.monotonic() + self._time_left, seated.group
+        deadline, group = time.monotonic() + self._timeout_s, seated.group
         with self._changed:
             if group.generation < self._generation:
                 return
@@ -136,7 +136,7 @@ class Rendezvous:
             FrameSocket(sock).send(addresses)
 
     def _report(self, sock: socket.socket, key: Key) -> None:
-        deadline = time.monotonic() + self._time_left
+        deadline = time.monotonic() + self._timeout_s
         with self._changed:
             self._changed.wait_for(
                 lambda: key in self._addresses or key.generation < self._generation or self._closed,
