@@ -1,4 +1,6 @@
-"""A place for an engine: the CPUs of its threads and the nodes of its memory, as `placement` and `plan.replica_bindings` decide them. Plain values."""
+"""A place for an engine: the CPUs of its threads and the nodes of its memory, as `placement` and
+`plan.replica_bindings` decide them. Plain values.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,14 @@ from homenode.host.topology.finding import Finding
 class EngineBinding:
     """`team`: the CPU of each compute thread, UNPINNED for a thread that may run anywhere.
 
-    `others`: CPUs of the engine's remaining threads, empty: wherever they are. `memory_nodes`: nodes its memory is bound to, empty: not bound.
-    `spare`: CPUs of cores without a compute thread, where nothing was said about them; empty where there are none.
+    `others`: CPUs of the engine's remaining threads, empty: wherever they are. `memory_nodes`: nodes its memory is
+    bound to, empty: not bound. `spare`: CPUs of cores without a compute thread, where nothing was said about them;
+    empty where there are none.
 
-    `numa`: the policy that was settled for `--numa`, None where none was asked for; `numa_why`: in words. `thread_memory`: under a policy, the
-    node that each compute thread takes its memory from, in the order of `team`; empty on a host without nodes. `mirror_tensors`: patterns of the
-    matrices that are mirrored under shard. `strict`: pages that are not where they belong are a reason not to serve.
+    `numa`: the policy that was settled for `--numa`, None where none was asked for; `numa_why`: in words.
+    `thread_memory`: under a policy, the node that each compute thread takes its memory from, in the order of `team`;
+    empty on a host without nodes. `mirror_tensors`: patterns of the matrices that are mirrored under shard. `strict`:
+    pages that are not where they belong are a reason not to serve.
     """
 
     team: tuple[int, ...]
@@ -32,7 +36,9 @@ class EngineBinding:
 
     @property
     def free_of_compute(self) -> tuple[int, ...]:
-        """Where the loop, the scheduler and the front disturb no compute thread; empty where there is no such CPU, or none is known."""
+        """Where the loop, the scheduler and the front disturb no compute thread; empty where there is no such CPU, or
+        none is known.
+        """
         cpus = self.others or self.spare
         return cpus if set(cpus).isdisjoint(self.team) else ()
 
@@ -41,8 +47,9 @@ class EngineBinding:
 class Replica:
     """One of several engines behind one front: `number` of `count`, in its own place.
 
-    `allowed`: the CPUs the front was allowed when it began: it moves to a few of them, which an engine that is started again would inherit.
-    `memory`: bytes it may take for weights, buffers and KV memory, its share of what was free before any of them was started.
+    `allowed`: the CPUs the front was allowed when it began: it moves to a few of them, which an engine that is started
+    again would inherit. `memory`: bytes it may take for weights, buffers and KV memory, its share of what was free
+    before any of them was started.
     """
 
     number: int

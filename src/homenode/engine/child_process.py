@@ -1,4 +1,6 @@
-"""What engine and worker processes have in common: a name, an end with their parent, progress of loading, and failures in words."""
+"""What engine and worker processes have in common: a name, an end with their parent, progress of loading, and failures
+in words.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def call_itself(name: str) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends. HostError when the call fails; PeerError if it has ended."""
+    """Have the kernel kill this process when the thread that started it ends. HostError when the call fails; PeerError
+    if it has ended.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0) != 0:
         code = ctypes.get_errno()

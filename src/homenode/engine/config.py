@@ -1,4 +1,6 @@
-"""Settings of an engine, declared once: the command line, the variables and the child process are all served from here."""
+"""Settings of an engine, declared once: the command line, the variables and the child process are all served
+from here.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from homenode.units import parse_seconds, parse_tokens
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which model, and how it is kept. `model` is what the user named; `path` is where it lies once it was found (see `locate`)."""
+    """Which model, and how it is kept. `model` is what the user named; `path` is where it lies once it was found (see
+    `locate`).
+    """
 
     model: str | None = None
     path: str | None = None
@@ -92,7 +96,9 @@ class ComputeConfig:
 
 @dataclass(frozen=True)
 class PlacementConfig(NumaSettings):
-    """Where the engine runs. The same flags mean the same to `homenode plan`; without any the whole allowance is used."""
+    """Where the engine runs. The same flags mean the same to `homenode plan`; without any the whole
+    allowance is used.
+    """
 
     numa_bind: bool = option(
         False, "Bind the engine's threads and memory to one NUMA node (its device's, or the first usable one)."
@@ -201,8 +207,8 @@ class ParallelConfig:
 class EngineConfig:
     """All of it. Fit for msgpack: the front sends it to the engine's process as its first frame.
 
-    `replica`: which of several engines it is for, set by the front; None for an engine that is alone. `numa_decision`: what --numa auto has come to,
-    for it to be decided once; None: not yet.
+    `replica`: which of several engines it is for, set by the front; None for an engine that is alone. `numa_decision`:
+    what --numa auto has come to, for it to be decided once; None: not yet.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -228,14 +234,17 @@ class EngineConfig:
 
     @property
     def process_name(self) -> str | None:
-        """What the engine's process is called; None for one that is alone. One of several with one worker is that worker (see `plan.layout`)."""
+        """What the engine's process is called; None for one that is alone. One of several with one worker is that
+        worker (see `plan.layout`).
+        """
         if self.replica is None:
             return None
         return self.replica.name if self.parallel.workers == 1 else f"homenode-engine-{self.replica.number}"
 
     @classmethod
     def of(cls, model: str | None, settings: Mapping[str, Any]) -> EngineConfig:
-        """A config from settings by name, as Python code gives them: `max_model_len=2048, kv_cache_memory="2GiB"`. None means the default.
+        """A config from settings by name, as Python code gives them: `max_model_len=2048, kv_cache_memory="2GiB"`. None
+        means the default.
 
         UserError for a name there is no setting of, and for a value out of range.
         """

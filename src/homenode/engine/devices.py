@@ -1,4 +1,6 @@
-"""What computes each worker's share: `--stage-devices` and the accelerators there are, to a device for each worker. Pure."""
+"""What computes each worker's share: `--stage-devices` and the accelerators there are, to a device for each worker.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ def worker_devices(
 ) -> tuple[str, ...]:
     """The device of each worker of engine number `engine` of `engines`, stage after stage: `cpu` or `torch:DEVICE`.
 
-    `accelerators`: those there are, for auto, in the order they are taken. UserError, naming the setting, for a text that is no list of devices, has
-    another number of them than there are stages or workers, or names an accelerator twice.
+    `accelerators`: those there are, for auto, in the order they are taken. UserError, naming the setting, for a text
+    that is no list of devices, has another number of them than there are stages or workers, or names an accelerator
+    twice.
     """
     workers = stages * ranks
     if text.strip() == "auto":

@@ -36,8 +36,10 @@ class StepError(InternalError):
 
 
 class StepsLostError(StepError):
-    """A worker ended, or was silent for too long. All steps in flight are lost, and with them every sequence on every worker; what fails is not the
-    requests' fault, so they may be computed again. The executor replaces the worker by itself: see `Executor.serving`."""
+    """A worker ended, or was silent for too long. All steps in flight are lost, and with them every sequence on every
+    worker; what fails is not the requests' fault, so they may be computed again. The executor replaces the worker by
+    itself: see `Executor.serving`.
+    """
 
     def __init__(self, message: str, *, fatal: bool = False) -> None:
         """`fatal`: it will not be replaced, as it was lost too often."""

@@ -1,4 +1,5 @@
-"""Frames between the front (HTTP, text) and the engine (scheduler, compute): msgspec structs, msgpack encoded, tagged by type.
+"""Frames between the front (HTTP, text) and the engine (scheduler, compute): msgspec structs, msgpack encoded, tagged
+by type.
 
 A frame on the wire is a 4-byte little-endian length (at most MAX_FRAME) and that many bytes. Nothing is ever unpickled.
 """
@@ -23,7 +24,9 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Front to engine: forget these requests. `reason` becomes their finish reason (`abort`, or `stop` for a matched stop string)."""
+    """Front to engine: forget these requests. `reason` becomes their finish reason (`abort`, or `stop` for a matched
+    stop string).
+    """
 
     ids: list[int]
     reason: str = "abort"
@@ -36,7 +39,9 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReleaseKv(msgspec.Struct, frozen=True, tag=True):
-    """Front to engine: nobody wants the hand-over of KV under this ticket any more. Unknown and finished ones are ignored."""
+    """Front to engine: nobody wants the hand-over of KV under this ticket any more. Unknown and finished ones are
+    ignored.
+    """
 
     ticket: str
     reason: str
@@ -78,7 +83,9 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
 
 
 class Output(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """New tokens of a request, or its end. `finish_reason`: stop, length, abort, error; the stopping EOS or stop token is included in tokens."""
+    """New tokens of a request, or its end. `finish_reason`: stop, length, abort, error; the stopping EOS or stop token
+    is included in tokens.
+    """
 
     id: int
     tokens: list[int] = []
@@ -102,7 +109,9 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Engine to front: counters since the start and gauges of now; sent after a step at most every 100 ms, and when things come to rest."""
+    """Engine to front: counters since the start and gauges of now; sent after a step at most every 100 ms, and when
+    things come to rest.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -132,9 +141,10 @@ EngineState = Literal["loading", "ready", "silent", "restarting", "gone"]
 class ReplicaStats(msgspec.Struct, frozen=True):
     """Of one of several engines behind one front; made in the front.
 
-    `state`: loading, ready, silent (its loop does not answer; it gets no requests), restarting, gone (given up). `statistics` count from the
-    start of the service, over restarts. `moved`: requests that were taken over by another engine when it was lost. `published`: what its present process
-    says of its part in handing KV over; None without a part, or while there is no process.
+    `state`: loading, ready, silent (its loop does not answer; it gets no requests), restarting, gone (given up).
+    `statistics` count from the start of the service, over restarts. `moved`: requests that were taken over by another
+    engine when it was lost. `published`: what its present process says of its part in handing KV over; None without a
+    part, or while there is no process.
     """
 
     number: int
@@ -147,7 +157,9 @@ class ReplicaStats(msgspec.Struct, frozen=True):
 
 
 class ServingChanged(msgspec.Struct, frozen=True, tag=True):
-    """Engine to front: whether steps can be computed now. `reason`: why not, such as a worker that is being replaced. Requests are taken all the same."""
+    """Engine to front: whether steps can be computed now. `reason`: why not, such as a worker that is being replaced.
+    Requests are taken all the same.
+    """
 
     serving: bool
     reason: str = ""

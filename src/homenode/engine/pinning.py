@@ -1,6 +1,8 @@
-"""Make an engine's place true for the process it runs in: before threads are started and memory is taken, which both inherit it.
+"""Make an engine's place true for the process it runs in: before threads are started and memory is taken, which both
+inherit it.
 
-And how much memory there is then: a process bound to nodes is killed when they are full, however much is free on others.
+And how much memory there is then: a process bound to nodes is killed when they are full, however much is free on
+others.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ _BRING_ALONG_S = 5.0  # some tens of MiB, which move in a fraction of a second
 
 
 def apply_binding(binding: EngineBinding, kernel: Syscalls | None = None) -> tuple[Finding, ...]:
-    """Bind memory and the threads there are; compute threads are pinned by the team itself. Findings tell of what the kernel refused."""
+    """Bind memory and the threads there are; compute threads are pinned by the team itself. Findings tell of what the
+    kernel refused.
+    """
     kernel = kernel or Syscalls()
     findings: tuple[Finding, ...] = ()
     if binding.memory_nodes:
@@ -33,7 +37,9 @@ def apply_binding(binding: EngineBinding, kernel: Syscalls | None = None) -> tup
 
 
 def pin_current_thread(cpus: tuple[int, ...], kernel: Syscalls | None = None) -> tuple[Finding, ...]:
-    """Bind every thread of this process to these CPUs; later ones inherit it. A finding tells when something else binds it as well."""
+    """Bind every thread of this process to these CPUs; later ones inherit it. A finding tells when something else binds
+    it as well.
+    """
     kernel = kernel or Syscalls()
     for thread in Path("/proc/self/task").iterdir():
         with suppress(ProcessLookupError):  # a thread that has ended meanwhile
@@ -42,7 +48,9 @@ def pin_current_thread(cpus: tuple[int, ...], kernel: Syscalls | None = None) ->
 
 
 def _bring_along(nodes: tuple[int, ...], kernel: Syscalls) -> None:
-    """Move what the interpreter and its libraries have taken before. What the kernel does not let us move is little, and works where it is."""
+    """Move what the interpreter and its libraries have taken before. What the kernel does not let us move is little,
+    and works where it is.
+    """
     with suppress(HostError):
         memory = read_memory_map(os.getpid())
         if memory is not None:

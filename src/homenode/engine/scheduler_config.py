@@ -87,7 +87,9 @@ class KvConfig:
 
 
 def check_config(config: SchedulerConfig, kv: KvConfig, max_model_len: int) -> list[UserError]:
-    """Settings that do not go together, each as an error that names the flags and the numbers; an empty list if all is well."""
+    """Settings that do not go together, each as an error that names the flags and the numbers; an empty list if all is
+    well.
+    """
     problems = []
     if config.max_num_seqs > config.max_num_batched_tokens:
         problems.append(

@@ -1,4 +1,6 @@
-"""The text of one sequence, from the tokens that an engine puts out: detokenised as they come, and ended by stop strings."""
+"""The text of one sequence, from the tokens that an engine puts out: detokenised as they come, and ended by stop
+strings.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ class SequenceText:
         return DecodedText(text + shown, last + 1, offsets, "stop" if matched else output.finish_reason, matched)
 
     def _take(self, text: str, hidden: str = "") -> tuple[str, bool]:
-        """What may be shown of `text`, and whether it, or the special token `hidden` after it, completes a stop string."""
+        """What may be shown of `text`, and whether it, or the special token `hidden` after it, completes a
+        stop string.
+        """
         self._length += len(text)
         if self._stops is None:
             return text, False

@@ -1,7 +1,8 @@
 """What the scheduler hands to a worker, and what comes back: plain values, fit for a pipe.
 
-The worker keeps, for every started sequence, its tokens, its sampling parameters and its block table; a step carries only what changed. It
-appends each token it samples to the sequence by itself, so a following step can be sent before the result of this one is known.
+The worker keeps, for every started sequence, its tokens, its sampling parameters and its block table; a step carries
+only what changed. It appends each token it samples to the sequence by itself, so a following step can be sent before
+the result of this one is known.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ class StartSequence(msgspec.Struct, frozen=True, array_like=True):
 class StepItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Compute positions start .. start + count - 1 of a sequence, after appending `new_blocks` to its block table.
 
-    The first item of a sequence may start above 0: what lies before was found in the prefix cache, or came from another engine. The row after the last prompt token is
-    sampled, not scored: with `score_from` f, min(start + count, num_prompt - 1) - f log-probabilities are wanted.
+    The first item of a sequence may start above 0: what lies before was found in the prefix cache, or came from another
+    engine. The row after the last prompt token is sampled, not scored: with `score_from` f, min(start + count,
+    num_prompt - 1) - f log-probabilities are wanted.
     """
 
     seq: int
@@ -41,8 +43,8 @@ class StepItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Step(msgspec.Struct, frozen=True, array_like=True):
     """One unit of work. Order within: ends, starts, items.
 
-    Ends travel with the next step that computes something. After a lost step (`StepFailed`) its ends are sent again, together with those of
-    the sequences lost with it, so a worker ignores the end of a sequence it does not have.
+    Ends travel with the next step that computes something. After a lost step (`StepFailed`) its ends are sent again,
+    together with those of the sequences lost with it, so a worker ignores the end of a sequence it does not have.
     """
 
     number: int
@@ -76,7 +78,9 @@ class PromptScores(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
-    """What a step produced; results come back in step order, and what is sampled in the order of the items that asked for it."""
+    """What a step produced; results come back in step order, and what is sampled in the order of the items that asked
+    for it.
+    """
 
     number: int
     sampled: list[Sampled]

@@ -1,6 +1,7 @@
 """Frames on a stream: a 4-byte little-endian length and that many bytes of msgpack.
 
-The decoder does no I/O, so that it serves threads and asyncio alike. A length is checked before anything is kept for its frame.
+The decoder does no I/O, so that it serves threads and asyncio alike. A length is checked before anything is kept for
+its frame.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def encode_frame(message: Any, limit: int = MAX_FRAME) -> bytes:
 
 
 def decode_body(body: bytes, kind: Any) -> Any:
-    """The message in the body of a frame, checked against `kind` (a struct type or a union of them). PeerError for anything else."""
+    """The message in the body of a frame, checked against `kind` (a struct type or a union of them). PeerError for
+    anything else.
+    """
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
@@ -85,7 +88,9 @@ class FrameSocket:
             raise PeerError(f"the other end of the connection is gone: {error}") from error
 
     def receive(self) -> bytes | None:
-        """The body of the next frame; None at the end of the stream. PeerError when the stream ends inside a frame or is damaged."""
+        """The body of the next frame; None at the end of the stream. PeerError when the stream ends inside a frame or
+        is damaged.
+        """
         while not self._frames:
             try:
                 data = self._sock.recv(_CHUNK)

@@ -25,8 +25,8 @@ class Timings:
 class Completion:
     """The continuation of one prompt.
 
-    `finish_reason`: `stop` (EOS, a stop token or a stop string) or `length`. `token_ids` include the token that ended it; `text` holds
-    neither that nor the stop string. Log-probabilities are there if they were asked for.
+    `finish_reason`: `stop` (EOS, a stop token or a stop string) or `length`. `token_ids` include the token that ended
+    it; `text` holds neither that nor the stop string. Log-probabilities are there if they were asked for.
     """
 
     text: str
@@ -61,7 +61,9 @@ class Answer:
         self._begun, self._first, self._last = clock(), 0.0, 0.0
 
     def feed(self, output: Output) -> str:
-        """The text that became certain. When a stop string matched, `finish_reason` is set although the engine goes on."""
+        """The text that became certain. When a stop string matched, `finish_reason` is set although the
+        engine goes on.
+        """
         self._last = self._clock()
         if output.tokens and not self._tokens:
             self._first = self._last

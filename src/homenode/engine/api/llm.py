@@ -57,9 +57,10 @@ class LLM:
     ) -> None:
         """`model`: a Hugging Face folder, a GGUF file, a Hub id, or None for the built-in one.
 
-        `settings`: any setting of the engine by its name, such as threads=4 or kv_cache_memory="2GiB"; or all of them as a `config`.
-        `tokenizer` stands in for the model's own, `chat_template` (its text) for the model's template, which may take
-        `chat_template_timeout` seconds for a conversation. `progress` is told (bytes done, bytes in all) while weights are read. Raises UserError, CheckpointError, CapacityError or HostError.
+        `settings`: any setting of the engine by its name, such as threads=4 or kv_cache_memory="2GiB"; or all of them
+        as a `config`. `tokenizer` stands in for the model's own, `chat_template` (its text) for the model's template,
+        which may take `chat_template_timeout` seconds for a conversation. `progress` is told (bytes done, bytes in all)
+        while weights are read. Raises UserError, CheckpointError, CapacityError or HostError.
         """
         if config is not None and (settings or model is not None):
             raise UserError("give either a config or a model and settings, not both")
@@ -111,7 +112,8 @@ class LLM:
         *,
         stop: Sequence[str] = (),
     ) -> list[Completion]:
-        """Continue one prompt or several together; one Completion for each, in order, or `n` for each, one after another.
+        """Continue one prompt or several together; one Completion for each, in order, or `n` for each, one after
+        another.
 
         A prompt is text or token ids. `params` is for all or one for each prompt. `stop`: strings that end the text
         before them, besides those of `params`. Raises UserError or CapacityError for what cannot run, naming it; then
@@ -138,7 +140,9 @@ class LLM:
     def chat(
         self, /, messages: Messages, params: SamplingParams | None = None, *, stop: Sequence[str] = (), **values: Any
     ) -> Completion:
-        """Answer a conversation, once. Without `params` the answer may fill the context. `values` go to the chat template."""
+        """Answer a conversation, once. Without `params` the answer may fill the context. `values` go to the chat
+        template.
+        """
         ids = self._chat_prompt(messages, values)
         _refuse_several(params)
         return self.generate([ids], params or self._rest_of_context(ids), stop=stop)[0]

@@ -1,4 +1,6 @@
-"""An engine on two threads of this process, the loop and the computing one; for Python programs and the command line."""
+"""An engine on two threads of this process, the loop and the computing one; for Python programs and the
+command line.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""How the workers of one engine reach each other, whatever carries it: what a worker is handed, and what the engine makes and ends.
+"""How the workers of one engine reach each other, whatever carries it: what a worker is handed, and what the engine
+makes and ends.
 
-An engine makes the channels of all its workers anew for each generation; after the loss of a worker, or a step that failed, nothing of an earlier
-one is of use. A worker opens its own from what came with `Join` or `Forget`.
+An engine makes the channels of all its workers anew for each generation; after the loss of a worker, or a step that
+failed, nothing of an earlier one is of use. A worker opens its own from what came with `Join` or `Forget`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ class Inlet(Protocol):
     """Rows of the stage before, step after step."""
 
     def take(self, number: int, rows: int, columns: int) -> FloatArray:
-        """The [rows, columns] of step `number`, the next one, to be read until `free`. PeerError when they do not come in time, when others come, or after
-        `leave`."""
+        """The [rows, columns] of step `number`, the next one, to be read until `free`. PeerError when they do not come
+        in time, when others come, or after `leave`.
+        """
 
     def free(self) -> None:
         """What was taken last is not read any more."""
@@ -30,13 +32,16 @@ class Outlet(Protocol):
     """Rows for the stage after."""
 
     def put(self, number: int, rows: Any) -> None:
-        """Hand step `number`'s [rows, hidden] on, what a program's run gave; they may change afterwards. PeerError when there is no room for them in time, or after `leave`."""
+        """Hand step `number`'s [rows, hidden] on, what a program's run gave; they may change afterwards. PeerError when
+        there is no room for them in time, or after `leave`.
+        """
 
 
 @dataclass
 class WorkerChannels:
-    """A worker's channels; None for what it has not: the first stage no inlet, the last no outlet (nor has any rank but the first), one rank
-    no group."""
+    """A worker's channels; None for what it has not: the first stage no inlet, the last no outlet (nor has any rank but
+    the first), one rank no group.
+    """
 
     inlet: Inlet | None = None
     outlet: Outlet | None = None

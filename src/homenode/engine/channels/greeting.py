@@ -72,8 +72,9 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Seated(msgspec.Struct, frozen=True, tag=True):
-    """Topic: this rank of `ranks` is there, and those of other hosts reach its memory at `address`. Answered with the addresses of all ranks in their
-    order as one frame, once all are there, or with the end of the stream."""
+    """Topic: this rank of `ranks` is there, and those of other hosts reach its memory at `address`. Answered with the
+    addresses of all ranks in their order as one frame, once all are there, or with the end of the stream.
+    """
 
     group: Group
     rank: int
@@ -82,7 +83,9 @@ class Seated(msgspec.Struct, frozen=True, tag=True):
 
 
 class MemoryRequest(msgspec.Struct, frozen=True, tag=True):
-    """Topic: a rank of the same host asks for the group's memory. Answered with its descriptor and, as one frame, the address as in `Seated`."""
+    """Topic: a rank of the same host asks for the group's memory. Answered with its descriptor and, as one frame, the
+    address as in `Seated`.
+    """
 
     group: Group
     rank: int
@@ -99,7 +102,9 @@ Topic = IAm | RowsOffer | Ask | Rows | Seated | MemoryRequest | Values
 
 
 def call(address: str, secret: bytes, topic: Topic, timeout_s: float) -> socket.socket:
-    """Connect to HOST:PORT, make sure of who is there, and say what about. PeerError when that fails, or takes longer than `timeout_s`."""
+    """Connect to HOST:PORT, make sure of who is there, and say what about. PeerError when that fails, or takes longer
+    than `timeout_s`.
+    """
     host, _, port = address.rpartition(":")
     deadline = time.monotonic() + timeout_s
     try:
@@ -115,7 +120,9 @@ def call(address: str, secret: bytes, topic: Topic, timeout_s: float) -> socket.
 
 
 def introduce(sock: socket.socket, address: str, secret: bytes, topic: Topic, deadline: float) -> None:
-    """The caller's part of the greeting, to whoever answers at `address`. PeerError as for `call`; the socket stays the caller's to close."""
+    """The caller's part of the greeting, to whoever answers at `address`. PeerError as for `call`; the socket stays the
+    caller's to close.
+    """
     try:
         _send_at_once(sock)
         mine = secrets.token_bytes(_NONCE)
@@ -149,7 +156,9 @@ def accept_next(server: socket.socket, over: Callable[[], bool]) -> socket.socke
 
 
 def answer(sock: socket.socket, secret: bytes, timeout_s: float) -> Topic:
-    """Make sure of who has called, and learn what about. PeerError for a stranger; the socket stays the caller's to close."""
+    """Make sure of who has called, and learn what about. PeerError for a stranger; the socket stays the caller's to
+    close.
+    """
     deadline = time.monotonic() + timeout_s
     try:
         _send_at_once(sock)

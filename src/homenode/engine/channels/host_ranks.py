@@ -1,8 +1,10 @@
-"""The ranks of a stage that are on one host, and share the group's memory there, though nobody who knows both has started them.
+"""The ranks of a stage that are on one host, and share the group's memory there, though nobody who knows both has
+started them.
 
-The first to come makes the memory and keeps it: it listens on an abstract Unix socket, whose name only those can tell who know the secret of the start,
-and hands the descriptor to the others. An abstract name has no file that could be left behind, and goes with its process. It listens as well
-on TCP, for what ranks of other hosts write. Both ends prove that they know the secret, and the kernel says that both are of the same user.
+The first to come makes the memory and keeps it: it listens on an abstract Unix socket, whose name only those can tell
+who know the secret of the start, and hands the descriptor to the others. An abstract name has no file that could be
+left behind, and goes with its process. It listens as well on TCP, for what ranks of other hosts write. Both ends prove
+that they know the secret, and the kernel says that both are of the same user.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 @dataclass(frozen=True)
 class HostRanksName:
-    """What all ranks of a stage know beforehand. `host`: what its workers call their host; `ip`: its address, at which others reach it."""
+    """What all ranks of a stage know beforehand. `host`: what its workers call their host; `ip`: its address, at which
+    others reach it.
+    """
 
     group: Group
     ranks: int
@@ -58,8 +62,9 @@ class HostRanksName:
 
 @dataclass(frozen=True)
 class HostRanks:
-    """`memory`: of all the group. `address`: where ranks of other hosts come to; unlike that of any other site. `close`: gives back what the keeper has
-    beside the memory, and ends the group if values came from others."""
+    """`memory`: of all the group. `address`: where ranks of other hosts come to; unlike that of any other site.
+    `close`: gives back what the keeper has beside the memory, and ends the group if values came from others.
+    """
 
     memory: RankMemory
     address: str
@@ -67,8 +72,9 @@ class HostRanks:
 
 
 def join_host_ranks(name: HostRanksName, rank: int, timeout_s: float) -> HostRanks:
-    """That of this host: made if this is the first rank here. PeerError when whoever keeps it does not hand it over in time, HostError when the machine
-    refuses."""
+    """That of this host: made if this is the first rank here. PeerError when whoever keeps it does not hand it over in
+    time, HostError when the machine refuses.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         server = _bound(name)

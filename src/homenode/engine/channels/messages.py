@@ -1,13 +1,16 @@
-"""Frames between an engine and its workers: msgspec structs, msgpack encoded, tagged by type, framed as in engine/messages.py.
+"""Frames between an engine and its workers: msgspec structs, msgpack encoded, tagged by type, framed as in
+engine/messages.py.
 
-One connection for each worker: a socket pair on one host, an authenticated TCP connection between hosts. The engine says everything in the order
-it is to be done; a worker answers each `RunStep` with one `WorkerStepDone` or `WorkerStepFailed`, in that order.
+One connection for each worker: a socket pair on one host, an authenticated TCP connection between hosts. The engine
+says everything in the order it is to be done; a worker answers each `RunStep` with one `WorkerStepDone` or
+`WorkerStepFailed`, in that order.
 
-    Join -> Loading... -> Fits -> Lay -> Laid, then Work -> Done | Failed, Probe -> Alive, and Leave.
+Join -> Loading... -> Fits -> Lay -> Laid, then Work -> Done | Failed, Probe -> Alive, and Leave.
 
-Rows between stages and sums between ranks do not go through the engine: workers of one host have shared memory for them, whose descriptors come
-with `Join` (SCM_RIGHTS), in the order of `Join.channels`, and after them that of memory for experts which several engines keep in common. Of an engine
-that hands KV over the file with the KV memory of all comes with `Lay`.
+Rows between stages and sums between ranks do not go through the engine: workers of one host have shared memory for
+them, whose descriptors come with `Join` (SCM_RIGHTS), in the order of `Join.channels`, and after them that of memory
+for experts which several engines keep in common. Of an engine that hands KV over the file with the KV memory of all
+comes with `Lay`.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ Role = Literal[
 
 
 class Channel(msgspec.Struct, frozen=True, array_like=True):
-    """How a worker reaches others. `kind` shm: a memfd that comes with the frame; tcp: `address`, greeted with `secret`."""
+    """How a worker reaches others. `kind` shm: a memfd that comes with the frame; tcp: `address`, greeted with
+    `secret`.
+    """
 
     role: Role
     kind: Literal["shm", "tcp", "torch"]
@@ -50,7 +55,8 @@ class FileRange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """Engine to worker, first: who you are, what is yours, whom you work with. `number` counts the workers of the engine, stage after stage.
+    """Engine to worker, first: who you are, what is yours, whom you work with. `number` counts the workers of the
+    engine, stage after stage.
 
     `generation` counts how often the engine has (re)started any of its workers: a channel of an earlier one is dead.
     """
@@ -89,8 +95,8 @@ class Fits(msgspec.Struct, frozen=True, tag=True):
 class Lay(msgspec.Struct, frozen=True, tag=True):
     """Engine to worker: take KV memory of so many blocks, the fewest over all workers, and prepare to compute.
 
-    `share`: of the file that comes with the frame, where it is to lie, with what it holds; None: in memory of its own. `grows`: that is reserved only,
-    where the worker's backend can, and `Pages` say what of it is to be there.
+    `share`: of the file that comes with the frame, where it is to lie, with what it holds; None: in memory of its own.
+    `grows`: that is reserved only, where the worker's backend can, and `Pages` say what of it is to be there.
     """
 
     num_blocks: int
@@ -99,14 +105,17 @@ class Lay(msgspec.Struct, frozen=True, tag=True):
 
 
 class Laid(msgspec.Struct, frozen=True, tag=True):
-    """Worker to engine: ready. `compute`: the backend's statistics. `kv`: after a `Lay` with a share, how its KV memory lies there."""
+    """Worker to engine: ready. `compute`: the backend's statistics. `kv`: after a `Lay` with a share, how its KV memory
+    lies there.
+    """
 
     compute: dict[str, object]
     kv: KvLayout | None = None
 
 
 class Attach(msgspec.Struct, frozen=True, tag=True):
-    """Engine to worker: steps after this read a neighbour's memory in place, whose file comes with the frame, as blocks first, first + 1, ...
+    """Engine to worker: steps after this read a neighbour's memory in place, whose file comes with the frame, as blocks
+    first, first + 1, ...
 
     `layout`: of what the worker has of the model.
     """
@@ -122,28 +131,35 @@ class Detach(msgspec.Struct, frozen=True, tag=True):
 
 
 class RunStep(msgspec.Struct, frozen=True, tag=True):
-    """Engine to worker: a step. `drawn`: (sequence, token) of the steps before it that this worker was not told yet, because it did not draw itself."""
+    """Engine to worker: a step. `drawn`: (sequence, token) of the steps before it that this worker was not told yet,
+    because it did not draw itself.
+    """
 
     step: Step
     drawn: list[tuple[int, int]] = []
 
 
 class Pages(msgspec.Struct, frozen=True, tag=True):
-    """Engine to worker: between the steps before this and those after it take the pages of KV blocks first .. past - 1, or give them back: (first,
-    past, whether they are to be there)."""
+    """Engine to worker: between the steps before this and those after it take the pages of KV blocks first .. past - 1,
+    or give them back: (first, past, whether they are to be there).
+    """
 
     changes: list[tuple[int, int, bool]]
 
 
 class WorkerStepDone(msgspec.Struct, frozen=True, tag=True):
-    """Worker to engine: a step is done. Only rank 0 of the last stage gives tokens and scores. `waited`: seconds it waited for the stage before it."""
+    """Worker to engine: a step is done. Only rank 0 of the last stage gives tokens and scores. `waited`: seconds it
+    waited for the stage before it.
+    """
 
     result: StepResult
     waited: float = 0.0
 
 
 class WorkerStepFailed(msgspec.Struct, frozen=True, tag=True):
-    """Worker to engine: a step could not be computed, for reasons of its own; `kind` as in StepError. It skips what follows until `Forget`."""
+    """Worker to engine: a step could not be computed, for reasons of its own; `kind` as in StepError. It skips what
+    follows until `Forget`.
+    """
 
     number: int
     kind: str
@@ -152,8 +168,10 @@ class WorkerStepFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Forget(msgspec.Struct, frozen=True, tag=True):
-    """Engine to worker: every sequence is gone, and what failed is over. Frames sent before it are not answered any more after it: the worker
-    answers it with `Laid`. `channels`: new ones in place of the old where a worker was replaced; empty: go on with those there are."""
+    """Engine to worker: every sequence is gone, and what failed is over. Frames sent before it are not answered any
+    more after it: the worker answers it with `Laid`. `channels`: new ones in place of the old where a worker was
+    replaced; empty: go on with those there are.
+    """
 
     generation: int
     channels: list[Channel] = []
@@ -166,7 +184,9 @@ class LivenessProbe(msgspec.Struct, frozen=True, tag=True):
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):
-    """Worker to engine. `step`: the number of the step it computes or waits in, -1: none; `since`: seconds it has been at it."""
+    """Worker to engine. `step`: the number of the step it computes or waits in, -1: none; `since`: seconds it has been
+    at it.
+    """
 
     number: int
     step: int = -1
@@ -175,7 +195,9 @@ class Alive(msgspec.Struct, frozen=True, tag=True):
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):
-    """Engine to worker: end. Whoever does nothing else at the moment tells its figures in an `Alive` with the number -1 before."""
+    """Engine to worker: end. Whoever does nothing else at the moment tells its figures in an `Alive` with the number -1
+    before.
+    """
 
 
 class WorkerFailed(msgspec.Struct, frozen=True, tag=True):

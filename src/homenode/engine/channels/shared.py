@@ -24,8 +24,9 @@ class SharedChannels:
     """`Channels` in memfds: a group for the ranks of each stage that has several, a ring between each two stages."""
 
     def __init__(self, workers: Sequence[WorkerPlan], hidden: int, max_tokens: int) -> None:
-        """`workers`: stage after stage. `hidden`: columns of the rows between stages, of which a step has at most `max_tokens`. HostError when the
-        machine refuses."""
+        """`workers`: stage after stage. `hidden`: columns of the rows between stages, of which a step has at most
+        `max_tokens`. HostError when the machine refuses.
+        """
         self._of: dict[int, list[tuple[Channel, int]]] = {worker.number: [] for worker in workers}
         self._memories: list[RankMemory | RingMemory] = []
         stages = [[w for w in workers if w.stage == stage] for stage in range(workers[-1].stage + 1)]

@@ -1,8 +1,9 @@
-"""Channels between workers on different hosts: each reader of a stage's rows has a TCP connection to their writer, and ranks are as in `tcp_ranks`.
+"""Channels between workers on different hosts: each reader of a stage's rows has a TCP connection to their writer, and
+ranks are as in `tcp_ranks`.
 
-Who reads listens, and tells the engine where; who writes asks there. Both wait until they are needed, so nobody waits while channels are opened. Rows
-come as a header (step number, rows, columns) and float32 values in the order of the machine, which both ends state by the greeting's MAGIC only: hosts
-of another byte order are not served.
+Who reads listens, and tells the engine where; who writes asks there. Both wait until they are needed, so nobody waits
+while channels are opened. Rows come as a header (step number, rows, columns) and float32 values in the order of the
+machine, which both ends state by the greeting's MAGIC only: hosts of another byte order are not served.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class TcpChannels:
     """`Channels` over TCP: what a worker is told is only which rows, and which group, are its own."""
 
     def __init__(self, workers: Sequence[WorkerPlan], generation: int, forget: Callable[[int], None]) -> None:
-        """`workers`: stage after stage. `forget`: tells whoever knows addresses that those of earlier generations are no more."""
+        """`workers`: stage after stage. `forget`: tells whoever knows addresses that those of earlier generations are
+        no more.
+        """
         self._of: dict[int, list[Channel]] = {worker.number: [] for worker in workers}
         stages = [[w for w in workers if w.stage == stage] for stage in range(workers[-1].stage + 1)]
         for before, after in itertools.pairwise(stages):
@@ -60,8 +63,9 @@ class TcpChannels:
 
 
 def open_tcp(engine: str, ip: str, secret: bytes, host: str) -> Callable[[Join], OpenChannels]:
-    """Opens a worker's ends. `engine`: where it listens. `ip`: this host's address, at which others reach it. `host`: what all workers here call it, and
-    none elsewhere."""
+    """Opens a worker's ends. `engine`: where it listens. `ip`: this host's address, at which others reach it. `host`:
+    what all workers here call it, and none elsewhere.
+    """
 
     def open_for(join: Join) -> OpenChannels:
         part, timeout = join.part, join.config.parallel.worker_timeout

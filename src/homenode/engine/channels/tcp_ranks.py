@@ -1,7 +1,9 @@
-"""The ranks of a stage that may be on several hosts: those of one share memory, and what a rank writes is sent to the other hosts.
+"""The ranks of a stage that may be on several hosts: those of one share memory, and what a rank writes is sent to the
+other hosts.
 
-Every rank tells the engine where the memory of its host is reached, and learns where that of all others is; then it connects to each other host and
-has what it writes carried there by the native core. That is done meanwhile: whoever sums before it is done waits, at most the group's time.
+Every rank tells the engine where the memory of its host is reached, and learns where that of all others is; then it
+connects to each other host and has what it writes carried there by the native core. That is done meanwhile: whoever
+sums before it is done waits, at most the group's time.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class TcpRanks:
     """A rank's end. `group`: what it sums with."""
 
     def __init__(self, engine: str, name: HostRanksName, rank: int, timeout_s: float, spin_us: int) -> None:
-        """`engine`: where it listens. Call it on a CPU of the rank's node. Raises as `join_host_ranks` and `NativeRankGroup.join`."""
+        """`engine`: where it listens. Call it on a CPU of the rank's node. Raises as `join_host_ranks` and
+        `NativeRankGroup.join`.
+        """
         self._engine, self._name, self._rank, self._timeout = engine, name, rank, timeout_s
         self._streams = SocketSet()
         self._host_ranks = join_host_ranks(name, rank, timeout_s)

@@ -1,4 +1,6 @@
-"""The two ends of the connection between an engine and a worker of the same host: frames, and descriptors of shared memory beside them."""
+"""The two ends of the connection between an engine and a worker of the same host: frames, and descriptors of shared
+memory beside them.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class EngineSocket:
             raise PeerError(f"the engine is gone: {error}") from error
 
     def receive(self) -> bytes | None:
-        """The body of the next frame; None at the end of the stream. PeerError when the stream ends inside a frame or is damaged."""
+        """The body of the next frame; None at the end of the stream. PeerError when the stream ends inside a frame or
+        is damaged.
+        """
         while not self._frames:
             try:
                 data, descriptors, flags, _ = socket.recv_fds(self._sock, _CHUNK, _MOST_DESCRIPTORS)
@@ -66,7 +70,9 @@ class EngineSocket:
 
 
 class WorkerSocket:
-    """The engine's end: never blocks. What cannot be sent at once waits until `flush` is called when the socket has room."""
+    """The engine's end: never blocks. What cannot be sent at once waits until `flush` is called when the socket has
+    room.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -86,8 +92,9 @@ class WorkerSocket:
         return bool(self._waiting)
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> bool:
-        """Send one message, with copies of descriptors; False when some of it has to wait. What cannot arrive any more is dropped: the end of the
-        stream tells. CapacityError when it is too large for a frame."""
+        """Send one message, with copies of descriptors; False when some of it has to wait. What cannot arrive any more
+        is dropped: the end of the stream tells. CapacityError when it is too large for a frame.
+        """
         return self.send_frame(encode_frame(message), descriptors)
 
     def send_frame(self, frame: bytes, descriptors: Sequence[int] = ()) -> bool:
@@ -104,7 +111,9 @@ class WorkerSocket:
             return self._closed or self._push()
 
     def receive(self) -> list[bytes] | None:
-        """The bodies of the frames that have come, none when there is nothing; None at the end of the stream. PeerError for a damaged one."""
+        """The bodies of the frames that have come, none when there is nothing; None at the end of the stream. PeerError
+        for a damaged one.
+        """
         try:
             data = self._sock.recv(_CHUNK)
         except BlockingIOError:

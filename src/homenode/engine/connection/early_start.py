@@ -1,7 +1,8 @@
 """The engine's process started before its settings are known.
 
-An engine's process imports as much as the front does, and either takes a third of a second. `serve` therefore starts the process first
-and reads the settings while the process imports; the process waits for them on its stream as it always does.
+An engine's process imports as much as the front does, and either takes a third of a second. `serve` therefore starts
+the process first and reads the settings while the process imports; the process waits for them on its stream as it
+always does.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ _environment: dict[str, str] = {}  # what it was started with
 def run_program(
     program: str, descriptors: Sequence[int], memories: Sequence[int] = (), name: str | None = None
 ) -> subprocess.Popen[bytes]:
-    """Run an engine's process with these descriptors: of streams, and of memory for experts in common. Raises OSError."""
+    """Run an engine's process with these descriptors: of streams, and of memory for experts in common.
+    Raises OSError.
+    """
     given = ",".join(map(str, descriptors)) + (":" + ",".join(map(str, memories)) if memories else "")
     return subprocess.Popen(
         [sys.executable, "-P", "-m", program, given, str(os.getpid()), *([name] if name else [])],
@@ -45,12 +48,16 @@ def run_program(
 
 
 def needs_engine(arguments: Sequence[str]) -> bool:
-    """Whether the command with these arguments is a `serve` that will have one engine, as far as one can tell without reading its settings."""
+    """Whether the command with these arguments is a `serve` that will have one engine, as far as one can tell without
+    reading its settings.
+    """
     return arguments[:1] == ["serve"] and not any(each.startswith(_WITHOUT_ENGINE) for each in arguments[1:])
 
 
 def start_engine_early() -> None:
-    """Start the process, on the thread that lives as long as the engine should. Where the machine refuses, it is started later and the refusal told then."""
+    """Start the process, on the thread that lives as long as the engine should. Where the machine refuses, it is
+    started later and the refusal told then.
+    """
     global _early, _environment
     with contextlib.suppress(OSError):
         ours, theirs = socket.socketpair()
@@ -60,7 +67,9 @@ def start_engine_early() -> None:
 
 
 def take_early_engine() -> StartedEngine | None:
-    """The process that was started early, once; None where there is none, or where a setting has changed a variable meanwhile that it would inherit."""
+    """The process that was started early, once; None where there is none, or where a setting has changed a variable
+    meanwhile that it would inherit.
+    """
     global _early
     if _environment != os.environ:
         end_early_engine()

@@ -28,8 +28,8 @@ _KILL_AFTER_S = 2.0  # an engine that was left by its front ends by itself well 
 class AsyncEngineClient(EngineLink):
     """An engine in a child process. `start` it before anything else; `close` it, or drain it, in the end.
 
-    When the engine is lost every pending request gets an Output with finish reason `error` and error kind `PeerError`, and `on_engine_lost`
-    is called once with the reason.
+    When the engine is lost every pending request gets an Output with finish reason `error` and error kind `PeerError`,
+    and `on_engine_lost` is called once with the reason.
     """
 
     def __init__(
@@ -40,8 +40,10 @@ class AsyncEngineClient(EngineLink):
         memories: Callable[[], Sequence[int]] = tuple,
         started: StartedEngine | None = None,
     ) -> None:
-        """`program`: the module that the child runs; it has to speak as homenode.engine.runtime.process does. `memories`: descriptors that it is given as well, of
-        memory for experts in common; asked for when it starts, they stay the caller's. `started`: the child, where it runs already."""
+        """`program`: the module that the child runs; it has to speak as homenode.engine.runtime.process does.
+        `memories`: descriptors that it is given as well, of memory for experts in common; asked for when it starts,
+        they stay the caller's. `started`: the child, where it runs already.
+        """
         super().__init__()
         self.on_engine_lost = on_engine_lost
         self._config, self._program, self._memories = config, program, memories
@@ -66,10 +68,12 @@ class AsyncEngineClient(EngineLink):
     async def start(
         self, progress: Callable[[int, int], None] | None = None, timeout: float = START_TIMEOUT_S
     ) -> EngineReady:
-        """Start the process and wait until it is ready. `progress` is told (bytes done, bytes in all) while weights are read.
+        """Start the process and wait until it is ready. `progress` is told (bytes done, bytes in all) while weights are
+        read.
 
-        To be called on the thread that lives as long as the engine should: the kernel ends the engine with it. Raises what the engine could
-        not start for, under its own name, and PeerError when it dies or is not ready within `timeout` seconds.
+        To be called on the thread that lives as long as the engine should: the kernel ends the engine with it. Raises
+        what the engine could not start for, under its own name, and PeerError when it dies or is not ready within
+        `timeout` seconds.
         """
         if self._process is not None:
             raise InternalError("the engine was started already")
@@ -105,7 +109,9 @@ class AsyncEngineClient(EngineLink):
         return run_program(self._program, descriptors, self._memories(), self._config.process_name)
 
     async def close(self, timeout: float = _KILL_AFTER_S) -> None:
-        """End the engine: it goes when its stream does, or is killed after `timeout` seconds. Pending requests get an error."""
+        """End the engine: it goes when its stream does, or is killed after `timeout` seconds. Pending requests get an
+        error.
+        """
         self._leaving = True
         if self._writer is not None:
             self._writer.close()
@@ -123,7 +129,9 @@ class AsyncEngineClient(EngineLink):
             self._process.kill()
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no more requests; returns when the engine has finished its own, at most `timeout_s` seconds from now, and ended."""
+        """Take no more requests; returns when the engine has finished its own, at most `timeout_s` seconds from now,
+        and ended.
+        """
         self._leaving = True
         self._send(Drain(timeout_s))
         if self._reading is not None:

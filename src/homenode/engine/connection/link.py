@@ -1,7 +1,7 @@
 """What a front says to an engine, and hears from it, over a connected stream; whoever started the engine.
 
-Everything here runs on one event loop. A request's outputs arrive through an `OutputStream`; leaving the stream early, by closing it or by
-being cancelled while waiting on it, aborts the request in the engine.
+Everything here runs on one event loop. A request's outputs arrive through an `OutputStream`; leaving the stream early,
+by closing it or by being cancelled while waiting on it, aborts the request in the engine.
 """
 
 from __future__ import annotations
@@ -87,10 +87,14 @@ class OutputStream:
 
 
 class EngineLink:
-    """One end of the stream to an engine: requests go in, outputs come out to those who wait for them, until the stream ends."""
+    """One end of the stream to an engine: requests go in, outputs come out to those who wait for them, until the stream
+    ends.
+    """
 
     def __init__(self, first_ping: int = 0) -> None:
-        """`first_ping`: before the number of the first Ping; answers find their way back by it where an engine has several fronts."""
+        """`first_ping`: before the number of the first Ping; answers find their way back by it where an engine has
+        several fronts.
+        """
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._statistics = EngineStats()
@@ -120,7 +124,9 @@ class EngineLink:
 
     @property
     def hindrance(self) -> str | None:
-        """Why the engine computes nothing now although it takes requests, such as a worker that is being replaced; None: nothing hinders it."""
+        """Why the engine computes nothing now although it takes requests, such as a worker that is being replaced;
+        None: nothing hinders it.
+        """
         return None if self._serving.serving else self._serving.reason
 
     @property
@@ -129,7 +135,8 @@ class EngineLink:
         return self._lost
 
     def submit(self, request: Request, stream: OutputStream | None = None) -> OutputStream:
-        """Start `request` at once; several may run. Closing the stream early aborts it. CapacityError when it is too large for a frame.
+        """Start `request` at once; several may run. Closing the stream early aborts it. CapacityError when it is too
+        large for a frame.
 
         `stream`: where its outputs go, in place of a new one.
         """
@@ -145,7 +152,9 @@ class EngineLink:
         return stream
 
     async def abort(self, id: int, reason: str = "abort") -> None:
-        """End request `id` with `reason` as its finish reason, in its last output; an unknown or finished one is ignored."""
+        """End request `id` with `reason` as its finish reason, in its last output; an unknown or finished one is
+        ignored.
+        """
         self.end(id, reason)
 
     def end(self, id: int, reason: str) -> None:

@@ -14,8 +14,9 @@ class Executor(Protocol):
 
     @property
     def serving(self) -> bool:
-        """Whether steps may be submitted: not from the loss of a worker until all are there again and `result` has raised the error, so that whoever
-        submits cannot miss it. The callback of `on_result` is called when a worker is lost, whether or not a step is pending, and when all are back.
+        """Whether steps may be submitted: not from the loss of a worker until all are there again and `result` has
+        raised the error, so that whoever submits cannot miss it. The callback of `on_result` is called when a worker is
+        lost, whether or not a step is pending, and when all are back.
         """
 
     @property
@@ -26,15 +27,19 @@ class Executor(Protocol):
         """What its workers can take."""
 
     def on_result(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called, on any thread, each time a result can be taken, and when figures have changed without one. To be set before the first
-        step."""
+        """Have `callback` called, on any thread, each time a result can be taken, and when figures have changed without
+        one. To be set before the first step.
+        """
 
     def submit(self, step: Step) -> None:
-        """Hand over a step; returns at once. One that comes too late, when a worker has just been lost, is lost as well."""
+        """Hand over a step; returns at once. One that comes too late, when a worker has just been lost, is lost as
+        well.
+        """
 
     def change_pages(self, changes: Sequence[PageChange]) -> None:
-        """Have pages of KV memory taken, or given back, after the steps submitted so far and before those that are submitted later; returns at once.
-        What cannot be taken comes when it is first used."""
+        """Have pages of KV memory taken, or given back, after the steps submitted so far and before those that are
+        submitted later; returns at once. What cannot be taken comes when it is first used.
+        """
 
     def result(self, timeout: float | None = None) -> StepResult | None:
         """The result of the oldest pending step; None when there is none within `timeout` seconds (None: wait for it).

@@ -1,4 +1,6 @@
-"""Which bundle of a Ray placement group a worker is in, and which other workers of its service are on the same host. Pure."""
+"""Which bundle of a Ray placement group a worker is in, and which other workers of its service are on the same host.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class GroupName:
-    """Of the placement group of one engine. `node` and `process`: of the service, as Ray and its host call them; `engine`: counts those of the service."""
+    """Of the placement group of one engine. `node` and `process`: of the service, as Ray and its host call them;
+    `engine`: counts those of the service.
+    """
 
     node: str
     process: int
     engine: int
 
     def text(self, suffix: str) -> str:
-        """A name for Ray. `suffix`: a word that no other group has had, as that of an engine before may be there still."""
+        """A name for Ray. `suffix`: a word that no other group has had, as that of an engine before may be
+        there still.
+        """
         return f"{self._service}{self.engine}.{suffix}"
 
     def engine_of(self, name: str) -> int | None:
@@ -40,7 +46,9 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class Found:
-    """Number `index` of `count` workers of the service on its host; so many of its `engines` have their hosts already."""
+    """Number `index` of `count` workers of the service on its host; so many of its `engines` have their
+    hosts already.
+    """
 
     index: int
     count: int
@@ -53,7 +61,9 @@ def bundle_of(worker: int, workers: int, bundles: int) -> int:
 
 
 def neighbours(given: Neighbours, host: str, groups: Sequence[tuple[str, Sequence[str]]]) -> Found:
-    """`groups`: all there are in the cluster, with the host of each bundle. A worker whose own group is not among them is alone."""
+    """`groups`: all there are in the cluster, with the host of each bundle. A worker whose own group is not among them
+    is alone.
+    """
     hosts: dict[int, Sequence[str]] = {}
     for name, nodes in groups:
         engine = given.own.engine_of(name)

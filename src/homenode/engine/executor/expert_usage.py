@@ -25,7 +25,9 @@ _AT_THE_END_S = 3.0  # for others that add to the same file
 
 
 class CountingExecutor:
-    """`Executor` over another one whose statistics have a table under `EXPERT_USES`; has `experts` in its place, see `experts.usage.usage_stats`."""
+    """`Executor` over another one whose statistics have a table under `EXPERT_USES`; has `experts` in its place, see
+    `experts.usage.usage_stats`.
+    """
 
     def __init__(
         self, inner: Executor, spec: ModelSpec, file: str | None, clock: Callable[[], float] = time.monotonic
@@ -91,7 +93,9 @@ class CountingExecutor:
             self._keep(_AT_THE_END_S)
 
     def _keep_soon(self) -> None:
-        """Unless that is about to be done: figures of a server at rest come once, and many short requests are not worth a file each."""
+        """Unless that is about to be done: figures of a server at rest come once, and many short requests are not worth
+        a file each.
+        """
         if self._file is not None and (self._soon is None or not self._soon.is_alive()):
             self._soon = threading.Timer(_AT_REST_S, self._keep, (_AT_THE_END_S,))
             self._soon.daemon = True

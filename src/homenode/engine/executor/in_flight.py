@@ -1,4 +1,6 @@
-"""Which steps are on their way through the workers, what each of them has said of them, and whom that leaves to blame. Pure."""
+"""Which steps are on their way through the workers, what each of them has said of them, and whom that leaves to blame.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,18 @@ from homenode.engine.step import StepResult
 
 
 class StepsInFlight:
-    """Steps in flight. `stage_of`: the stage of each worker; `reporter`: the one whose results count, rank 0 of the last stage.
+    """Steps in flight. `stage_of`: the stage of each worker; `reporter`: the one whose results count, rank 0 of the
+    last stage.
 
-    Seconds: `busy` those that the first rank of each stage computed; `active` those in which any step was in flight. What a stage did not compute of
-    the active time it waited: for the stages before it, for requests, or for the way back (a bubble).
+    Seconds: `busy` those that the first rank of each stage computed; `active` those in which any step was in flight.
+    What a stage did not compute of the active time it waited: for the stages before it, for requests, or for the way
+    back (a bubble).
     """
 
     def __init__(self, stage_of: Sequence[int], all_done: bool = False) -> None:
-        """`all_done`: a step has its result when nobody computes any of it any more, and not as soon as that is known."""
+        """`all_done`: a step has its result when nobody computes any of it any more, and not as soon as that
+        is known.
+        """
         self._stage_of, self._all_done = stage_of, all_done
         self._waiting: dict[int, StepResult] = {}  # results of steps that others still compute
         self.reporter = stage_of.index(stage_of[-1])

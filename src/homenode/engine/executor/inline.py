@@ -45,7 +45,9 @@ class _PageChanges:
 
 
 class InlineExecutor:
-    """`Executor` with a thread in place of workers, on `cpu` if that is not -1. `stats` gives the statistics of what computes."""
+    """`Executor` with a thread in place of workers, on `cpu` if that is not -1. `stats` gives the statistics of what
+    computes.
+    """
 
     def __init__(
         self,

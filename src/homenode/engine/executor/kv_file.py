@@ -1,7 +1,8 @@
-"""The KV memory of an engine's workers as one file, of which each has a share: so all of it can be handed over as if one worker had it.
+"""The KV memory of an engine's workers as one file, of which each has a share: so all of it can be handed over as if
+one worker had it.
 
-The engine makes the file and keeps it; workers come and go. What a lost worker has computed stays where it is, and whoever takes its place has the same
-share, with what that holds.
+The engine makes the file and keeps it; workers come and go. What a lost worker has computed stays where it is, and
+whoever takes its place has the same share, with what that holds.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _SLACK = 256  # csrc/kernels/kv_layout.h: behind a region
 
 
 def shares_of(geometries: Sequence[KvGeometry], num_blocks: int) -> list[FileRange]:
-    """One behind the other. Each has room for its KV memory in as many regions as it has heads; what is not used of it takes no memory."""
+    """One behind the other. Each has room for its KV memory in as many regions as it has heads; what is not used of it
+    takes no memory.
+    """
     shares, offset = [], 0
     for geometry in geometries:
         nbytes = geometry.block_bytes * num_blocks + geometry.kv_heads * (_HUGE_PAGE + _SLACK)
@@ -34,7 +37,9 @@ def shares_of(geometries: Sequence[KvGeometry], num_blocks: int) -> list[FileRan
 
 
 def joined(parts: Sequence[ModelPart], layouts: Sequence[KvLayout], shares: Sequence[FileRange]) -> KvLayout:
-    """What all workers have laid out in their shares, as one KV memory of the whole model. InternalError when they do not go together."""
+    """What all workers have laid out in their shares, as one KV memory of the whole model. InternalError when they do
+    not go together.
+    """
     regions: list[KvRegion] = []
     for part, layout, share in zip(parts, layouts, shares, strict=True):
         regions += [_placed(region, layout, part, share) for region in layout.regions]

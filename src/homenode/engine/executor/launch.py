@@ -17,7 +17,9 @@ from homenode.model.spec import ModelSpec
 def make_executor(
     planned: EnginePlan, make_channels: MakeChannels | None = None, program: str = PROGRAM
 ) -> ProcessExecutor:
-    """The workers of a plan, not started yet. `make_channels` and `program`: what they have in place of shared memory, and run."""
+    """The workers of a plan, not started yet. `make_channels` and `program`: what they have in place of shared memory,
+    and run.
+    """
     config, layout, common = planned.config, planned.layout, planned.common
     group_rank = common.group_rank if common is not None and common.memories else None
 

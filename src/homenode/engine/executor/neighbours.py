@@ -14,7 +14,9 @@ _MOST_BLOCKS = (1 << 31) - 1
 
 
 def sliced(layout: KvLayout, part: ModelPart) -> KvLayout:
-    """What a worker reads of another engine's KV memory: the layers and heads it has itself, wherever and with however many workers they are there."""
+    """What a worker reads of another engine's KV memory: the layers and heads it has itself, wherever and with however
+    many workers they are there.
+    """
     regions = [_cut(region, layout, part) for region in layout.regions]
     return msgspec.structs.replace(
         layout,
@@ -44,7 +46,9 @@ def _cut(region: KvRegion, layout: KvLayout, part: ModelPart) -> KvRegion | None
 
 
 class Attached:
-    """Neighbours' memory that the workers read in place: which blocks are whose, the same for all workers, now and later. Keeps the descriptors."""
+    """Neighbours' memory that the workers read in place: which blocks are whose, the same for all workers, now and
+    later. Keeps the descriptors.
+    """
 
     def __init__(self) -> None:
         self._of: dict[int, tuple[int, KvLayout]] = {}

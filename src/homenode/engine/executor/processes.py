@@ -1,6 +1,8 @@
-"""Computes in workers that are processes of this host: starts them, gives each step to all of them, and replaces those that are lost.
+"""Computes in workers that are processes of this host: starts them, gives each step to all of them, and replaces those
+that are lost.
 
-One thread does everything but submit: it reads what workers say, looks at the clock, and starts processes (whom the kernel ends with it).
+One thread does everything but submit: it reads what workers say, looks at the clock, and starts processes (whom the
+kernel ends with it).
 """
 
 from __future__ import annotations
@@ -67,11 +69,13 @@ class ProcessExecutor:
         exports_kv: bool = False,
         memories_of: MemoriesOf = lambda plan: (),
     ) -> None:
-        """`plans`: stage after stage. `program`: the module that a worker runs. `worker_timeout`: seconds a worker may be silent. `launch`: starts a
-        worker, at once and without waiting for it, in place of a child of this process; `on_end` is called when all have ended. `experts`: a model of
-        whose experts the use is told in `statistics`. `exports_kv`: others read and write the KV memory, too, so that no step is over, however it ended,
-        as long as a worker may write for it; of workers that are lost the loop hears at once, and waits with such writing until `serving`.
-        `memories_of`: what a worker is given with its Join, each time it is started; it stays the caller's."""
+        """`plans`: stage after stage. `program`: the module that a worker runs. `worker_timeout`: seconds a worker may
+        be silent. `launch`: starts a worker, at once and without waiting for it, in place of a child of this process;
+        `on_end` is called when all have ended. `experts`: a model of whose experts the use is told in `statistics`.
+        `exports_kv`: others read and write the KV memory, too, so that no step is over, however it ended, as long as a
+        worker may write for it; of workers that are lost the loop hears at once, and waits with such writing until
+        `serving`. `memories_of`: what a worker is given with its Join, each time it is started; it stays the caller's.
+        """
         launch = launch or (lambda plan: WorkerProcess(plan.name, program))
         self._on_end, self._experts, self._clock = on_end, experts, clock
         self._pool = WorkerPool(plans, join_of, make_channels, launch, experts, clock, memories_of)
@@ -105,16 +109,19 @@ class ProcessExecutor:
     # Starting
 
     def start(self, progress: Progress | None = None) -> list[Fits]:
-        """Start all workers and have them load their parts; what each says fits, in their order. Raises what a worker could not start for, under its
-        own name, and PeerError when one ends or is silent; the executor is then to be closed."""
+        """Start all workers and have them load their parts; what each says fits, in their order. Raises what a worker
+        could not start for, under its own name, and PeerError when one ends or is silent; the executor is then to be
+        closed.
+        """
         self._progress = progress
         start_thread(self._thread)
         self._wait(lambda: len(self.handles) == len(self._plans) and all(m.fits for m in self.handles), "loaded")
         return [m.fits for m in self.handles if m.fits]
 
     def lay(self, limits: WorkerLimits, kv_file: KvFile | None = None) -> None:
-        """Have all workers take KV memory of `limits.num_blocks` blocks, in a file that is closed with this, if given, and prepare to compute. Raises as
-        `start`."""
+        """Have all workers take KV memory of `limits.num_blocks` blocks, in a file that is closed with this, if given,
+        and prepare to compute. Raises as `start`.
+        """
         with self._changed:
             self._pool.kv_file = kv_file
             self._limits, self._num_blocks = limits, limits.num_blocks
@@ -128,8 +135,9 @@ class ProcessExecutor:
         return [self._kv_layouts[number] for number in range(len(self._plans))]
 
     def attach(self, fd: int, layout: KvLayout) -> int:
-        """Have the steps submitted from now on read another engine's KV memory in place: its block b is block (the result) + b. From any thread; ValueError
-        where that cannot be. The descriptor stays the caller's."""
+        """Have the steps submitted from now on read another engine's KV memory in place: its block b is block (the
+        result) + b. From any thread; ValueError where that cannot be. The descriptor stays the caller's.
+        """
         with self._changed:
             first = self._pool.attach(fd, layout, self._num_blocks)
         self._wake()
@@ -181,7 +189,9 @@ class ProcessExecutor:
             self._wake()
 
     def change_pages(self, changes: Sequence[PageChange]) -> None:
-        """See `Executor.change_pages`. Workers that are being replaced have no pages, and take them when they are used."""
+        """See `Executor.change_pages`. Workers that are being replaced have no pages, and take them when
+        they are used.
+        """
         with self._changed:
             self._pool.change_pages(changes)
         self._wake()
@@ -319,7 +329,9 @@ class ProcessExecutor:
         self._start_anew({})
 
     def _report(self, error: StepError) -> None:
-        """Let the loop hear of a failure; of one that comes before it has heard of the last it need not, unless that is the end."""
+        """Let the loop hear of a failure; of one that comes before it has heard of the last it need not, unless that is
+        the end.
+        """
         if self._failure_known or error.fatal:
             self._failure_known = False
             self._results.put(error)

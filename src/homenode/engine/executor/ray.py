@@ -1,8 +1,10 @@
-"""Workers on the hosts of a Ray cluster. Ray decides where, starts, watches and replaces them; our own connections carry the steps.
+"""Workers on the hosts of a Ray cluster. Ray decides where, starts, watches and replaces them; our own connections
+carry the steps.
 
-A placement group has one bundle for each stage, which is on one host, or one for each worker where no host has room for a stage, or workers are to be
-apart: the CPUs of each worker, a GPU where its device is one, and one `numa_node` where the cluster's hosts announce them (`ray start --resources
-'{"numa_node": 2}'`). An actor in the bundle starts the worker as a child of its process, which ends with it. The only file that knows Ray.
+A placement group has one bundle for each stage, which is on one host, or one for each worker where no host has room for
+a stage, or workers are to be apart: the CPUs of each worker, a GPU where its device is one, and one `numa_node` where
+the cluster's hosts announce them (`ray start --resources '{"numa_node": 2}'`). An actor in the bundle starts the worker
+as a child of its process, which ends with it. The only file that knows Ray.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ _TOGETHER_S = (
     5.0  # and for each stage as a whole, where there is one; it takes a fraction of that unless the cluster is in use
 )
 _OTHER_ENGINES_S = 20.0  # for those of the same service to have found theirs
-# How often Ray may start a worker elsewhere before it has called; one that had called is replaced by the engine, and turned away if it calls again.
+# How often Ray may start a worker elsewhere before it has called; one that had called is replaced by the engine, and
+# turned away if it calls again.
 _MOVES = 5
 _TAKEN = ("CREATED", "RESCHEDULING")  # states of groups that have hosts
 _NODE = "numa_node"
@@ -57,10 +60,14 @@ def run_worker(arguments: list[str], secret: str, level: str | None = None) -> s
 
 
 class RayLauncher:
-    """Starts workers on a Ray cluster: the one at `--ray-address`, the one this machine belongs to, or one of this host alone, made for the engine."""
+    """Starts workers on a Ray cluster: the one at `--ray-address`, the one this machine belongs to, or one of this host
+    alone, made for the engine.
+    """
 
     def __init__(self, workers: Sequence[WorkerPlan], parallel: ParallelConfig, replica: Replica | None = None) -> None:
-        """`replica`: which of several engines of a service it is for. UnsupportedError without the package, CapacityError when the cluster has no room, HostError when it cannot be reached."""
+        """`replica`: which of several engines of a service it is for. UnsupportedError without the package,
+        CapacityError when the cluster has no room, HostError when it cannot be reached.
+        """
         self._ray = ray = _ray_package()
         self._lives: Counter[int] = Counter()
         self._connect(workers, parallel)
@@ -213,7 +220,9 @@ class _Starter:
 
 
 def _binding_of(given: Neighbours, host: str) -> str:
-    """How a worker is told about its place: `given`, or INDEX/COUNT among those of its host; asked of Ray where it runs, as Ray may have moved it."""
+    """How a worker is told about its place: `given`, or INDEX/COUNT among those of its host; asked of Ray where it
+    runs, as Ray may have moved it.
+    """
     if host == given.own.node:
         return "given"
     ray, deadline = _ray_package(), time.monotonic() + _OTHER_ENGINES_S

@@ -1,7 +1,8 @@
 """Where workers on other hosts find their engine, and each other: one listening socket of the engine.
 
-A worker's own connection is passed on, byte by byte, to one end of a socket pair, whose other end the executor watches like that of a child
-process: so starting a worker elsewhere takes the executor's thread no time. Only what is said of steps comes this way; rows go between workers.
+A worker's own connection is passed on, byte by byte, to one end of a socket pair, whose other end the executor watches
+like that of a child process: so starting a worker elsewhere takes the executor's thread no time. Only what is said of
+steps comes this way; rows go between workers.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Rendezvous:
         threading.Thread(target=self._listen, name="homenode-rendezvous", daemon=True).start()
 
     def expect(self, worker: int, life: int) -> socket.socket:
-        """The end at which this process of a worker will be heard, once it has called. An earlier one that never called is not awaited any more."""
+        """The end at which this process of a worker will be heard, once it has called. An earlier one that never called
+        is not awaited any more.
+        """
         ours, theirs = socket.socketpair()
         with self._changed:
             for other in [key for key in self._awaited if key[0] == worker]:

@@ -1,8 +1,9 @@
-"""An executor without a model: tokens from a fixed rule, and a worker so strict that a scheduler's mistake cannot pass unseen.
+"""An executor without a model: tokens from a fixed rule, and a worker so strict that a scheduler's mistake cannot pass
+unseen.
 
-It is for testing whatever sits above a worker, at thousands of sequences a second. Instead of keys and values its KV memory holds, for
-every position, a checksum of the sequence up to there. The token it draws is a function of that checksum, read back through the block
-table: a wrong block gives a wrong token, besides the error.
+It is for testing whatever sits above a worker, at thousands of sequences a second. Instead of keys and values its KV
+memory holds, for every position, a checksum of the sequence up to there. The token it draws is a function of that
+checksum, read back through the block table: a wrong block gives a wrong token, besides the error.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def checksum(tokens: Sequence[int], before: int = 0) -> int:
 
 
 def scripted_token(tokens: Sequence[int], vocab_size: int) -> int:
-    """The token that follows `tokens`: any change anywhere before it changes it, as far as the vocabulary is large enough."""
+    """The token that follows `tokens`: any change anywhere before it changes it, as far as the vocabulary is large
+    enough.
+    """
     return checksum(tokens) % vocab_size
 
 
@@ -53,10 +56,11 @@ class _State:
 class ScriptedExecutor:
     """Answers steps like a worker with a model would, at once, results in order.
 
-    Every breach of the step protocol raises InternalError: unknown or ended handles, gaps in positions, wrong block tables, writes into a
-    block that another sequence uses, reading a position whose content is not this sequence's, or more than the limits allow. With several
-    stages also: computing a sequence whose last token was drawn by a step whose result was not taken yet. With `chunk_blocks` in the limits also: writing
-    to a block whose pages were not taken, and reading what was in pages given back.
+    Every breach of the step protocol raises InternalError: unknown or ended handles, gaps in positions, wrong block
+    tables, writes into a block that another sequence uses, reading a position whose content is not this sequence's, or
+    more than the limits allow. With several stages also: computing a sequence whose last token was drawn by a step
+    whose result was not taken yet. With `chunk_blocks` in the limits also: writing to a block whose pages were not
+    taken, and reading what was in pages given back.
 
     `lose` makes it as if a worker had died, `restore` as if it had been replaced.
     """
@@ -70,7 +74,9 @@ class ScriptedExecutor:
         fault: Callable[[Step], Exception | None] | None = None,
         stages: int = 1,
     ) -> None:
-        """`max_tokens`, `max_sequences`: bounds of a step, if to be checked. A step for which `fault` returns an error is lost."""
+        """`max_tokens`, `max_sequences`: bounds of a step, if to be checked. A step for which `fault` returns an error
+        is lost.
+        """
         self._limits = limits
         self._max_tokens = max_tokens
         self._max_sequences = max_sequences
@@ -134,8 +140,9 @@ class ScriptedExecutor:
                 self._memory[block] = [None] * self._limits.block_size
 
     def result(self, timeout: float | None = None) -> StepResult | None:
-        """The oldest result not taken yet; None if there is none. Raises StepError for a lost step; those after it are lost as well. Raises
-        StepsLostError once for each `lose`."""
+        """The oldest result not taken yet; None if there is none. Raises StepError for a lost step; those after it are
+        lost as well. Raises StepsLostError once for each `lose`.
+        """
         if self._loss is not None:
             loss, self._loss = self._loss, None
             raise loss

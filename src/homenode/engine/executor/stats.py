@@ -17,7 +17,9 @@ _PAGES = ("weight_pages", "shared_pages", "kv_pages")
 def combined_stats(
     workers: Sequence[tuple[WorkerPlan, str, Mapping[str, Any]]], stages: Sequence[Mapping[str, Any]], restarts: int
 ) -> dict[str, Any]:
-    """`workers`: each with its state and its backend's statistics. Sums of what adds up, lists of what does not, and `stages`, `workers`, `restarts`."""
+    """`workers`: each with its state and its backend's statistics. Sums of what adds up, lists of what does not, and
+    `stages`, `workers`, `restarts`.
+    """
     each = [figures for _, _, figures in workers]
     first = next((figures for figures in each if figures), {})
     found: dict[str, Any] = {key: first[key] for key in ("backend", "level", "levels", "spin_us") if key in first}

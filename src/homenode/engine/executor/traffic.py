@@ -1,4 +1,6 @@
-"""Steps on their way to the workers and back: who is told what, what comes of it, and who is to blame where workers waited in vain."""
+"""Steps on their way to the workers and back: who is told what, what comes of it, and who is to blame where workers
+waited in vain.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class StepTraffic:
         return result
 
     def failed(self, handle: WorkerHandle, failed: WorkerStepFailed, now: float) -> StepError | None:
-        """A worker could not compute a step. None where it waited in vain for another: which one, the others will have said in a moment (`guilty`)."""
+        """A worker could not compute a step. None where it waited in vain for another: which one, the others will have
+        said in a moment (`guilty`).
+        """
         self._in_flight.answered(handle.plan.number, failed.number)
         if failed.kind != PeerError.__name__:
             return StepError(failed.message, kind=failed.kind, fatal=failed.fatal)
@@ -65,7 +69,9 @@ class StepTraffic:
         return None if self._blame is None else max(0.0, self._blame[0] - now)
 
     def guilty(self, now: float) -> tuple[dict[int, str], StepError] | None:
-        """When it is time: the workers that kept others waiting, each with what it did, none if that cannot be said; and how the step failed."""
+        """When it is time: the workers that kept others waiting, each with what it did, none if that cannot be said;
+        and how the step failed.
+        """
         if self._blame is None or self._blame[0] > now:
             return None
         failed = self._blame[1]

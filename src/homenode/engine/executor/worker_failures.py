@@ -26,7 +26,9 @@ class Silence:
         self._probes = 0
 
     def silent_workers(self, handles: Sequence[WorkerHandle], now: float) -> dict[int, str]:
-        """Ask those that have not told their figures for long; the workers that did not answer, each with what is to be said of it."""
+        """Ask those that have not told their figures for long; the workers that did not answer, each with what is to be
+        said of it.
+        """
         slept, self._looked_at = now - self._looked_at, now
         if slept > 2 * self.every + _STOOD_STILL_S:  # this process itself stood still: nobody's silence counts
             for handle in handles:

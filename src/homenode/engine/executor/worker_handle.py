@@ -19,12 +19,13 @@ State = Literal["starting", "fitted", "laying", "ready"]
 
 @dataclass
 class WorkerHandle:
-    """`answers`: how many `Laid` are to come; what a worker says of steps before the last of them is of steps that are lost.
+    """`answers`: how many `Laid` are to come; what a worker says of steps before the last of them is of steps that are
+    lost.
 
-    `drawn`: (sequence, token) that it was not told yet. `asked_at`: when the oldest question was put that it has not answered, None: there is none.
-    `told_at`: when its figures, `compute`, came.
-    `uses`: how often experts were computed by it, and by those in whose place it is.
-    `spoke`: whether it has said anything. `watched`: whether what it says is read. `loading`: bytes of files taken in, and in all.
+    `drawn`: (sequence, token) that it was not told yet. `asked_at`: when the oldest question was put that it has not
+    answered, None: there is none. `told_at`: when its figures, `compute`, came. `uses`: how often experts were computed
+    by it, and by those in whose place it is. `spoke`: whether it has said anything. `watched`: whether what it says is
+    read. `loading`: bytes of files taken in, and in all.
     """
 
     plan: WorkerPlan
@@ -44,8 +45,9 @@ class WorkerHandle:
     watched: bool = True
 
     def record_stats(self, compute: dict[str, object], spec: ModelSpec | None, now: float) -> bool:
-        """It tells its figures; whether experts were used, or pages of KV memory taken or given back, since it last did. PeerError when what it says of
-        experts makes no sense. `spec`: of the model, where experts are counted."""
+        """It tells its figures; whether experts were used, or pages of KV memory taken or given back, since it last
+        did. PeerError when what it says of experts makes no sense. `spec`: of the model, where experts are counted.
+        """
         told = compute.pop(EXPERT_USES, None)
         pages_changed = self.compute.get("kv_pages") != compute.get("kv_pages")
         self.compute, self.told_at = compute, now

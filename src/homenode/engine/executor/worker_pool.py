@@ -1,4 +1,6 @@
-"""The workers of an engine over all their lives: started, connected with each other, replaced where they are lost, ended. One thread at a time."""
+"""The workers of an engine over all their lives: started, connected with each other, replaced where they are lost,
+ended. One thread at a time.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ Launch = Callable[[WorkerPlan], StartedWorker]
 
 
 class WorkerPool:
-    """`handles`: one for each plan, from `begin` on. `selector`: of the connections of those that are watched, with the member as data."""
+    """`handles`: one for each plan, from `begin` on. `selector`: of the connections of those that are watched, with the
+    member as data.
+    """
 
     def __init__(
         self,
@@ -94,8 +98,9 @@ class WorkerPool:
             handle.process.socket.send(message, [fd])
 
     def attach(self, fd: int, layout: KvLayout, num_blocks: int) -> int:
-        """Have all workers read a neighbour's memory in place, now and whoever takes their place. The number of its first block; ValueError when there is
-        none left. The descriptor stays the caller's."""
+        """Have all workers read a neighbour's memory in place, now and whoever takes their place. The number of its
+        first block; ValueError when there is none left. The descriptor stays the caller's.
+        """
         first = self._attached.add(fd, layout, num_blocks)
         for handle in self._laid():
             handle.process.socket.send(Attach(first, sliced(layout, handle.plan.part)), [fd])
@@ -188,7 +193,9 @@ class WorkerPool:
 
 
 def replace_join(join: Join, generation: int, channels: list[Any], kv_there: int) -> Join:
-    """A Join for another generation, with its channels. `kv_there`: bytes of its KV memory that are there already, which is then as large as that."""
+    """A Join for another generation, with its channels. `kv_there`: bytes of its KV memory that are there already,
+    which is then as large as that.
+    """
     memory = kv_there or join.kv_cache_memory
     return msgspec.structs.replace(
         join, generation=generation, channels=channels, kv_cache_memory=memory, kv_there=kv_there

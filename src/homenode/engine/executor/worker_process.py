@@ -24,7 +24,9 @@ class StartedWorker(Protocol):
     socket: WorkerSocket
 
     def end(self, patience_s: float) -> None:
-        """Close the connection, at which it ends by itself; see that it has ended after `patience_s` seconds (0: at once)."""
+        """Close the connection, at which it ends by itself; see that it has ended after `patience_s` seconds (0: at
+        once).
+        """
 
     def how_it_ended(self, patience_s: float) -> str:
         """Its end in words, which may come a moment later than that of its stream."""
@@ -55,7 +57,9 @@ class WorkerProcess:
         return self._process.pid
 
     def end(self, patience_s: float) -> None:
-        """Close the connection, at which it ends by itself; kill it when it has not after `patience_s` seconds (0: at once)."""
+        """Close the connection, at which it ends by itself; kill it when it has not after `patience_s` seconds (0: at
+        once).
+        """
         self.socket.close()
         if patience_s > 0:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,7 +1,8 @@
 """Whether the engines of a service keep the experts of a model in common, and as which of them an engine does. Pure.
 
-With --enable-expert-parallel the workers of one number, one of each engine, have their experts in the same memory: each reads some of them from the
-files, and all compute with all. That takes one host and the native core; elsewhere every engine has all experts, which is said.
+With --enable-expert-parallel the workers of one number, one of each engine, have their experts in the same memory: each
+reads some of them from the files, and all compute with all. That takes one host and the native core; elsewhere every
+engine has all experts, which is said.
 """
 
 from __future__ import annotations
@@ -26,12 +27,16 @@ class ExpertGroupRank:
 
 
 def wants_shared_experts(config: EngineConfig) -> bool:
-    """Whether these settings, of one of several engines, ask for experts in common and nothing in them is against it. Devices may be."""
+    """Whether these settings, of one of several engines, ask for experts in common and nothing in them is against it.
+    Devices may be.
+    """
     return _asked(config) and config.parallel.executor != "ray" and config.compute.backend == "native"
 
 
 def expert_group_rank(config: EngineConfig, devices: Sequence[Sequence[str]]) -> ExpertGroupRank | None:
-    """The engine's seat; None where it has all experts to itself. `devices`: of the workers of every engine of the service."""
+    """The engine's seat; None where it has all experts to itself. `devices`: of the workers of every engine of the
+    service.
+    """
     replica = config.replica
     return (
         None

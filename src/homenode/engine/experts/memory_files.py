@@ -1,8 +1,9 @@
-"""Memory in which engines of one host keep the experts of a model in common: a memfd for each worker of an engine, the same for all engines.
+"""Memory in which engines of one host keep the experts of a model in common: a memfd for each worker of an engine, the
+same for all engines.
 
-It is made by who keeps the engines, before any of them is there, and outlives each of them: one that is started again finds there what it had
-read. Who makes it knows nothing of the model. It begins as a page of zeros, which the workers fill and lengthen (`model.weights.expert_share`), and
-cannot be made shorter under those that have it mapped.
+It is made by who keeps the engines, before any of them is there, and outlives each of them: one that is started again
+finds there what it had read. Who makes it knows nothing of the model. It begins as a page of zeros, which the workers
+fill and lengthen (`model.weights.expert_share`), and cannot be made shorter under those that have it mapped.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ class ExpertMemoryFiles:
         self._descriptors: tuple[int, ...] = ()
 
     def descriptors(self) -> tuple[int, ...]:
-        """The memory of each worker of an engine, stage after stage; empty where nothing is kept in common. They stay ours. HostError when the machine
-        refuses."""
+        """The memory of each worker of an engine, stage after stage; empty where nothing is kept in common. They stay
+        ours. HostError when the machine refuses.
+        """
         if len(self._descriptors) < self._workers:
             self._descriptors = _made(self._workers)
         return self._descriptors

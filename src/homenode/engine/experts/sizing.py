@@ -1,4 +1,6 @@
-"""What engines that keep experts in common take memory for: of the experts each keeps its share, and reads the others' where they lie."""
+"""What engines that keep experts in common take memory for: of the experts each keeps its share, and reads the others'
+where they lie.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from homenode.model.weights.layout import OtherParts, WeightLayout
 
 @dataclass(frozen=True)
 class ExpertSharing:
-    """The seat of an engine. `memories`: the memfd of each of its workers, by their numbers; empty while settings are only looked at."""
+    """The seat of an engine. `memories`: the memfd of each of its workers, by their numbers; empty while settings are
+    only looked at.
+    """
 
     group_rank: ExpertGroupRank
     memories: Mapping[int, int] = field(default_factory=dict)
@@ -27,14 +31,18 @@ class ExpertSharing:
         return expert_owners(layout, part, self.group_rank.members)
 
     def is_there(self, worker: int) -> bool:
-        """Whether the worker's share is in memory already: it had been filled before the worker, or its engine, was started again."""
+        """Whether the worker's share is in memory already: it had been filled before the worker, or its engine, was
+        started again.
+        """
         memory = self.memories.get(worker)
         return memory is not None and share_ready(memory, self.group_rank.member)
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Bytes of a worker's weights that it keeps itself: `own`, of which `resident` are in memory already. `common`: of experts that others keep."""
+    """Bytes of a worker's weights that it keeps itself: `own`, of which `resident` are in memory already. `common`: of
+    experts that others keep.
+    """
 
     own: int
     resident: int = 0

@@ -20,8 +20,9 @@ Table = npt.NDArray[np.uint64]
 
 
 def of_part(part: ModelPart, spec: ModelSpec, uses: Table) -> Table:
-    """The table of a part's layers. `uses`: a row for each mixture of its program, see `Program.expert_usage`; for the first ones only where its first
-    step is still being computed."""
+    """The table of a part's layers. `uses`: a row for each mixture of its program, see `Program.expert_usage`; for the
+    first ones only where its first step is still being computed.
+    """
     table = empty(part.layers.count, spec)
     mixtures = [layer for layer in range(part.layers.count) if every_expert(spec, part.layers.first + layer)]
     if len(uses):
@@ -30,8 +31,10 @@ def of_part(part: ModelPart, spec: ModelSpec, uses: Table) -> Table:
 
 
 def of_engine(parts: Sequence[tuple[ModelPart, Table]], spec: ModelSpec) -> Table:
-    """The table of a model from those of its parts. Ranks that divide experts as wholes each have counted their own, others have all counted the same,
-    or will have in a moment: of the ranks of a stage the largest count is that of the stage."""
+    """The table of a model from those of its parts. Ranks that divide experts as wholes each have counted their own,
+    others have all counted the same, or will have in a moment: of the ranks of a stage the largest count is that of the
+    stage.
+    """
     table = empty(spec.num_layers, spec)
     for part, own in parts:
         rows = table[part.layers.first : part.layers.end]
@@ -54,8 +57,9 @@ def read_table(counts: object, layers: int, spec: ModelSpec) -> Table | None:
 
 
 def usage_stats(table: Table, whole: bool) -> dict[str, Any]:
-    """Plain values: `tokens` of each expert over all layers; `imbalance` of each layer with any, [layer, how many times the mean the most used expert
-    has]; with `whole` the table itself as `layers`."""
+    """Plain values: `tokens` of each expert over all layers; `imbalance` of each layer with any, [layer, how many times
+    the mean the most used expert has]; with `whole` the table itself as `layers`.
+    """
     most, mean = table.max(axis=1, initial=0), table.mean(axis=1)
     found: dict[str, Any] = {
         "tokens": table.sum(axis=0).tolist(),

@@ -1,6 +1,8 @@
-"""The file of --expert-counts: how often each expert was chosen, added up over runs and engines, for --expert-placement to read.
+"""The file of --expert-counts: how often each expert was chosen, added up over runs and engines, for --expert-placement
+to read.
 
-Whoever adds takes turns (flock(2) on the file's folder) and puts a new file in the place of the old one: a reader sees one or the other.
+Whoever adds takes turns (flock(2) on the file's folder) and puts a new file in the place of the old one: a reader sees
+one or the other.
 """
 
 from __future__ import annotations
@@ -43,8 +45,9 @@ def counts_problem(setting: str | None, spec: ModelSpec) -> UserError | None:
 
 
 def add_counts(path: Path, more: Table, spec: ModelSpec, patience_s: float) -> bool:
-    """Add to the file; whether it was this process's turn within `patience_s` seconds. HostError when the file cannot be written, UserError when what is
-    there is no such file."""
+    """Add to the file; whether it was this process's turn within `patience_s` seconds. HostError when the file cannot
+    be written, UserError when what is there is no such file.
+    """
     try:
         with _turn(path.parent, patience_s) as ours:
             if ours:

@@ -1,6 +1,7 @@
 """Connected sockets handed from process to process, each with a label that says where it leads.
 
-A door is a pair of sockets that keep messages apart; its ends are given to processes when they start (unix(7), SCM_RIGHTS).
+A door is a pair of sockets that keep messages apart; its ends are given to processes when they start (unix(7),
+SCM_RIGHTS).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ def door() -> tuple[socket.socket, socket.socket]:
 
 
 def send_fd(through: socket.socket, label: msgspec.Struct, connected: socket.socket) -> bool:
-    """Hand a socket over; ours stays open. False when the other end is gone, or has not taken for so long that nothing more fits."""
+    """Hand a socket over; ours stays open. False when the other end is gone, or has not taken for so long that nothing
+    more fits.
+    """
     try:
         socket.send_fds(through, [msgspec.msgpack.encode(label)], [connected.fileno()], socket.MSG_DONTWAIT)
     except OSError:
@@ -31,7 +34,8 @@ def send_fd(through: socket.socket, label: msgspec.Struct, connected: socket.soc
 
 
 def receive_fd(through: socket.socket, kind: type[T]) -> tuple[T, socket.socket] | None:
-    """The next socket and its label; waits for it if `through` blocks, else BlockingIOError. None when the other end is closed.
+    """The next socket and its label; waits for it if `through` blocks, else BlockingIOError. None when the other end is
+    closed.
 
     PeerError for a message that is no label of this kind with one socket.
     """

@@ -1,4 +1,6 @@
-"""An engine's end of the streams of several fronts: whoever asked is answered, and nobody waits for a front that does not listen."""
+"""An engine's end of the streams of several fronts: whoever asked is answered, and nobody waits for a front that does
+not listen.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class FrontMux:
         threading.Thread(target=self._take_callers, args=(door,), name="homenode-door", daemon=True).start()
 
     def send(self, message: ToFront) -> None:
-        """To those it is for. CapacityError, and then nobody has got anything, when a part of it is too large for a frame."""
+        """To those it is for. CapacityError, and then nobody has got anything, when a part of it is too large for a
+        frame.
+        """
         match message:
             case Outputs(outputs):
                 frames = [(front, encode_frame(Outputs(part))) for front, part in _by_front(outputs).items()]
@@ -86,7 +90,9 @@ class FrontMux:
 
 
 class _Line:
-    """The way out to one front. What it does not read at once is kept and sent by a thread that there is only as long."""
+    """The way out to one front. What it does not read at once is kept and sent by a thread that there is
+    only as long.
+    """
 
     reader: threading.Thread
 

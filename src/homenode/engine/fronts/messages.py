@@ -1,4 +1,5 @@
-"""What fronts before the same engines let each other know of their requests, by way of the coordinator that started them all.
+"""What fronts before the same engines let each other know of their requests, by way of the coordinator that started
+them all.
 
 Frames as in engine/messages.py.
 """
@@ -13,7 +14,9 @@ from homenode.engine.messages import ReplicaStats
 
 
 class Booked(msgspec.Struct, frozen=True, tag=True):
-    """Of a front to all others: `engine` is given request `id`, `work` tokens to compute. `digests`: of the blocks of its prompt."""
+    """Of a front to all others: `engine` is given request `id`, `work` tokens to compute. `digests`: of the blocks of
+    its prompt.
+    """
 
     id: int
     engine: int
@@ -28,8 +31,9 @@ class Began(msgspec.Struct, frozen=True, tag=True):
 
 
 class RequestEnded(msgspec.Struct, frozen=True, tag=True):
-    """Of a front to all others: the request is with no engine any more. `digests`: of the blocks that its answer added; None when nothing is
-    cached of it, as its engine was lost."""
+    """Of a front to all others: the request is with no engine any more. `digests`: of the blocks that its answer added;
+    None when nothing is cached of it, as its engine was lost.
+    """
 
     id: int
     digests: list[bytes] | None = None
@@ -89,7 +93,8 @@ class LinkLost(msgspec.Struct, frozen=True, tag=True):
 class EngineSeen(msgspec.Struct, frozen=True, tag=True):
     """Coordinator to all fronts: what is to be known of an engine now.
 
-    `num_blocks` of the KV memory of its present process, 0 when there is none. `hindrance`: why it computes nothing although it takes requests.
+    `num_blocks` of the KV memory of its present process, 0 when there is none. `hindrance`: why it computes nothing
+    although it takes requests.
     """
 
     stats: ReplicaStats
@@ -110,7 +115,9 @@ class FrontHello(msgspec.Struct, frozen=True):
 
 
 class Way(msgspec.Struct, frozen=True):
-    """Comes to a front with a socket: the engine at the other end. `process`: which of its processes, by the restarts before it."""
+    """Comes to a front with a socket: the engine at the other end. `process`: which of its processes, by the restarts
+    before it.
+    """
 
     engine: int
     process: int

@@ -1,11 +1,13 @@
-"""Numbers that tell where they come from: requests and pings of all fronts are different, and their answers find the way back. Pure.
+"""Numbers that tell where they come from: requests and pings of all fronts are different, and their answers find the
+way back. Pure.
 
 Front 0 is who started the engine; every front process has a number of its own, one that replaces another included.
 """
 
 from __future__ import annotations
 
-_BITS = 40  # a front that asks a million times a second has enough for twelve days, one that asks a thousand times for 34 years
+# a front that asks a million times a second has enough for twelve days, one that asks a thousand times for 34 years
+_BITS = 40
 
 
 def first_number(front: int) -> int:

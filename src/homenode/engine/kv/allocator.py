@@ -1,7 +1,7 @@
 """The running sequences' side of the KV memory: giving handles and blocks, growing, publishing, taking back.
 
-Blocks of a allocation that ended while a step containing it was in flight are taken back when that step is done, not before: the step
-still writes to them.
+Blocks of a allocation that ended while a step containing it was in flight are taken back when that step is done, not
+before: the step still writes to them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from homenode.engine.kv.sequence import BlockAllocation, Sequence
 
 
 class KvAllocator:
-    """Makes and ends allocations; every owned block of the pool is owned by one of them, or by a hand-over of KV (`kv_exports`, `kv_imports`)."""
+    """Makes and ends allocations; every owned block of the pool is owned by one of them, or by a hand-over of KV
+    (`kv_exports`, `kv_imports`).
+    """
 
     def __init__(
         self,
@@ -56,10 +58,11 @@ class KvAllocator:
         )
 
     def admit(self, sequence: Sequence, proposal: BlockAllocation, spare: int) -> bool:
-        """Give the proposal a handle and the blocks of all known tokens, or return False, having taken nothing, if they are not free.
+        """Give the proposal a handle and the blocks of all known tokens, or return False, having taken nothing, if they
+        are not free.
 
-        One more token and `spare` blocks must fit as well, or the sequence would soon be preempted. Taking all blocks at once keeps a prompt
-        in one piece and means that a prefill, once begun, never runs out of memory.
+        One more token and `spare` blocks must fit as well, or the sequence would soon be preempted. Taking all blocks
+        at once keeps a prompt in one piece and means that a prefill, once begun, never runs out of memory.
         """
         blocks = self.take(proposal.blocks, proposal.prefill_target, self.blocks_for(len(sequence.tokens) + 1) + spare)
         if blocks is None:
@@ -69,8 +72,10 @@ class KvAllocator:
         return True
 
     def take(self, hits: list[int], positions: int, needed: int, in_place: int = 0) -> list[int] | None:
-        """Blocks for this many positions, of which `hits` are in the cache already, and the `in_place` after them are to be read elsewhere (-1).
-        None, having taken nothing, if `needed` blocks, all these included, are not to be had."""
+        """Blocks for this many positions, of which `hits` are in the cache already, and the `in_place` after them are
+        to be read elsewhere (-1). None, having taken nothing, if `needed` blocks, all these included, are not to be
+        had.
+        """
         there = len(hits) + in_place
         if needed - there > self.pool.num_free - self.pool.num_unused(hits):
             return None
@@ -89,7 +94,9 @@ class KvAllocator:
         sequence.allocation = allocation
 
     def grow(self, allocation: BlockAllocation) -> bool:
-        """Add the block of its next position if it lacks one. False when none is free, or the machine has no memory for one."""
+        """Add the block of its next position if it lacks one. False when none is free, or the machine has no memory for
+        one.
+        """
         if allocation.scheduled < len(allocation.blocks) * self.block_size:
             return True
         while self.pool.num_free:
@@ -111,7 +118,9 @@ class KvAllocator:
             self.pool.chunks.take_ahead(running + 1, 1 + running // self.block_size)
 
     def end(self, sequence: Sequence) -> None:
-        """End the sequence's stay, if it has one: its blocks come back now or with the last step in flight that contains it."""
+        """End the sequence's stay, if it has one: its blocks come back now or with the last step in flight that
+        contains it.
+        """
         allocation = sequence.allocation
         if allocation is None:
             return
@@ -141,7 +150,9 @@ class KvAllocator:
             self.unused.append(allocation.placed)
 
     def publish(self, sequence: Sequence, allocation: BlockAllocation) -> None:
-        """Let others find the blocks that were filled by steps that are done; not those behind pages of another engine, which nobody finds."""
+        """Let others find the blocks that were filled by steps that are done; not those behind pages of another engine,
+        which nobody finds.
+        """
         if allocation.placed:
             return
         allocation.published = self.cache.publish(
@@ -161,7 +172,9 @@ class KvAllocator:
         return iter(self._leaving.values())
 
     def recompute_cost(self, sequence: Sequence) -> int:
-        """Tokens that would be computed again if the sequence lost its blocks; what it shares with others would stay in the cache."""
+        """Tokens that would be computed again if the sequence lost its blocks; what it shares with others would stay in
+        the cache.
+        """
         allocation = sequence.allocation
         if allocation is None:
             return 0

@@ -51,9 +51,11 @@ class BlockPool:
         return len(self._digest_of)
 
     def allocate(self, count: int, after: int = -1) -> list[int]:
-        """`count` blocks with one reference each, adjacent to block `after` and to each other as far as the free runs allow.
+        """`count` blocks with one reference each, adjacent to block `after` and to each other as far as the free runs
+        allow.
 
-        Gives up the least recently used cached blocks if free ones are short. InternalError when there are too few: ask `num_free` first.
+        Gives up the least recently used cached blocks if free ones are short. InternalError when there are too few: ask
+        `num_free` first.
         """
         if count > self.num_free:
             raise InternalError(
@@ -73,7 +75,9 @@ class BlockPool:
         return blocks
 
     def acquire(self, blocks: Iterable[int]) -> None:
-        """One more reference to each of these owned or cached blocks. InternalError for a free block: its content is gone."""
+        """One more reference to each of these owned or cached blocks. InternalError for a free block: its content is
+        gone.
+        """
         for block in blocks:
             if self._references[block] == 0:
                 if block not in self._unused:
@@ -84,7 +88,9 @@ class BlockPool:
             self._references[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """One reference less to each block of a sequence, last block first. InternalError if a block has no owner or does not exist."""
+        """One reference less to each block of a sequence, last block first. InternalError if a block has no owner or
+        does not exist.
+        """
         for block in reversed(blocks):
             if not 0 <= block < self.num_blocks:
                 raise InternalError(
@@ -143,7 +149,9 @@ class BlockPool:
         self._block_of.clear()
 
     def secure(self, blocks: Iterable[int]) -> bool:
-        """Have the pages of these blocks taken if they are not there. False: the machine has no memory for all of them."""
+        """Have the pages of these blocks taken if they are not there. False: the machine has no memory for
+        all of them.
+        """
         return self.chunks is None or self.chunks.secure(blocks)
 
     def affords(self, count: int) -> bool:
@@ -151,7 +159,9 @@ class BlockPool:
         return self.chunks is None or self.chunks.affords(count)
 
     def empty_chunk(self, chunk: int) -> int:
-        """Forget what is cached in a chunk that nobody's blocks are in, so that it can be given back. The number of blocks that were."""
+        """Forget what is cached in a chunk that nobody's blocks are in, so that it can be given back. The number of
+        blocks that were.
+        """
         assert self.chunks is not None
         cached = [block for block in self.chunks.blocks_of(chunk) if block in self._unused]
         for block in cached:
@@ -161,7 +171,9 @@ class BlockPool:
         return len(cached)
 
     def audit(self, owners: Iterable[Sequence[int]]) -> None:
-        """Check every block against the block tables of all owners. InternalError names the first one that is in the wrong place. O(n)."""
+        """Check every block against the block tables of all owners. InternalError names the first one that is in the
+        wrong place. O(n).
+        """
         expected = Counter(block for table in owners for block in table)
         free = Counter(self._free)
         for block in range(self.num_blocks):

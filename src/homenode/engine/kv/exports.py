@@ -1,7 +1,8 @@
 """At a sender: blocks that another engine reads, or that are being sent to it.
 
-A block that the agent was told of belongs to an export until the agent returns it, whatever becomes of its request. Only complete pages are told
-of, and nobody writes to a complete page again: it stays right when its request is preempted, aborted, or lost with a failed step.
+A block that the agent was told of belongs to an export until the agent returns it, whatever becomes of its request.
+Only complete pages are told of, and nobody writes to a complete page again: it stays right when its request is
+preempted, aborted, or lost with a failed step.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class KvExports:
         return SendWanted(kv.ticket, kv.peer, tokens, sequence.chain.identities(sequence.tokens, tokens))
 
     def export_complete(self, kv_export: KvExport, allocation: BlockAllocation) -> Computed | None:
-        """What to tell of the pages that have become complete; None: nothing new. Pages told already, from an earlier stay, are not told again."""
+        """What to tell of the pages that have become complete; None: nothing new. Pages told already, from an earlier
+        stay, are not told again.
+        """
         last = allocation.computed >= kv_export.tokens
         complete = -(-kv_export.tokens // self._block_size) if last else allocation.computed // self._block_size
         if kv_export.closed or (complete <= kv_export.reported and not last):

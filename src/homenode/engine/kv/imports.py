@@ -1,7 +1,7 @@
 """At a receiver: KV that comes from another engine, the blocks it comes into, and the requests it is for.
 
-An import owns its blocks from the moment they are named to the agent until the ticket's request takes them over, or until nobody writes to
-them any more. Only what has arrived, and so was verified, is ever taken over.
+An import owns its blocks from the moment they are named to the agent until the ticket's request takes them over, or
+until nobody writes to them any more. Only what has arrived, and so was verified, is ever taken over.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class KvImports:
     # Offers
 
     def offer(self, offer: Offered, refusal: str, kept_free: int) -> None:
-        """Remember what will come, and take blocks for it if they are wanted now: all, with room for one token more, or none.
+        """Remember what will come, and take blocks for it if they are wanted now: all, with room for one token more, or
+        none.
 
         `refusal`: why nothing is taken in, if so. `kept_free`: blocks that are to stay free for others.
         """
@@ -90,7 +91,9 @@ class KvImports:
             self.make_ready(sequence)
 
     def follow(self, kv_import: KvImport, sequence: Sequence) -> bool:
-        """A further request of the ticket, with the same tokens, waits until the first has them and finds them in the cache, if there is one."""
+        """A further request of the ticket, with the same tokens, waits until the first has them and finds them in the
+        cache, if there is one.
+        """
         if not self._allocator.cache.enabled or sequence.scoring or not self.is_for(kv_import, sequence):
             return False
         kv_import.others.append(sequence)
@@ -121,7 +124,9 @@ class KvImports:
         )
 
     def proposal(self, sequence: Sequence) -> BlockAllocation:
-        """The stay that a ready request would begin now: on what arrived, or on what the cache holds if that is more by now."""
+        """The stay that a ready request would begin now: on what arrived, or on what the cache holds if that is more by
+        now.
+        """
         kv_import, allocator = sequence.kv_import, self._allocator
         assert kv_import is not None and kv_import.done
         if kv_import.arrived < kv_import.offer.tokens:
@@ -162,7 +167,9 @@ class KvImports:
         kv_import.blocks[first : first + len(blocks)] = blocks
 
     def fill_holes(self, kv_import: KvImport, kept_free: int) -> bool:
-        """No more comes: what was to be read in place and did not arrive gets blocks, to be computed. False: there are not enough."""
+        """No more comes: what was to be read in place and did not arrive gets blocks, to be computed. False: there are
+        not enough.
+        """
         return self._reservations.fill_holes(kv_import, kept_free)
 
     def arrived(self, kv_import: KvImport, tokens: int) -> None:
@@ -181,7 +188,9 @@ class KvImports:
             self._allocator.unused.append(kv_import.offer.ticket)
 
     def give_up(self, kv_import: KvImport) -> None:
-        """It is of no use any more. Its blocks are free at once if nobody writes to them, else when the agent says so."""
+        """It is of no use any more. Its blocks are free at once if nobody writes to them, else when the
+        agent says so.
+        """
         self._part(kv_import)
         if kv_import.done:
             self._release(kv_import)
@@ -193,7 +202,9 @@ class KvImports:
             self._forget(kv_import)
 
     def quarantine(self, kv_import: KvImport) -> None:
-        """Keep the blocks that did not arrive whole from any use. The others are given back; with a request, they can be found in the cache."""
+        """Keep the blocks that did not arrive whole from any use. The others are given back; with a request, they can
+        be found in the cache.
+        """
         allocator, sequence = self._allocator, kv_import.sequence
         full = kv_import.arrived // allocator.block_size
         if sequence is not None:
@@ -212,8 +223,9 @@ class KvImports:
         return sum(len(blocks) for blocks in self._quarantine.values())
 
     def give_way(self) -> Sequence | None:
-        """Free the blocks of the ready request that is last in order; what arrived of it can still be found in the cache until the blocks are
-        used. Returns the request, which has to go the ordinary way. None: nobody is ready."""
+        """Free the blocks of the ready request that is last in order; what arrived of it can still be found in the
+        cache until the blocks are used. Returns the request, which has to go the ordinary way. None: nobody is ready.
+        """
         if not self.ready:
             return None
         sequence = self.ready[-1]
@@ -225,7 +237,9 @@ class KvImports:
         return sequence
 
     def give_up_newest(self) -> bool:
-        """Give up the newest reservation that no request has come for, unless blocks are on their way back already. True: they are free now."""
+        """Give up the newest reservation that no request has come for, unless blocks are on their way back already.
+        True: they are free now.
+        """
         if any(kv_import.stopped for kv_import in self._of.values()):
             return False
         newest = next((d for d in reversed(self._of.values()) if d.blocks and d.sequence is None), None)

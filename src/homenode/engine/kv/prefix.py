@@ -1,8 +1,8 @@
 """The prefix cache: equal prompt beginnings share their KV blocks.
 
-A full block is known by H(what lies before it, its tokens), and the first block of a chain by H(salt, its tokens). H is BLAKE2b keyed with
-a seed drawn for each process, so nobody outside can make two prompts collide or tell from a hash what it stands for. A block can be
-found only once its keys and values have been computed.
+A full block is known by H(what lies before it, its tokens), and the first block of a chain by H(salt, its tokens). H is
+BLAKE2b keyed with a seed drawn for each process, so nobody outside can make two prompts collide or tell from a hash
+what it stands for. A block can be found only once its keys and values have been computed.
 
 A partly filled block is known by a hash of another kind, and only to engines that hand it over: it is never found here.
 """
@@ -47,8 +47,9 @@ class HashChain:
         return self._digests[first:count]
 
     def identities(self, tokens: Sequence[int], positions: int) -> list[bytes]:
-        """What each block of the first `positions` positions is known by where it is handed over: its hash, and for a partly filled last one
-        that of what is in it."""
+        """What each block of the first `positions` positions is known by where it is handed over: its hash, and for a
+        partly filled last one that of what is in it.
+        """
         full = positions // self._block_size
         identities = self.of(tokens, full)
         rest = _bytes_of(tokens[full * self._block_size : positions])
@@ -69,24 +70,31 @@ class PrefixCache:
     """Finds and publishes full blocks of a pool. With `enabled` false it finds nothing and publishes nothing."""
 
     def __init__(self, pool: BlockPool, block_size: int, *, enabled: bool = True, seed: bytes | None = None) -> None:
-        """`seed`: up to 64 bytes; drawn at random unless given, by a test or so that engines that hand KV over know it by the same hashes."""
+        """`seed`: up to 64 bytes; drawn at random unless given, by a test or so that engines that hand KV over know it
+        by the same hashes.
+        """
         self._pool = pool
         self._block_size = block_size
         self.enabled = enabled
         self._seed = secrets.token_bytes(32) if seed is None else seed
 
     def chain(self, salt: str, block_size: int | None = None) -> HashChain:
-        """A new chain for a sequence with this `cache_salt`; with another `block_size`, such as another engine's, it finds nothing here."""
+        """A new chain for a sequence with this `cache_salt`; with another `block_size`, such as another engine's, it
+        finds nothing here.
+        """
         return HashChain(self._seed, self._block_size if block_size is None else block_size, salt)
 
     def lookup(self, chain: HashChain, tokens: Sequence[int]) -> list[int]:
-        """Blocks that hold the longest known beginning of `tokens`, never all of them: the last token must be computed to get its logits."""
+        """Blocks that hold the longest known beginning of `tokens`, never all of them: the last token must be computed
+        to get its logits.
+        """
         if not self.enabled:
             return []
         return self._pool.find(chain.of(tokens, (len(tokens) - 1) // self._block_size))
 
     def publish(self, chain: HashChain, tokens: Sequence[int], blocks: Sequence[int], first: int, computed: int) -> int:
-        """Make blocks `first`, `first + 1`, ... of a sequence findable as far as they are full, given `computed` finished positions.
+        """Make blocks `first`, `first + 1`, ... of a sequence findable as far as they are full, given `computed`
+        finished positions.
 
         Returns the number of blocks seen to so far: the next call's `first`.
         """

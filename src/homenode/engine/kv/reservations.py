@@ -1,4 +1,6 @@
-"""At a receiver: the blocks that KV from another engine comes into. All that an import needs are taken at once, or none."""
+"""At a receiver: the blocks that KV from another engine comes into. All that an import needs are taken at once, or
+none.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,17 @@ from homenode.units import format_count
 
 
 class KvReservations:
-    """Finds room for what comes, with room for one token more. What the prefix cache holds is used, and is not sent again."""
+    """Finds room for what comes, with room for one token more. What the prefix cache holds is used, and is not sent
+    again.
+    """
 
     def __init__(self, allocator: KvAllocator) -> None:
         self._allocator = allocator
 
     def reserve(self, offer: Offered, kept_free: int) -> KvImport | str:
-        """Blocks for an offer, before its request comes, or why there are none. `kept_free`: blocks that are to stay free for others."""
+        """Blocks for an offer, before its request comes, or why there are none. `kept_free`: blocks that are to stay
+        free for others.
+        """
         allocator, hits = self._allocator, self._hits(offer)
         in_place = _num_in_place(offer, len(hits))
         blocks = allocator.take(hits, offer.tokens + 1, allocator.blocks_for(offer.tokens + 2) + kept_free, in_place)
@@ -30,7 +36,8 @@ class KvReservations:
     def take(self, kv_import: KvImport, sequence: Sequence, spare: int) -> bool:
         """Give blocks to an import without reservation, whose request is admitted now. False: there are not enough.
 
-        Cached blocks are used as far as they end where a page ends, since no page is brought in part, or into a block that others read.
+        Cached blocks are used as far as they end where a page ends, since no page is brought in part, or into a block
+        that others read.
         """
         allocator, offer = self._allocator, kv_import.offer
         hits = allocator.cache.lookup(sequence.chain, sequence.tokens)
@@ -46,7 +53,9 @@ class KvReservations:
         return True
 
     def fill_holes(self, kv_import: KvImport, kept_free: int) -> bool:
-        """No more comes: what was to be read in place and did not arrive gets blocks, to be computed. False: there are not enough."""
+        """No more comes: what was to be read in place and did not arrive gets blocks, to be computed. False: there are
+        not enough.
+        """
         holes = [index for index, block in enumerate(kv_import.blocks) if block < 0]
         if holes and len(holes) + kept_free > self._allocator.pool.num_free:
             return False
@@ -59,11 +68,15 @@ class KvReservations:
         return kv_import.blocks[: self._allocator.blocks_for(kv_import.offer.tokens)]
 
     def _hits(self, offer: Offered) -> list[int]:
-        """Pages that are in the prefix cache. Found by their identity, which is a block's hash where pages are as large as blocks."""
+        """Pages that are in the prefix cache. Found by their identity, which is a block's hash where pages are as large
+        as blocks.
+        """
         allocator = self._allocator
         return allocator.pool.find(offer.identities) if offer.page_tokens == allocator.block_size else []
 
 
 def _num_in_place(offer: Offered, cached: int) -> int:
-    """Pages of which no copy is needed, since they are full and can be read where they are: nothing is ever written there."""
+    """Pages of which no copy is needed, since they are full and can be read where they are: nothing is ever written
+    there.
+    """
     return max(0, offer.tokens // offer.page_tokens - cached) if offer.in_place else 0

@@ -1,7 +1,7 @@
 """Free block ids, kept as runs of adjacent ids so that a sequence can lie in one piece.
 
-A run is a maximal range of free ids. Runs are found by either end in O(1) and by length through a heap whose outdated entries are skipped,
-so that adding and taking cost O(log n).
+A run is a maximal range of free ids. Runs are found by either end in O(1) and by length through a heap whose outdated
+entries are skipped, so that adding and taking cost O(log n).
 """
 
 from __future__ import annotations

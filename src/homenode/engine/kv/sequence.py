@@ -1,7 +1,8 @@
 """One request on its way through the scheduler.
 
-A `Sequence` lives as long as its request. While it runs it has a `BlockAllocation`: a handle on the worker and KV blocks. A preempted sequence
-loses its allocation and later gets a new one, in which prompt and output so far are computed again.
+A `Sequence` lives as long as its request. While it runs it has a `BlockAllocation`: a handle on the worker and KV
+blocks. A preempted sequence loses its allocation and later gets a new one, in which prompt and output so far are
+computed again.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ class Sequence:
     def end(self) -> tuple[str | None, int | None]:
         """Why its newest token is its last, or None if it goes on, and the token that stopped it, if one did.
 
-        A token that would stop the sequence is an ordinary one until `min_tokens` others were drawn; the worker does not draw it before.
+        A token that would stop the sequence is an ordinary one until `min_tokens` others were drawn; the worker does
+        not draw it before.
         """
         token = self.tokens[-1]
         if token in self.stops and self.num_outputs > self.params.min_tokens:
@@ -121,7 +123,9 @@ class Sequence:
         return ("length", None) if len(self.tokens) >= self.last else (None, None)
 
     def set_next_check(self, block_size: int) -> None:
-        """Set `next_check_len` anew: to when it ends or another block is full; at once if its log-probabilities are wanted."""
+        """Set `next_check_len` anew: to when it ends or another block is full; at once if its log-probabilities are
+        wanted.
+        """
         if self.params.logprobs is None:
             self.next_check_len = min(self.last, (len(self.tokens) - 1) // block_size * block_size + block_size + 1)
 
@@ -150,7 +154,8 @@ class KvImport:
     cached: int = 0  # positions that were here already
     arrived: int = 0  # positions that are there and verified, the held ones included
     ended: bool = False  # no more comes, and nobody writes
-    placed: bool = False  # some of its pages are read where another engine has them: the agent is to be told when they are not any more
+    # some of its pages are read where another engine has them: the agent is to be told when they are not any more
+    placed: bool = False
     stopped: bool = False  # given up; the agent was told to end it
     sequence: Sequence | None = None  # the request it is for has come
     others: list[Sequence] = field(

@@ -14,7 +14,9 @@ from homenode.transfer.seam import ToAgent
 
 
 class Agent(Protocol):
-    """Works on threads of its own. Its `seam.ToScheduler` events come through the loop's inbox, or `AgentLost`, once, when it cannot go on."""
+    """Works on threads of its own. Its `seam.ToScheduler` events come through the loop's inbox, or `AgentLost`, once,
+    when it cannot go on.
+    """
 
     def tell(self, message: ToAgent) -> None:
         """Give it a message from the scheduler; returns at once."""
@@ -27,17 +29,23 @@ class Agent(Protocol):
 
 
 class AgentLost(msgspec.Struct, frozen=True):
-    """The agent has failed. KV that it was to bring, or to say of when it is free, is waited for in vain: the engine ends."""
+    """The agent has failed. KV that it was to bring, or to say of when it is free, is waited for in vain: the engine
+    ends.
+    """
 
     reason: str
 
 
 class StatsChanged(msgspec.Struct, frozen=True):
-    """The agent's figures are others than those of a moment ago, though nothing else has happened: they are to be told."""
+    """The agent's figures are others than those of a moment ago, though nothing else has happened: they are
+    to be told.
+    """
 
 
 def without_agent(request: Request) -> Output | None:
-    """What a request is answered with that has KV to be handed over, by an engine that hands none over; None for all other requests."""
+    """What a request is answered with that has KV to be handed over, by an engine that hands none over; None for all
+    other requests.
+    """
     if request.kv is None:
         return None
     text = f"ticket {request.kv.ticket}: this engine hands no KV over; start it with --pd-role sender or receiver, or leave the ticket out"

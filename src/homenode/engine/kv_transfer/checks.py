@@ -1,4 +1,6 @@
-"""What an engine needs beside its other parts to hand KV over: whether its settings allow it, and the facts others must agree with."""
+"""What an engine needs beside its other parts to hand KV over: whether its settings allow it, and the facts others must
+agree with.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,11 @@ if TYPE_CHECKING:
 def transfer_problems(
     config: EngineConfig, geometry: KvGeometry | None = None, memory: int | None = None, workers: Sequence[str] = ()
 ) -> list[UserError]:
-    """Everything that keeps this engine from handing KV over as its settings say; empty as well where they do not ask for it.
+    """Everything that keeps this engine from handing KV over as its settings say; empty as well where they do not ask
+    for it.
 
-    `geometry`: of its KV memory, None while the model is not known. `memory`: bytes that may be taken beside the weights. `workers`: the devices of
-    those that compute apart from the engine's own process.
+    `geometry`: of its KV memory, None while the model is not known. `memory`: bytes that may be taken beside the
+    weights. `workers`: the devices of those that compute apart from the engine's own process.
     """
     facts = EngineFacts(
         block_bytes=geometry.block_bytes if geometry else 0,
@@ -65,8 +68,9 @@ def refuse_transfer(config: EngineConfig, where: str) -> None:
 
 
 def targets_of(whole: WeightLayout, parts: Sequence[WeightLayout] = ()) -> dict[str, int]:
-    """How many matrices of a model are kept in each format, in words. A matrix that its parts do not keep as a whole model would, in another format or cut
-    within blocks, has a format like no other: its products have other values."""
+    """How many matrices of a model are kept in each format, in words. A matrix that its parts do not keep as a whole
+    model would, in another format or cut within blocks, has a format like no other: its products have other values.
+    """
     pieces: dict[str, list[MatrixLayout]] = {}
     for piece in (piece for part in parts for piece in part.matrices):
         pieces.setdefault(piece.name, []).append(piece)

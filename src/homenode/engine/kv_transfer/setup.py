@@ -1,4 +1,6 @@
-"""The transfer agent of an engine: made with it and bound before it is ready, started when it is known where events go, closed with it."""
+"""The transfer agent of an engine: made with it and bound before it is ready, started when it is known where events go,
+closed with it.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class KvTransferSetup:
         self.hash_seed = hash_seed(fingerprint, config.pd_secret)
 
     def kv_cache(self, blocks: int) -> KvCache:
-        """KV memory that other processes can map; for writing only where they push into it. HostError when the memory is not to be had."""
+        """KV memory that other processes can map; for writing only where they push into it. HostError when the memory
+        is not to be had.
+        """
         config = self._config
         written = config.pd_role == "receiver" and config.mode == "push" and config.transfer_channel == "shm"
         return self._backend.kv_cache(self._geometry, blocks, shared=True, others_write=written)
@@ -59,8 +63,9 @@ class KvTransferSetup:
         )
 
     def hand_over_file(self, fd: int, layout: KvLayout, readers: Readers) -> KvTransferLink:
-        """The agent for KV memory that workers have in a file, which stays open as long as the agent works. `readers`: those workers, who may be asked to
-        read others' memory in place. Raises as `KvTransferLink`."""
+        """The agent for KV memory that workers have in a file, which stays open as long as the agent works. `readers`:
+        those workers, who may be asked to read others' memory in place. Raises as `KvTransferLink`.
+        """
         memory = self._backend.map_kv(fd, layout, writable=True, own=True)
         in_place = (
             InPlace(lambda memory: readers.attach(memory.fd, memory.layout), readers.detach)
@@ -91,8 +96,8 @@ class KvTransferLink:
         in_place: InPlace | None = None,
         passes_on: bool = False,
     ) -> None:
-        """`memory`: of the engine's KV cache, which can be shared; `geometry`: of all of it. Takes the CPU pool, if there is one, and binds what others
-        connect to. `passes_on`: what others lend is opened by further processes.
+        """`memory`: of the engine's KV cache, which can be shared; `geometry`: of all of it. Takes the CPU pool, if
+        there is one, and binds what others connect to. `passes_on`: what others lend is opened by further processes.
 
         UserError for an address or port that cannot be had, HostError when the machine refuses.
         """
@@ -158,7 +163,9 @@ def published_by(
 
 
 def host_name() -> str:
-    """A name that two processes have in common when Unix sockets lead from one to the other: of this boot, and of the network they see."""
+    """A name that two processes have in common when Unix sockets lead from one to the other: of this boot, and of the
+    network they see.
+    """
     try:
         return f"{_BOOT.read_text().strip()}-{_NETWORK.stat().st_ino}"
     except OSError:

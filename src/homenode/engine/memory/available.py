@@ -15,8 +15,10 @@ from homenode.host.topology.source import LiveSource, Source
 
 
 def memory_budget(config: EngineConfig, binding: EngineBinding, taken: int = 0, already_held: int = 0) -> MemoryBudget:
-    """What may still be taken, with `already_held` bytes that are counted as taken and are to be used again. One of several engines keeps within its share, of
-    which it has `taken` some: all of them load at once, and each would otherwise count the memory that the others are about to take."""
+    """What may still be taken, with `already_held` bytes that are counted as taken and are to be used again. One of
+    several engines keeps within its share, of which it has `taken` some: all of them load at once, and each would
+    otherwise count the memory that the others are about to take.
+    """
     room = available_memory(binding)
     room = replace(room, size=room.size + already_held)
     if config.replica is None or config.replica.memory is None:
@@ -25,7 +27,9 @@ def memory_budget(config: EngineConfig, binding: EngineBinding, taken: int = 0, 
 
 
 def memory_left(config: EngineConfig, binding: EngineBinding, taken: int = 0, already_held: int = 0) -> int:
-    """Bytes that a worker in this place may still take, of which it has `taken` some; `already_held`: those that others have left it."""
+    """Bytes that a worker in this place may still take, of which it has `taken` some; `already_held`: those that others
+    have left it.
+    """
     return memory_budget(config, binding, taken, already_held).size
 
 

@@ -19,7 +19,9 @@ def headroom_of(parts: Sequence[Sequence[int]] = (), source: Source | None = Non
 
 
 def memory_parts(binding: EngineBinding) -> tuple[tuple[int, ...], ...]:
-    """The nodes that the parts of an engine's KV memory come from, about as much from each; empty: any of the machine's."""
+    """The nodes that the parts of an engine's KV memory come from, about as much from each; empty: any of the
+    machine's.
+    """
     if binding.thread_memory:
         return tuple((node,) for node in sorted(set(binding.thread_memory)))
     return (tuple(binding.memory_nodes),) if binding.memory_nodes else ()

@@ -10,10 +10,11 @@ from homenode.host.topology.finding import Finding
 
 
 def residence_of(stats: Mapping[str, Any]) -> Residence:
-    """Weights and KV memory together. `stats`: what `NativeBackend.statistics` says; of others nothing is known, and nothing is present.
+    """Weights and KV memory together. `stats`: what `NativeBackend.statistics` says; of others nothing is known, and
+    nothing is present.
 
-    Without KV memory that others can map: huge pages for it are a setting of its own (shmem_enabled), `never` on most machines, and were not missed where
-    that was measured.
+    Without KV memory that others can map: huge pages for it are a setting of its own (shmem_enabled), `never` on most
+    machines, and were not missed where that was measured.
     """
     parts = (
         stats.get(name) for name in (("weight_pages",) if stats.get("kv_shared") else ("weight_pages", "kv_pages"))

@@ -22,8 +22,9 @@ from homenode.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class KvCapacity:
-    """`size`: most bytes of KV memory, all nodes together, so that no node's part exceeds what it has left. `node` is the first that would: of its
-    `left` bytes beside the weights it gives the part `share` of all KV memory."""
+    """`size`: most bytes of KV memory, all nodes together, so that no node's part exceeds what it has left. `node` is
+    the first that would: of its `left` bytes beside the weights it gives the part `share` of all KV memory.
+    """
 
     size: int
     node: int
@@ -44,8 +45,10 @@ def weight_nodes_of(
     backend: Backend,
     owners: Mapping[str, int] = MappingProxyType({}),
 ) -> WeightNodes | None:
-    """Where weights lie under --numa; None without. `owners`: the engines that keep what several have in common, by the matrices' names. Raises
-    PlacementError where a node has no room for its part, UserError for patterns of tensors that match none."""
+    """Where weights lie under --numa; None without. `owners`: the engines that keep what several have in common, by the
+    matrices' names. Raises PlacementError where a node has no room for its part, UserError for patterns of tensors that
+    match none.
+    """
     if binding.numa is None:
         return None
     reserve = reserve_cpus(config.placement.reserve_cpus, host.variables, cpu_workers=True)
@@ -58,7 +61,8 @@ def weight_nodes_of(
 
 
 def kv_capacity(weight_nodes: WeightNodes | None, binding: EngineBinding, kv_heads: int) -> KvCapacity | None:
-    """What the nodes leave for KV memory. None where one node holds everything, whose memory is counted as a whole, or nothing is known of them.
+    """What the nodes leave for KV memory. None where one node holds everything, whose memory is counted as a whole, or
+    nothing is known of them.
 
     It does not see buffers and the rest of the process, some tens of MiB.
     """
@@ -72,8 +76,9 @@ def kv_capacity(weight_nodes: WeightNodes | None, binding: EngineBinding, kv_hea
 
 
 def kv_shares(binding: EngineBinding, kv_heads: int) -> Mapping[int, float]:
-    """The part of KV memory on each node that has some: whole heads, in proportion to threads (csrc/kernels/kv_cache.cpp); pages in turn where they
-    are interleaved."""
+    """The part of KV memory on each node that has some: whole heads, in proportion to threads
+    (csrc/kernels/kv_cache.cpp); pages in turn where they are interleaved.
+    """
     nodes = tuple(dict.fromkeys(binding.thread_memory))
     if binding.numa == "interleave":
         return dict.fromkeys(nodes, 1 / len(nodes))

@@ -1,4 +1,6 @@
-"""From an engine's place to the memory of its threads: which node each takes it from, how matrices are spread, and whether it came true."""
+"""From an engine's place to the memory of its threads: which node each takes it from, how matrices are spread, and
+whether it came true.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,11 @@ _SPREADS: Mapping[str | None, Spread] = {"mirror": "copied", "interleave": "inte
 
 
 def team_memory(binding: EngineBinding, host: Host) -> ThreadMemory | None:
-    """The nodes of the threads' memory. Under a policy the kernel is asked to take it from there; else it is only known where it will be touched.
+    """The nodes of the threads' memory. Under a policy the kernel is asked to take it from there; else it is only known
+    where it will be touched.
 
-    None where that is not known: threads that may run anywhere, memory that is bound to several nodes, a host that tells of no nodes.
+    None where that is not known: threads that may run anywhere, memory that is bound to several nodes, a host that
+    tells of no nodes.
     """
     nodes = binding.thread_memory or _touched_on(binding, host)
     if nodes is None:
@@ -45,7 +49,9 @@ def _bound(binding: EngineBinding, host: Host) -> bool:
 
 
 def _touched_on(binding: EngineBinding, host: Host) -> tuple[int, ...] | None:
-    """Where the kernel takes memory from that nobody has bound: the node of the CPU that touches it, or the one all memory is bound to."""
+    """Where the kernel takes memory from that nobody has bound: the node of the CPU that touches it, or the one all
+    memory is bound to.
+    """
     if binding.memory_nodes:
         return binding.memory_nodes * len(binding.team) if len(binding.memory_nodes) == 1 else None
     found = [host.cpu_by_id[cpu].node if cpu in host.cpu_by_id else None for cpu in binding.team]
@@ -70,7 +76,8 @@ def spread_of(binding: EngineBinding) -> SpreadOf:
 def settle_pages(
     backend: PlacedBackend, binding: EngineBinding, host: Host, calls: Syscalls | None = None
 ) -> tuple[Finding, ...]:
-    """Ask where all weights and KV memory lie, bring home what the kernel has put elsewhere, and tell what stays away: see `away_from_home`.
+    """Ask where all weights and KV memory lie, bring home what the kernel has put elsewhere, and tell what stays away:
+    see `away_from_home`.
 
     Where there is but one node a sample does: all pages of a large model take seconds to ask for.
     """
@@ -89,7 +96,8 @@ def _strays(lines: Sequence[Mapping[str, Any]] | None) -> int:
 def away_from_home(
     seen: Mapping[str, Sequence[Mapping[str, Any]] | None], binding: EngineBinding, host: Host
 ) -> tuple[Finding, ...]:
-    """A finding for each node whose planned memory the kernel has put elsewhere. HostError under --numa-strict, before anything is served.
+    """A finding for each node whose planned memory the kernel has put elsewhere. HostError under --numa-strict, before
+    anything is served.
 
     `seen`: what `NativeBackend.residency` says.
     """
@@ -104,7 +112,9 @@ def away_from_home(
 
 
 def leave_plan(binding: EngineBinding, planned: Mapping[str, Sequence[PlannedRange]]) -> None:
-    """Tell `homenode verify` what was planned for this process. Nothing depends on it, so where there is no folder to write to it is left out."""
+    """Tell `homenode verify` what was planned for this process. Nothing depends on it, so where there is no folder to
+    write to it is left out.
+    """
     cpus = tuple(cpu for cpu in binding.team if cpu >= 0)
     with suppress(HostError, UserError):
         record_plan(open_state(), RecordedPlan(binding.numa or "", cpus, planned))

@@ -60,7 +60,8 @@ class Sizes:
 
 
 def resolve(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory_available: int) -> Sizes:
-    """Concrete numbers. `memory_available`: bytes this process may still take, the weights being loaded (or subtracted).
+    """Concrete numbers. `memory_available`: bytes this process may still take, the weights being loaded (or
+    subtracted).
 
     Raises UserError or CapacityError, the first of `problems`.
     """
@@ -80,7 +81,9 @@ def resolve(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory_
 
 
 def problems(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory_available: int) -> list[UserError]:
-    """Everything that keeps these settings from working, each naming the flags and the numbers; empty if all is well."""
+    """Everything that keeps these settings from working, each naming the flags and the numbers; empty if all
+    is well.
+    """
     found: list[UserError] = []
     if not 1 <= model_length(config, spec) <= spec.max_position:
         found.append(
@@ -114,8 +117,9 @@ def model_length(config: EngineConfig, spec: ModelSpec) -> int:
 def num_blocks(config: EngineConfig, geometry: KvGeometry, max_model_len: int, memory_available: int) -> int:
     """KV blocks that fit.
 
-    With --kv-cache-memory as many as that holds. Without, as many as the share of the available memory holds, but not more than
-    --max-num-seqs sequences of full length could fill: memory beyond that would be touched at start for nothing.
+    With --kv-cache-memory as many as that holds. Without, as many as the share of the available memory holds, but not
+    more than --max-num-seqs sequences of full length could fill: memory beyond that would be touched at start for
+    nothing.
     """
     fitting = kv_bytes(config, memory_available) // geometry.block_bytes
     if config.kv.kv_cache_memory is not None:
@@ -124,8 +128,9 @@ def num_blocks(config: EngineConfig, geometry: KvGeometry, max_model_len: int, m
 
 
 def chunk_of(geometry: KvGeometry, num_blocks: int) -> dict[str, int]:
-    """How many KV blocks are taken and given back together, and their bytes: at most a huge page, so that one taken between two steps delays the second
-    by little; of a small KV memory a part of it."""
+    """How many KV blocks are taken and given back together, and their bytes: at most a huge page, so that one taken
+    between two steps delays the second by little; of a small KV memory a part of it.
+    """
     blocks = max(1, min(_CHUNK_BYTES // geometry.block_bytes, num_blocks // _LEAST_CHUNKS))
     return {"chunk_blocks": blocks, "chunk_bytes": blocks * geometry.block_bytes}
 
@@ -140,8 +145,9 @@ def chunk_of_parts(geometries: Sequence[KvGeometry], num_blocks: int) -> dict[st
 def growth_text(
     config: EngineConfig, sizes: Sizes, geometry: KvGeometry, memory_available: int, devices: Sequence[str] = (CPU,)
 ) -> str:
-    """What KV memory may grow to, why so much, and what becomes of it when nobody uses it, or why it does not grow; for whoever starts the engine.
-    `memory_available`: beside weights and buffers; 0: not known."""
+    """What KV memory may grow to, why so much, and what becomes of it when nobody uses it, or why it does not grow; for
+    whoever starts the engine. `memory_available`: beside weights and buffers; 0: not known.
+    """
     kv, nbytes = config.kv, sizes.num_blocks * geometry.block_bytes
     if kv.kv_cache_memory is not None:
         why = "the limit of --kv-cache-memory"
@@ -173,7 +179,9 @@ def kv_bytes(config: EngineConfig, memory_available: int) -> int:
 
 
 def sampled_rows(config: EngineConfig, vocab_size: int) -> int:
-    """Rows of logits a step may want: one for each sequence, and for scoring prompts up to 256 within 256 MiB of logits."""
+    """Rows of logits a step may want: one for each sequence, and for scoring prompts up to 256 within 256 MiB of
+    logits.
+    """
     affordable = min(_MANY_ROWS, _LOGITS_BYTES // (4 * vocab_size), config.scheduler.max_num_batched_tokens)
     return max(config.scheduler.max_num_seqs, affordable)
 
@@ -183,7 +191,8 @@ def step_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     inner = 3 * spec.intermediate_size
     if (moe := spec.moe) is not None:
-        # Beside an MLP's, for each of a token's experts its own copy of the row, the gated values, and both encoded: at most as long again.
+        # Beside an MLP's, for each of a token's experts its own copy of the row, the gated values, and both encoded: at
+        # most as long again.
         inner = max(inner, 3 * moe.shared_intermediate_size)
         inner += moe.num_experts + 2 * moe.experts_per_token * (spec.hidden_size + moe.intermediate_size)
     columns = 4 * spec.hidden_size + heads + inner
@@ -195,8 +204,9 @@ def step_bytes(config: EngineConfig, spec: ModelSpec) -> int:
 def choose_cpus(threads: int | None, allowance: Allowance) -> tuple[int, ...]:
     """The CPUs of the compute threads, one for each.
 
-    Without a wish: one for each physical core, less one where there are more than two (the scheduler, HTTP and the rest of the machine live
-    there), within the CPU quota. With one: physical cores first, then their siblings. UserError for more threads than CPUs.
+    Without a wish: one for each physical core, less one where there are more than two (the scheduler, HTTP and the rest
+    of the machine live there), within the CPU quota. With one: physical cores first, then their siblings. UserError for
+    more threads than CPUs.
     """
     cores = allowance.physical_cpus
     if threads is None:
@@ -235,7 +245,9 @@ def _kv_problem(
 
 
 def with_kv_memory_variable(config: EngineConfig, host: Host) -> EngineConfig:
-    """The config with the size of KV memory that a variable gives, where the settings give none. UserError for a variable that says no such thing."""
+    """The config with the size of KV memory that a variable gives, where the settings give none. UserError for a
+    variable that says no such thing.
+    """
     return replace(
         config, kv=replace(config.kv, kv_cache_memory=kv_cache_memory(config.kv.kv_cache_memory, host.variables))
     )

@@ -1,4 +1,6 @@
-"""Which model is fetched: one that the memory here has room for, and of several the largest. Decided from sizes and figures, before any weight is here."""
+"""Which model is fetched: one that the memory here has room for, and of several the largest. Decided from sizes and
+figures, before any weight is here.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class Rated:
 
 
 def rate(candidates: Sequence[Candidate], config: EngineConfig, available: int) -> list[Rated]:
-    """Of each whether the disk has room for it and `available` bytes of memory for its weights, a step's buffers and KV for one full context."""
+    """Of each whether the disk has room for it and `available` bytes of memory for its weights, a step's buffers and KV
+    for one full context.
+    """
     return [Rated(c, c.problem or memory_problem(c, config, available)) for c in candidates]
 
 

@@ -21,10 +21,11 @@ def _say_nothing(taken: Candidate, why: str) -> None:
 
 
 def locate_model(config: EngineConfig, announce: Announce = _say_nothing) -> EngineConfig:
-    """The config with the path (and the name, if it had none) of its model filled in; fetches a Hub model that is not in the cache.
+    """The config with the path (and the name, if it had none) of its model filled in; fetches a Hub model that is not
+    in the cache.
 
-    Raises what `locate` raises, CapacityError, before weights are fetched, where the memory has no room for them and KV of one full
-    context, and CheckpointError for links in the model where the config forbids them.
+    Raises what `locate` raises, CapacityError, before weights are fetched, where the memory has no room for them and KV
+    of one full context, and CheckpointError for links in the model where the config forbids them.
     """
     if config.model.path is not None:
         return config
@@ -35,7 +36,9 @@ def locate_model(config: EngineConfig, announce: Announce = _say_nothing) -> Eng
 
 
 def choose(config: EngineConfig, announce: Announce, candidates: Sequence[Candidate]) -> Candidate:
-    """Of the models that may be fetched the one to take: see `choice`. CapacityError where the memory has no room for it and KV of one full context."""
+    """Of the models that may be fetched the one to take: see `choice`. CapacityError where the memory has no room for
+    it and KV of one full context.
+    """
     from homenode.engine.model_path.choice import describe_choice, memory_problem, rate, take_largest
     from homenode.host.topology.allowance import Allowance
     from homenode.host.topology.source import LiveSource
@@ -54,7 +57,9 @@ def choose(config: EngineConfig, announce: Announce, candidates: Sequence[Candid
 
 
 def _in_memory_as_stored(config: EngineConfig) -> bool:
-    """Whether this machine's memory will hold the weights as they are in the file: not smaller, and not in part on accelerators or other hosts."""
+    """Whether this machine's memory will hold the weights as they are in the file: not smaller, and not in part on
+    accelerators or other hosts.
+    """
     parallel, devices = config.parallel, config.parallel.stage_devices.strip()
     if config.model.quantize or parallel.workers > 1 or devices not in ("auto", "cpu"):
         return False

@@ -10,13 +10,16 @@ from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from homenode.units import format_count
 
-# Of the CPU time a thread wants. What a quiet machine takes by itself (timers, interrupts) stays well below; every thread waits for the slowest.
+# Of the CPU time a thread wants. What a quiet machine takes by itself (timers, interrupts) stays well below; every
+# thread waits for the slowest.
 TELLING_SHARE = 0.1
 SHORT_SPIN_US = 2
 
 
 def too_many_threads(host: Host, binding: EngineBinding) -> tuple[Finding, ...]:
-    """A warning when the compute threads outnumber the CPUs they may run on, or the CPU time of this process's cgroup."""
+    """A warning when the compute threads outnumber the CPUs they may run on, or the CPU time of this
+    process's cgroup.
+    """
     threads, allowance = len(binding.team), host.allowance
     cpus = len(allowance.cpus)
     if threads > cpus:
@@ -38,12 +41,16 @@ def too_many_threads(host: Host, binding: EngineBinding) -> tuple[Finding, ...]:
 
 
 def spin_us(asked_us: int, host: Host, binding: EngineBinding) -> int:
-    """How long compute threads shall watch for each other: where CPU time is short, watching takes it from those who are waited for."""
+    """How long compute threads shall watch for each other: where CPU time is short, watching takes it from those who
+    are waited for.
+    """
     return min(asked_us, SHORT_SPIN_US) if too_many_threads(host, binding) else asked_us
 
 
 def interrupted(stats: Mapping[str, Any]) -> Finding | None:
-    """A warning when threads lacked their CPUs while they computed. `stats`: what `NativeBackend.statistics` says; others say nothing of it."""
+    """A warning when threads lacked their CPUs while they computed. `stats`: what `NativeBackend.statistics` says;
+    others say nothing of it.
+    """
     shares: list[float] = stats.get("lost_cpu_shares", [])
     many = sum(share >= TELLING_SHARE for share in shares)
     if not many:

@@ -1,4 +1,6 @@
-"""Which device each worker of an engine has on this host: asks for what is there only where the settings name more than the CPU."""
+"""Which device each worker of an engine has on this host: asks for what is there only where the settings name more than
+the CPU.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,16 @@ from homenode.engine.devices import is_accelerator, is_torch, worker_devices
 
 
 def devices_of(config: EngineConfig) -> tuple[str, ...]:
-    """The device of each worker. Raises as `worker_devices`, UserError for devices that are not there, and HostError when nobody can tell."""
+    """The device of each worker. Raises as `worker_devices`, UserError for devices that are not there, and HostError
+    when nobody can tell.
+    """
     return devices_of_service(config)[config.replica.number if config.replica else 0]
 
 
 def devices_of_service(config: EngineConfig) -> tuple[tuple[str, ...], ...]:
-    """Those of the workers of every engine that is started with this one. Raises as `devices_of`, for the devices of this engine."""
+    """Those of the workers of every engine that is started with this one. Raises as `devices_of`, for the devices of
+    this engine.
+    """
     parallel, text = config.parallel, config.parallel.stage_devices
     there = accelerators() if text.strip() == "auto" and config.compute.backend == "native" else ()
     engine, engines = (
@@ -39,7 +45,9 @@ def devices_of_service(config: EngineConfig) -> tuple[tuple[str, ...], ...]:
 
 
 def memory_of_devices(devices: Sequence[str], config: EngineConfig) -> dict[str, int]:
-    """Bytes that the worker of each accelerator among these may take, as far as torch tells; asked only where the layers of stages depend on it."""
+    """Bytes that the worker of each accelerator among these may take, as far as torch tells; asked only where the
+    layers of stages depend on it.
+    """
     there = sorted({device for device in devices if is_accelerator(device)})
     parallel = config.parallel
     if not there or parallel.pipeline_parallel_size == 1 or parallel.layer_split != "auto":

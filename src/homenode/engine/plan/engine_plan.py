@@ -27,11 +27,12 @@ from homenode.model.weights.node_placement import WeightNodes
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """An engine before anything of it is loaded. `weights`: how each worker's matrices are kept; `geometries`: of their KV memory.
+    """An engine before anything of it is loaded. `weights`: how each worker's matrices are kept; `geometries`: of their
+    KV memory.
 
-    `executor`: where its workers compute: `inline` (one worker, in the engine's own process), `processes` or `ray`. `common`: what it has to
-    do with other engines' experts. `weight_nodes`: of an inline engine, what of its weights lies on which node; None
-    on a host without nodes.
+    `executor`: where its workers compute: `inline` (one worker, in the engine's own process), `processes` or `ray`.
+    `common`: what it has to do with other engines' experts. `weight_nodes`: of an inline engine, what of its weights
+    lies on which node; None on a host without nodes.
     """
 
     config: EngineConfig
@@ -48,7 +49,9 @@ class EnginePlan:
 
     @cached_property
     def node_capacity(self) -> KvCapacity | None:
-        """What the nodes leave for KV memory, which is spread over them as the compute threads are; None where it may come from any."""
+        """What the nodes leave for KV memory, which is spread over them as the compute threads are; None where it may
+        come from any.
+        """
         return kv_capacity(self.weight_nodes, self.layout.workers[0].binding, self.checkpoint.spec.num_kv_heads)
 
     def kept(self, worker: WorkerPlan) -> Kept:

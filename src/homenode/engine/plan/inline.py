@@ -1,4 +1,6 @@
-"""An engine that computes in its own process: where it runs, how its weights are kept, and what is left for KV memory."""
+"""An engine that computes in its own process: where it runs, how its weights are kept, and what is left for
+KV memory.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +53,9 @@ def place_of_engine(config: EngineConfig, checkpoint: Checkpoint, host: Host) ->
 
 
 def with_numa_decided(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EngineConfig:
-    """With what --numa auto comes to where nobody has said how the engine is placed (`auto_is_meant`). As given where that is not so, or where the
-    nodes by themselves have too little room for what all of them together have room for."""
+    """With what --numa auto comes to where nobody has said how the engine is placed (`auto_is_meant`). As given where
+    that is not so, or where the nodes by themselves have too little room for what all of them together have room for.
+    """
     if not auto_is_meant(config, host, current_policy(Syscalls())):
         return config
     asked = replace(config, placement=replace(config.placement, numa="auto"))
@@ -68,7 +71,9 @@ def with_numa_decided(config: EngineConfig, checkpoint: Checkpoint, host: Host) 
 
 
 def numa_choice(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> Callable[[Teams], Chosen]:
-    """What settles --numa auto: this model's figures. It is asked where several nodes can compute; elsewhere only the file of speeds is checked."""
+    """What settles --numa auto: this model's figures. It is asked where several nodes can compute; elsewhere only the
+    file of speeds is checked.
+    """
     measured = measured_speeds(config.placement.numa_measured)
 
     def choose(teams: Teams) -> Chosen:
@@ -100,7 +105,9 @@ def plan_bound(
     binding: EngineBinding,
     common: ExpertSharing | None = None,
 ) -> EnginePlan:
-    """The plan of such an engine whose CPUs and nodes are known. Raises what `plan_model` and `weight_nodes_of` raise."""
+    """The plan of such an engine whose CPUs and nodes are known. Raises what `plan_model` and
+    `weight_nodes_of` raise.
+    """
     backend, spec, kept = make_backend(config.compute, (UNPINNED,)), checkpoint.spec, config.model
     weights = plan_model(checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype)
     whole = ModelPart.whole(spec)

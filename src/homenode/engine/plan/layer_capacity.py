@@ -1,7 +1,7 @@
 """How many layers the memory of each node and device has room for, before anything is loaded. Pure.
 
-Beside layers a worker has the embedding table (first stage), the output matrix (last stage), the buffers of a step, and its `--kv-cache-memory`; where
-that is not set, KV memory for one sequence of full length has to fit as well.
+Beside layers a worker has the embedding table (first stage), the output matrix (last stage), the buffers of a step, and
+its `--kv-cache-memory`; where that is not set, KV memory for one sequence of full length has to fit as well.
 """
 
 from __future__ import annotations
@@ -62,8 +62,10 @@ def layer_capacities(
     devices_memory: Mapping[str, int],
     needs: Needs,
 ) -> tuple[LayerCapacity, ...]:
-    """Of the nodes that memory is bound to, of all that the process may take, and of each accelerator in `devices_memory` (bytes it has free, or may
-    take). What nobody tells of, as a recording of what is free, has no bounds and is missing."""
+    """Of the nodes that memory is bound to, of all that the process may take, and of each accelerator in
+    `devices_memory` (bytes it has free, or may take). What nobody tells of, as a recording of what is free, has no
+    bounds and is missing.
+    """
     ranks = config.parallel.tensor_parallel_size
     own = [n for n, device in enumerate(devices) if is_accelerator(device)]
     rest = [n for n in range(len(devices)) if n not in own]

@@ -1,4 +1,6 @@
-"""Measured seconds of a layer by model and device, kept in a file of the user's cache folder: what `--layer-split auto` knows of unlike devices."""
+"""Measured seconds of a layer by model and device, kept in a file of the user's cache folder: what `--layer-split auto`
+knows of unlike devices.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def cache_file() -> Path:
 
 
 def key_of(spec: ModelSpec, layout: WeightLayout, device: str, threads: int) -> str:
-    """A word for all that a layer's time depends on: the shapes and formats of the model, the device, and its threads."""
+    """A word for all that a layer's time depends on: the shapes and formats of the model, the device, and
+    its threads.
+    """
     formats = sorted({(m.rows, m.columns, m.target) for m in layout.matrices})
     shape = repr((spec.architecture, spec.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim, formats))
     return f"{hashlib.blake2b(shape.encode(), digest_size=8).hexdigest()} {device} x{threads}"
@@ -41,7 +45,9 @@ def read_seconds(path: Path) -> dict[str, float]:
 
 
 def keep_seconds(path: Path, more: Mapping[str, float]) -> None:
-    """Add to the file; a reader sees the old one or the new one. Where it cannot be written it is left: the next start measures again."""
+    """Add to the file; a reader sees the old one or the new one. Where it cannot be written it is left: the next start
+    measures again.
+    """
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=_NAME, delete=False) as new:

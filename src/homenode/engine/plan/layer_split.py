@@ -23,8 +23,9 @@ def layers_of_stages(
     bindings: Sequence[EngineBinding],
     capacities: tuple[tuple[LayerCapacity, ...], tuple[LayerCapacity, ...]],
 ) -> tuple[int, ...]:
-    """Within the first rooms if there is a way. Where only KV memory and buffers are too large, within the others: that is said of the settings they
-    come from (`Planned.problems`)."""
+    """Within the first rooms if there is a way. Where only KV memory and buffers are too large, within the others: that
+    is said of the settings they come from (`Planned.problems`).
+    """
     seen = read_seconds(cache_file())
     keys = [key_of(spec, whole, device, len(binding.team)) for device, binding in zip(devices, bindings, strict=True)]
     costs = stage_costs(
@@ -39,7 +40,9 @@ def layers_of_stages(
 def layers_alike(
     spec: ModelSpec, whole: WeightLayout, devices: Sequence[str], ranks: int, capacities: tuple[LayerCapacity, ...]
 ) -> tuple[int, ...]:
-    """The same of engines that keep experts in common: whatever CPUs and memory each has, all come to one division. `ranks`: of a stage."""
+    """The same of engines that keep experts in common: whatever CPUs and memory each has, all come to one division.
+    `ranks`: of a stage.
+    """
     bindings = [EngineBinding((UNPINNED,))] * len(devices)
     costs = stage_costs(spec, whole, devices, bindings, ranks, [None] * len(devices))
     layers = balanced_layers(costs, spec.num_layers)

@@ -11,7 +11,9 @@ from homenode.units import format_count
 
 @dataclass(frozen=True)
 class StageTime:
-    """What a stage's device takes: seconds for one layer, and for what it has besides (the output matrix of the last)."""
+    """What a stage's device takes: seconds for one layer, and for what it has besides (the output matrix of
+    the last).
+    """
 
     layer_s: float
     fixed_s: float = 0.0
@@ -23,8 +25,10 @@ class StageTime:
 
 @dataclass(frozen=True)
 class LayerCapacity:
-    """Memory that workers take their layers from. `where`: in words. `takers`: of each stage, how many of its workers take from it, each a share of every
-    layer of its stage. `shares`: so many of them fit in all, below 0 where not even what workers have besides layers does."""
+    """Memory that workers take their layers from. `where`: in words. `takers`: of each stage, how many of its workers
+    take from it, each a share of every layer of its stage. `shares`: so many of them fit in all, below 0 where not even
+    what workers have besides layers does.
+    """
 
     where: str
     takers: tuple[int, ...]
@@ -38,10 +42,12 @@ class LayerCapacity:
 def balanced_layers(
     costs: Sequence[StageTime], layers: int, capacities: Sequence[LayerCapacity] = ()
 ) -> tuple[int, ...]:
-    """The layers of each stage, so that the slowest is as fast as can be: a pipeline full of micro-batches is as fast as that one.
+    """The layers of each stage, so that the slowest is as fast as can be: a pipeline full of micro-batches is as fast
+    as that one.
 
-    Each has one at least, and no room holds more than it can; of equals the most even split, the first stages having more. Rooms are to be apart or
-    within each other, or what is found may not be the fastest. UserError for more stages than layers, CapacityError where the layers have no room.
+    Each has one at least, and no room holds more than it can; of equals the most even split, the first stages having
+    more. Rooms are to be apart or within each other, or what is found may not be the fastest. UserError for more stages
+    than layers, CapacityError where the layers have no room.
     """
     if len(costs) > layers:
         raise UserError(

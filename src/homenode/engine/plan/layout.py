@@ -1,4 +1,6 @@
-"""From settings, host and model to workers: what computes each, which part of the model it has, where it runs, how much memory it may take. Pure."""
+"""From settings, host and model to workers: what computes each, which part of the model it has, where it runs, how much
+memory it may take. Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ from homenode.model.part import ModelPart
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """One worker: `number` counts those of its engine, stage after stage. `name`: of its process. `memory`: bytes it may take for weights, buffers and
-    KV memory; None on a device with memory of its own."""
+    """One worker: `number` counts those of its engine, stage after stage. `name`: of its process. `memory`: bytes it
+    may take for weights, buffers and KV memory; None on a device with memory of its own.
+    """
 
     number: int
     name: str
@@ -39,7 +42,9 @@ class WorkerPlan:
 
 @dataclass(frozen=True)
 class Layout:
-    """All workers of an engine. `loop`: CPUs of the engine's own threads, empty: wherever they are. `shared`: CPU workers share cores."""
+    """All workers of an engine. `loop`: CPUs of the engine's own threads, empty: wherever they are. `shared`: CPU
+    workers share cores.
+    """
 
     workers: tuple[WorkerPlan, ...]
     loop: tuple[int, ...] = ()
@@ -68,10 +73,11 @@ def lay_out(
 def with_memory(
     layout: Layout, weight_bytes: Sequence[int], capacities: Sequence[tuple[int, tuple[int, ...]]], total: int
 ) -> Layout:
-    """The workers with what each may take: its weights, and equal parts of what all weights leave, so that memory several could have is counted once.
+    """The workers with what each may take: its weights, and equal parts of what all weights leave, so that memory
+    several could have is counted once.
 
-    `weight_bytes` and `capacities`: for each worker; a room is bytes free on the nodes it is bound to, and those nodes (empty: not bound). `total`: bytes
-    that all may take together.
+    `weight_bytes` and `capacities`: for each worker; a room is bytes free on the nodes it is bound to, and those nodes
+    (empty: not bound). `total`: bytes that all may take together.
     """
     on_host = [n for n, worker in enumerate(layout.workers) if not is_accelerator(worker.device)]
     shares: dict[int, int] = {}
@@ -91,8 +97,9 @@ def with_memory(
 
 
 def config_of(config: EngineConfig, layout: Layout, worker: WorkerPlan, allowed: tuple[int, ...] = ()) -> EngineConfig:
-    """The engine's config as it is for one of its workers. `allowed`: the CPUs that the engine was allowed when it began; its workers inherit those of
-    `layout.loop`, to which it has moved."""
+    """The engine's config as it is for one of its workers. `allowed`: the CPUs that the engine was allowed when it
+    began; its workers inherit those of `layout.loop`, to which it has moved.
+    """
     compute = replace(config.compute, spin_us=0) if layout.shared else config.compute
     allowed = config.replica.allowed if config.replica else allowed
     own = Replica(worker.number, len(layout.workers), worker.binding, allowed, worker.memory)

@@ -1,4 +1,6 @@
-"""The plan of an engine by its settings, the model and the host, and everything that is wrong with the settings: no weight is read for either."""
+"""The plan of an engine by its settings, the model and the host, and everything that is wrong with the settings: no
+weight is read for either.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,10 @@ def plan_engine(
     devices_memory: Mapping[str, int] = MappingProxyType({}),
     common: ExpertSharing | None = None,
 ) -> EnginePlan:
-    """Everything that is decided about an engine before it is loaded. `devices`: of its workers; `devices_memory`: bytes that workers may take
-    of accelerators, as far as known; `common`: where several engines keep experts in common. UserError, naming the setting, for what cannot be."""
+    """Everything that is decided about an engine before it is loaded. `devices`: of its workers; `devices_memory`:
+    bytes that workers may take of accelerators, as far as known; `common`: where several engines keep experts in
+    common. UserError, naming the setting, for what cannot be.
+    """
     if executor_kind(config, devices) == "inline":
         return plan_inline(config, checkpoint, host, common)
     from homenode.engine.plan.workers import plan_workers  # an inline engine starts sooner without
@@ -55,7 +59,8 @@ def plan_engine(
 
 
 def check_configs(config: EngineConfig) -> list[UserError]:
-    """Everything wrong with these settings for the engines they ask for, as `check_config` finds it; what several have in common, once.
+    """Everything wrong with these settings for the engines they ask for, as `check_config` finds it; what several have
+    in common, once.
 
     Where they cannot be placed the settings are looked at as for one engine, so that the rest is told as well.
     """
@@ -70,7 +75,8 @@ def check_configs(config: EngineConfig) -> list[UserError]:
 
 @named_refusals("checking the settings")
 def check_config(config: EngineConfig) -> list[UserError]:
-    """Everything wrong with these settings for this model on this machine, without reading a weight. Empty: the engine would start.
+    """Everything wrong with these settings for this model on this machine, without reading a weight. Empty: the engine
+    would start.
 
     Raises what opening the model raises: without its figures nothing can be said.
     """

@@ -1,4 +1,6 @@
-"""What to tell of a model's files and the settings for it that is no error: a setting without effect, and what of its configuration nobody knows."""
+"""What to tell of a model's files and the settings for it that is no error: a setting without effect, and what of its
+configuration nobody knows.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ _SHOWN = 20  # names of a list that may be long
 
 
 def remarks_on_settings(config: EngineConfig) -> tuple[str, ...]:
-    """Of a located model: whether `--quantize` or `--dtype` has nothing to do. Opens the model only where one of them is given."""
+    """Of a located model: whether `--quantize` or `--dtype` has nothing to do. Opens the model only where one of them
+    is given.
+    """
     if config.model.quantize is None and config.model.dtype == "auto":
         return ()
     tensors = open_checkpoint(Path(str(config.model.path))).tensors.values()

@@ -50,8 +50,10 @@ def own_host(host: Host, binding: EngineBinding) -> Host:
 def over_own_nodes(
     host: Host, config: EngineConfig, bindings: Sequence[EngineBinding]
 ) -> tuple[tuple[EngineBinding, ...], tuple[Finding, ...]]:
-    """The places of CPU workers, which divide the cores already, under --numa; and what is to be told of them. UserError for a policy that workers
-    cannot have, PlacementError where --numa-strict asks for more nodes than any worker has."""
+    """The places of CPU workers, which divide the cores already, under --numa; and what is to be told of them.
+    UserError for a policy that workers cannot have, PlacementError where --numa-strict asks for more nodes than any
+    worker has.
+    """
     placement = config.placement
     several = (
         len(

@@ -1,4 +1,5 @@
-"""Where an engine runs: from its placement settings and the host to the CPUs of its threads and the nodes of its memory. Pure.
+"""Where an engine runs: from its placement settings and the host to the CPUs of its threads and the nodes of its
+memory. Pure.
 
 The strategies are those of `homenode plan`; an engine is one CPU worker to them.
 """
@@ -41,14 +42,17 @@ UNPINNED = -1
 
 
 def alone(binding: EngineBinding) -> EngineBinding:
-    """The place of an engine that has its process to itself: its other threads go where no compute thread is, if there is room."""
+    """The place of an engine that has its process to itself: its other threads go where no compute thread is, if there
+    is room.
+    """
     return replace(binding, others=binding.others or binding.spare)
 
 
 def place_engine(
     config: PlacementConfig, threads: int | None, host: Host, choose: Callable[[Teams], Chosen] | None = None
 ) -> EngineBinding:
-    """Decide. `choose`: settles `--numa auto` where several nodes can compute (`numa_choice.cost_choice`); None: shard is taken.
+    """Decide. `choose`: settles `--numa auto` where several nodes can compute (`numa_choice.cost_choice`); None: shard
+    is taken.
 
     UserError and PlacementError for settings that contradict each other or that this host cannot meet.
     """
@@ -62,7 +66,9 @@ def place_engine(
 
 
 def plan_workers(config: PlacementConfig, host: Host, workers: int, local_rank: int | None = None) -> Plan | None:
-    """The plan that the settings ask for, of all workers or of that with this rank; None when they ask for none. Raises as `place_engine`."""
+    """The plan that the settings ask for, of all workers or of that with this rank; None when they ask for none. Raises
+    as `place_engine`.
+    """
     _check(config)
     lists = threads_bind(config.cpu_threads_bind, host.variables)
     nodes = memory_nodes(config.memory_nodes, host.variables)
@@ -193,7 +199,9 @@ def _shard(teams: Teams) -> Chosen:
 def _over_nodes(
     config: PlacementConfig, threads: int | None, host: Host, choose: Callable[[Teams], Chosen]
 ) -> EngineBinding:
-    """The teams of `--numa`, node after node. Memory is bound to their nodes where there are others it could come from."""
+    """The teams of `--numa`, node after node. Memory is bound to their nodes where there are others it could
+    come from.
+    """
     reserve = reserve_cpus(config.reserve_cpus, host.variables, cpu_workers=True)
     plan = numa_plan(host, config.demand(threads, reserve), choose if config.numa is not None else _shard)
     teams, findings = plan.teams, plan.findings
@@ -221,7 +229,8 @@ def _over_nodes(
 
 
 def team_groups(host: Host, team: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """For each compute thread the path (NUMA node, last-level cache) of its CPU; empty for a thread that may run anywhere.
+    """For each compute thread the path (NUMA node, last-level cache) of its CPU; empty for a thread that may run
+    anywhere.
 
     An unknown cache counts as the node's only one, an unknown node as node 0.
     """
@@ -252,8 +261,8 @@ def too_few_cores(host: Host, binding: EngineBinding, engines: int = 1, what: st
 def auto_is_meant(config: EngineConfig, host: Host, policy: MemoryPolicy | None) -> bool:
     """Pure. `policy`: the memory policy of this process, None where the kernel does not tell.
 
-    Not for one of several engines, which have their places; nor where flags, variables or another program (numactl, `homenode run`) have placed
-    threads or memory, which --numa would override.
+    Not for one of several engines, which have their places; nor where flags, variables or another program (numactl,
+    `homenode run`) have placed threads or memory, which --numa would override.
     """
     placement = config.placement
     if config.replica is not None or config.parallel.data_parallel_size > 1 or config.compute.backend == "reference":

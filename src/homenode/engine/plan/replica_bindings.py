@@ -1,7 +1,8 @@
-"""Where several engines on one host run: disjoint CPUs for each, its memory on the nodes of its CPUs, and what is kept for the front. Pure.
+"""Where several engines on one host run: disjoint CPUs for each, its memory on the nodes of its CPUs, and what is kept
+for the front. Pure.
 
-Without settings the allowed cores are divided: every node among the engines at home there, or every engine several whole nodes. With them, an
-engine is a worker of the plan that `homenode plan` would print.
+Without settings the allowed cores are divided: every node among the engines at home there, or every engine several
+whole nodes. With them, an engine is a worker of the plan that `homenode plan` would print.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class Team(Protocol):
 
 
 def replica_places(host: Host, config: EngineConfig, count: int) -> tuple[EngineBinding, ...]:
-    """A place for each of `count` engines. UserError and PlacementError for what this host cannot meet, naming the flag and the numbers."""
+    """A place for each of `count` engines. UserError and PlacementError for what this host cannot meet, naming the flag
+    and the numbers.
+    """
     return divided_places(host, config, count, "engine", _FLAG)
 
 
@@ -77,7 +80,9 @@ def divided_places(host: Host, config: EngineConfig, count: int, what: str, flag
 
 
 def team_places(host: Host, teams: Sequence[Team]) -> tuple[EngineBinding, ...]:
-    """A place for an engine on each of these nodes: its threads on the team's CPUs, all its memory on the team's node."""
+    """A place for an engine on each of these nodes: its threads on the team's CPUs, all its memory on the
+    team's node.
+    """
     bindings = _bindings_of(host, [(team.cpus, (team.memory_node,) if host.nodes else ()) for team in teams])
     _check_apart(bindings, _ENGINES)
     return _with_warning(host, bindings, _ENGINES)
@@ -86,8 +91,8 @@ def team_places(host: Host, teams: Sequence[Team]) -> tuple[EngineBinding, ...]:
 def memory_shares(capacities: Sequence[tuple[int, tuple[int, ...]]], total: int) -> tuple[int, ...]:
     """How many bytes each engine may take, so that memory several of them could have is counted once.
 
-    `capacities`: for each engine the bytes free on the nodes it is bound to, and those nodes (empty: not bound, it may take from all). `total`: bytes
-    that all of them together may take. Engines that share a node get equal parts of it.
+    `capacities`: for each engine the bytes free on the nodes it is bound to, and those nodes (empty: not bound, it may
+    take from all). `total`: bytes that all of them together may take. Engines that share a node get equal parts of it.
     """
     parts = [size // sum(share_nodes(nodes, others) for _, others in capacities) for size, nodes in capacities]
     promised = sum(parts)
@@ -119,7 +124,9 @@ def _divided(host: Host, threads: int | None, count: int, reserve: int | None, w
 
 
 def _pools(cores: Mapping[int, Sequence[AllowedCore]], count: int, words: _Words) -> list[list[AllowedCore]]:
-    """Every node divided among its engines where there are as many as nodes; else to each engine its run of whole nodes."""
+    """Every node divided among its engines where there are as many as nodes; else to each engine its run of whole
+    nodes.
+    """
     nodes = list(cores.values())
     total = sum(map(len, nodes))
     if total < count:
@@ -135,7 +142,9 @@ def _pools(cores: Mapping[int, Sequence[AllowedCore]], count: int, words: _Words
 
 
 def _kept(total: int, count: int, reserve: int | None, words: _Words) -> int:
-    """Cores without a compute thread: as many as is said, else one where that leaves all engines something and there are more than two."""
+    """Cores without a compute thread: as many as is said, else one where that leaves all engines something and there
+    are more than two.
+    """
     if reserve is None:
         return 1 if total > max(2, count) else 0
     if total - reserve < count:
@@ -148,8 +157,9 @@ def _kept(total: int, count: int, reserve: int | None, words: _Words) -> int:
 
 
 def _bindings_of(host: Host, teams: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> tuple[EngineBinding, ...]:
-    """Places from the CPUs and memory nodes of each. The other threads of an engine go to a free core of its nodes, or else stay on its own
-    cores: they are to disturb no other engine."""
+    """Places from the CPUs and memory nodes of each. The other threads of an engine go to a free core of its nodes, or
+    else stay on its own cores: they are to disturb no other engine.
+    """
     taken = {core_of(host, cpu) for cpus, _ in teams for cpu in cpus}
     spare = tuple(cpu for cpu in host.allowance.cpus if core_of(host, cpu) not in taken)
     bindings = []

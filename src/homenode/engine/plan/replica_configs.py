@@ -1,4 +1,6 @@
-"""From the settings of a service to those of each of its engines: reads the machine once, before any of them takes memory."""
+"""From the settings of a service to those of each of its engines: reads the machine once, before any of them takes
+memory.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ from homenode.transfer.check import wrong_count
 
 
 def replica_configs(config: EngineConfig) -> tuple[EngineConfig, ...]:
-    """The config of each engine that --data-parallel-size or --numa replicate asks for; the one that was given when that is one. Raises as
-    `replica_places` and `numa_plan`."""
+    """The config of each engine that --data-parallel-size or --numa replicate asks for; the one that was given when
+    that is one. Raises as `replica_places` and `numa_plan`.
+    """
     count = config.parallel.data_parallel_size
     if not config.may_be_several:
         return (config,)
@@ -53,7 +56,9 @@ def _plan(config: EngineConfig, host: Host) -> NumaPlan:
 
 
 def _with_numa_decision(config: EngineConfig, plan: NumaPlan) -> EngineConfig:
-    """With what --numa auto has come to: its engine need not decide again, perhaps differently as other memory is free then."""
+    """With what --numa auto has come to: its engine need not decide again, perhaps differently as other memory is free
+    then.
+    """
     if config.placement.numa != "auto":
         return config
     home = (plan.teams[0].node,) if plan.policy == "local" else ()
@@ -61,8 +66,9 @@ def _with_numa_decision(config: EngineConfig, plan: NumaPlan) -> EngineConfig:
 
 
 def node_places(config: EngineConfig, host: Host, plan: NumaPlan | None = None) -> tuple[EngineBinding, ...]:
-    """The places of the engines of --numa replicate, or of --numa auto where that comes to the same; empty otherwise. plan: what was settled
-    already, None to settle it."""
+    """The places of the engines of --numa replicate, or of --numa auto where that comes to the same; empty otherwise.
+    plan: what was settled already, None to settle it.
+    """
     placement = config.placement
     plan = plan or _plan(config, host)
     if plan.policy != "replicate" or len(plan.teams) < 2:
@@ -88,8 +94,9 @@ def _choice(config: EngineConfig, host: Host) -> Callable[[Teams], Chosen]:
 
 
 def configs_in(config: EngineConfig, host: Host, bindings: Sequence[EngineBinding]) -> tuple[EngineConfig, ...]:
-    """A config for an engine in each of these places, with its share of the memory that is free now, and of the ports. UserError where there are not as many
-    of these as engines have ranks."""
+    """A config for an engine in each of these places, with its share of the memory that is free now, and of the ports.
+    UserError where there are not as many of these as engines have ranks.
+    """
     _require_ports(config, len(bindings))
     ranks = config.parallel.tensor_parallel_size
     capacities = [available_memory(binding) for binding in bindings]

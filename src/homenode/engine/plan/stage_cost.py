@@ -1,4 +1,6 @@
-"""What a layer costs on each stage's devices, by bytes and bandwidth: a step of few tokens reads every weight once. Pure."""
+"""What a layer costs on each stage's devices, by bytes and bandwidth: a step of few tokens reads every weight once.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from homenode.model.weights.layout import WeightLayout
 
 _LAYER = re.compile(r"\.layers\.\d+\.")
 _EMBEDDING = "model.embed_tokens.weight"
-# Bytes a second, typical: what one core reads, what a node's memory gives all of its cores, and what an accelerator's own memory gives.
+# Bytes a second, typical: what one core reads, what a node's memory gives all of its cores, and what an accelerator's
+# own memory gives.
 _CORE, _NODE, _ACCELERATOR = 12e9, 100e9, 1000e9
 
 
@@ -25,8 +28,9 @@ def stage_costs(
     ranks: int,
     measured: Sequence[float | None],
 ) -> tuple[StageTime, ...]:
-    """Of each stage, whose ranks divide every layer evenly: the slowest of them counts. `layout`: of the whole model. `measured`: seconds of a whole
-    layer on each worker; where one is not known, bytes and typical speeds count for all."""
+    """Of each stage, whose ranks divide every layer evenly: the slowest of them counts. `layout`: of the whole model.
+    `measured`: seconds of a whole layer on each worker; where one is not known, bytes and typical speeds count for all.
+    """
     layer_bytes = in_layers(layout) / spec.num_layers
     output = sum(m.target_bytes for m in layout.matrices if is_output(m.name, spec))
     stages = len(devices) // ranks

@@ -1,8 +1,10 @@
-"""Where the workers of one engine run: they divide the engine's CPUs, nodes kept whole where there are enough of them. Pure.
+"""Where the workers of one engine run: they divide the engine's CPUs, nodes kept whole where there are enough of them.
+Pure.
 
-Host threads of accelerators are bound to the CPUs that are local to the device and compute nothing. Without settings CPU workers divide what the
-engine may use as several engines divide a host (`plan.replica_bindings`); with them, a worker is one of the plan that `homenode plan` would print. Under `--numa`
-each keeps its weights on its own nodes (`node_policy`).
+Host threads of accelerators are bound to the CPUs that are local to the device and compute nothing. Without settings
+CPU workers divide what the engine may use as several engines divide a host (`plan.replica_bindings`); with them, a
+worker is one of the plan that `homenode plan` would print. Under `--numa` each keeps its weights on its own nodes
+(`node_policy`).
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ from homenode.units import format_count
 
 @dataclass(frozen=True)
 class WorkerBindings:
-    """`bindings`: of each worker. `loop`: CPUs of the engine's own threads, empty: wherever they are. `shared`: CPU workers have to share cores, so none
-    may watch for another. `findings`: of all together."""
+    """`bindings`: of each worker. `loop`: CPUs of the engine's own threads, empty: wherever they are. `shared`: CPU
+    workers have to share cores, so none may watch for another. `findings`: of all together.
+    """
 
     bindings: tuple[EngineBinding, ...]
     loop: tuple[int, ...] = ()
@@ -120,7 +123,9 @@ def _sharing(host: Host, config: EngineConfig, count: int) -> WorkerBindings:
 
 
 def _beside(host: Host, device: str, computing: set[int]) -> EngineBinding:
-    """The host threads of an accelerator: on its local CPUs, those without a compute thread if there are any; memory from its node."""
+    """The host threads of an accelerator: on its local CPUs, those without a compute thread if there are any; memory
+    from its node.
+    """
     chip = _chip(host, device)
     local = tuple(cpu for cpu in (chip.local_cpus if chip else ()) if cpu in host.allowance.cpus)
     free = tuple(cpu for cpu in local if core_of(host, cpu) not in computing)

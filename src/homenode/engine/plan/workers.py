@@ -1,4 +1,6 @@
-"""Who of an engine of several workers computes what, and where: everything that is decided before any of them is there."""
+"""Who of an engine of several workers computes what, and where: everything that is decided before any of
+them is there.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,10 @@ def plan_workers(
     devices_memory: Mapping[str, int] = MappingProxyType({}),
     common: ExpertSharing | None = None,
 ) -> EnginePlan:
-    """Decide everything. `devices_memory`: bytes that workers may take of accelerators, as far as known. `common`: where several engines keep experts in
-    common. UserError, naming the setting, for what the model cannot be cut into or the host cannot hold."""
+    """Decide everything. `devices_memory`: bytes that workers may take of accelerators, as far as known. `common`:
+    where several engines keep experts in common. UserError, naming the setting, for what the model cannot be cut into
+    or the host cannot hold.
+    """
     if found := transfer_problems(config, workers=devices):
         raise (
             found[0]

@@ -1,7 +1,8 @@
-"""Several engines as one: the same interface as `AsyncEngineClient`, requests routed among them and taken over from those that are lost.
+"""Several engines as one: the same interface as `AsyncEngineClient`, requests routed among them and taken over from
+those that are lost.
 
-Everything here runs on one event loop. No task stands between an engine and who waits for its outputs: an engine's client puts them straight
-into the request's `Journey`.
+Everything here runs on one event loop. No task stands between an engine and who waits for its outputs: an engine's
+client puts them straight into the request's `Journey`.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ def dispatch_settings(config: EngineConfig) -> DispatchSettings:
 class ReplicasClient(Dispatcher):
     """Engines in child processes, one for each config. `start` before anything else; `close`, or drain, in the end.
 
-    A request whose engine is lost goes on with another one, after the tokens it had; when it cannot its last output has the error kind
-    `WorkerLostError`. A lost engine is started again; once that has been given up for all of them, `on_engine_lost` is called with the reason.
+    A request whose engine is lost goes on with another one, after the tokens it had; when it cannot its last output has
+    the error kind `WorkerLostError`. A lost engine is started again; once that has been given up for all of them,
+    `on_engine_lost` is called with the reason.
     """
 
     def __init__(
@@ -77,7 +79,8 @@ class ReplicasClient(Dispatcher):
     # Life
 
     async def start(self, progress: Callable[[int, int], None] | None = None) -> EngineReady:
-        """Start all of them at once and wait until each is ready. `progress` is told (bytes done, bytes in all) of all together.
+        """Start all of them at once and wait until each is ready. `progress` is told (bytes done, bytes in all) of all
+        together.
 
         Raises what the first one of them that fails could not start for; the others are ended then.
         """
@@ -105,7 +108,9 @@ class ReplicasClient(Dispatcher):
             self._fail(stream, self._ending)
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no more requests; returns when all engines have finished theirs, at most `timeout_s` seconds from now, and ended."""
+        """Take no more requests; returns when all engines have finished theirs, at most `timeout_s` seconds from now,
+        and ended.
+        """
         self._ending, self._draining = "the server is shutting down", True
         for stream in tuple(self._unrouted.values()):
             self._fail(stream, self._ending)

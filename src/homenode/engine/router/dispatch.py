@@ -1,6 +1,7 @@
 """Requests of one event loop, divided among several engines and taken over from those that are lost.
 
-No task stands between an engine and who waits for its outputs: an engine's link puts them straight into the request's `RoutedStream`.
+No task stands between an engine and who waits for its outputs: an engine's link puts them straight into the request's
+`RoutedStream`.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class RoutedEngine(Protocol):
 
 @dataclass(frozen=True)
 class DispatchSettings:
-    """Of the engines, as far as it matters to who gives them requests. `seed`: of the seeds of requests that bring none, None: at random."""
+    """Of the engines, as far as it matters to who gives them requests. `seed`: of the seeds of requests that bring
+    none, None: at random.
+    """
 
     block_size: int
     prefix_caching: bool
@@ -70,7 +73,8 @@ class DispatchSettings:
 class Dispatcher:
     """Gives every request to an engine, and to another one when that is lost.
 
-    A request whose engine is lost goes on after the tokens it had; when it cannot its last output has the error kind `WorkerLostError`.
+    A request whose engine is lost goes on after the tokens it had; when it cannot its last output has the error kind
+    `WorkerLostError`.
     """
 
     def __init__(self, settings: DispatchSettings, restart_policy: RestartPolicy, router: Router) -> None:
@@ -113,7 +117,9 @@ class Dispatcher:
         return stream
 
     async def abort(self, id: int, reason: str = "abort") -> None:
-        """End request `id` with `reason` as its finish reason, in its last output; an unknown or finished one is ignored."""
+        """End request `id` with `reason` as its finish reason, in its last output; an unknown or finished one is
+        ignored.
+        """
         self._end_request(id, reason)
 
     def _end_request(self, id: int, reason: str) -> None:
@@ -145,7 +151,9 @@ class Dispatcher:
                 engine.client.forget(request_id)
 
     async def heartbeat(self, timeout: float) -> float:
-        """Seconds the fastest loop took to answer: nobody waits for a slow one. PeerError when none answers within `timeout` seconds."""
+        """Seconds the fastest loop took to answer: nobody waits for a slow one. PeerError when none answers within
+        `timeout` seconds.
+        """
         asked = [asyncio.ensure_future(engine.client.heartbeat(timeout)) for engine in self._engines if engine.up]
         try:
             for answer in asyncio.as_completed(asked):

@@ -1,7 +1,7 @@
 """Engines that another process started, as one: what a front is to its server when it is one of several.
 
-Requests are routed and taken over as by `router.client.ReplicasClient`, over streams that the coordinator hands in. Everything here runs on
-one event loop.
+Requests are routed and taken over as by `router.client.ReplicasClient`, over streams that the coordinator hands in.
+Everything here runs on one event loop.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from homenode.engine.router.stats import total
 
 @dataclass(frozen=True)
 class LinkedSettings:
-    """What a front is told of the engines. `engines`: how many. `key`: of the hashes of prompts, which all fronts have in common.
+    """What a front is told of the engines. `engines`: how many. `key`: of the hashes of prompts, which all fronts have
+    in common.
 
     `favourite`: as of the router.
     """
@@ -84,7 +85,8 @@ class _NotYet(EngineLink):
 
 
 class LinkedEngine:
-    """An engine as a front sees it: a stream to one of its processes, and what the coordinator says of its present one, which may be another.
+    """An engine as a front sees it: a stream to one of its processes, and what the coordinator says of its present one,
+    which may be another.
 
     Processes are counted by the restarts before them.
     """
@@ -125,7 +127,9 @@ class LinkedEngine:
 
 
 class LinkedClient(Dispatcher):
-    """All engines, for the requests of this front. `on_engine_lost` is called with the reason when no engine is left nor will be."""
+    """All engines, for the requests of this front. `on_engine_lost` is called with the reason when no engine is left
+    nor will be.
+    """
 
     def __init__(self, front: int, settings: LinkedSettings, notify: Callable[[FromLinked], None]) -> None:
         """`front`: the number of this process. `notify`: takes what the coordinator, or other fronts, are to know."""

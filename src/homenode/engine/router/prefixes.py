@@ -1,7 +1,8 @@
-"""What the prefix caches of several engines probably hold, as far as the front can tell: the blocks of the sequences it gave them. Pure.
+"""What the prefix caches of several engines probably hold, as far as the front can tell: the blocks of the sequences it
+gave them. Pure.
 
-The hashes are those of `kv.prefix`, under a key of the front's own. An engine that is short of memory may have given up a block that is known
-here, and then only time is lost; memory is bounded by the number of blocks an engine has.
+The hashes are those of `kv.prefix`, under a key of the front's own. An engine that is short of memory may have given up
+a block that is known here, and then only time is lost; memory is bounded by the number of blocks an engine has.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Prefixes:
         return len(digests)
 
     def add(self, digests: Sequence[bytes]) -> None:
-        """A sequence with these blocks is computed there. Its beginning, which more prompts share, is kept longest, as the engine does."""
+        """A sequence with these blocks is computed there. Its beginning, which more prompts share, is kept longest, as
+        the engine does.
+        """
         for digest in reversed(digests):
             self._known[digest] = None
             self._known.move_to_end(digest)
@@ -48,7 +51,9 @@ class Prefixes:
 
 
 def cacheable(chain: HashChain, tokens: Sequence[int], block_size: int) -> list[bytes]:
-    """Hashes of the blocks of `tokens` that a cache can give: full ones, and never the last token, which has to be computed."""
+    """Hashes of the blocks of `tokens` that a cache can give: full ones, and never the last token, which has to be
+    computed.
+    """
     return chain.of(tokens, max(0, len(tokens) - 1) // block_size)
 
 

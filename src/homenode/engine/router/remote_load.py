@@ -1,4 +1,5 @@
-"""Requests that other fronts gave to the engines, in the books of a router: so all fronts route with nearly the same knowledge. Pure.
+"""Requests that other fronts gave to the engines, in the books of a router: so all fronts route with nearly the same
+knowledge. Pure.
 
 What is told of a process of an engine that is gone, and comes late, is no more than a name that nobody knows.
 """

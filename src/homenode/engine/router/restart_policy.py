@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """`look_every_s`: between two looks at an engine. `silent_after_s`: without an answer from its loop for so long it gets no new requests, and
-    `lost_after_s` after that it is ended and started again.
+    """`look_every_s`: between two looks at an engine. `silent_after_s`: without an answer from its loop for so long it
+    gets no new requests, and `lost_after_s` after that it is ended and started again.
 
-    `tries`: starts in a row that may fail, and `first_tries` before the first that did not, of engines that others wait for. `first_delay_s` is waited before the first, twice as long before each further one, at most
-    `longest_delay_s`. An engine that worked for `steady_s` has all its tries again. `losses`: engines that may be lost under one request: a
-    third try would let a request that kills engines take them all.
+    `tries`: starts in a row that may fail, and `first_tries` before the first that did not, of engines that others wait
+    for. `first_delay_s` is waited before the first, twice as long before each further one, at most `longest_delay_s`.
+    An engine that worked for `steady_s` has all its tries again. `losses`: engines that may be lost under one request:
+    a third try would let a request that kills engines take them all.
     """
 
     look_every_s: float = 0.5
@@ -26,7 +27,9 @@ class RestartPolicy:
     losses: int = 2
 
     def delay(self, failures: int) -> float | None:
-        """Seconds to wait before the next start after so many failures in a row, the loss itself counted; None: no more tries."""
+        """Seconds to wait before the next start after so many failures in a row, the loss itself counted; None: no more
+        tries.
+        """
         if failures > self.tries:
             return None
         return min(self.longest_delay_s, self.first_delay_s * 2.0 ** (failures - 1))

@@ -1,4 +1,6 @@
-"""A request on its way through several engines: where it is, what it has given out, and what is left of it should its engine be lost."""
+"""A request on its way through several engines: where it is, what it has given out, and what is left of it should its
+engine be lost.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class RoutedStream(OutputStream):
 
     @property
     def rest(self) -> Request:
-        """What an engine is asked for: to go on after the tokens that were given out. Prompt scores came with the first of them."""
+        """What an engine is asked for: to go on after the tokens that were given out. Prompt scores came with the first
+        of them.
+        """
         if not self.given:
             return self.request
         params = msgspec.structs.replace(self.request.params, prompt_logprobs=None)

@@ -1,8 +1,9 @@
 """Which of several engines a request goes to: the one that will have the least to do when it has it. Pure.
 
-Work is counted in tokens to compute. A request is worth its prompt less what the engine's prefix cache saves; what waits there comes before it,
-and every sequence there takes its part of each step meanwhile. So a known prefix draws a request as far as the computing it saves, and not
-further: an engine is not flooded because it knows a popular beginning. Requests without a session are all there is to it.
+Work is counted in tokens to compute. A request is worth its prompt less what the engine's prefix cache saves; what
+waits there comes before it, and every sequence there takes its part of each step meanwhile. So a known prefix draws a
+request as far as the computing it saves, and not further: an engine is not flooded because it knows a popular
+beginning. Requests without a session are all there is to it.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from dataclasses import dataclass, field, replace
 from homenode.engine.kv.prefix import HashChain
 from homenode.engine.router.prefixes import Prefixes, cacheable
 
-SEQUENCE_TOKENS = 64  # what a sequence counts for beside its prompt: about the tokens it is going to compute while a newcomer is there
+# what a sequence counts for beside its prompt: about the tokens it is going to compute while a newcomer is there
+SEQUENCE_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What an engine has to do. `requests`: those it has. `waiting_tokens`: to compute for those of them that have no output yet.
+    """What an engine has to do. `requests`: those it has. `waiting_tokens`: to compute for those of them that have no
+    output yet.
 
-    `free_tokens`: what its KV memory takes beyond all that was given to it. `given`: requests since the start, to take turns at equal cost.
+    `free_tokens`: what its KV memory takes beyond all that was given to it. `given`: requests since the start, to take
+    turns at equal cost.
     """
 
     waiting_tokens: int = 0
@@ -39,7 +43,9 @@ class Route:
 
 
 def cost(load: EngineLoad, prompt: int, match: int) -> int:
-    """Tokens to compute until a request of `prompt` tokens has its first, where `match` are in the cache; what finds no memory waits as well."""
+    """Tokens to compute until a request of `prompt` tokens has its first, where `match` are in the cache; what finds no
+    memory waits as well.
+    """
     work = prompt - match
     return load.waiting_tokens + SEQUENCE_TOKENS * load.requests + work + max(0, work - load.free_tokens)
 
@@ -73,7 +79,9 @@ class _Engine:
 
 @dataclass(slots=True, eq=False)
 class RouteTicket:
-    """One request to be routed. `chain`: hashes of its blocks. `route`: where it is, None: nowhere. `running`: it had an output there."""
+    """One request to be routed. `chain`: hashes of its blocks. `route`: where it is, None: nowhere. `running`: it had
+    an output there.
+    """
 
     chain: HashChain
     tokens: list[int]
@@ -83,10 +91,12 @@ class RouteTicket:
 
 @dataclass
 class Router:
-    """Keeps the books of several engines. `caching`: they have prefix caches. `key`: of the hashes, drawn at random unless it is given.
+    """Keeps the books of several engines. `caching`: they have prefix caches. `key`: of the hashes, drawn at random
+    unless it is given.
 
-    `favourite`: an engine that comes first at equal cost, in place of turns. Of several routers before the same engines each has another one, so that
-    those that are asked at the same moment, and do not know of each other yet, do not all choose the same.
+    `favourite`: an engine that comes first at equal cost, in place of turns. Of several routers before the same engines
+    each has another one, so that those that are asked at the same moment, and do not know of each other yet, do not all
+    choose the same.
     """
 
     block_size: int
@@ -110,9 +120,11 @@ class Router:
         return self._engines[number].load
 
     def route(self, ticket: RouteTicket, usages: Mapping[int, float]) -> Route | None:
-        """Choose among the engines in `usages`, which gives the share of their KV memory in use, and book the request there.
+        """Choose among the engines in `usages`, which gives the share of their KV memory in use, and book the request
+        there.
 
-        An engine whose whole KV memory is too small for the prompt is asked only when all are. None when there is no engine to choose.
+        An engine whose whole KV memory is too small for the prompt is asked only when all are. None when there is no
+        engine to choose.
         """
         digests = cacheable(ticket.chain, ticket.tokens, self.block_size) if self.caching else []
         prompt = len(ticket.tokens)
@@ -133,7 +145,9 @@ class Router:
             self._change(self._engines[ticket.route.number], waiting=-ticket.route.work)
 
     def ended(self, ticket: RouteTicket, tokens: list[int] | None = None) -> None:
-        """It is with no engine any more. `tokens`: all of it, prompt and answer, which the engine now has in its cache."""
+        """It is with no engine any more. `tokens`: all of it, prompt and answer, which the engine now has in
+        its cache.
+        """
         if ticket.route is None:
             return
         engine = self._engines[ticket.route.number]
@@ -143,7 +157,9 @@ class Router:
         ticket.route, ticket.running = None, False
 
     def book(self, number: int, work: int, digests: Sequence[bytes]) -> RouteTicket:
-        """Somebody else gave the engine a request that leaves it `work` tokens to compute; it is told of like one's own."""
+        """Somebody else gave the engine a request that leaves it `work` tokens to compute; it is told of like one's
+        own.
+        """
         engine = self._engines[number]
         engine.prefixes.add(digests)
         self._change(engine, waiting=work, requests=1, given=1)

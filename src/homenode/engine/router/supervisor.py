@@ -44,7 +44,9 @@ Client = TypeVar("Client", bound=AsyncEngineClient)
 
 
 class EngineSupervisor(Generic[Client]):
-    """One engine over all its processes. `client`: the present one. `number`: which of several engines it is, `node`: the one its memory is on."""
+    """One engine over all its processes. `client`: the present one. `number`: which of several engines it is, `node`:
+    the one its memory is on.
+    """
 
     def __init__(
         self,
@@ -98,8 +100,10 @@ class EngineSupervisor(Generic[Client]):
     # Life
 
     async def start(self, progress: Callable[[int, int], None] | None = None) -> EngineReady:
-        """Start it for the first time. Raises as `AsyncEngineClient.start`; then it is not tried again, but for an engine of those that keep experts
-        in common: where it dies, or one of them has died and another not yet come back, the others wait for it."""
+        """Start it for the first time. Raises as `AsyncEngineClient.start`; then it is not tried again, but for an
+        engine of those that keep experts in common: where it dies, or one of them has died and another not yet come
+        back, the others wait for it.
+        """
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             try:

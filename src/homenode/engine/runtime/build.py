@@ -71,12 +71,13 @@ def build_engine(
 ) -> Engine:
     """Load the model and lay out everything. `progress` is told (bytes done, bytes in all) while weights are read.
 
-    `own_process`: nothing else lives in this process, so that all its threads may be kept off the CPUs that compute. `micro_batches`: of an engine
-    with several stages, see `scheduler.micro_batching`. `experts`: descriptors of memory for experts that several engines keep in common, one for each worker;
-    they stay open as long as the engine. Without them every engine has all experts.
+    `own_process`: nothing else lives in this process, so that all its threads may be kept off the CPUs that compute.
+    `micro_batches`: of an engine with several stages, see `scheduler.micro_batching`. `experts`: descriptors of memory
+    for experts that several engines keep in common, one for each worker; they stay open as long as the engine. Without
+    them every engine has all experts.
 
-    Raises UserError, CapacityError and CheckpointError for what the user can mend, before anything large is read wherever that is
-    possible, and HostError when the machine refuses.
+    Raises UserError, CapacityError and CheckpointError for what the user can mend, before anything large is read
+    wherever that is possible, and HostError when the machine refuses.
     """
     begin = time.monotonic()
     config = locate_model(config)
@@ -121,7 +122,8 @@ def _build_inline(
     if config.compute.backend == "torch":
         binding = replace(binding, others=())  # its threads are torch's own, which inherit where this process may be
     crowded = () if config.replica else too_few_cores(host, binding)  # of several engines it is said with their places
-    # The plan was judged before this binds the process to its nodes: the kernel ends a process that wants more of them than there is.
+    # The plan was judged before this binds the process to its nodes: the kernel ends a process that wants more of them
+    # than there is.
     findings += (*binding.findings, *crowded, *too_many_threads(host, binding), *apply_binding(binding))
     compute = replace(config.compute, spin_us=spin_us(config.compute.spin_us, host, binding))
     backend = make_backend(compute, binding.team, team_groups(host, binding.team), team_memory(binding, host))
@@ -155,7 +157,8 @@ def _build_inline(
     program = backend.compile(model.forward(cache), sizes.step_limits())
     mark_phase("KV memory and buffers")
     runner = Runner(program, backend, sizes.block_size, eos_token_ids=model.spec.eos_token_ids)
-    # The thread of the steps is the first of the team while it computes; staying there it is not moved about between two steps.
+    # The thread of the steps is the first of the team while it computes; staying there it is not moved about between
+    # two steps.
     cpu = binding.team[0] if compute.backend == "native" else UNPINNED
     spec = model.spec
     executor = count_expert_usage(

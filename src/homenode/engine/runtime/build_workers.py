@@ -43,9 +43,10 @@ def build_engine_of_workers(
     micro_batches: int,
     begin: float,
 ) -> Engine:
-    """`build.build_engine` for a plan with workers. `plan_again`: makes the plan with what was measured meanwhile. `findings`: to be told with those of
-    its layout. `begin`: when the start began, by `time.monotonic`. Raises what `build_engine` raises, and what a worker could not start for, under its
-    own name."""
+    """`build.build_engine` for a plan with workers. `plan_again`: makes the plan with what was measured meanwhile.
+    `findings`: to be told with those of its layout. `begin`: when the start began, by `time.monotonic`. Raises what
+    `build_engine` raises, and what a worker could not start for, under its own name.
+    """
     planned = with_available_memory(plan)
     if calibrated(planned):
         planned = with_available_memory(plan_again())

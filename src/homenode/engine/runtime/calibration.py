@@ -1,4 +1,6 @@
-"""Measures what a layer takes on a device, where an engine has unlike ones: a worker with one layer of the model, then with a few, and the difference."""
+"""Measures what a layer takes on a device, where an engine has unlike ones: a worker with one layer of the model, then
+with a few, and the difference.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ _STEP_S = 60.0
 
 
 def layer_seconds(config: EngineConfig, spec: ModelSpec, worker: WorkerPlan, program: str = PROGRAM) -> float | None:
-    """Seconds that one token of one layer takes a worker like this, alone; None where it cannot be measured (the reason is logged)."""
+    """Seconds that one token of one layer takes a worker like this, alone; None where it cannot be measured (the reason
+    is logged).
+    """
     few = min(_FEW_LAYERS, spec.num_layers)
     try:
         times = {count: _step_seconds(config, worker, _first_layers(spec, count), program) for count in {1, few}}
@@ -94,7 +98,9 @@ def _first_layers(spec: ModelSpec, layers: int) -> ModelPart:
 
 
 def calibrated(planned: EnginePlan) -> bool:
-    """Measure what a layer takes on devices that are unlike each other, and keep it for the next start; whether anything was measured."""
+    """Measure what a layer takes on devices that are unlike each other, and keep it for the next start; whether
+    anything was measured.
+    """
     config, spec = planned.config, planned.checkpoint.spec
     if (
         read_layer_split(config.parallel.layer_split) is not None

@@ -37,8 +37,9 @@ class Engine:
 def make_scheduler(
     plan: EnginePlan, limits: WorkerLimits, lookahead: int, micro_batches: int = 0, hash_seed: bytes | None = None
 ) -> Scheduler:
-    """The scheduler of an engine. `lookahead`: of one with one stage; `micro_batches`: of one with several, see `MicroBatching`. `hash_seed`:
-    of the identities of its KV blocks, where other engines are given them."""
+    """The scheduler of an engine. `lookahead`: of one with one stage; `micro_batches`: of one with several, see
+    `MicroBatching`. `hash_seed`: of the identities of its KV blocks, where other engines are given them.
+    """
     config, stages = plan.config, plan.layout.workers[-1].stage + 1
     return Scheduler(
         config.scheduler,
@@ -56,7 +57,9 @@ def make_scheduler(
 def ready_message(
     plan: EnginePlan, sizes: Sizes, seconds: float, notes: Sequence[str], **details: object
 ) -> EngineReady:
-    """What the front is told of an engine that took `seconds` to start. `details`: further facts for people and metrics."""
+    """What the front is told of an engine that took `seconds` to start. `details`: further facts for people and
+    metrics.
+    """
     config, spec = plan.config, plan.checkpoint.spec
     return EngineReady(
         model=config.model_name,

@@ -1,4 +1,6 @@
-"""The engine's loop: messages in, steps out, outputs back. It never polls: it sleeps until a message, a result or a deadline."""
+"""The engine's loop: messages in, steps out, outputs back. It never polls: it sleeps until a message, a result or a
+deadline.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,9 @@ class _Stop:
 
 
 class EngineCore:
-    """Connects a scheduler, an executor and the front. `run` is for one thread; `post` and `stop` may be called from any."""
+    """Connects a scheduler, an executor and the front. `run` is for one thread; `post` and `stop` may be called from
+    any.
+    """
 
     def __init__(
         self,
@@ -114,8 +118,10 @@ class EngineCore:
         log_stats: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`send` gives a message to the front; `inbox` may already hold messages that came while the model was loaded. `agent` hands KV over, to
-        or from other engines, and leaves its events in the inbox; whoever made it closes it. `headroom` says what the machine can give to KV memory that grows; None: it does not."""
+        """`send` gives a message to the front; `inbox` may already hold messages that came while the model was loaded.
+        `agent` hands KV over, to or from other engines, and leaves its events in the inbox; whoever made it closes it.
+        `headroom` says what the machine can give to KV memory that grows; None: it does not.
+        """
         self._scheduler, self._executor, self._send, self._clock = scheduler, executor, send, clock
         self._agent = agent
         self._headroom = headroom
@@ -142,8 +148,9 @@ class EngineCore:
         self._inbox.put(_Stop())
 
     def run(self) -> None:
-        """Work until drained or stopped. Raises InternalError when steps keep failing, workers are lost for good, or the scheduler finds a
-        contradiction."""
+        """Work until drained or stopped. Raises InternalError when steps keep failing, workers are lost for good, or
+        the scheduler finds a contradiction.
+        """
         self._executor.on_result(self._result_came)
         while True:
             self._submit_steps()
@@ -333,7 +340,9 @@ class EngineCore:
             self._send_figures(now)
 
     def _send_figures(self, now: float) -> None:
-        """Those that the machine has no memory or descriptor for are sent a little later: no request shall end for the sake of figures."""
+        """Those that the machine has no memory or descriptor for are sent a little later: no request shall end for the
+        sake of figures.
+        """
         try:
             transfer = self._agent.figures() if self._agent is not None else None
             stats = msgspec.structs.replace(
@@ -348,7 +357,9 @@ class EngineCore:
         self._log_figures(stats, now)
 
     def _send_outputs(self, outputs: list[Output]) -> None:
-        """In one message; if that is too large for a frame one by one, and an output too large by itself ends its request."""
+        """In one message; if that is too large for a frame one by one, and an output too large by itself ends its
+        request.
+        """
         try:
             self._send(Outputs(outputs))
             return

@@ -1,11 +1,11 @@
 """The engine as a process of its own: `python -m homenode.engine.runtime.process FD[,DOOR][:EXPERTS] PARENT [NAME]`.
 
-FD is one end of a socket pair. The first frame on it is the EngineConfig; after that messages as in engine/messages.py. Through DOOR come the
-streams of further fronts, if there are any (`fronts.front_mux`). EXPERTS are memfds joined by commas, one for each worker, where several engines keep
-experts in common (`experts.memory_files`). The process does not
-outlive its front: the kernel kills it when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG), and it ends by itself when the
-stream does. It ignores SIGINT and SIGTERM: when to end is the front's decision. NAME is what one of several engines is called, in the log and
-by ps and top.
+FD is one end of a socket pair. The first frame on it is the EngineConfig; after that messages as in engine/messages.py.
+Through DOOR come the streams of further fronts, if there are any (`fronts.front_mux`). EXPERTS are memfds joined by
+commas, one for each worker, where several engines keep experts in common (`experts.memory_files`). The process does not
+outlive its front: the kernel kills it when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG), and it ends by
+itself when the stream does. It ignores SIGINT and SIGTERM: when to end is the front's decision. NAME is what one of
+several engines is called, in the log and by ps and top.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def _main(front: FrameSocket, doors: list[socket.socket], parent: int, build: Bu
 
 
 def _import_engine() -> None:
-    """Import what an engine is built of while the front reads its settings. What is missing is told when it is built, which asks for it again."""
+    """Import what an engine is built of while the front reads its settings. What is missing is told when it is built,
+    which asks for it again.
+    """
     with contextlib.suppress(Exception):
         import homenode.compute.native
         import homenode.engine.runtime.build
@@ -101,7 +103,9 @@ def serve(
     doors: Sequence[socket.socket] = (),
     experts: Sequence[int] = (),
 ) -> None:
-    """Load, say Ready, and work until drained. `doors`: that further fronts come through. `experts`: memory for those in common. Raises what loading or the loop raise."""
+    """Load, say Ready, and work until drained. `doors`: that further fronts come through. `experts`: memory for those
+    in common. Raises what loading or the loop raise.
+    """
     from homenode.engine.runtime.loop import EngineCore
 
     inbox = Inbox() if config.transfer.on else SimpleQueue[object]()

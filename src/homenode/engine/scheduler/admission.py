@@ -12,12 +12,16 @@ _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
 
 
 def longest_sequence(limits: WorkerLimits) -> int:
-    """Tokens, prompt included, that one sequence may have: --max-model-len, or what the KV memory holds if that is less."""
+    """Tokens, prompt included, that one sequence may have: --max-model-len, or what the KV memory holds if that is
+    less.
+    """
     return min(limits.max_model_len, limits.num_blocks * limits.block_size)
 
 
 def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> UserError | None:
-    """Why a request can never run here, if so: a CapacityError with the numbers, or a UserError for values out of range."""
+    """Why a request can never run here, if so: a CapacityError with the numbers, or a UserError for values out of
+    range.
+    """
     if not request.prompt_ids:
         return UserError("the prompt is empty: at least one token is needed", param="prompt")
     prompt = len(request.prompt_ids) + len(request.begun)  # all to be computed before it goes on
@@ -104,9 +108,11 @@ def overload(
     free_slots: int,
     retry_after_s: float,
 ) -> tuple[str, OverloadedError] | None:
-    """Why a request that could run is not let in now: the reason's short name for the metrics, and the error; None if it is.
+    """Why a request that could run is not let in now: the reason's short name for the metrics, and the error; None if
+    it is.
 
-    `waiting` requests with `waiting_tokens` prompt tokens are in the queue, of which `free_slots` can start at once and do not count.
+    `waiting` requests with `waiting_tokens` prompt tokens are in the queue, of which `free_slots` can start at once and
+    do not count.
     """
     if draining:
         return "draining", OverloadedError(

@@ -23,7 +23,9 @@ _NO_TOKENS: frozenset[int] = frozenset()
 
 
 class Arrivals:
-    """Where newcomers go: into the queue, aside to wait for another engine, or away. `seeds` draws the sampling seed of requests without."""
+    """Where newcomers go: into the queue, aside to wait for another engine, or away. `seeds` draws the sampling seed of
+    requests without.
+    """
 
     def __init__(
         self,

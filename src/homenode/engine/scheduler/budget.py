@@ -9,7 +9,8 @@ _NO_BLOCKS: list[int] = []
 
 
 class StepPlan:
-    """The items of a step to be: one position for each sequence that decodes, then parts of prompts, within the token and row budgets.
+    """The items of a step to be: one position for each sequence that decodes, then parts of prompts, within the token
+    and row budgets.
 
     A row is a position whose logits are wanted: to draw a token, or to score the prompt token after it.
     """
@@ -72,10 +73,11 @@ def rows_of(sequence: Sequence, allocation: BlockAllocation, count: int) -> int:
 def prefill_count(
     sequence: Sequence, allocation: BlockAllocation, plan: StepPlan, *, max_tokens: int, chunked: bool
 ) -> int:
-    """How many of its remaining known positions fit the rest of the plan; 0: none, or not without a cut where cuts are off.
+    """How many of its remaining known positions fit the rest of the plan; 0: none, or not without a cut where cuts are
+    off.
 
-    Even with cuts off two kinds are cut, as they could never run otherwise: prompts with more positions to score than a step has rows, and
-    preempted sequences that have grown beyond `max_tokens`.
+    Even with cuts off two kinds are cut, as they could never run otherwise: prompts with more positions to score than a
+    step has rows, and preempted sequences that have grown beyond `max_tokens`.
     """
     remaining = allocation.prefill_target - allocation.scheduled
     count = min(remaining, plan.tokens_left)

@@ -33,7 +33,9 @@ class StepDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepFailed(msgspec.Struct, frozen=True, tag=True):
-    """The oldest step in flight (and every later one) was lost with its worker state; its requests end with an error of this kind."""
+    """The oldest step in flight (and every later one) was lost with its worker state; its requests end with an error of
+    this kind.
+    """
 
     now: float
     error: str
@@ -41,7 +43,8 @@ class StepFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkersLost(msgspec.Struct, frozen=True, tag=True):
-    """A worker is gone, and with it every step in flight and all KV: requests wait, and are computed again when `WorkersBack` comes.
+    """A worker is gone, and with it every step in flight and all KV: requests wait, and are computed again when
+    `WorkersBack` comes.
 
     One that was lost this way too often ends with the error kind `WorkerLostError` (error code `worker_lost`).
     """

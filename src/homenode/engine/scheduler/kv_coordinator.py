@@ -26,7 +26,9 @@ class KvRefusal:
 
 
 class KvCoordinator:
-    """Takes sequences aside while they wait for another engine, and gives them back to the planner. `messages` are for the agent."""
+    """Takes sequences aside while they wait for another engine, and gives them back to the planner. `messages` are for
+    the agent.
+    """
 
     def __init__(
         self,
@@ -61,7 +63,9 @@ class KvCoordinator:
         return None
 
     def arrive(self, sequence: Sequence) -> None:
-        """Send a new request with a ticket where it belongs: aside, to the ready ones, or into the queue like any other."""
+        """Send a new request with a ticket where it belongs: aside, to the ready ones, or into the queue like any
+        other.
+        """
         kv = sequence.request.kv
         assert kv is not None
         if kv.sends:
@@ -115,7 +119,9 @@ class KvCoordinator:
     # What the agent tells
 
     def take(self, event: seam.ToScheduler) -> KvRefusal | None:
-        """Take in what the agent told. Tickets that are not known (any more) are passed over: messages cross. Returns a request to be ended."""
+        """Take in what the agent told. Tickets that are not known (any more) are passed over: messages cross. Returns a
+        request to be ended.
+        """
         match event:
             case seam.SendAdmitted(_, ticket, held):
                 self._admitted(ticket, held)
@@ -169,7 +175,9 @@ class KvCoordinator:
         return ""
 
     def _kept_free(self) -> int:
-        """Blocks a reservation must leave: for those who run or will, and for the first in the queue, who was here before."""
+        """Blocks a reservation must leave: for those who run or will, and for the first in the queue, who was here
+        before.
+        """
         first = self._planner.waiting.first()
         wanted = self._allocator.blocks_for(len(first.tokens) + 1) if first is not None else 0
         return wanted + (self._planner.spare or int(self._kv_imports.hold_blocks()))
@@ -206,7 +214,9 @@ class KvCoordinator:
             self._planner.waiting.push(sequence)
 
     def _quarantined(self, ticket: str, tokens: int) -> None:
-        """The rest of an import's blocks is out of use; its request, if it is here, goes the ordinary way, with what the cache holds of it."""
+        """The rest of an import's blocks is out of use; its request, if it is here, goes the ordinary way, with what
+        the cache holds of it.
+        """
         kv_import = self._kv_imports.of(ticket)
         if kv_import is None or not kv_import.blocks:
             self._end_import(ticket)
@@ -235,9 +245,11 @@ class KvCoordinator:
             self._kv_imports.give_up(kv_import)
 
     def step_failed(self) -> None:
-        """What came from outside is given up together with all else that was computed before: its requests compute their prompts.
+        """What came from outside is given up together with all else that was computed before: its requests compute
+        their prompts.
 
-        What was lent stays lent: those pages were complete, and no lost step wrote to them. That they are what they were shows in their digests.
+        What was lent stays lent: those pages were complete, and no lost step wrote to them. That they are what they
+        were shows in their digests.
         """
         for kv_import in self._kv_imports.claimed():
             sequence = kv_import.sequence

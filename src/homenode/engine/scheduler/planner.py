@@ -1,4 +1,6 @@
-"""Fills one step: running sequences before waiting ones, decodes before prefills, and room made by preemption when blocks run out."""
+"""Fills one step: running sequences before waiting ones, decodes before prefills, and room made by preemption when
+blocks run out.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from homenode.engine.scheduler_config import SchedulerConfig
 class Planner:
     """Moves sequences between the waiting queue and the running list, which is kept in order of priority and arrival.
 
-    Those that wait for another engine are `waiting_for_kv`, out of the queue. Those whose KV has come from one are ready in `kv_imports`.
+    Those that wait for another engine are `waiting_for_kv`, out of the queue. Those whose KV has come from one are
+    ready in `kv_imports`.
     """
 
     def __init__(
@@ -45,7 +48,8 @@ class Planner:
         self.warnings: list[str] = []  # for the operator; the scheduler passes them on
 
     def plan(self, number: int, prefill_in_flight: int = 0) -> StepPlan:
-        """Choose what the next step computes. Sequences that are admitted or preempted on the way change places at once.
+        """Choose what the next step computes. Sequences that are admitted or preempted on the way change places at
+        once.
 
         `number`: of that step. `prefill_in_flight`: prompt tokens of the steps in flight.
         """
@@ -71,10 +75,11 @@ class Planner:
         return plan
 
     def _planned_decodes(self, plan: StepPlan, stopped: list[Sequence]) -> list[Sequence]:
-        """A micro-batch's share of the decoding sequences, the first of those whose last token is known; with one stage, all of them.
+        """A micro-batch's share of the decoding sequences, the first of those whose last token is known; with one
+        stage, all of them.
 
-        Who is left out goes first with those that come back next, unless they are before it in order; as long as nobody joins or leaves, none is
-        left out any more once each micro-batch was filled anew.
+        Who is left out goes first with those that come back next, unless they are before it in order; as long as nobody
+        joins or leaves, none is left out any more once each micro-batch was filled anew.
         """
         able = self.running
         lacking = [s for s in stopped if (r := s.allocation) and r.decoding and not s.exhausted]
@@ -118,7 +123,9 @@ class Planner:
         self._kv_imports.released.clear()
 
     def stop(self, sequence: Sequence) -> None:
-        """Take a sequence out of the running list or the queue, wherever it is, and end its allocation on the worker."""
+        """Take a sequence out of the running list or the queue, wherever it is, and end its allocation on
+        the worker.
+        """
         if sequence.allocation:
             self.running.remove(sequence)
             self._allocator.end(sequence)
@@ -145,8 +152,9 @@ class Planner:
 
     @property
     def spare(self) -> int:
-        """Blocks to keep free for the others to grow into: without them a newcomer takes the last block and is preempted at the next block
-        boundary."""
+        """Blocks to keep free for the others to grow into: without them a newcomer takes the last block and is
+        preempted at the next block boundary.
+        """
         return max(1, self._allocator.pool.num_blocks // 100) if self.running else 0
 
     def _prefill_count(self, sequence: Sequence, allocation: BlockAllocation, plan: StepPlan) -> int:
@@ -156,7 +164,9 @@ class Planner:
         )
 
     def _admit(self, plan: StepPlan) -> None:
-        """Start waiting sequences, strictly in order: one that does not fit yet is not overtaken, or a long prompt might wait for ever."""
+        """Start waiting sequences, strictly in order: one that does not fit yet is not overtaken, or a long prompt
+        might wait for ever.
+        """
         while len(self.running) + len(self._kv_imports.fetching) < self._config.max_num_seqs and plan.tokens_left > 0:
             waiting, ready = self.waiting.first(), self._kv_imports.ready
             if waiting is not None and not (ready and ready[0].order < waiting.order) and self._start(waiting, plan):
@@ -167,7 +177,8 @@ class Planner:
 
     def _start(self, sequence: Sequence, plan: StepPlan) -> bool:
         """Admit the first of the queue. False: not now."""
-        # One that was preempted from a step in flight is to start again with the token that step draws, or it would be drawn twice.
+        # One that was preempted from a step in flight is to start again with the token that step draws, or it would be
+        # drawn twice.
         if self._allocator.in_flight(sequence):
             return False
         if sequence.kv_import is not None:
@@ -188,7 +199,9 @@ class Planner:
         return True
 
     def _start_fetching(self, sequence: Sequence) -> bool:
-        """Admit one whose KV is to be fetched now. It has its place, and goes on when the KV is there, or no more of it comes."""
+        """Admit one whose KV is to be fetched now. It has its place, and goes on when the KV is there, or no more of it
+        comes.
+        """
         if not self._kv_imports.fetch(sequence, self.spare):
             return False
         self.waiting.remove(sequence)
@@ -227,7 +240,9 @@ class Planner:
             self._counters.prefix_hits += allocation.scheduled
 
     def _secure_block(self, sequence: Sequence, allocation: BlockAllocation, plan: StepPlan) -> bool:
-        """See that the next position has a block, preempting others if it must. False: the sequence is not part of this step."""
+        """See that the next position has a block, preempting others if it must. False: the sequence is not part of this
+        step.
+        """
         while not self._allocator.grow(allocation):
             plan.short = True
             if self._num_returning() > plan.claims:
@@ -246,8 +261,10 @@ class Planner:
         return True
 
     def _secure_memory(self, sequence: Sequence, allocation: BlockAllocation, count: int, plan: StepPlan) -> bool:
-        """See that the next positions of a prompt have memory. False: the machine has none, and the sequence waits until there is some in the blocks
-        that others give back. Nobody else gives way: what it has computed stays in the prefix cache, and the memory there is in use."""
+        """See that the next positions of a prompt have memory. False: the machine has none, and the sequence waits
+        until there is some in the blocks that others give back. Nobody else gives way: what it has computed stays in
+        the prefix cache, and the memory there is in use.
+        """
         if self._allocator.secure(allocation, count):
             return True
         plan.short = True
@@ -256,10 +273,12 @@ class Planner:
         return False
 
     def _take_from_ready(self) -> bool:
-        """The first in order always advances: those who hold blocks without running give way. False: what they hold comes back later, if at all.
+        """The first in order always advances: those who hold blocks without running give way. False: what they hold
+        comes back later, if at all.
 
-        Nobody writes to the blocks of a ready one, and those of a reservation come back when the agent says so. All others are bound to
-        requests that wait for the rest of their KV: the agent ends that wait in bounded time, and then they are ready.
+        Nobody writes to the blocks of a ready one, and those of a reservation come back when the agent says so. All
+        others are bound to requests that wait for the rest of their KV: the agent ends that wait in bounded time, and
+        then they are ready.
         """
         sequence = self._kv_imports.give_way()
         if sequence is None:
@@ -269,7 +288,9 @@ class Planner:
         return True
 
     def _num_returning(self) -> int:
-        """Blocks that come back with the steps in flight: of sequences that ended, and of those whose last token is being drawn."""
+        """Blocks that come back with the steps in flight: of sequences that ended, and of those whose last token is
+        being drawn.
+        """
         last = (s.allocation for s in self.running if s.pending and s.exhausted)
         return self._allocator.num_returning() + sum(self._allocator.num_exclusive(r) for r in last if r)
 

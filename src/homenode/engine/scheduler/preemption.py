@@ -1,7 +1,8 @@
 """Who gives way when KV blocks run out.
 
-Preemption is by recompute: the victim's blocks are freed and all its tokens are computed again later. The cheapest victim of the least
-important class is taken, whatever its age, except the first in order: it always advances, so that the engine as a whole does.
+Preemption is by recompute: the victim's blocks are freed and all its tokens are computed again later. The cheapest
+victim of the least important class is taken, whatever its age, except the first in order: it always advances, so that
+the engine as a whole does.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from homenode.units import format_count
 def choose_victim(
     needy: Sequence, running: Iterable[Sequence], first: Sequence, max_preemptions: int, cost: Callable[[Sequence], int]
 ) -> Sequence | None:
-    """The sequence to preempt so that `needy` gets a block: perhaps itself, or None, then it keeps its blocks and waits.
+    """The sequence to preempt so that `needy` gets a block: perhaps itself, or None, then it keeps its blocks and
+    waits.
 
-    No victim is more important than the needy. One that was preempted `max_preemptions` times is taken only for the sake of `first`, and
-    only if there is no other. `cost` gives the tokens a victim would have to compute again. Among equals the last to arrive gives way.
+    No victim is more important than the needy. One that was preempted `max_preemptions` times is taken only for the
+    sake of `first`, and only if there is no other. `cost` gives the tokens a victim would have to compute again. Among
+    equals the last to arrive gives way.
     """
     candidates = [s for s in running if s is not first and s.order[0] >= needy.order[0] and not s.exhausted]
     fresh = [s for s in candidates if s.preemptions < max_preemptions]

@@ -13,7 +13,8 @@ _Key = TypeVar("_Key", bound=tuple[float, ...])
 class _Ordered(Generic[_Key]):
     """Sequences by key, smallest first, with removal from the middle. O(log n).
 
-    A removed sequence is let go at once; only its key stays in the heap until it comes up, or until such keys are the majority.
+    A removed sequence is let go at once; only its key stays in the heap until it comes up, or until such keys are the
+    majority.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
 """What becomes of requests when a step fails, and when workers are lost and come back.
 
-After either nothing that was computed is trusted: who was running waits and is computed again from the tokens there are, in the same order.
+After either nothing that was computed is trusted: who was running waits and is computed again from the tokens there
+are, in the same order.
 """
 
 from __future__ import annotations
@@ -40,9 +41,11 @@ class WorkerRecovery:
         self._requests = requests
 
     def step_failed(self, error: str, kind: str) -> None:
-        """End the requests of the lost step with an error of this kind. All others are computed again, since what their blocks hold can no longer be trusted.
+        """End the requests of the lost step with an error of this kind. All others are computed again, since what their
+        blocks hold can no longer be trusted.
 
-        With one stage those of the step after it end as well: they are mostly the same. InternalError when none is in flight.
+        With one stage those of the step after it end as well: they are mostly the same. InternalError when none is in
+        flight.
         """
         if not self._pending_steps:
             raise InternalError(f"a step failed, but none is in flight: {error}")
@@ -60,7 +63,9 @@ class WorkerRecovery:
         self._forget_kv()
 
     def workers_lost(self, error: str) -> None:
-        """Let everybody wait, but for those under whom workers were lost too often, and those whose KV another engine was to have."""
+        """Let everybody wait, but for those under whom workers were lost too often, and those whose KV another engine
+        was to have.
+        """
         lost = {sequence.id: sequence for sequence in self._planner.running}
         for pending_step in self._pending_steps.take_all():
             lost |= self._land(pending_step)

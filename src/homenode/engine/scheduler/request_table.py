@@ -1,6 +1,7 @@
 """Requests that are not finished, what their clients are to be told, and how they end.
 
-A request ends in whatever state it is, and gives back all it holds; its last output says why. What is to be told is kept until it is asked for.
+A request ends in whatever state it is, and gives back all it holds; its last output says why. What is to be told is
+kept until it is asked for.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class RequestTable:
         self._warnings.append(text)
 
     def answer(self, sequence: Sequence, **output: Any) -> None:
-        """Send an output; the first one also tells what the cache held and, if they were asked for, the prompt's log-probabilities."""
+        """Send an output; the first one also tells what the cache held and, if they were asked for, the prompt's
+        log-probabilities.
+        """
         if not sequence.answered:
             sequence.answered = True
             output["cached_tokens"] = sequence.cached_tokens
@@ -126,7 +129,9 @@ class RequestTable:
             self._time_out(late)
 
     def _time_out(self, sequence: Sequence) -> None:
-        """A request that never ran was refused by overload and may be tried again; one that ran simply took too long."""
+        """A request that never ran was refused by overload and may be tried again; one that ran simply took
+        too long.
+        """
         if not sequence.admitted:
             text = "the request's deadline passed while it waited for its turn; try again later"
             self.fail(sequence, text, "OverloadedError", self.retry_after())

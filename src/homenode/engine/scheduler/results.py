@@ -38,7 +38,9 @@ class Results:
         self._counters = counters
 
     def take(self, result: StepResult) -> None:
-        """The result of the oldest step in flight. InternalError if it is another's, or holds what that step cannot have brought."""
+        """The result of the oldest step in flight. InternalError if it is another's, or holds what that step cannot
+        have brought.
+        """
         if self._pending_steps.oldest != result.number:
             raise InternalError(
                 f"result of step {result.number} came back, which is not the oldest in flight", number=result.number
@@ -77,7 +79,9 @@ class Results:
                 )
 
     def _take_decodes(self, pending_step: PendingStep, sampled: list[Sampled], tokens: list[int]) -> None:
-        """Pass on the tokens of those that decode. Only few of them end, or have filled a block: this is what a token costs."""
+        """Pass on the tokens of those that decode. Only few of them end, or have filled a block: this is what a token
+        costs.
+        """
         outputs = self._requests.outputs
         for sequence, allocation, token, drawn in zip(pending_step.decoding, pending_step.allocations, tokens, sampled):  # noqa: B905
             if allocation.ended:
@@ -118,7 +122,9 @@ class Results:
         sampled: Sampled | None,
         scored: PromptScores | None,
     ) -> None:
-        """Add what a step found out about an unfinished sequence. It may have been preempted meanwhile: its token counts all the same."""
+        """Add what a step found out about an unfinished sequence. It may have been preempted meanwhile: its token
+        counts all the same.
+        """
         if item.score_from >= 0:
             expected = min(item.start + item.count, sequence.num_prompt - 1) - item.score_from
             _take_scores(sequence, item.score_from + 1, expected, scored)

@@ -71,8 +71,9 @@ class Scheduler:
         stages: int = 1,
         micro_batches: int = 0,
     ) -> None:
-        """`stages`: of the pipeline that computes a step, fed with `micro_batches` (0: as many) at once. `lookahead`, for one stage only: steps that
-        may be sent ahead of the one being computed, 0 or 1. `seeds` draws the sampling seed of requests without.
+        """`stages`: of the pipeline that computes a step, fed with `micro_batches` (0: as many) at once. `lookahead`,
+        for one stage only: steps that may be sent ahead of the one being computed, 0 or 1. `seeds` draws the sampling
+        seed of requests without.
 
         UserError if the settings contradict each other, InternalError if the worker's limits do not allow them.
         """
@@ -168,7 +169,9 @@ class Scheduler:
         return instructions
 
     def next_step(self) -> Step | None:
-        """The next step to send, or None: nothing to do, no workers, or the results of steps in flight must come first."""
+        """The next step to send, or None: nothing to do, no workers, or the results of steps in flight must
+        come first.
+        """
         if self._losses.workers_are_lost or not self._batching.may_send(
             len(self._pending_steps), self._pending_steps.draw
         ):
@@ -209,7 +212,9 @@ class Scheduler:
         return True
 
     def _end_stuck(self) -> bool:
-        """Nothing runs, nothing is in flight and nothing is waited for: that must not be, unless blocks are out of use for good."""
+        """Nothing runs, nothing is in flight and nothing is waited for: that must not be, unless blocks are out of use
+        for good.
+        """
         reason: str | None = self._coordinator.stuck_for()
         if not reason and self._growth is not None and (reason := self._growth.refuses()) == "":
             return False
@@ -241,7 +246,9 @@ class Scheduler:
         return self._stats.statistics()
 
     def audit(self) -> None:
-        """Check that every KV block is free, cached or owned, and by whom. InternalError if the books are wrong. O(blocks); for tests."""
+        """Check that every KV block is free, cached or owned, and by whom. InternalError if the books are wrong.
+        O(blocks); for tests.
+        """
         self._stats.audit()
 
 

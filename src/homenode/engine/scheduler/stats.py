@@ -56,7 +56,9 @@ class SchedulerStats:
         )
 
     def audit(self) -> None:
-        """Every KV block is free, cached or owned, and every live request runs or waits. InternalError if not. O(blocks)."""
+        """Every KV block is free, cached or owned, and every live request runs or waits. InternalError if not.
+        O(blocks).
+        """
         pool = self._allocator.pool
         staying = [s.allocation for s in self._planner.running if s.allocation]
         tables = [allocation.blocks for allocation in (*staying, *self._allocator.leaving())]

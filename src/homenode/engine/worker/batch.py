@@ -15,7 +15,9 @@ from homenode.units import format_count
 
 @dataclass(frozen=True)
 class ScoredSpan:
-    """Rows of the logits that score prompt tokens: row `row + i` scores the token at position `first + i` of sequence `seq`."""
+    """Rows of the logits that score prompt tokens: row `row + i` scores the token at position `first + i` of sequence
+    `seq`.
+    """
 
     seq: int
     slot: int
@@ -26,7 +28,9 @@ class ScoredSpan:
 
 @dataclass(frozen=True)
 class Batch:
-    """A step, ready to run. r rows of logits, in the order of the items; the rows of an item are its scored ones, then its drawn one."""
+    """A step, ready to run. r rows of logits, in the order of the items; the rows of an item are its scored ones, then
+    its drawn one.
+    """
 
     arrays: StepArrays
     row_slots: SlotArray  # [r] whose token is drawn from the row; 0: nobody's, the row is only scored
@@ -81,7 +85,9 @@ def _ids(
     query_start: IntArray,
     table: SequenceTable,
 ) -> IntArray:
-    """Token ids of the step. A sequence that decodes computes its newest token, which is at hand; the others are given slices."""
+    """Token ids of the step. A sequence that decodes computes its newest token, which is at hand; the others are given
+    slices.
+    """
     ids: IntArray = np.repeat(table.last_token[slots], counts)
     for i in np.flatnonzero((counts > 1) | (ends < table.length[slots])).tolist():
         known, item = table.known[slots[i]], items[i]

@@ -1,4 +1,5 @@
-"""The batches of successive steps. Most steps carry on where the one before stopped: the same sequences, each one token further.
+"""The batches of successive steps. Most steps carry on where the one before stopped: the same sequences, each one token
+further.
 
 Such a batch is made from the one before it by adding ones, because nothing computes while a batch is made.
 """
@@ -14,7 +15,9 @@ from homenode.engine.worker.sequences import SequenceTable
 
 
 class Batches:
-    """Makes the batch of each step. `drawn` is to be called once its tokens were drawn and appended, `forget` when sequences come or go."""
+    """Makes the batch of each step. `drawn` is to be called once its tokens were drawn and appended, `forget` when
+    sequences come or go.
+    """
 
     def __init__(self, table: SequenceTable) -> None:
         self._table = table
@@ -40,7 +43,9 @@ class Batches:
         self._last = None
 
     def _carries_on(self, last: Batch, items: Sequence[StepItem]) -> bool:
-        """Whether these are the sequences of the last batch, in its order, each with its next position and the block that needs."""
+        """Whether these are the sequences of the last batch, in its order, each with its next position and the block
+        that needs.
+        """
         if len(items) != len(last.sampled):
             return False
         size = self._table.block_size

@@ -1,4 +1,6 @@
-"""A worker's part of the model, loaded where the worker belongs: its place settled first, then threads, then weights."""
+"""A worker's part of the model, loaded where the worker belongs: its place settled first, then threads, then
+weights.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class LoadedPart:
-    """`kept`: what it has of the weights. `sizes.num_blocks`: KV blocks that would fit here. `notes`: worth telling an operator."""
+    """`kept`: what it has of the weights. `sizes.num_blocks`: KV blocks that would fit here. `notes`: worth telling an
+    operator.
+    """
 
     backend: Backend
     model: LoadedModel
@@ -91,7 +95,9 @@ def load_part(join: Join, progress: Progress, experts: int | None = None) -> Loa
 
 
 def _binding_of(join: Join) -> EngineBinding:
-    """Where this worker's process is. The threads of torch on the CPU inherit that, as nobody pins them: they are where a team of the native core would be."""
+    """Where this worker's process is. The threads of torch on the CPU inherit that, as nobody pins them: they are where
+    a team of the native core would be.
+    """
     if is_torch(join.device) and not is_accelerator(join.device):
         return replace(join.binding, others=tuple(cpu for cpu in join.binding.team if cpu != UNPINNED))
     return alone(join.binding)
@@ -121,7 +127,9 @@ def _sizes(
     backend: Backend,
     geometry: KvGeometry,
 ) -> Sizes:
-    """What fits where the KV memory is to lie. On a device with memory of its own a largest step is computed first, and what it needs is left alone."""
+    """What fits where the KV memory is to lie. On a device with memory of its own a largest step is computed first, and
+    what it needs is left alone.
+    """
     if not is_accelerator(join.device):
         return resolve(config, model.spec, geometry, memory_left(config, binding, mine.own, join.kv_there))
     if config.kv.kv_cache_memory is None:

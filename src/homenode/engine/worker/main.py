@@ -1,8 +1,9 @@
 """A worker as a process of its own: `python -m homenode.engine.worker.main FD PARENT NAME`.
 
-FD is one end of a socket pair; what is said on it is in `channels.messages`. Two threads: one reads, and answers questions whatever the other one
-computes. The process does not outlive the thread that started it (`child_process.die_with_parent`), and ends by itself when the stream does. It ignores
-SIGINT and SIGTERM: when to end is the engine's decision.
+FD is one end of a socket pair; what is said on it is in `channels.messages`. Two threads: one reads, and answers
+questions whatever the other one computes. The process does not outlive the thread that started it
+(`child_process.die_with_parent`), and ends by itself when the stream does. It ignores SIGINT and SIGTERM: when to end
+is the engine's decision.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ OpenFor = Callable[[Join], OpenChannels]
 
 
 def main(arguments: list[str], make: MakeWorker | None = None, open_for: OpenFor | None = None) -> int:
-    """Be a worker, made by `make`, with channels opened by what `open_for` gives, until the engine leaves. Returns the exit code."""
+    """Be a worker, made by `make`, with channels opened by what `open_for` gives, until the engine leaves. Returns the
+    exit code.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()  # a crash of the native core shows where it was called from
@@ -164,7 +167,9 @@ class _Post:
             self._now = None
 
     def _prepared(self, epoch: int) -> Laid:
-        """Ready with the channels that were given last, unless there is no memory yet, or others are on their way already."""
+        """Ready with the channels that were given last, unless there is no memory yet, or others are on their way
+        already.
+        """
         if self._laid and epoch == self._forgets:
             channels, descriptors = self._given
             with self._links_lock:
@@ -221,7 +226,9 @@ def _failure(work: RunStep, error: Exception) -> WorkerStepFailed:
 
 
 def _leave(code: int) -> NoReturn:
-    """Exit without waiting for any thread, or tidying up what the kernel takes back: the step in progress is of use to nobody."""
+    """Exit without waiting for any thread, or tidying up what the kernel takes back: the step in progress is of use to
+    nobody.
+    """
     end_log()
     os._exit(code)
 

@@ -1,8 +1,9 @@
-"""A worker on another host than its engine: `python -m homenode.engine.worker.remote ENGINE WORKER LIFE HOST PLACE NAME`, the secret in hexadecimal
-on its standard input.
+"""A worker on another host than its engine: `python -m homenode.engine.worker.remote ENGINE WORKER LIFE HOST PLACE
+NAME`, the secret in hexadecimal on its standard input.
 
-ENGINE is where the engine listens, HOST:PORT. HOST is a word for this host, the same for all workers here. PLACE is `given` on the engine's own host, where the plan is the engine's; elsewhere INDEX/COUNT of the
-engine's workers on this host, which then are planned for here. Everything else is as in `worker.main`.
+ENGINE is where the engine listens, HOST:PORT. HOST is a word for this host, the same for all workers here. PLACE is
+`given` on the engine's own host, where the plan is the engine's; elsewhere INDEX/COUNT of the engine's workers on this
+host, which then are planned for here. Everything else is as in `worker.main`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class _Here:
 
 
 def planned_here(join: Join, index: int, count: int) -> Join:
-    """With the place that this host has for worker `index` of the `count` that run on it, and its part of the memory."""
+    """With the place that this host has for worker `index` of the `count` that run on it, and its part of
+    the memory.
+    """
     import msgspec
 
     from homenode.engine.devices import is_accelerator

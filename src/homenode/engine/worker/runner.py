@@ -1,4 +1,6 @@
-"""Computes a model, or one stage of it, a step at a time: arrays from the step, a run of the program, and tokens or rows for the next stage."""
+"""Computes a model, or one stage of it, a step at a time: arrays from the step, a run of the program, and tokens or
+rows for the next stage.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,9 @@ class Runner:
         channels: WorkerChannels | None = None,
         columns: int = 0,
     ) -> None:
-        """`eos_token_ids`: what a sequence with `min_tokens` may not draw before it has them. `part`: of the model, None: all of it.
-        `channels`: to other workers, None: there are none. `columns`: of the rows between stages."""
+        """`eos_token_ids`: what a sequence with `min_tokens` may not draw before it has them. `part`: of the model,
+        None: all of it. `channels`: to other workers, None: there are none. `columns`: of the rows between stages.
+        """
         self._program, self._backend, self._clock = program, backend, clock
         self._draws = part is None or part.last_stage
         self._answers = part is None or part.rank == 0
@@ -51,11 +54,13 @@ class Runner:
         return len(self._table)
 
     def execute(self, step: Step, drawn: Sequence[tuple[int, int]] = ()) -> StepResult:
-        """Run a step: tokens drawn elsewhere (sequence, token), ends, starts, items. Tokens drawn here are appended to their sequences.
+        """Run a step: tokens drawn elsewhere (sequence, token), ends, starts, items. Tokens drawn here are appended to
+        their sequences.
 
-        The seconds of the result are without those waited for the stage before. Every rank of the last stage draws the tokens, the first
-        gives them out. Raises what the arrays, the program or the sampler raise (ValueError, MemoryError, HostError...), and PeerError when
-        another worker did not come. The sequences of a failed step are in no defined state afterwards; they are to be ended.
+        The seconds of the result are without those waited for the stage before. Every rank of the last stage draws the
+        tokens, the first gives them out. Raises what the arrays, the program or the sampler raise (ValueError,
+        MemoryError, HostError...), and PeerError when another worker did not come. The sequences of a failed step are
+        in no defined state afterwards; they are to be ended.
         """
         begin, self.waited_s = self._clock(), 0.0
         if drawn:

@@ -20,7 +20,9 @@ _NO_VALUES = np.zeros(0, np.float32)
 
 
 class Sampler:
-    """Draws the tokens of successive batches. How is put together once for rows that stay the same from step to step."""
+    """Draws the tokens of successive batches. How is put together once for rows that stay the same from step
+    to step.
+    """
 
     def __init__(self, backend: Backend, table: SequenceTable) -> None:
         self._backend, self._table = backend, table

@@ -1,8 +1,8 @@
 """What a worker remembers of the sequences it was started on.
 
-Each sequence has a row ("slot") in a set of plain arrays, so that a step over many sequences is built by indexing, not by loops. Slot 0 stands
-for no sequence: greedy, without penalties. Of the tokens drawn here only the last is kept, since no other is ever computed again under the
-same handle.
+Each sequence has a row ("slot") in a set of plain arrays, so that a step over many sequences is built by indexing, not
+by loops. Slot 0 stands for no sequence: greedy, without penalties. Of the tokens drawn here only the last is kept,
+since no other is ever computed again under the same handle.
 """
 
 from __future__ import annotations
@@ -143,7 +143,9 @@ class SequenceTable:
         self.num_blocks[slot] = last
 
     def append(self, slots: SlotArray, tokens: IntArray) -> None:
-        """Add the token drawn for each of `slots`. For who got none any token will do: the engine is about to end it."""
+        """Add the token drawn for each of `slots`. For who got none any token will do: the engine is about
+        to end it.
+        """
         tokens = np.maximum(tokens, 0)
         self.last_token[slots] = tokens
         self.length[slots] += 1

@@ -1,4 +1,6 @@
-"""KV memory of a worker that other processes read and write, too: in its share of the engine's file, with neighbours' memory beside it."""
+"""KV memory of a worker that other processes read and write, too: in its share of the engine's file, with neighbours'
+memory beside it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class SharedKv:
         self.layout = backend.kv_memory(self._cache).layout
 
     def attach(self, fd: int, first: int, layout: KvLayout) -> None:
-        """Steps read this memory in place from now on, as blocks from `first` on. UserError or ValueError for memory that is not what is said of it."""
+        """Steps read this memory in place from now on, as blocks from `first` on. UserError or ValueError for memory
+        that is not what is said of it.
+        """
         self._backend.attach_kv(self._cache, self._backend.map_kv(fd, layout), first)
 
     def detach(self, first: int) -> None:

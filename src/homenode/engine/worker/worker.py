@@ -1,4 +1,6 @@
-"""What a worker does, in the order of `channels.messages`: loads its part, takes KV memory, computes its share of each step. For one thread."""
+"""What a worker does, in the order of `channels.messages`: loads its part, takes KV memory, computes its share of each
+step. For one thread.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,18 @@ class PartWorker:
         )
 
     def load(self, progress: Callable[[int, int], None], experts: int | None = None) -> Fits:
-        """Load. `experts`: the descriptor of the memory that comes with `Join.experts`; it stays open. Raises what the engine is to be told of."""
+        """Load. `experts`: the descriptor of the memory that comes with `Join.experts`; it stays open. Raises what the
+        engine is to be told of.
+        """
         begin = time.monotonic()
         loaded = self._loaded = load_part(self._join, progress, experts)
         kept = loaded.kept
         return Fits(loaded.sizes.num_blocks, kept.own, time.monotonic() - begin, list(loaded.notes), kept.common)
 
     def lay(self, num_blocks: int, memory: tuple[int, FileRange] | None = None, grows: bool = False) -> KvLayout | None:
-        """Take KV memory; where that is to lie in a share of a file, how it does. The descriptor stays the caller's. `grows`: see `Lay`."""
+        """Take KV memory; where that is to lie in a share of a file, how it does. The descriptor stays the caller's.
+        `grows`: see `Lay`.
+        """
         loaded = self._loaded = replace(self._part, sizes=replace(self._part.sizes, num_blocks=num_blocks))
         self._program = None
         if memory is None:
@@ -64,7 +70,9 @@ class PartWorker:
             self._growing.change_kv_pages(changes)
 
     def attach(self, fd: int, first: int, layout: KvLayout) -> None:
-        """Read other memory in place, as blocks from `first` on. The descriptor stays the caller's. UserError or ValueError for memory that is not what is said of it."""
+        """Read other memory in place, as blocks from `first` on. The descriptor stays the caller's. UserError or
+        ValueError for memory that is not what is said of it.
+        """
         assert self._shared is not None  # `lay` has made it
         self._shared.attach(fd, first, layout)
 
