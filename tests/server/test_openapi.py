@@ -11,6 +11,9 @@ import pytest
 
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
+from homenode.sampling import SETTINGS, setting_type
+from homenode.server.apis.openai.chat.request import ChatRequest
+from homenode.server.apis.openai.completions.request import CompletionRequest
 from homenode.server.apis.openai.openapi import below_pattern
 from homenode.server.app import APIS
 from homenode.transfer.published import Published
@@ -103,3 +106,14 @@ def test_a_pattern_for_numbers_below_a_limit(limit: int) -> None:
     for number in around:
         assert bool(pattern.search(str(number))) == (number < limit), number
     assert not pattern.search("00") and not pattern.search("1x") and not pattern.search("")
+
+
+@pytest.mark.parametrize("body", [CompletionRequest, ChatRequest])
+def test_every_setting_of_the_table_is_a_field_with_its_range_and_text(body: type) -> None:
+    fields = msgspec.json.schema_components([body])[1][body.__name__]["properties"]
+    for name, setting in SETTINGS.items():
+        number, null = fields[name]["anyOf"]
+        low, high = setting.api_range
+        assert null == {"type": "null"} and fields[name]["default"] is None
+        assert number["type"] == ("integer" if setting_type(name) is int else "number")
+        assert (number["minimum"], number["maximum"], number["description"]) == (low, high, setting.doc)

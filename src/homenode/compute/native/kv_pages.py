@@ -47,7 +47,7 @@ class RegionPages:
         huge = size >= _HUGE_PAGE and address % _HUGE_PAGE == 0
         self.unit = _HUGE_PAGE if huge else _SMALL_PAGE
         self._address, self._size, self._block_bytes = address, size, block_bytes
-        self._wanted = bytearray(blocks)
+        self._in_use = bytearray(blocks)
         self._taken = bytearray(-(-size // self.unit))
         self._advise = advise
         self._cpus = cpus
@@ -61,7 +61,7 @@ class RegionPages:
     def take(self, first: int, past: int) -> tuple[int, int]:
         """Have the pages of blocks `first` .. `past` - 1 there: their address and bytes. OSError where the kernel
         refuses: they then come when they are first written."""
-        self._wanted[first:past] = b"\1" * (past - first)
+        self._in_use[first:past] = b"\1" * (past - first)
         begin, end = self._pages_over(first, past)
         self._taken[begin:end] = b"\1" * (end - begin)
         address, size = self._bytes_of(begin, end)
@@ -76,9 +76,9 @@ class RegionPages:
 
     def give_back(self, first: int, past: int) -> None:
         """Blocks `first` .. `past` - 1 are of no use any more: the pages go that hold none of another block that is."""
-        self._wanted[first:past] = bytes(past - first)
+        self._in_use[first:past] = bytes(past - first)
         begin, end = self._pages_over(first, past)
-        left, right = self._wanted.rfind(1, 0, first), self._wanted.find(1, past)
+        left, right = self._in_use.rfind(1, 0, first), self._in_use.find(1, past)
         if left >= 0:
             begin = max(begin, self._pages_over(left, left + 1)[1])
         if right >= 0:

@@ -34,7 +34,7 @@ class NativeSharedWeights:
         """
         address, _ = self.handle.range
         self.ranges = []
-        for home, some in groupby(enumerate(runs), lambda run: self._home(run[0], len(runs))):
+        for home, some in groupby(enumerate(runs), lambda run: self._node_index_of(run[0], len(runs))):
             extents = [extent for _, extent in some]
             begin, end = extents[0][0], extents[-1][1]
             self.ranges.append((address + begin, end - begin, home))
@@ -68,7 +68,7 @@ class NativeSharedWeights:
         with _refusals():
             self.handle.close()
 
-    def _home(self, run: int, runs: int) -> int:
+    def _node_index_of(self, run: int, runs: int) -> int:
         """Runs are given to homes as evenly as they can be; where memory lies on the node of whoever touches it first,
         all homes have some of each.
         """

@@ -130,7 +130,7 @@ class EagerOps:
                 first = 0 if window is None else max(0, int(position) - window + 1)
                 visible = slice(first, int(position) + 1)
                 query = q[row].reshape(geometry.kv_heads, -1, geometry.head_dim)
-                out[row] = _attend(query, keys[:, visible], values[:, visible], scale, softcap).reshape(-1)
+                out[row] = _attention_of_row(query, keys[:, visible], values[:, visible], scale, softcap).reshape(-1)
         return out
 
     def silu_mul(self, gate_up: FloatArray) -> FloatArray:
@@ -208,7 +208,9 @@ def choose_experts(logits: FloatArray, chosen: int, normalise: bool) -> tuple[In
     return indices.astype(np.int32), np.asarray(likelihoods[indices] / total, np.float32)
 
 
-def _attend(query: FloatArray, keys: FloatArray, values: FloatArray, scale: float, softcap: float | None) -> FloatArray:
+def _attention_of_row(
+    query: FloatArray, keys: FloatArray, values: FloatArray, scale: float, softcap: float | None
+) -> FloatArray:
     """softmax(query @ keys.T * scale) @ values for one token: query [kv_heads, group, d], keys and values [kv_heads,
     visible, d].
     """

@@ -132,7 +132,7 @@ class _Meeting:
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self._store = store
         self.rank, self.size = rank, size
-        self._over: PeerError | None = None
+        self._failure: PeerError | None = None
         store.set(f"here/{rank}", "1")
 
     def wait_for(self, work: Any) -> None:
@@ -151,19 +151,19 @@ class _Meeting:
 
     def call(self, exchange: Callable[[], object]) -> None:
         """Do it. PeerError, now and from then on, when it fails or this group was left."""
-        if self._over is not None:
-            raise PeerError(self._over.message, **self._over.facts)
+        if self._failure is not None:
+            raise PeerError(self._failure.message, **self._failure.facts)
         try:
             exchange()
         except RuntimeError as error:
-            if self._over is None:
-                self._over = self._explain(error)
-            raise PeerError(self._over.message, **self._over.facts) from error
+            if self._failure is None:
+                self._failure = self._explain(error)
+            raise PeerError(self._failure.message, **self._failure.facts) from error
 
     def leave(self) -> None:
         """End it for everybody: those who wait for this rank fail, as their connection closes."""
-        if self._over is None:
-            self._over = PeerError(
+        if self._failure is None:
+            self._failure = PeerError(
                 f"rank {self.rank} left the group of {format_count(self.size, 'rank')}", ranks=[self.rank]
             )
         self._store.set(f"left/{self.rank}", "1")
