@@ -185,7 +185,9 @@ def test_the_loss_of_the_only_engine_ends_the_server() -> None:
         assert server.process.wait(60) == 1
 
 
-def test_sigterm_drains_all_fronts() -> None:
+@pytest.mark.parametrize("to_all", [False, True], ids=["to the server", "to all its processes"])
+def test_sigterm_drains_all_fronts(to_all: bool) -> None:
+    """Service managers send it to every process of a service, a shell's Ctrl-C goes to the server alone."""
     entries = golden()
     with serving("--api-server-count", "3") as server, contextlib.ExitStack() as stack:
         streams = []
@@ -196,6 +198,8 @@ def test_sigterm_drains_all_fronts() -> None:
             )
         for lines in streams:
             assert "token_ids" in next(lines)
+        for pid in (*fronts(server).values(), *server.engines()) if to_all else ():
+            os.kill(pid, signal.SIGTERM)
         server.process.send_signal(signal.SIGTERM)
         for lines in streams:
             assert [line for line in lines if line][-1] == "data: [DONE]"
