@@ -16,8 +16,8 @@ from homenode.model.tokenizer import Tokenizer, load_tokenizer
 from homenode.model.tokenizer.stream import WindowStream
 from tests.vocabularies import CONTROL, USER_DEFINED, byte_level_metadata, sentencepiece_metadata, write_gguf
 
-# Beginnings of characters, what goes on with them, and what may not: here the rules differ.
-_EDGES = b"\xe0\xed\xef\xf0\xf4\xc0\xc2\xf5\x80\x8f\x90\x9f\xa0\xbf\xbd"
+# A space, beginnings of characters, what goes on with them, and what may not: here the rules differ.
+_EDGES = b" \xe0\xed\xef\xf0\xf4\xc0\xc2\xf5\x80\x8f\x90\x9f\xa0\xbf\xbd"
 BYTES = st.lists(st.one_of(st.sampled_from(_EDGES), st.integers(0, 255)), max_size=14).map(bytes)
 KINDS = ("byte-level", "byte-fallback", "byte-fallback without a first space")
 
@@ -90,6 +90,7 @@ def test_a_stream_is_the_whole_however_it_is_cut(
 
 
 @given(text=st.text(max_size=12), begun=BYTES, data=BYTES)
+@example(text="", begun=b"", data=b" a")  # of a text that has begun the first space is kept
 def test_behind_a_context_the_text_goes_on(
     vocabularies: dict[str, tuple[Tokenizer, int]], text: str, begun: bytes, data: bytes
 ) -> None:
