@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from homenode.cli.main import cli
-from homenode.cli.output.report import show_controls
+from homenode.cli.output.report import print_error, print_note, show_controls
 from homenode.engine.config import EngineConfig
 from homenode.engine.model_path.locate import locate_model
 from homenode.errors import CheckpointError
@@ -152,6 +152,15 @@ def test_a_text_that_a_terminal_would_obey_is_shown_instead() -> None:
     shown = show_controls(hostile)
     assert not any(c != "\n" and c != "\t" and not c.isprintable() for c in shown)
     assert show_controls("\x1b[31m\x07\x9b") == r"\x1b[31m\x07\x9b"
+
+
+def test_errors_and_notes_show_what_a_terminal_would_obey(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a template raises or a special token is called is in them as the file has it."""
+    print_error(CheckpointError("the template says \x1b[31mred\x07"))
+    print_note("the token \x1b]0;title\x07 is not known")
+    shown = capsys.readouterr().err
+    assert "\x1b" not in shown and "\x07" not in shown
+    assert r"says \x1b[31mred\x07" in shown and r"token \x1b]0;title\x07 is" in shown
 
 
 def test_an_error_on_the_command_line_holds_nothing_that_a_terminal_would_obey(tmp_path: Path) -> None:
