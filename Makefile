@@ -11,6 +11,7 @@ DEVELOP := --require-hashes --requirement requirements-dev.txt
 else
 DEVELOP := --group check --group test --group docs --group release
 endif
+UNLOCKED = { echo "The locked packages could not be installed, see above. Where the index has other versions, give LOCKED=no to make."; exit 1; }
 NATIVE  := $(shell find csrc -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 MODEL   ?=
 FLAGS   ?=
@@ -33,7 +34,7 @@ $(VENV)/pip:
 # Compiling takes most of the time, so it is repeated only when the native core or the package's description changed.
 $(VENV)/installed: $(VENV)/pip $(NATIVE)
 	@echo "compiling the native core for every instruction set level: about $$(( (8 + $$(nproc) - 1) / $$(nproc) )) minutes on $$(nproc) CPUs, once"
-	$(if $(RUN),$(BIN)/pip install --quiet $(RUN))
+	$(if $(RUN),$(BIN)/pip install --quiet $(RUN) || $(UNLOCKED))
 	$(BIN)/pip install --quiet $(if $(RUN),--no-deps) --editable .
 	@$(BIN)/python -c 'import homenode._native' || { echo "The native core was not compiled; see above, or run: $(BIN)/pip install -v ."; exit 1; }
 	@touch $@
@@ -41,7 +42,7 @@ $(VENV)/installed: $(VENV)/pip $(NATIVE)
 # Thousands of modules of which a test uses a few: those are compiled when they are imported.
 $(VENV)/tools: $(VENV)/installed pyproject.toml requirements-dev.txt
 	@echo "installing what the checks and tests need: about a minute"
-	$(BIN)/pip install --quiet --no-compile $(DEVELOP)
+	$(BIN)/pip install --quiet --no-compile $(DEVELOP)$(if $(RUN), || $(UNLOCKED))
 	@touch $@
 
 # Torch serves as the yardstick of the parity tests; without it they skip and say so.
