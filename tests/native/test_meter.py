@@ -65,7 +65,7 @@ def test_two_threads_on_one_cpu_still_answer_each_other() -> None:
 
 @pytest.mark.parametrize("other", [0, 2, -1])
 def test_only_another_member_can_be_asked(other: int) -> None:
-    with pytest.raises(ValueError, match="of a pool of 2"):
+    with pytest.raises(ValueError, match="of a thread pool of 2"):
         _native.round_trip_ns(_native.ThreadPool([-1, -1], 0, False), other, 10)
 
 

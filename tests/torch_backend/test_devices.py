@@ -111,7 +111,7 @@ def test_the_step_that_memory_is_measured_with_is_a_step(limits: StepLimits) -> 
     arrays = largest_step(limits, 32, None)
     check_step(arrays, limits, 32, arrays.block_table.shape[1])
     assert len(arrays.ids) == min(limits.max_tokens, limits.max_sequences * limits.max_blocks_per_sequence * 32)
-    assert len(dearest_sampling(5).temperature) == 5
+    assert dearest_sampling(5).settings["temperature"].tolist() == [1] * 5
 
 
 def test_alone_of_several() -> None:

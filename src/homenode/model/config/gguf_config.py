@@ -109,7 +109,7 @@ class GgufConfig:
         window = self.window()
         if window is not None and window < self.fields.integer("context_length"):
             raise UnsupportedError(
-                f"{self.path}: attention.sliding_window {window} is not supported in {spec.architecture} GGUF files, which do not say which layers have it"
+                f"{self.path}: attention.sliding_window {window} is not supported for {spec.architecture} in GGUF, which does not say which layers have it"
             )
 
     def moe(self, spec: ModelSpec, router: str, *, size: int | None = None, normalise: bool = True) -> MoeSpec:
