@@ -63,8 +63,6 @@ CASES: dict[str, tuple[Any, list[Side], list[Side]]] = {
     "ray_address": ("auto", [({}, CPU)], [({"executor": "ray"}, CPU)]),
     "ray_placement": ("SPREAD", [({"executor": "processes"}, CPU)], [({"executor": "ray"}, CPU)]),
     "worker_timeout": (5.0, [({}, CPU)], [({"executor": "processes"}, CPU), ({}, GPU)]),
-    "pd_alloc_fail_backoff_ttl": (1.0, [(RECEIVER, CPU)], [(SENDER, CPU)]),
-    "pd_pull_pending_ttl": (1.0, [(RECEIVER, CPU)], [(SENDER, CPU)]),
     "pd_pull_backpressure_reserve_pct": (1.0, [(RECEIVER, CPU)], [(SENDER, CPU)]),
     "pd_peer_init_port": ((5000,), [(SENDER, CPU)], [(RECEIVER, CPU)]),
 }

@@ -115,12 +115,14 @@ class TransferConfig:
     )
     pd_alloc_fail_backoff_ttl: float = option(
         2.0,
-        "Sender: after a receiver had no room, nothing is offered to it for so long; then one offer probes. 0: offers go on.",
+        "Sender: after a receiver had no room, nothing is offered to it for so long; then one offer probes. 0: offers go on. "
+        "Receiver: so long a sender for whose KV it has no room is told to wait.",
         parse=parse_signed_seconds,
     )
     pd_pull_pending_ttl: float = option(
         360.0,
-        "Sender: KV that a receiver neither reads nor renews for so long is given up.",
+        "Sender: KV that a receiver neither reads nor renews for so long is given up. Receiver: so is KV that no request "
+        "asks for.",
         parse=parse_signed_seconds,
     )
     pd_pull_backpressure_reserve_pct: float = option(

@@ -141,7 +141,7 @@ _RULES = (
     _Rule("parallel", "worker_timeout", lambda at: at.has_processes, "the one worker is in the engine's own process"),
 )
 # Of a hand-over: what only one side looks at. One file often serves both, so it is only mentioned.
-_OF_SENDERS = ("pd_alloc_fail_backoff_ttl", "pd_pull_pending_ttl", "pd_pull_backpressure_reserve_pct")
+_OF_SENDERS = ("pd_pull_backpressure_reserve_pct",)
 _OF_RECEIVERS = ("pd_peer_init_port",)
 # All settings that have an effect only beside others, by name.
 SETTINGS_OF_OTHERS = frozenset({*(rule.setting for rule in _RULES), *_OF_SENDERS, *_OF_RECEIVERS})
