@@ -21,7 +21,7 @@ from homenode.engine.executor.worker_process import WorkerProcess
 from homenode.engine.plan.layout import WorkerPlan
 from homenode.engine.step import StartSequence, Step, StepItem, StepResult, WorkerLimits
 from homenode.errors import CapacityError, PeerError
-from homenode.model.part import ModelPart, Range
+from homenode.model.part import IndexRange, ModelPart
 from homenode.sampling import SamplingParams
 from tests.engine.scripted_worker import BLOCKS, token_of
 from tests.engine.socket_channels import SocketChannels
@@ -31,7 +31,7 @@ PATIENCE_S = 60.0
 SILENT_S = (
     5.0  # where a worker stands still; elsewhere nobody shall be taken for silent on a machine with much else to do
 )
-NOTHING = Range(0, 0)
+NOTHING = IndexRange(0, 0)
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def find_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def part(stage: int, stages: int, rank: int, ranks: int) -> ModelPart:
     return ModelPart(
-        Range(stage, 1), stage, stages, rank, ranks, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, ()
+        IndexRange(stage, 1), stage, stages, rank, ranks, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, ()
     )
 
 

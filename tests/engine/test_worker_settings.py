@@ -28,7 +28,7 @@ from homenode.errors import CapacityError, UserError
 from homenode.host.discovery.read import read_host
 from homenode.host.discovery.synthetic import synthetic
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.part import ModelPart, Range
+from homenode.model.part import IndexRange, ModelPart
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 from homenode.model.weights.load import plan_model
 from tests.checkpoints import make_folder
@@ -217,8 +217,8 @@ def test_a_worker_in_another_s_place_counts_the_kv_memory_that_is_there(monkeypa
     assert memory_left(config, binding) == 100 and memory_left(config, binding, already_held=50) == 150
     bounded = replace(config, replica=Replica(0, 2, binding, (), 120))
     assert memory_left(bounded, binding, taken=30, already_held=50) == 90
-    nothing = Range(0, 0)
-    part = ModelPart(Range(0, 1), 0, 1, 0, 1, nothing, nothing, nothing, nothing, nothing, nothing, ())
+    nothing = IndexRange(0, 0)
+    part = ModelPart(IndexRange(0, 1), 0, 1, 0, 1, nothing, nothing, nothing, nothing, nothing, nothing, ())
     join = Join(0, 0, config, "cpu", part, binding, [])
     assert replace_join(join, 1, [], 0) == Join(0, 1, config, "cpu", part, binding, [])
     assert replace_join(join, 1, [], 4096) == Join(

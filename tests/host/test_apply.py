@@ -13,7 +13,7 @@ from homenode.cpuset import parse_cpu_list
 from homenode.errors import HostError, PlacementError, UserError
 from homenode.host.binding import apply as apply_module
 from homenode.host.binding.apply import apply
-from homenode.host.binding.memory_map import AddressRange, MemoryMap, Placement, RangePolicy
+from homenode.host.binding.memory_map import MemoryMap, Placement, Policy, Range
 from homenode.host.binding.preflight import check_running
 from homenode.host.binding.report import ActionResult, Report
 from homenode.host.binding.state import State
@@ -430,8 +430,8 @@ class Pinned(Syscalls):
 def test_pages_that_stay_are_a_warning_and_strict_takes_all_back(
     state: State, monkeypatch: pytest.MonkeyPatch, strict: bool
 ) -> None:
-    policy = RangePolicy("default")
-    pinned = MemoryMap((AddressRange(0x1000, 0x11000, "private", Placement(policy, {1: 16})),), policy)
+    policy = Policy("default")
+    pinned = MemoryMap((Range(0x1000, 0x11000, "private", Placement(policy, {1: 16})),), policy)
     monkeypatch.setattr(apply_module, "read_memory_map", lambda pid: pinned)
     with child() as running:
         report = apply(running.pid, Target((ONE,), memory_nodes=(0,)), state=state, calls=Pinned(), strict=strict)

@@ -11,14 +11,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from homenode.host.binding.arrivals import settle_arrivals
-from homenode.host.binding.memory_map import AddressRange, MemoryMap, Placement, RangePolicy, read_memory_map
+from homenode.host.binding.memory_map import MemoryMap, Placement, Policy, Range, read_memory_map
 from homenode.host.binding.pages import BATCH, Moves, bring_home, move_private_pages
 from homenode.host.binding.residency import PlannedRange
 from homenode.host.binding.syscalls import NOT_TRIED, Syscalls
 from tests.host.children import child, numa
 
 PAGE = 4096
-DEFAULT = RangePolicy("default")
+DEFAULT = Policy("default")
 
 
 class SimulatedNodes(Syscalls):
@@ -56,16 +56,16 @@ class SimulatedNodes(Syscalls):
 
 
 def block(
-    start: int, nodes: Sequence[int], *, kind: str = "private", policy: RangePolicy = DEFAULT, size: int = PAGE
-) -> tuple[AddressRange, dict[int, int]]:
+    start: int, nodes: Sequence[int], *, kind: str = "private", policy: Policy = DEFAULT, size: int = PAGE
+) -> tuple[Range, dict[int, int]]:
     """A range whose pages lie on `nodes`, one after the other (-1: never touched)."""
     pages = {start + index * size: node for index, node in enumerate(nodes) if node >= 0}
     counts = {node: list(nodes).count(node) for node in set(nodes) if node >= 0}
-    return AddressRange(start, start + len(nodes) * size, kind, Placement(policy, counts, size)), pages
+    return Range(start, start + len(nodes) * size, kind, Placement(policy, counts, size)), pages
 
 
 def move(
-    blocks: Sequence[tuple[AddressRange, dict[int, int]]],
+    blocks: Sequence[tuple[Range, dict[int, int]]],
     nodes: Sequence[int],
     calls: SimulatedNodes,
     **options: int | float,
@@ -109,7 +109,7 @@ def test_nothing_is_called_when_all_is_at_home() -> None:
 def test_the_scan_of_a_large_range_ends_with_its_last_page_elsewhere() -> None:
     part, pages = block(0x10000000, [0, 0, 0])
     calls = SimulatedNodes(pages)
-    vast = AddressRange(part.start, part.start + (1 << 40), "private", part.placement)
+    vast = Range(part.start, part.start + (1 << 40), "private", part.placement)
     assert move([(vast, pages)], [1], calls).moved == 3 * PAGE
     assert len(calls.asked) == 1
 
@@ -191,8 +191,8 @@ def test_shared_device_file_and_deliberately_placed_ranges_are_left_alone_and_co
     kinds = [
         block(0x10000000 * (2 + index), [0] * 4, kind=kind) for index, kind in enumerate(("shared", "device", "file"))
     ]
-    placed = block(0x90000000, [3] * 5, policy=RangePolicy("bind", (3,)))
-    wide = block(0xA0000000, [0] * 2, policy=RangePolicy("preferred", (1,)))
+    placed = block(0x90000000, [3] * 5, policy=Policy("bind", (3,)))
+    wide = block(0xA0000000, [0] * 2, policy=Policy("preferred", (1,)))
     own = block(0x10000000, [0] * 3)
     blocks = [own, *kinds, placed, wide]
     calls = SimulatedNodes({address: node for _, pages in blocks for address, node in pages.items()})

@@ -13,7 +13,7 @@ from homenode.cpuset import parse_cpu_list
 from homenode.errors import UserError
 from homenode.host.binding import verify as verify_module
 from homenode.host.binding.apply import apply
-from homenode.host.binding.memory_map import AddressRange, MemoryMap, Placement, RangePolicy
+from homenode.host.binding.memory_map import MemoryMap, Placement, Policy, Range
 from homenode.host.binding.report import ActionResult, Report
 from homenode.host.binding.target import Target
 from homenode.host.binding.verify import verify
@@ -109,11 +109,11 @@ def test_the_default_policy_is_accepted_unless_the_process_was_started_bound() -
         assert "homenode run" in finding.remedy
 
 
-def memory(policy: RangePolicy, pages: dict[int, int]) -> MemoryMap:
+def memory(policy: Policy, pages: dict[int, int]) -> MemoryMap:
     return MemoryMap(
         (
-            AddressRange(0x1000, 0x2000, "private", Placement(policy, pages)),
-            AddressRange(0x9000, 0xA000, "shared", Placement(policy, {7: 999})),
+            Range(0x1000, 0x2000, "private", Placement(policy, pages)),
+            Range(0x9000, 0xA000, "shared", Placement(policy, {7: 999})),
         ),
         policy,
     )
@@ -122,18 +122,18 @@ def memory(policy: RangePolicy, pages: dict[int, int]) -> MemoryMap:
 @pytest.mark.parametrize(
     ("policy", "pages", "codes"),
     [
-        (RangePolicy("bind", (0, 1)), {0: 60, 1: 40}, []),
-        (RangePolicy("bind", (1,)), {1: 100}, []),
-        (RangePolicy("default"), {0: 96, 2: 4}, []),
-        (RangePolicy("default"), {0: 94, 2: 6}, ["pages_off_plan"]),
-        (RangePolicy("bind", (2,)), {0: 100}, ["policy_off_plan"]),
-        (RangePolicy("interleave", (0, 1, 2)), {0: 50, 1: 50}, ["policy_off_plan"]),
-        (RangePolicy("prefer", (3,)), {3: 100}, ["policy_off_plan", "pages_off_plan"]),
-        (RangePolicy("default"), {}, []),
+        (Policy("bind", (0, 1)), {0: 60, 1: 40}, []),
+        (Policy("bind", (1,)), {1: 100}, []),
+        (Policy("default"), {0: 96, 2: 4}, []),
+        (Policy("default"), {0: 94, 2: 6}, ["pages_off_plan"]),
+        (Policy("bind", (2,)), {0: 100}, ["policy_off_plan"]),
+        (Policy("interleave", (0, 1, 2)), {0: 50, 1: 50}, ["policy_off_plan"]),
+        (Policy("prefer", (3,)), {3: 100}, ["policy_off_plan", "pages_off_plan"]),
+        (Policy("default"), {}, []),
     ],
 )
 def test_policies_and_homes_on_many_nodes(
-    monkeypatch: pytest.MonkeyPatch, policy: RangePolicy, pages: dict[int, int], codes: list[str]
+    monkeypatch: pytest.MonkeyPatch, policy: Policy, pages: dict[int, int], codes: list[str]
 ) -> None:
     monkeypatch.setattr(verify_module, "read_memory_map", lambda pid: memory(policy, pages))
     monkeypatch.setattr(verify_module, "check_running", lambda target: None)
@@ -142,7 +142,7 @@ def test_policies_and_homes_on_many_nodes(
 
 
 def test_what_pages_lie_off_the_plan_is_told_with_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify_module, "read_memory_map", lambda pid: memory(RangePolicy("default"), {0: 256, 2: 768}))
+    monkeypatch.setattr(verify_module, "read_memory_map", lambda pid: memory(Policy("default"), {0: 256, 2: 768}))
     monkeypatch.setattr(verify_module, "check_running", lambda target: None)
     report = verify(os.getpid(), Target((), memory_nodes=(0,)))
     assert not report.ok

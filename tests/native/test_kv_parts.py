@@ -18,13 +18,13 @@ from homenode.engine.channels.messages import FileRange
 from homenode.engine.executor.kv_file import KvFile, joined
 from homenode.engine.executor.neighbours import Attached, sliced
 from homenode.errors import UserError
-from homenode.model.part import ModelPart, Range
+from homenode.model.part import IndexRange, ModelPart
 from homenode.model.partition import Alignment, divide, divide_heads
 from tests.native.kv_bytes import copies_of, digest, fill, wire_bytes
 
 WHOLE = KvGeometry(5, 3, 16, 64, "bf16")
 BLOCKS = 7
-NOTHING = Range(0, 0)
+NOTHING = IndexRange(0, 0)
 DEGREES = [(1, 1), (2, 1), (1, 2), (3, 2), (2, 6), (5, 3), (1, 5)]  # stages, ranks; three KV heads
 
 

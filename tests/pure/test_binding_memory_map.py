@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homenode.host.binding.memory_map import KINDS, RangePolicy, join, kind_of, parse_maps, parse_numa_maps
+from homenode.host.binding.memory_map import KINDS, Policy, join, kind_of, parse_maps, parse_numa_maps
 
 # An inference worker on a machine with four nodes, bound to node 2 after it had started on node 0.
 MAPS = """\
@@ -51,13 +51,13 @@ def test_a_worker_on_four_nodes_is_read_range_by_range() -> None:
         "device",
         "private",
     ]
-    assert memory.policy == RangePolicy("bind", (2,))
+    assert memory.policy == Policy("bind", (2,))
     block = memory.ranges[2]
     assert (block.start, block.end, block.placement.pages) == (0x7F0000000000, 0x7F0000400000, {0: 1000, 1: 8, 2: 16})
     assert block.away((2,)) == 1008
     assert block.away((1, 2)) == 1000
     assert memory.ranges[5].placement.page_bytes == 2 << 20
-    assert memory.ranges[6].placement.policy == RangePolicy("prefer (many)", (1, 3))
+    assert memory.ranges[6].placement.policy == Policy("prefer (many)", (1, 3))
 
 
 def test_homes_are_bytes_of_private_memory_with_huge_pages_in_full() -> None:
@@ -68,17 +68,17 @@ def test_homes_are_bytes_of_private_memory_with_huge_pages_in_full() -> None:
 @pytest.mark.parametrize(
     ("words", "policy"),
     [
-        ("default anon=1 N0=1", RangePolicy("default")),
-        ("local anon=1 N0=1", RangePolicy("local")),
-        ("bind:0-2,8 anon=1 N0=1", RangePolicy("bind", (0, 1, 2, 8))),
-        ("bind=static|balancing:252 N252=1", RangePolicy("bind", (252,))),
-        ("prefer=relative:1", RangePolicy("prefer", (1,))),
-        ("prefer (many):0-1 heap", RangePolicy("prefer (many)", (0, 1))),
-        ("interleave:0,8", RangePolicy("interleave", (0, 8))),
-        ("weighted interleave:0-1 stack anon=1 N1=1", RangePolicy("weighted interleave", (0, 1))),
+        ("default anon=1 N0=1", Policy("default")),
+        ("local anon=1 N0=1", Policy("local")),
+        ("bind:0-2,8 anon=1 N0=1", Policy("bind", (0, 1, 2, 8))),
+        ("bind=static|balancing:252 N252=1", Policy("bind", (252,))),
+        ("prefer=relative:1", Policy("prefer", (1,))),
+        ("prefer (many):0-1 heap", Policy("prefer (many)", (0, 1))),
+        ("interleave:0,8", Policy("interleave", (0, 8))),
+        ("weighted interleave:0-1 stack anon=1 N1=1", Policy("weighted interleave", (0, 1))),
     ],
 )
-def test_every_policy_of_the_kernel_is_known(words: str, policy: RangePolicy) -> None:
+def test_every_policy_of_the_kernel_is_known(words: str, policy: Policy) -> None:
     assert parse_numa_maps(f"7f0000000000 {words} kernelpagesize_kB=64")[0x7F0000000000].policy == policy
 
 

@@ -12,11 +12,11 @@ from homenode.compute.kv_memory import KvLayout, KvRegion
 from homenode.compute.ops import KvGeometry
 from homenode.engine.executor.kv_file import joined, shares_of
 from homenode.engine.executor.neighbours import sliced
-from homenode.model.part import ModelPart, Range
+from homenode.model.part import IndexRange, ModelPart
 from homenode.model.partition import Alignment, divide, divide_heads
 from homenode.transfer.kv.pages import difference, hole, region_spans
 
-NOTHING = Range(0, 0)
+NOTHING = IndexRange(0, 0)
 BLOCKS = 3
 
 

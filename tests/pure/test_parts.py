@@ -17,7 +17,7 @@ from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import ARCHITECTURES, architecture_of
 from homenode.model.expert_placement import ExpertUse, place_experts
 from homenode.model.formats.expert_counts import read_placement
-from homenode.model.part import ModelPart, Range
+from homenode.model.part import IndexRange, ModelPart
 from homenode.model.partition import Alignment, divide, divide_heads
 from homenode.model.parts import PartitionSpec, plan_parts, read_layer_split
 from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec
@@ -131,8 +131,8 @@ def test_shares_are_fair(count: int, ranks: int, needed: int, wanted: int) -> No
 
 def test_shares_have_the_values_of_the_whole_where_they_can() -> None:
     """Blocks that are made at load are cut as stored ones where there are enough of them; otherwise cutting them is better than not starting."""
-    assert divide(96, 3, Alignment(1, 32)) == (Range(0, 32), Range(32, 32), Range(64, 32))
-    assert divide(172, 2, Alignment(1, 32)) == (Range(0, 96), Range(96, 76))
+    assert divide(96, 3, Alignment(1, 32)) == (IndexRange(0, 32), IndexRange(32, 32), IndexRange(64, 32))
+    assert divide(172, 2, Alignment(1, 32)) == (IndexRange(0, 96), IndexRange(96, 76))
     assert divide(172, 7, Alignment(1, 32)) == divide(172, 7)
     assert divide_heads(8, 4, 8, 2, Alignment(1, 32)) == divide_heads(8, 4, 8, 2, Alignment(32))
     assert divide_heads(8, 4, 8, 3, Alignment(32)) is None
@@ -205,7 +205,9 @@ def test_more_ranks_than_experts_are_refused() -> None:
 
 def test_an_mlp_that_no_layer_has_is_not_cut() -> None:
     spec = replace(toy_spec("mixtral"), intermediate_size=1)
-    assert all(p.intermediate == Range(0, 1) for p in plan_parts(spec, grains_for(spec, 1), PartitionSpec(ranks=2)))
+    assert all(
+        p.intermediate == IndexRange(0, 1) for p in plan_parts(spec, grains_for(spec, 1), PartitionSpec(ranks=2))
+    )
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.data())
@@ -278,6 +280,6 @@ def test_layer_splits_are_read() -> None:
 def test_layers_of_stages() -> None:
     given = plan_parts(STORIES, {}, PartitionSpec(stages=2, layers=(2, 3)))
     even = plan_parts(STORIES, {}, PartitionSpec(stages=3))
-    assert [p.layers for p in given] == [Range(0, 2), Range(2, 3)]
-    assert [p.layers for p in even] == [Range(0, 2), Range(2, 2), Range(4, 1)]
+    assert [p.layers for p in given] == [IndexRange(0, 2), IndexRange(2, 3)]
+    assert [p.layers for p in even] == [IndexRange(0, 2), IndexRange(2, 2), IndexRange(4, 1)]
     assert [(p.first_stage, p.last_stage) for p in even] == [(True, False), (False, False), (False, True)]

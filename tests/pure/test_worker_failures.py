@@ -12,9 +12,9 @@ from homenode.engine.executor.worker_failures import Silence, WorkerFailures
 from homenode.engine.executor.worker_handle import WorkerHandle
 from homenode.engine.plan.layout import WorkerPlan
 from homenode.engine.step import Sampled, Step, StepItem, StepResult
-from homenode.model.part import ModelPart, Range
+from homenode.model.part import IndexRange, ModelPart
 
-NOTHING = Range(0, 0)
+NOTHING = IndexRange(0, 0)
 
 
 @dataclass
@@ -49,7 +49,9 @@ class Process:
 def members(stages: int, **state: Any) -> list[WorkerHandle]:
     found = []
     for stage in range(stages):
-        part = ModelPart(Range(stage, 1), stage, stages, 0, 1, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, ())
+        part = ModelPart(
+            IndexRange(stage, 1), stage, stages, 0, 1, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, ()
+        )
         plan = WorkerPlan(stage, f"w{stage}", "cpu", part, EngineBinding((0,)))
         found.append(WorkerHandle(plan, Process(f"w{stage}"), **{"state": "ready", "spoke": True, **state}))
     return found

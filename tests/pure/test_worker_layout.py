@@ -27,7 +27,7 @@ from homenode.host.discovery.read import read_host
 from homenode.host.discovery.synthetic import synthetic
 from homenode.host.placement.numa_demand import Decision
 from homenode.host.topology.host import Accelerator, Accelerators, Host
-from homenode.model.part import ModelPart, Range
+from homenode.model.part import IndexRange, ModelPart
 from homenode.model.spec import ModelSpec, RopeSpec
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 
@@ -383,11 +383,11 @@ def test_what_was_settled_for_the_model_is_taken_where_a_worker_has_several_node
     ]
 
 
-NOTHING = Range(0, 0)
+NOTHING = IndexRange(0, 0)
 
 
 def layout(bindings: list[tuple[int, ...]], devices: list[str]) -> Layout:
-    part = ModelPart(Range(0, 1), 0, 1, 0, 1, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, ())
+    part = ModelPart(IndexRange(0, 1), 0, 1, 0, 1, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, ())
     return Layout(
         tuple(
             WorkerPlan(n, f"w{n}", device, part, EngineBinding((n,), memory_nodes=nodes))

@@ -4,7 +4,7 @@ every matrix. Plain data.
 A model cut into stages (pipeline parallel) gives each stage a run of layers; the first has the embedding table, the
 last the output matrix. Ranks of one stage (tensor parallel; Shoeybi et al. 2019, Megatron-LM) have the same layers and
 divide what is inside them: heads, the inner columns of MLPs, the vocabulary; or whole experts (expert parallel). The
-lengths that a rank's matrices have are the `Range`s here, so the names of a parameter table's shape ("query", "kv",
+lengths that a rank's matrices have are the `IndexRange`s here, so the names of a parameter table's shape ("query", "kv",
 "intermediate"...) say how each matrix is cut: by rows, by columns, or not at all.
 """
 
@@ -16,7 +16,7 @@ from homenode.model.spec import ModelSpec
 
 
 @dataclass(frozen=True)
-class Range:
+class IndexRange:
     """Elements first .. first + count - 1 of a dimension."""
 
     first: int
@@ -41,17 +41,17 @@ class ModelPart:
     divided as wholes. The router is with every rank.
     """
 
-    layers: Range
+    layers: IndexRange
     stage: int
     stages: int
     rank: int
     ranks: int
-    heads: Range
-    kv_heads: Range
-    intermediate: Range
-    vocabulary: Range
-    expert_intermediate: Range
-    shared_intermediate: Range
+    heads: IndexRange
+    kv_heads: IndexRange
+    intermediate: IndexRange
+    vocabulary: IndexRange
+    expert_intermediate: IndexRange
+    shared_intermediate: IndexRange
     vocabulary_widths: tuple[int, ...]
     experts: tuple[tuple[int, ...], ...] = ()
 
@@ -60,17 +60,17 @@ class ModelPart:
         """All of a model."""
         moe = spec.moe
         return cls(
-            layers=Range(0, spec.num_layers),
+            layers=IndexRange(0, spec.num_layers),
             stage=0,
             stages=1,
             rank=0,
             ranks=1,
-            heads=Range(0, spec.num_heads),
-            kv_heads=Range(0, spec.num_kv_heads),
-            intermediate=Range(0, spec.intermediate_size),
-            vocabulary=Range(0, spec.vocab_size),
-            expert_intermediate=Range(0, moe.intermediate_size if moe else 0),
-            shared_intermediate=Range(0, moe.shared_intermediate_size if moe else 0),
+            heads=IndexRange(0, spec.num_heads),
+            kv_heads=IndexRange(0, spec.num_kv_heads),
+            intermediate=IndexRange(0, spec.intermediate_size),
+            vocabulary=IndexRange(0, spec.vocab_size),
+            expert_intermediate=IndexRange(0, moe.intermediate_size if moe else 0),
+            shared_intermediate=IndexRange(0, moe.shared_intermediate_size if moe else 0),
             vocabulary_widths=(spec.vocab_size,),
             experts=tuple(every_expert(spec, layer) for layer in range(spec.num_layers)),
         )

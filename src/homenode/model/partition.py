@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from homenode.model.part import Range
+from homenode.model.part import IndexRange
 
 _SIMD = 32  # elements: rows stand in groups of so many in memory, and every vector length divides it
 _LONG = 32 * _SIMD  # a share so long loses little by being rounded to _SIMD
@@ -36,7 +36,7 @@ class Alignment:
             yield self.needed
 
 
-def divide(count: int, ranks: int, alignment: Alignment = Alignment()) -> tuple[Range, ...] | None:
+def divide(count: int, ranks: int, alignment: Alignment = Alignment()) -> tuple[IndexRange, ...] | None:
     """Elements 0 .. count - 1 for each rank, in order; None where there are fewer aligned pieces than ranks."""
     if count >= _LONG * ranks and (ranges := _runs(count, ranks, math.lcm(alignment.needed, alignment.wanted, _SIMD))):
         return ranges
@@ -45,7 +45,7 @@ def divide(count: int, ranks: int, alignment: Alignment = Alignment()) -> tuple[
 
 def divide_heads(
     heads: int, kv_heads: int, head_dim: int, ranks: int, alignment: Alignment
-) -> tuple[tuple[Range, Range], ...] | None:
+) -> tuple[tuple[IndexRange, IndexRange], ...] | None:
     """For each rank its query heads and the KV heads that they read; `alignment`: of the columns that the query heads
     are. None where it cannot be.
 
@@ -56,7 +56,7 @@ def divide_heads(
     for size in alignment.tries():
         together = size // math.gcd(size, group * head_dim)  # so many KV heads' columns end at an aligned place
         if runs := _runs(kv_heads, ranks, together):
-            return tuple((Range(kv.first * group, kv.count * group), kv) for kv in runs)
+            return tuple((IndexRange(kv.first * group, kv.count * group), kv) for kv in runs)
         if (
             together == 1
             and ranks > kv_heads
@@ -66,22 +66,22 @@ def divide_heads(
     return None
 
 
-def _shared(kv_heads: int, group: int, ranks: int, together: int) -> tuple[tuple[Range, Range], ...] | None:
+def _shared(kv_heads: int, group: int, ranks: int, together: int) -> tuple[tuple[IndexRange, IndexRange], ...] | None:
     """Each KV head's query heads divided among the ranks that have it; `together` of them end at an aligned place."""
-    parts: list[tuple[Range, Range]] = []
+    parts: list[tuple[IndexRange, IndexRange]] = []
     for kv, sharing in enumerate(_runs(ranks, kv_heads, 1) or ()):
         runs = _runs(group, sharing.count, together)
         if runs is None:
             return None
-        parts += [(Range(kv * group + run.first, run.count), Range(kv, 1)) for run in runs]
+        parts += [(IndexRange(kv * group + run.first, run.count), IndexRange(kv, 1)) for run in runs]
     return tuple(parts)
 
 
-def _runs(count: int, ranks: int, alignment: int) -> tuple[Range, ...] | None:
+def _runs(count: int, ranks: int, alignment: int) -> tuple[IndexRange, ...] | None:
     units = -(-count // alignment)
     if units < ranks:
         return None
     ends = accumulate((units // ranks + (rank < units % ranks) for rank in range(ranks)), initial=0)
     return tuple(
-        Range(first * alignment, min(end * alignment, count) - first * alignment) for first, end in pairwise(ends)
+        IndexRange(first * alignment, min(end * alignment, count) - first * alignment) for first, end in pairwise(ends)
     )

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from homenode.errors import UserError
 from homenode.model.expert_placement import ExpertPlacement, Experts, place_experts
-from homenode.model.part import ModelPart, Range, every_expert
+from homenode.model.part import IndexRange, ModelPart, every_expert
 from homenode.model.partition import Alignment, divide, divide_heads
 from homenode.model.spec import ModelSpec, MoeSpec
 from homenode.units import format_count
@@ -65,7 +65,7 @@ def read_layer_split(setting: str) -> tuple[int, ...] | None:
     return tuple(int(word) for word in words)
 
 
-def _stages(spec: ModelSpec, how: PartitionSpec) -> tuple[Range, ...]:
+def _stages(spec: ModelSpec, how: PartitionSpec) -> tuple[IndexRange, ...]:
     if how.layers is None:
         ranges = divide(spec.num_layers, how.stages)
         if ranges is None:
@@ -86,18 +86,18 @@ def _stages(spec: ModelSpec, how: PartitionSpec) -> tuple[Range, ...]:
             f"--layer-split {told} adds up to {sum(how.layers)}; the model has {format_count(spec.num_layers, 'layer')}, and each stage needs one or more",
             param="layer_split",
         )
-    return tuple(Range(end - count, count) for count, end in zip(how.layers, accumulate(how.layers), strict=True))
+    return tuple(IndexRange(end - count, count) for count, end in zip(how.layers, accumulate(how.layers), strict=True))
 
 
 @dataclass(frozen=True)
 class _RankShards:
     """What each rank has of every layer."""
 
-    heads: tuple[tuple[Range, Range], ...]
-    vocabulary: tuple[Range, ...]
-    intermediate: tuple[Range, ...]
-    expert: tuple[Range, ...]
-    shared: tuple[Range, ...]
+    heads: tuple[tuple[IndexRange, IndexRange], ...]
+    vocabulary: tuple[IndexRange, ...]
+    intermediate: tuple[IndexRange, ...]
+    expert: tuple[IndexRange, ...]
+    shared: tuple[IndexRange, ...]
 
     @classmethod
     def of(cls, spec: ModelSpec, alignments: Mapping[str, Alignment], how: PartitionSpec) -> _RankShards:
@@ -105,9 +105,9 @@ class _RankShards:
         if how.experts_whole:
             check_experts(spec, how.ranks)
 
-        def inner(name: str, count: int) -> tuple[Range, ...]:
+        def inner(name: str, count: int) -> tuple[IndexRange, ...]:
             if name not in alignments or (how.experts_whole and name == "expert_intermediate"):
-                return (Range(0, count),) * how.ranks
+                return (IndexRange(0, count),) * how.ranks
             what = f"{name.replace('_', ' ')} length of {count}"
             return _among(spec, how.ranks, what, alignments[name], lambda ranks: divide(count, ranks, alignments[name]))
 
@@ -133,7 +133,9 @@ class _RankShards:
             shared=inner("shared_intermediate", moe.shared_intermediate_size),
         )
 
-    def part(self, spec: ModelSpec, how: PartitionSpec, stages: Sequence[Range], stage: int, rank: int) -> ModelPart:
+    def part(
+        self, spec: ModelSpec, how: PartitionSpec, stages: Sequence[IndexRange], stage: int, rank: int
+    ) -> ModelPart:
         layers = stages[stage]
         heads, kv_heads = self.heads[rank]
         return ModelPart(

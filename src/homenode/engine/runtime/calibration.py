@@ -21,7 +21,7 @@ from homenode.engine.plan.layout import WorkerPlan, config_of
 from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.step import StartSequence, Step, StepItem, StepResult, WorkerLimits
 from homenode.errors import HomenodeError
-from homenode.model.part import ModelPart, Range
+from homenode.model.part import IndexRange, ModelPart
 from homenode.model.parts import read_layer_split
 from homenode.model.spec import ModelSpec
 from homenode.model.weights.load import plan_model
@@ -94,7 +94,7 @@ def _one_step(executor: ProcessExecutor, position: int, blocks: int) -> float:
 def _first_layers(spec: ModelSpec, layers: int) -> ModelPart:
     """The first ones whole, as a stage that has another after it, so that it needs no output matrix and nobody else."""
     whole = ModelPart.whole(spec)
-    return replace(whole, layers=Range(0, layers), stages=2, experts=whole.experts[:layers])
+    return replace(whole, layers=IndexRange(0, layers), stages=2, experts=whole.experts[:layers])
 
 
 def calibrated(planned: EnginePlan) -> bool:

@@ -24,7 +24,7 @@ _ANONYMOUS_FILES = ("/dev/zero", "/anon_hugepage (deleted)")  # what the kernel 
 
 
 @dataclass(frozen=True, slots=True)
-class RangePolicy:
+class Policy:
     """A memory policy: `mode` is the kernel's word (`default`, `bind`, `prefer`, `prefer (many)`, `interleave`,
     `local`, ...)."""
 
@@ -39,14 +39,14 @@ class RangePolicy:
 class Placement:
     """One line of numa_maps: `pages` present by node, in pages of `page_bytes`; `word` is `heap`, `stack` or empty."""
 
-    policy: RangePolicy
+    policy: Policy
     pages: dict[int, int] = field(default_factory=dict)
     page_bytes: int = 4096
     word: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class AddressRange:
+class Range:
     """Addresses from `start` up to `end`, both in bytes; `kind` is one of KINDS."""
 
     start: int
@@ -63,10 +63,10 @@ class AddressRange:
 class MemoryMap:
     """All ranges of a process. `policy`: what holds where a range has none of its own."""
 
-    ranges: tuple[AddressRange, ...]
-    policy: RangePolicy
+    ranges: tuple[Range, ...]
+    policy: Policy
 
-    def private(self) -> Iterable[AddressRange]:
+    def private(self) -> Iterable[Range]:
         """Ranges of the process's own memory."""
         return (part for part in self.ranges if part.kind == "private")
 
@@ -101,9 +101,7 @@ def mems_allowed(pid: int) -> tuple[int, ...]:
 
 def join(maps: dict[int, tuple[int, str]], numa: dict[int, Placement]) -> MemoryMap:
     """The two files put together by start address; a range that came or went between the two readings is left out."""
-    ranges = tuple(
-        AddressRange(start, *maps[start], placement) for start, placement in sorted(numa.items()) if start in maps
-    )
+    ranges = tuple(Range(start, *maps[start], placement) for start, placement in sorted(numa.items()) if start in maps)
     return MemoryMap(ranges, _process_policy(numa.values()))
 
 
@@ -139,7 +137,7 @@ def parse_numa_maps(text: str) -> dict[int, Placement]:
         if start is None or match is None:
             continue
         try:
-            policy = RangePolicy(match[1], parse_cpu_list(match[3] or ""))
+            policy = Policy(match[1], parse_cpu_list(match[3] or ""))
         except UserError:
             continue
         words = rest[match.end() :].split()
@@ -173,12 +171,12 @@ def _hex(text: str) -> int | None:
         return None
 
 
-def _process_policy(placements: Iterable[Placement]) -> RangePolicy:
+def _process_policy(placements: Iterable[Placement]) -> Policy:
     """The policy of the main thread: numa_maps shows it on every range that has none of its own, so on its stack, or
     else on most."""
     lines = list(placements)
     told = [line.policy for line in lines if line.word == "stack"] or [line.policy for line in lines]
-    return Counter(told).most_common(1)[0][0] if told else RangePolicy("default")
+    return Counter(told).most_common(1)[0][0] if told else Policy("default")
 
 
 def _read(pid: int, name: str) -> str | None:

@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from homenode.host.binding.memory_map import AddressRange, MemoryMap, Placement, RangePolicy
+from homenode.host.binding.memory_map import MemoryMap, Placement, Policy, Range
 from homenode.host.binding.residency import PAGE, PlannedRange, pages_by_node
 from homenode.host.binding.syscalls import Syscalls
 
@@ -102,8 +102,8 @@ def bring_home(planned: Iterable[PlannedRange], calls: Syscalls, *, deadline_s: 
         if moves.stopped:
             break
         start = part.address // PAGE * PAGE
-        lying = AddressRange(
-            start, part.address + part.size, "private", Placement(RangePolicy("prefer", part.nodes), dict(seen), PAGE)
+        lying = Range(
+            start, part.address + part.size, "private", Placement(Policy("prefer", part.nodes), dict(seen), PAGE)
         )
         if away := lying.away(part.nodes) * PAGE:
             moves.wanted += away
@@ -112,7 +112,7 @@ def bring_home(planned: Iterable[PlannedRange], calls: Syscalls, *, deadline_s: 
     return moves
 
 
-def _left_alone(part: AddressRange, memory: MemoryMap, nodes: Sequence[int]) -> str:
+def _left_alone(part: Range, memory: MemoryMap, nodes: Sequence[int]) -> str:
     policy = part.placement.policy
     if part.kind != "private":
         return _KINDS[part.kind]
@@ -125,7 +125,7 @@ class _Walk:
     """The way through one range. `remaining`: pages elsewhere that are still to be looked after. `hopeless`: batches
     in a row of which nothing moved. `over`: the rest of the range is not tried."""
 
-    part: AddressRange
+    part: Range
     remaining: int
     hopeless: int = 0
     is_over: bool = False
@@ -173,7 +173,7 @@ class _Mover:
         self._done = 0
         self._attempts = 0  # calls to move pages so far
 
-    def move_ranges(self, parts: Sequence[AddressRange]) -> None:
+    def move_ranges(self, parts: Sequence[Range]) -> None:
         """Move what of `parts` lies elsewhere, or say in the accounts why not."""
         walks = [_Walk(part, part.away(self._nodes)) for part in parts]
         try:

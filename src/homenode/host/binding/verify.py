@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from homenode.cpuset import format_cpu_list
 from homenode.errors import UserError
 from homenode.host.binding.masks import Cpus, describe, read_masks
-from homenode.host.binding.memory_map import MemoryMap, RangePolicy, read_memory_map
+from homenode.host.binding.memory_map import MemoryMap, Policy, read_memory_map
 from homenode.host.binding.preflight import check_running
 from homenode.host.binding.report import ActionResult, Report, skipped
 from homenode.host.binding.syscalls import Syscalls
@@ -77,7 +77,7 @@ def _affinity(process: ProcessId, target: Target, calls: Syscalls) -> Report:
     )
 
 
-def _policy(pid: int, policy: RangePolicy, target: Target, expected: bool) -> Report:
+def _policy(pid: int, policy: Policy, target: Target, expected: bool) -> Report:
     nodes = format_cpu_list(target.memory_nodes)
     if policy.mode in _UNBOUND and not policy.nodes and not expected:
         return Report(

@@ -10,7 +10,7 @@ from typing import Any
 
 from homenode.compute.ops import KvCache
 from homenode.model.architectures.rope import Rope
-from homenode.model.part import ModelPart, Range
+from homenode.model.part import IndexRange, ModelPart
 from homenode.model.spec import ModelSpec
 
 # Of the figures, the part, and the number of a layer (None: of what is outside the layers).
@@ -99,16 +99,16 @@ def dimensions(spec: ModelSpec) -> dict[str, int]:
     }
 
 
-def ranges(spec: ModelSpec, part: ModelPart) -> dict[str, Range]:
+def ranges(spec: ModelSpec, part: ModelPart) -> dict[str, IndexRange]:
     """What a part has of each dimension: all of those that are never divided."""
-    whole = {name: Range(0, size) for name, size in dimensions(spec).items()}
+    whole = {name: IndexRange(0, size) for name, size in dimensions(spec).items()}
     return whole | {
         "vocabulary": part.vocabulary,
         "intermediate": part.intermediate,
         "expert_intermediate": part.expert_intermediate,
         "shared_intermediate": part.shared_intermediate,
-        "query": Range(part.heads.first * spec.head_dim, part.heads.count * spec.head_dim),
-        "kv": Range(part.kv_heads.first * spec.head_dim, part.kv_heads.count * spec.head_dim),
+        "query": IndexRange(part.heads.first * spec.head_dim, part.heads.count * spec.head_dim),
+        "kv": IndexRange(part.kv_heads.first * spec.head_dim, part.kv_heads.count * spec.head_dim),
     }
 
 
@@ -124,7 +124,7 @@ class ExpectedTensor:
     layer: int | None
     name: str
     shape: tuple[int, ...]
-    cut: tuple[Range, ...]
+    cut: tuple[IndexRange, ...]
     expert: int | None = None
 
 

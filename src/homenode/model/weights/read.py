@@ -22,7 +22,7 @@ from homenode.host.refusals import named_refusals
 from homenode.model.architectures.parameters import Parameters
 from homenode.model.formats import coded_rows
 from homenode.model.formats.fallback_decode import iter_decoded_rows
-from homenode.model.part import Range
+from homenode.model.part import IndexRange
 from homenode.model.spec import TensorEntry
 from homenode.model.weights.expert_memory import SharedExperts
 from homenode.model.weights.finite import check_finite
@@ -42,7 +42,7 @@ def read_parameters(
     tensors: Iterable[MatchedTensor],
     layout: WeightLayout,
     backend: Backend,
-    layers: Range,
+    layers: IndexRange,
     progress: Progress | None = None,
     cache: PackedCache | None = None,
     place_of: PlaceOf = lambda name: "split",
@@ -139,7 +139,7 @@ class _Matrices:
         return weights
 
 
-def _by_key(tensors: Iterable[MatchedTensor], handles: Mapping[str, Any], layers: Range) -> Parameters:
+def _by_key(tensors: Iterable[MatchedTensor], handles: Mapping[str, Any], layers: IndexRange) -> Parameters:
     """The handles of tensors, by name, as forward functions find them."""
     top: dict[str, Any] = {}
     found: list[dict[str, Any]] = [{} for _ in range(layers.count)]
@@ -214,7 +214,7 @@ def _load_coded(backend: Backend, tensor: MatchedTensor, target: str, spread: Ma
         os.close(fd)
 
 
-def _heads(entry: TensorEntry, rows: Range) -> int:
+def _heads(entry: TensorEntry, rows: IndexRange) -> int:
     """How many heads of interleaved halves these rows of the tensor are; 0 where rows are in order."""
     if not entry.permuted_heads:
         return 0
@@ -226,7 +226,7 @@ def _heads(entry: TensorEntry, rows: Range) -> int:
     return rows.count // head
 
 
-def _load_vector(fd: int, entry: TensorEntry, cut: Range) -> FloatArray:
+def _load_vector(fd: int, entry: TensorEntry, cut: IndexRange) -> FloatArray:
     """Some of a vector as float32. Nearly all are stored so: a read from the open file is then a fraction of
     the work.
     """
@@ -234,13 +234,15 @@ def _load_vector(fd: int, entry: TensorEntry, cut: Range) -> FloatArray:
         data = os.pread(fd, entry.nbytes, entry.offset)
         if len(data) == entry.nbytes:
             return np.frombuffer(data, "<f4")[cut.first : cut.end]
-    whole = _decode(replace(entry, shape=(1, *entry.shape), permuted_heads=0), Range(0, 1), Range(0, entry.shape[0]))[0]
+    whole = _decode(
+        replace(entry, shape=(1, *entry.shape), permuted_heads=0), IndexRange(0, 1), IndexRange(0, entry.shape[0])
+    )[0]
     vector = np.empty(len(whole), np.float32)
     vector[canonical_rows(len(whole), entry.permuted_heads)] = whole + np.float32(entry.plus)
     return vector[cut.first : cut.end]
 
 
-def _decode(entry: TensorEntry, rows: Range, columns: Range) -> FloatArray:
+def _decode(entry: TensorEntry, rows: IndexRange, columns: IndexRange) -> FloatArray:
     """Some rows and columns of a matrix as float32 in Hugging Face's order, whatever it is stored as."""
     row_bytes = entry.dtype.row_bytes(entry.shape[1])
     here = replace(
