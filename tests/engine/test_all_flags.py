@@ -149,7 +149,8 @@ ALWAYS: dict[str, str] = {
     "serve": f"{_HTTP} {_WEIGHTS} {_SCHEDULER} {_PARALLEL} --served-model-name --api-server-count --generation-config "
     "--max-sequences-per-request --sse-keep-alive --health-timeout --seed --backend --numa "
     "--threads-per-core --executor --kv-cache-prealloc "
-    "--transfer-channel --pd-role --pd-peer-host --pd-buffer-device --pd-secret --pd-allowed-peers "
+    "--transfer-channel --pd-role --pd-alloc-fail-backoff-ttl --pd-pull-pending-ttl --pd-peer-host --pd-buffer-device "
+    "--pd-secret --pd-allowed-peers "
     "--kv-transfer-config "
     "--local-cpu --disable-log-stats --tokenizer --chat-template --chat-template-timeout --links "
     "--special-tokens-in-content --help-all",
