@@ -1,0 +1,107 @@
+"""Served load and KV hand-over of one installation of homenode against another: pairs in turns on the same CPUs.
+
+    python -m benchmarks.commits_served OLD NEW MODEL [--pairs 15] [--clients 8] [--requests 2] [--prompt-tokens 256] [--gen-tokens 64]
+                                        [--threads N] [--handover] [--json FILE]
+
+OLD and NEW are `homenode` programs, each in its own virtual environment. A server of each runs all the time and is asked in turns
+(A B B A ...); with `--handover` a side is a prefill server, a decode server and a proxy, through which its clients ask. For each figure
+the ratio is taken pair by pair so that above 1 the new one is faster, and printed are the median and its 95 % interval. The exit code
+is 1 when the lower end of the interval of the output rate, or of the time to the first token, is below 0.97.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from benchmarks.commits import interval
+from benchmarks.contender import Command
+from benchmarks.machine import machine
+from benchmarks.servers import Server, free_port, running
+from homenode.bench.serving.clients import ClientLoad, run_load
+from homenode.bench.serving.served import Served, served
+
+_LEAST = 0.97
+_JUDGED = ("output rate", "first token")
+
+
+def _server(program: str, verb: str, *arguments: str) -> Server:
+    port = free_port()
+    return Server(program, verb, Command((program, verb, *arguments, "--port", str(port))), port)
+
+
+@contextmanager
+def side(program: str, given: argparse.Namespace) -> Iterator[str]:
+    """The URL to ask of a running side."""
+    common = [str(given.model), "--kv-cache-memory", "512MiB"]
+    common += [] if given.threads is None else ["--threads", str(given.threads)]
+    with ExitStack() as stack:
+        if not given.handover:
+            asked = _server(program, "serve", *common)
+        else:
+            transfer = ("--transfer-channel", "shm", "--pd-buffer-size", "256MiB")
+            parts = [
+                _server(program, "serve", *common, "--pd-role", role, *transfer) for role in ("sender", "receiver")
+            ]
+            for part in parts:
+                stack.enter_context(running(part))
+            prefill, decode = (f"http://127.0.0.1:{part.port}" for part in parts)
+            asked = _server(program, "proxy", "--prefill", prefill, "--decode", decode)
+        stack.enter_context(running(asked))
+        yield f"http://127.0.0.1:{asked.port}"
+
+
+def ask(url: str, load: ClientLoad) -> Served:
+    """What the clients of one turn saw."""
+    return served(load.clients, load.prompt_tokens, asyncio.run(run_load(url, load)))
+
+
+def ratios(old: Served, new: Served) -> dict[str, float]:
+    """Of one pair, above 1 where the new one is faster."""
+    return {
+        "output rate": new.output_tok_s / old.output_tok_s,
+        "first token": old.ttft_median_s / new.ttft_median_s,
+        "between tokens": old.itl_median_s / new.itl_median_s,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a line for each figure."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.commits_served", description=str(__doc__).split("\n")[0]
+    )
+    parser.add_argument("old")
+    parser.add_argument("new")
+    parser.add_argument("model", type=Path)
+    for flag, default in (("pairs", 15), ("clients", 8), ("requests", 2), ("prompt-tokens", 256), ("gen-tokens", 64)):
+        parser.add_argument(f"--{flag}", type=int, default=default)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--handover", action="store_true")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args(arguments)
+    found: list[dict[str, float]] = []
+    with side(given.old, given) as old, side(given.new, given) as new:
+        for number in range(given.pairs + 1):  # the first pair warms both up
+            load = ClientLoad(given.clients, given.requests, given.prompt_tokens, given.gen_tokens, seed=number)
+            seen = {url: ask(url, load) for url in ((old, new) if number % 2 else (new, old))}
+            if number:
+                found.append(ratios(seen[old], seen[new]))
+                print(
+                    f"pair {number} of {given.pairs}: {seen[new].output_tok_s:.0f} tok/s", file=sys.stderr, flush=True
+                )
+    summary = {name: interval([pair[name] for pair in found]) for name in found[0]}
+    for name, (median, low, high) in summary.items():
+        print(f"{given.model.name}, {name}: new by old {median:.3f} ({low:.3f} to {high:.3f})")
+    if given.json is not None:
+        record = {"machine": machine(), "handover": given.handover, "pairs": found}
+        given.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return int(any(summary[name][1] < _LEAST for name in _JUDGED))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
