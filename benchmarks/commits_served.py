@@ -1,12 +1,14 @@
 """Served load and KV hand-over of one installation of homenode against another: pairs in turns on the same CPUs.
 
-    python -m benchmarks.commits_served OLD NEW MODEL [--pairs 15] [--clients 8] [--requests 2] [--prompt-tokens 256] [--gen-tokens 64]
-                                        [--threads N] [--handover] [--json FILE]
+    python -m benchmarks.commits_served OLD NEW MODEL [--rounds 3] [--pairs 15] [--clients 8] [--requests 2] [--prompt-tokens 256]
+                                        [--gen-tokens 64] [--threads N] [--handover] [--json FILE]
 
-OLD and NEW are `homenode` programs, each in its own virtual environment. A server of each runs all the time and is asked in turns
-(A B B A ...); with `--handover` a side is a prefill server, a decode server and a proxy, through which its clients ask. For each figure
-the ratio is taken pair by pair so that above 1 the new one is faster, and printed are the median and its 95 % interval. The exit code
-is 1 when the lower end of the interval of the output rate, or of the time to the first token, is below 0.97.
+OLD and NEW are `homenode` programs, each in its own virtual environment. In each round a server of each is started and then asked in
+turns (A B B A ...), so many pairs; with `--handover` a side is a prefill server, a decode server and a proxy, through which its clients
+ask. For each figure the ratio is taken pair by pair so that above 1 the new one is faster, and printed are the median over all rounds
+and its 95 % interval. One client with many pairs of short answers shows decode, one with `--gen-tokens 1` prefill, each with less noise
+than whole runs of a program: what a start and the place of its memory add is the same for all pairs of a round. The exit code is 1 when
+the lower end of the interval of the output rate, or of the time to the first token, is below 0.97.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -63,11 +66,25 @@ def ask(url: str, load: ClientLoad) -> Served:
 
 def ratios(old: Served, new: Served) -> dict[str, float]:
     """Of one pair, above 1 where the new one is faster."""
-    return {
+    found = {
         "output rate": new.output_tok_s / old.output_tok_s,
         "first token": old.ttft_median_s / new.ttft_median_s,
         "between tokens": old.itl_median_s / new.itl_median_s,
     }
+    return {name: ratio for name, ratio in found.items() if not math.isnan(ratio)}  # answers of one token have no gaps
+
+
+def compare(given: argparse.Namespace, number: int) -> list[dict[str, float]]:
+    """The ratios of one round."""
+    found = []
+    with side(given.old, given) as old, side(given.new, given) as new:
+        for pair in range(given.pairs + 1):  # the first pair warms both up
+            seed = number * (given.pairs + 1) + pair
+            load = ClientLoad(given.clients, given.requests, given.prompt_tokens, given.gen_tokens, seed=seed)
+            seen = {url: ask(url, load) for url in ((old, new) if pair % 2 else (new, old))}
+            if pair:
+                found.append(ratios(seen[old], seen[new]))
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,22 +95,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("old")
     parser.add_argument("new")
     parser.add_argument("model", type=Path)
-    for flag, default in (("pairs", 15), ("clients", 8), ("requests", 2), ("prompt-tokens", 256), ("gen-tokens", 64)):
+    for flag, default in (
+        ("rounds", 3),
+        ("pairs", 15),
+        ("clients", 8),
+        ("requests", 2),
+        ("prompt-tokens", 256),
+        ("gen-tokens", 64),
+    ):
         parser.add_argument(f"--{flag}", type=int, default=default)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--handover", action="store_true")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     found: list[dict[str, float]] = []
-    with side(given.old, given) as old, side(given.new, given) as new:
-        for number in range(given.pairs + 1):  # the first pair warms both up
-            load = ClientLoad(given.clients, given.requests, given.prompt_tokens, given.gen_tokens, seed=number)
-            seen = {url: ask(url, load) for url in ((old, new) if number % 2 else (new, old))}
-            if number:
-                found.append(ratios(seen[old], seen[new]))
-                print(
-                    f"pair {number} of {given.pairs}: {seen[new].output_tok_s:.0f} tok/s", file=sys.stderr, flush=True
-                )
+    for number in range(given.rounds):
+        found += compare(given, number)
+        print(f"round {number + 1} of {given.rounds}", file=sys.stderr, flush=True)
     summary = {name: interval([pair[name] for pair in found]) for name in found[0]}
     for name, (median, low, high) in summary.items():
         print(f"{given.model.name}, {name}: new by old {median:.3f} ({low:.3f} to {high:.3f})")
