@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from homenode.compute.native import NativeBackend
-from homenode.compute.ops import Experts, FloatArray, Ops, Tensor
-from homenode.compute.reference.ops import choose_experts
+from homenode.compute.ops import Experts, FloatArray, Ops, Routing, Tensor
+from homenode.compute.reference.moe import choose_experts
 from tests.native.steps import Part, evaluate, limits, same_bits, step_of
 from tests.native.weights import FORMATS, load, stored
 
@@ -54,7 +54,7 @@ class Case:
     ) -> FloatArray:
         def forward(ops: Ops) -> Tensor:
             x, logits, residual = (backend.constant(v[rows]) for v in (self.x, self.logits, self.residual))
-            return ops.moe(x, logits, experts, chosen, normalise, residual)
+            return ops.moe(x, logits, experts, Routing(chosen, normalise=normalise), residual)
 
         return evaluate(backend, forward, len(self.x[rows]))
 
@@ -62,7 +62,7 @@ class Case:
         """What the experts add, in double precision."""
         out = np.zeros(self.x.shape)
         for row, (x, logits) in enumerate(zip(self.x.astype(np.float64), self.logits, strict=True)):
-            for e, weight in zip(*choose_experts(logits, chosen, normalise), strict=True):
+            for e, weight in zip(*choose_experts(logits, Routing(chosen, normalise=normalise)), strict=True):
                 gate, up, down = (self.stored[kind][e].values.astype(np.float64) for kind in ("gate", "up", "down"))
                 g = gate @ x
                 out[row] += weight * (down @ (g / (1 + np.exp(np.minimum(-g, 700))) * (up @ x)))
@@ -120,7 +120,7 @@ def test_ties_go_to_the_lowest_index(backend: NativeBackend, tmp_path: Path) -> 
     case = Case("F32", experts=7, columns=32, inner=32, tokens=3)
     case.logits[:] = [[1, 5, 5, 5, 0, 5, 5], [0, 0, 0, 0, 0, 0, 0], [2, 1, 1, 2, 1, 2, 3]]
     found = case.run(backend, case.loaded(backend, tmp_path / "matrix"), 3)
-    chosen = [choose_experts(row, 3, True)[0].tolist() for row in case.logits]
+    chosen = [choose_experts(row, Routing(3))[0].tolist() for row in case.logits]
     assert chosen == [[1, 2, 3], [0, 1, 2], [0, 3, 6]]
     np.testing.assert_allclose(found, case.residual + case.added(3, True), rtol=1e-4, atol=1e-4)
 
@@ -146,7 +146,7 @@ def test_uses_of_experts_are_counted(backend: NativeBackend, ids: tuple[int, ...
     sizes = (1, 5, 20)  # of which the mixture computes the last in another way
     x, logits = backend.constant(case.x), backend.constant(case.logits)
     program = backend.compile(
-        lambda ops: ops.moe(x, ops.moe(x, logits, experts, 2, True, None) and logits, experts, 3, True, None),
+        lambda ops: ops.moe(x, ops.moe(x, logits, experts, Routing(2), None) and logits, experts, Routing(3), None),
         limits(20),
     )
     wanted = np.zeros((2, 7), np.uint64)
@@ -154,7 +154,7 @@ def test_uses_of_experts_are_counted(backend: NativeBackend, ids: tuple[int, ...
         program.run(step_of([Part(0, tokens)], sample_rows=()))
         for mixture, chosen in enumerate((2, 3)):
             for row in case.logits[:tokens]:
-                wanted[mixture, choose_experts(row, chosen, True)[0]] += np.uint64(1)
+                wanted[mixture, choose_experts(row, Routing(chosen))[0]] += np.uint64(1)
     if ids is not None:
         wanted[:, [e for e in range(7) if e not in ids]] = 0
     assert np.array_equal(program.expert_usage(), wanted)

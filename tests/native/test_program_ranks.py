@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from homenode.compute.native import NativeBackend, NativeRankGroup
-from homenode.compute.ops import Backend, Experts, KvGeometry, Ops, StepArrays, Tensor
+from homenode.compute.ops import Backend, Experts, KvGeometry, Ops, Routing, StepArrays, Tensor
 from homenode.compute.ranks import RankGroup
 from homenode.compute.reference import ReferenceBackend, ThreadRanks
 from homenode.errors import PeerError, UnsupportedError
@@ -74,7 +74,7 @@ class Rank:
     def mixture(self, ops: Ops, x: Tensor) -> Tensor:
         """Some of the experts; what they add is of this rank only."""
         y = ops.rms_norm(x, self._norm, 1e-5)
-        return ops.moe(y, ops.linear(y, [self._router]), self._experts, 2, True, None)
+        return ops.moe(y, ops.linear(y, [self._router]), self._experts, Routing(2), None)
 
     def attention(self, ops: Ops, x: Tensor) -> Tensor:
         q, k, v = ops.split(ops.linear(x, [self._square, self._square]), [WIDTH, WIDTH // 2, WIDTH // 2])
@@ -355,7 +355,7 @@ def test_a_mixture_of_some_experts_adds_what_is_here() -> None:
 
         def forward(ops: Ops) -> Tensor:
             added = None if residual is None else backend.constant(residual[rows])
-            return ops.moe(backend.constant(x[rows]), backend.constant(logits[rows]), experts, 3, False, added)
+            return ops.moe(backend.constant(x[rows]), backend.constant(logits[rows]), experts, Routing(3, normalise=False), added)
 
         return evaluate(backend, forward, len(x[rows]))
 
@@ -372,6 +372,6 @@ def test_a_mixture_of_some_experts_adds_what_is_here() -> None:
         with pytest.raises(ValueError, match="moe"):
             experts = Experts(*([of[0], of[1]] for of in weights), ids)
             backend.compile(
-                lambda ops, e=experts: ops.moe(backend.constant(x), backend.constant(logits), e, 2, True, None),
+                lambda ops, e=experts: ops.moe(backend.constant(x), backend.constant(logits), e, Routing(2), None),
                 limits(4),
             )

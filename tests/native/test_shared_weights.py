@@ -11,7 +11,7 @@ import pytest
 from homenode import _native
 from homenode.compute.native import NativeBackend, available_levels
 from homenode.compute.native.shared_weights import NativeSharedWeights
-from homenode.compute.ops import Experts, Ops, PackedLocation, SharedPlacement, Tensor
+from homenode.compute.ops import Experts, Ops, PackedLocation, Routing, SharedPlacement, Tensor
 from homenode.compute.thread_memory import ThreadMemory
 from homenode.dtypes import BY_NAME
 from homenode.engine.memory.huge_pages import on_small_pages
@@ -79,7 +79,7 @@ def test_a_mixture_over_own_and_others_experts_is_that_over_ordinary_ones(
 
     def result(experts: Experts, rows: int) -> np.ndarray:
         def forward(ops: Ops) -> Tensor:
-            return ops.moe(backend.constant(x[:rows]), backend.constant(logits[:rows]), experts, 2, True, None)
+            return ops.moe(backend.constant(x[:rows]), backend.constant(logits[:rows]), experts, Routing(2), None)
 
         return evaluate(backend, forward, rows)
 

@@ -214,20 +214,60 @@ class SampledRows:
     top_logprobs: FloatArray  # [r, n]
 
 
+ExpertScore = Literal["softmax", "sigmoid", "chosen_softmax"]
+GroupScore = Literal["max", "top2"]
+Activation = Literal["silu", "gelu", "clamped"]
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How the experts of a row are chosen by its router's logits, and what their results are multiplied with.
+
+    The score of an expert is the softmax of the row's logits, or the sigmoid of its own; of "chosen_softmax" it is the
+    logit, and weights are the softmax over the chosen ones. Experts are chosen by score plus choice bias, where there
+    is one; the bias counts for the choice only. With `groups` above 1 the experts are divided into so many runs of
+    equal length, and those in the `groups_chosen` best runs only can be chosen: a run is as good as its best expert
+    ("max") or the sum of its best two ("top2"). Of equals the lowest index comes first. The weight of a chosen expert
+    is its score, with `normalise` divided by (the sum over the chosen ones + `epsilon`), then times `scale`. Scores
+    and weights are float32.
+    """
+
+    chosen: int
+    score: ExpertScore = "softmax"
+    normalise: bool = True
+    epsilon: float = 0.0
+    scale: float = 1.0
+    groups: int = 1
+    groups_chosen: int = 1
+    group_score: GroupScore = "top2"
+
+    @property
+    def by_logits(self) -> bool:
+        """Whether a choice without bias can be made by logits, whose order is that of the scores."""
+        return self.score != "sigmoid" and (self.groups == 1 or self.group_score == "max")
+
+
 @dataclass(frozen=True)
 class Experts:
     """The gated MLPs of an MoE layer, one for each expert: gate and up [intermediate, columns], down [columns,
-    intermediate].
+    intermediate], and biases of each [intermediate] and [columns] where there are any.
 
     All experts have the same shapes; the matrices of each of the three lists are kept in one format, gate and up in the
     same. `ids`: which of the layer's experts these are, ascending; None: all of them. A row whose chosen experts are
-    elsewhere gets nothing from these.
+    elsewhere gets nothing from these. `scales`: a factor of the weight of each expert of the layer, also of those
+    that are elsewhere. `activation` of g = gate(x) and u = up(x): "silu" silu(g) * u; "gelu" as `Ops.gelu_mul`;
+    "clamped" g * sigmoid(1.702 g) * (u + 1), g being at most 7 and u from -7 to 7.
     """
 
     gate: Sequence[Weight]
     up: Sequence[Weight]
     down: Sequence[Weight]
     ids: tuple[int, ...] | None = None
+    gate_bias: Sequence[Tensor] | None = None
+    up_bias: Sequence[Tensor] | None = None
+    down_bias: Sequence[Tensor] | None = None
+    scales: Tensor | None = None
+    activation: Activation = "silu"
 
 
 class Ops(Protocol):
@@ -316,15 +356,20 @@ class Ops(Protocol):
         """cap * tanh(x / cap), cap being above 0."""
 
     def moe(
-        self, x: Tensor, logits: Tensor, experts: Experts, chosen: int, normalise: bool, residual: Tensor | None
+        self,
+        x: Tensor,
+        logits: Tensor,
+        experts: Experts,
+        routing: Routing,
+        residual: Tensor | None,
+        choice_bias: Tensor | None = None,
     ) -> Tensor:
-        """residual (or 0) + the sum of weight * down(silu(gate(x)) * up(x)) over the `chosen` experts with the largest
-        logits of each row.
+        """residual (or 0) + the sum of weight * down(activation(gate(x), up(x))) over the experts that `routing`
+        chooses for each row.
 
-        logits: [rows, experts]. Of equal logits the lowest index is chosen first. A weight is the softmax of the row's
-        logits, in float32; with `normalise` divided by the sum over the chosen ones. A row's experts are added in
-        ascending order of their index. Where `experts` are not all, the choice and the weights are the same, and only
-        those here are added.
+        logits: [rows, experts]; choice_bias: [experts]. Biases of `experts` belong to the products: that of down is
+        weighted like the rest. A row's experts are added in ascending order of their index. Where `experts` are not
+        all, the choice and the weights are the same, and only those here are added.
         """
 
     def add_gated(self, x: Tensor, y: Tensor, gate: Tensor) -> Tensor:

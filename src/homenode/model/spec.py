@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from homenode.compute.ops import Activation, ExpertScore, GroupScore, Routing
 from homenode.dtypes import DType
 
 
@@ -40,10 +41,22 @@ class MoeSpec:
     experts_per_token: int
     intermediate_size: int  # of one expert
     normalise: bool  # the weights of a token's experts add up to 1
-    shared_intermediate_size: int = (
-        0  # of the expert that every token uses, scaled by a gate of its own; 0: there is none
-    )
+    shared_intermediate_size: int = 0  # of the expert that every token uses; 0: there is none
     dense_layers: tuple[int, ...] = ()  # layers that have an ordinary MLP instead, ascending
+    # How experts are chosen and weighted: see compute.ops.Routing
+    score: ExpertScore = "softmax"
+    epsilon: float = 0.0
+    scale: float = 1.0
+    groups: int = 1
+    groups_chosen: int = 1
+    group_score: GroupScore = "top2"
+    activation: Activation = "silu"  # of an expert: see compute.ops.Experts
+
+    @property
+    def routing(self) -> Routing:
+        """The same as an argument of `Ops.moe`."""
+        names = ("score", "normalise", "epsilon", "scale", "groups", "groups_chosen", "group_score")
+        return Routing(self.experts_per_token, **{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True)

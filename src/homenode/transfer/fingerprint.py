@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import fields
 
 from homenode.compute.ops import KvGeometry
-from homenode.model.spec import Checkpoint, ModelSpec
+from homenode.model.spec import Checkpoint, ModelSpec, MoeSpec
 from homenode.transfer.settings import TransferConfig
 from homenode.transfer.weights_identity import tokenizer_digest, weights_digest
 from homenode.transfer.wire.message import PROTOCOL
@@ -49,7 +50,8 @@ def fingerprint_of(
     }
 
 
-_OLD_NAME = "MixtureSpec"  # of `MoeSpec` in 0.1.0, with whose engines those of later versions have to agree
+# Of `MoeSpec` in 0.1.0, with whose engines those of later versions have to agree: its name, and how many fields it had.
+_OLD_NAME, _OLD_FIELDS = "MixtureSpec", 6
 
 
 def _architecture(spec: ModelSpec, max_model_len: int | None) -> Fingerprint:
@@ -67,9 +69,19 @@ def _architecture(spec: ModelSpec, max_model_len: int | None) -> Fingerprint:
         "local_rope": repr(spec.local_rope),
         "scales": f"{spec.embedding_scale!r} {spec.attention_scale!r} {spec.attention_softcap!r}",
         "sliding_window": f"{spec.sliding_window} {_short(windows)}".strip() if spec.sliding_window else "none",
-        "experts": _short(_OLD_NAME + repr(spec.moe).removeprefix(type(spec.moe).__name__)) if spec.moe else "none",
+        "experts": _short(_experts(spec.moe)) if spec.moe else "none",
         **({"own": _short(repr(spec.own))} if spec.own is not None else {}),
     }
+
+
+def _experts(moe: MoeSpec) -> str:
+    """The figures of experts; those that 0.1.0 did not know only where they are unusual."""
+    told = [
+        f"{each.name}={getattr(moe, each.name)!r}"
+        for number, each in enumerate(fields(moe))
+        if number < _OLD_FIELDS or getattr(moe, each.name) != each.default
+    ]
+    return f"{_OLD_NAME}({', '.join(told)})"
 
 
 def _factors(spec: ModelSpec, max_model_len: int | None) -> str:

@@ -6,11 +6,13 @@ A handle's buffer is used again by later ops once the handle is gone, so nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from homenode import _native
-from homenode.compute.ops import Experts, FloatArray
+from homenode.compute.ops import Experts, FloatArray, Routing
+from homenode.errors import UnsupportedError
 
 
 class RecordingOps:
@@ -109,15 +111,21 @@ class RecordingOps:
         x: _native.Tensor,
         logits: _native.Tensor,
         experts: Experts,
-        chosen: int,
-        normalise: bool,
+        routing: Routing,
         residual: _native.Tensor | None,
+        choice_bias: _native.Tensor | None = None,
     ) -> _native.Tensor:
         """See `Ops.moe`."""
+        if routing.score == "chosen_softmax":
+            routing = replace(routing, score="softmax", normalise=True)
+        plain = Routing(routing.chosen, normalise=routing.normalise)
+        extras = (choice_bias, experts.gate_bias, experts.up_bias, experts.down_bias, experts.scales)
+        if routing != plain or experts.activation != "silu" or any(extra is not None for extra in extras):
+            raise UnsupportedError("the native backend has no MoE layers with this routing, activation or biases yet")
         if experts.ids is not None and not experts.ids:
             raise ValueError("moe: none of the experts; leave it out where there are none")
         weights = _native.ExpertWeights(gate=experts.gate, up=experts.up, down=experts.down, ids=experts.ids or ())
-        return self._recorder.moe(x, logits, weights, chosen, normalise, residual)
+        return self._recorder.moe(x, logits, weights, routing.chosen, routing.normalise, residual)
 
     def add_gated(self, x: _native.Tensor, y: _native.Tensor, gate: _native.Tensor) -> _native.Tensor:
         """See `Ops.add_gated`."""

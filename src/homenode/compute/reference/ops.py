@@ -6,16 +6,16 @@ the order of every summation) never depend on what shares the batch: slow, and b
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from homenode.compute.expert_usage import ExpertUsage
-from homenode.compute.ops import Experts, FloatArray, IntArray, StepArrays
+from homenode.compute.ops import Experts, FloatArray, Routing, StepArrays
 from homenode.compute.ranks import RankGroup
+from homenode.compute.reference.gates import gelu_gated, silu_gated
 from homenode.compute.reference.kv import ReferenceKvCache
-from homenode.units import format_count
+from homenode.compute.reference.moe import choose_experts, expert_output
 
 
 class EagerOps:
@@ -136,16 +136,12 @@ class EagerOps:
     def silu_mul(self, gate_up: FloatArray) -> FloatArray:
         """See `Ops.silu_mul`."""
         half = gate_up.shape[1] // 2
-        gate, up = gate_up[:, :half], gate_up[:, half:]
-        with np.errstate(over="ignore"):  # exp of a very negative gate is infinite, and the quotient then rightly zero
-            return np.asarray(gate / (1 + np.exp(-gate)) * up, np.float32)
+        return silu_gated(gate_up[:, :half], gate_up[:, half:])
 
     def gelu_mul(self, gate_up: FloatArray) -> FloatArray:
         """See `Ops.gelu_mul`."""
         half = gate_up.shape[1] // 2
-        gate, up = gate_up[:, :half], gate_up[:, half:]
-        inner = np.float32(math.sqrt(2 / math.pi)) * (gate + np.float32(0.044715) * gate**3)
-        return np.asarray(np.float32(0.5) * gate * (1 + np.tanh(inner)) * up, np.float32)
+        return gelu_gated(gate_up[:, :half], gate_up[:, half:])
 
     def add(self, x: FloatArray, y: FloatArray) -> FloatArray:
         """See `Ops.add`."""
@@ -164,25 +160,26 @@ class EagerOps:
         x: FloatArray,
         logits: FloatArray,
         experts: Experts,
-        chosen: int,
-        normalise: bool,
+        routing: Routing,
         residual: FloatArray | None,
+        choice_bias: FloatArray | None = None,
     ) -> FloatArray:
-        """See `Ops.moe`. ValueError unless 1 <= chosen <= experts."""
+        """See `Ops.moe`. ValueError for a routing that does not fit the number of experts."""
         out = np.zeros(x.shape, np.float32) if residual is None else np.array(residual, np.float32)
         indices_here = {
             expert: index for index, expert in enumerate(range(logits.shape[1]) if experts.ids is None else experts.ids)
         }
         tokens = np.zeros(logits.shape[1], np.uint64)
         for row, row_logits, total in zip(np.ascontiguousarray(x), logits, out, strict=True):
-            indices, weights = choose_experts(row_logits, chosen, normalise)
+            indices, weights = choose_experts(row_logits, routing, choice_bias)
             for index, weight in zip(indices, weights, strict=True):
                 here = indices_here.get(int(index))
                 if here is None:
                     continue
                 tokens[index] += np.uint64(1)
-                inner = self.silu_mul(np.concatenate([experts.gate[here] @ row, experts.up[here] @ row])[None])[0]
-                total += weight * (experts.down[here] @ inner)
+                if experts.scales is not None:
+                    weight = weight * experts.scales[index]
+                total += weight * expert_output(experts, here, row)
         if self._usage is not None:
             self._usage.add(self._moe_layers, tokens)
         self._moe_layers += 1
@@ -196,16 +193,6 @@ class EagerOps:
     def select(self, x: FloatArray) -> FloatArray:
         """See `Ops.select`."""
         return x[self._step.sample_rows]
-
-
-def choose_experts(logits: FloatArray, chosen: int, normalise: bool) -> tuple[IntArray, FloatArray]:
-    """The experts of one row in ascending order, int32 [chosen], and their weights, float32 [chosen]: see `Ops.moe`."""
-    if not 1 <= chosen <= len(logits):
-        raise ValueError(f"{format_count(chosen, 'expert was', 'experts were')} to be chosen from {len(logits)}")
-    indices = np.sort(np.argsort(-logits, kind="stable")[:chosen])
-    likelihoods = np.exp(logits - logits.max())
-    total = (likelihoods[indices] if normalise else likelihoods).sum(dtype=np.float32)
-    return indices.astype(np.int32), np.asarray(likelihoods[indices] / total, np.float32)
 
 
 def _attention_of_row(

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from homenode.compute.ops import Routing
 from homenode.units import format_count
 
 Mlp = Callable[[torch.Tensor, int], torch.Tensor]  # rows, index of an expert in `ids` -> the expert's output
@@ -15,21 +16,18 @@ Mlp = Callable[[torch.Tensor, int], torch.Tensor]  # rows, index of an expert in
 
 def add_experts(
     x: torch.Tensor,
-    logits: torch.Tensor,
+    routes: tuple[torch.Tensor, torch.Tensor],
+    experts: int,
     ids: tuple[int, ...] | None,
     mlp: Mlp,
-    chosen: int,
-    normalise: bool,
     residual: torch.Tensor | None,
 ) -> tuple[torch.Tensor, npt.NDArray[np.int64]]:
-    """`Ops.moe` on tensors. `ids`: the experts whose matrices this rank has, ascending; None: all.
+    """`Ops.moe` on tensors. `routes`: what `choose` made of the logits for `experts` experts; `ids`: those whose
+    matrices this rank has, ascending; None: all.
 
     Returns the output rows and, for each expert, how many rows it was computed for here.
     """
-    experts = logits.shape[1]
-    if not 1 <= chosen <= experts:
-        raise ValueError(f"{format_count(chosen, 'expert was', 'experts were')} to be chosen from {experts}")
-    indices, weights = choose(logits, chosen, normalise)
+    indices, weights = routes
     out = torch.zeros_like(x) if residual is None else residual.clone()
     # Assignments by expert, then by row: a stable sort of the flat list, whose runs the host must know.
     flat = indices.reshape(-1)
@@ -42,17 +40,61 @@ def add_experts(
             continue
         tokens[expert] = end - begin
         mine = order[begin:end]
-        rows = mine // chosen
+        rows = mine // indices.shape[1]
         # No row is here twice. Experts come in ascending order, and so are their results added.
         out[rows] = out[rows] + weights.reshape(-1)[mine].unsqueeze(1) * mlp(x[rows], index)
     return out, tokens
 
 
-def choose(logits: torch.Tensor, chosen: int, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts of each row in ascending order, int64 [rows, chosen], and their weights, float32 [rows, chosen]."""
-    order = torch.sort(logits, dim=1, descending=True, stable=True).indices  # of equal logits the lowest index first
-    indices = order[:, :chosen].sort(dim=1).values
-    likelihoods = torch.exp(logits - logits.amax(dim=1, keepdim=True))
-    mine = likelihoods.gather(1, indices)
-    total = (mine if normalise else likelihoods).sum(dim=1, keepdim=True)
-    return indices, mine / total
+def choose(
+    logits: torch.Tensor, routing: Routing, choice_bias: torch.Tensor | None, scales: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts of each row in ascending order, int64 [rows, chosen], and their weights, float32 [rows, chosen].
+
+    ValueError unless 1 <= chosen <= experts.
+    """
+    chosen, experts = routing.chosen, logits.shape[1]
+    if not 1 <= chosen <= experts:
+        raise ValueError(f"{format_count(chosen, 'expert was', 'experts were')} to be chosen from {experts}")
+    scores = _scores(logits, routing)
+    by = logits if routing.by_logits else scores
+    if choice_bias is not None:
+        by = scores + choice_bias
+    indices = _best(_within_groups(by, routing), chosen).sort(dim=1).values
+    weights = scores.gather(1, indices)
+    if routing.score == "chosen_softmax":
+        weights = torch.exp(weights - weights.amax(dim=1, keepdim=True))
+        weights = weights / weights.sum(dim=1, keepdim=True)
+    elif routing.normalise:
+        weights = weights / (weights.sum(dim=1, keepdim=True) + routing.epsilon)
+    weights = weights * routing.scale
+    return indices, weights if scales is None else weights * scales[indices]
+
+
+def _scores(logits: torch.Tensor, routing: Routing) -> torch.Tensor:
+    match routing.score:
+        case "sigmoid":
+            return 1 / (1 + torch.exp(-logits))
+        case "softmax":
+            likelihoods = torch.exp(logits - logits.amax(dim=1, keepdim=True))
+            return likelihoods / likelihoods.sum(dim=1, keepdim=True)
+    return logits
+
+
+def _within_groups(values: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """The values [rows, experts], -infinity outside the best groups of each row."""
+    if routing.groups == 1:
+        return values
+    groups = values.view(len(values), routing.groups, -1)
+    best = _sorted(groups)[..., : 1 if routing.group_score == "max" else 2].sum(dim=2)
+    kept = torch.zeros_like(best, dtype=torch.bool).scatter_(1, _best(best, routing.groups_chosen), True)
+    return groups.masked_fill(~kept.unsqueeze(2), -torch.inf).view(values.shape)
+
+
+def _sorted(values: torch.Tensor) -> torch.Tensor:
+    return torch.sort(values, dim=-1, descending=True, stable=True).values
+
+
+def _best(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Indices of the largest values of each row, of equal ones the lowest first."""
+    return torch.sort(values, dim=1, descending=True, stable=True).indices[:, :count]

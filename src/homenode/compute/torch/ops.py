@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import torch
 
 from homenode.compute.expert_usage import ExpertUsage
-from homenode.compute.ops import Experts, FloatArray
+from homenode.compute.ops import Experts, FloatArray, Routing
 from homenode.compute.ranks import RankGroup
 from homenode.compute.torch.device import TorchDevice
 from homenode.compute.torch.exchange import gather_columns, sum_over_ranks
 from homenode.compute.torch.kv import TorchKvCache
-from homenode.compute.torch.moe import add_experts
+from homenode.compute.torch.moe import add_experts, choose
 from homenode.compute.torch.products import Product
 from homenode.compute.torch.scoring import Attention, Scoring
 from homenode.compute.torch.step import DeviceStep, check_ids
@@ -178,18 +178,22 @@ class TorchOps:
         x: torch.Tensor,
         logits: torch.Tensor,
         experts: Experts,
-        chosen: int,
-        normalise: bool,
+        routing: Routing,
         residual: torch.Tensor | None,
+        choice_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `Ops.moe`. ValueError unless 1 <= chosen <= experts."""
         self._seen_waiting()
+        biases = (experts.gate_bias, experts.up_bias, experts.down_bias)
 
         def mlp(rows: torch.Tensor, index: int) -> torch.Tensor:
-            inner = self.silu_mul(self.linear(rows, (experts.gate[index], experts.up[index])))
-            return self._product(inner, experts.down[index])
+            gate_bias, up_bias, down_bias = (None if of is None else of[index] for of in biases)
+            gate = self.linear(rows, (experts.gate[index],), (gate_bias,))
+            up = self.linear(rows, (experts.up[index],), (up_bias,))
+            return self.linear(GATES[experts.activation](gate, up), (experts.down[index],), (down_bias,))
 
-        out, tokens = add_experts(x, logits, experts.ids, mlp, chosen, normalise, residual)
+        routes = choose(logits, routing, choice_bias, experts.scales)
+        out, tokens = add_experts(x, routes, logits.shape[1], experts.ids, mlp, residual)
         self._seen.usage.add(self._moe_layers, tokens)
         self._moe_layers += 1
         return out
@@ -219,3 +223,16 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
     as silu is.
     """
     return x / (1 + torch.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+def clamped_gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """g * sigmoid(1.702 g) * (u + 1): the gate limited from above, up on both sides."""
+    g, u = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return g / (1 + torch.exp(-1.702 * g)) * (u + 1)
+
+
+GATES = {  # by `Experts.activation`
+    "silu": lambda gate, up: silu(gate) * up,
+    "gelu": lambda gate, up: gelu(gate) * up,
+    "clamped": clamped_gated,
+}

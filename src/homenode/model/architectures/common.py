@@ -55,6 +55,11 @@ def has_experts(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
     return spec.moe is not None and layer not in spec.moe.dense_layers
 
 
+def has_shared_expert(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
+    """The layer has experts, and one that every token uses."""
+    return has_experts(spec, part, layer) and spec.moe is not None and spec.moe.shared_intermediate_size > 0
+
+
 def has_mlp(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
     """The layer has an MLP."""
     return not has_experts(spec, part, layer)
@@ -124,6 +129,39 @@ EXPERTS = (
         "hidden",
         "expert_intermediate",
         when=has_experts,
+    ),
+)
+CHOICE_BIAS = Parameter(  # of experts, used for the choice only
+    "choice_bias",
+    "model.layers.{layer}.mlp.gate.e_score_correction_bias",
+    ("experts",),
+    "blk.{layer}.exp_probs_b.bias",
+    has_experts,
+)
+SHARED_EXPERTS = (  # added as they are, for every token
+    layer_weight(
+        "shared_gate",
+        "mlp.shared_experts.gate_proj",
+        "ffn_gate_shexp",
+        "shared_intermediate",
+        "hidden",
+        when=has_shared_expert,
+    ),
+    layer_weight(
+        "shared_up",
+        "mlp.shared_experts.up_proj",
+        "ffn_up_shexp",
+        "shared_intermediate",
+        "hidden",
+        when=has_shared_expert,
+    ),
+    layer_weight(
+        "shared_down",
+        "mlp.shared_experts.down_proj",
+        "ffn_down_shexp",
+        "hidden",
+        "shared_intermediate",
+        when=has_shared_expert,
     ),
 )
 
@@ -215,32 +253,52 @@ def feed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tens
     """x plus what follows attention in layer `index` of this stage: a mixture of experts (MoE) of normed x,
     or an MLP.
     """
-    layer, part = model.parameters.layers[index], model.part
+    layer = model.parameters.layers[index]
     if "router" not in layer:
         return gated_mlp(ops, model, layer, x)
-    moe = model.spec.moe
-    assert moe is not None  # a layer has a router only where the figures say so
     h = normed(ops, model, x, layer["post_norm"])
-    logits = ops.linear(h, (layer["router"],))
-    here = part.experts[index]
-    ids = None if len(here) == moe.num_experts else here
-    experts = Experts(layer["expert_gate"], layer["expert_up"], layer["expert_down"], ids)
-    if part.adds_residual:
-        x = _add_shared_expert(ops, layer, h, x)
-        x = ops.moe(h, logits, experts, moe.experts_per_token, moe.normalise, x)
+    logits = ops.linear(h, (layer["router"],), (layer["router_bias"],) if "router_bias" in layer else ())
+    if model.part.adds_residual:
+        x = add_experts(ops, model, index, h, logits, _add_shared_expert(ops, layer, h, x))
     else:
-        x = ops.moe(h, logits, experts, moe.experts_per_token, moe.normalise, None)
-        x = _add_shared_expert(ops, layer, h, x)
+        x = _add_shared_expert(ops, layer, h, add_experts(ops, model, index, h, logits, None))
     return over_ranks(ops, model, x)
 
 
-def _add_shared_expert(ops: Ops, layer: Layer, h: Tensor, x: Tensor) -> Tensor:
-    """x plus the expert that every token uses, if there is one, scaled by sigmoid of a product of its own; of its inner
-    columns those that are here.
+def add_experts(
+    ops: Ops, model: ForwardContext, index: int, h: Tensor, logits: Tensor, residual: Tensor | None
+) -> Tensor:
+    """residual (or 0) plus what the experts of layer `index` of this stage that are here make of h, by the router's
+    logits. Ranks have yet to add up their shares.
+
+    Where each rank has a part of every expert, that which adds the residual also adds the biases of the outputs.
     """
-    if "shared_router" not in layer:
+    layer, moe, here = model.parameters.layers[index], model.spec.moe, model.part.experts[index]
+    assert moe is not None  # a layer has a router only where the figures say so
+    ids = None if len(here) == moe.num_experts else here
+    experts = Experts(
+        layer["expert_gate"],
+        layer["expert_up"],
+        layer["expert_down"],
+        ids,
+        layer.get("expert_gate_bias"),
+        layer.get("expert_up_bias"),
+        layer.get("expert_down_bias") if model.part.adds_residual or ids is not None else None,
+        layer.get("expert_scales"),
+        moe.activation,
+    )
+    return ops.moe(h, logits, experts, moe.routing, residual, layer.get("choice_bias"))
+
+
+def _add_shared_expert(ops: Ops, layer: Layer, h: Tensor, x: Tensor) -> Tensor:
+    """x plus the expert that every token uses, if there is one; of its inner columns those that are here. Where it has
+    a router, it is scaled by sigmoid of that.
+    """
+    if "shared_down" not in layer:
         return x
     inner = ops.silu_mul(ops.linear(h, (layer["shared_gate"], layer["shared_up"])))
+    if "shared_router" not in layer:
+        return ops.linear(inner, (layer["shared_down"],), residual=x)
     return ops.add_gated(x, ops.linear(inner, (layer["shared_down"],)), ops.linear(h, (layer["shared_router"],)))
 
 

@@ -16,7 +16,6 @@ from homenode.model.architectures.qwen2 import WINDOW_FIELDS, window_of
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
-from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec, MoeSpec, TensorEntry
 
 NAME = "qwen2_moe"
@@ -27,26 +26,20 @@ EXPERT_FIELDS = frozenset(
 )
 ROUTER = "model.layers.{layer}.mlp.gate.weight"
 _SHARED = "mlp.shared_expert"
-
-
-def _has_shared_expert(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
-    return common.has_experts(spec, part, layer) and spec.moe is not None and spec.moe.shared_intermediate_size > 0
-
-
 PARAMETERS = (
     *DENSE_PARAMETERS,
     *common.EXPERTS,
-    layer_weight("shared_router", f"{_SHARED}_gate", "ffn_gate_inp_shexp", "one", "hidden", when=_has_shared_expert),
+    layer_weight("shared_router", f"{_SHARED}_gate", "ffn_gate_inp_shexp", "one", "hidden", when=common.has_shared_expert),
     layer_weight(
         "shared_gate",
         f"{_SHARED}.gate_proj",
         "ffn_gate_shexp",
         "shared_intermediate",
         "hidden",
-        when=_has_shared_expert,
+        when=common.has_shared_expert,
     ),
     layer_weight(
-        "shared_up", f"{_SHARED}.up_proj", "ffn_up_shexp", "shared_intermediate", "hidden", when=_has_shared_expert
+        "shared_up", f"{_SHARED}.up_proj", "ffn_up_shexp", "shared_intermediate", "hidden", when=common.has_shared_expert
     ),
     layer_weight(
         "shared_down",
@@ -54,7 +47,7 @@ PARAMETERS = (
         "ffn_down_shexp",
         "hidden",
         "shared_intermediate",
-        when=_has_shared_expert,
+        when=common.has_shared_expert,
     ),
 )
 

@@ -63,6 +63,17 @@ def _check_moe(moe: MoeSpec, layers: int, source: Path) -> None:
             wanted=f"at most the {moe.num_experts} there are",
             do=_ASK,
         )
+    if moe.groups < 1 or moe.num_experts % moe.groups or not 1 <= moe.groups_chosen <= moe.groups:
+        seen = f"{moe.groups_chosen} of {format_count(moe.groups, 'group')} chosen, of {format_count(moe.num_experts, 'expert')}"
+        raise damaged(source, "groups of experts", seen=seen, wanted="groups of equal length, some or all chosen", do=_ASK)
+    if moe.experts_per_token > moe.num_experts // moe.groups * moe.groups_chosen:
+        raise damaged(
+            source,
+            "experts of a token",
+            seen=moe.experts_per_token,
+            wanted=f"at most those in {format_count(moe.groups_chosen, 'group')} of {moe.num_experts // moe.groups}",
+            do=_ASK,
+        )
     if layers * moe.num_experts > MOST_EXPERTS_IN_ALL:
         seen = f"{moe.num_experts} in each of {format_count(layers, 'layer')}"
         raise damaged(source, "experts", seen=seen, wanted=f"at most {MOST_EXPERTS_IN_ALL} in all", do=_ASK)
