@@ -32,13 +32,48 @@ Tensor linear(Recorder& r, const Tensor& x, const std::vector<const WeightHandle
 
 using Handles = std::vector<const WeightHandle*>;
 
+// What homenode.compute.ops calls a choice, by its name.
+template <class T, size_t Count>
+T named(const std::string& name, const std::pair<const char*, T> (&choices)[Count], const char* what) {
+  for (const auto& [known, value] : choices)
+    if (name == known) return value;
+  raise({Fault::user, 0, std::string(what) + " '" + name + "' is not known"});
+}
+
 void make_experts(ExpertWeights* self, const Handles& gate, const Handles& up, const Handles& down,
-                  std::vector<int32_t> ids) {
-  ExpertWeights experts{.gate = {}, .up = {}, .down = {}, .ids = std::move(ids)};
+                  std::vector<int32_t> ids, std::vector<Tensor> gate_bias, std::vector<Tensor> up_bias,
+                  std::vector<Tensor> down_bias, const std::optional<Tensor>& scales, const std::string& activation) {
+  const std::pair<const char*, Activation> activations[] = {
+      {"silu", Activation::silu}, {"gelu", Activation::gelu}, {"clamped", Activation::clamped}};
+  ExpertWeights experts{.gate = {},
+                        .up = {},
+                        .down = {},
+                        .ids = std::move(ids),
+                        .gate_bias = std::move(gate_bias),
+                        .up_bias = std::move(up_bias),
+                        .down_bias = std::move(down_bias),
+                        .scales = scales.value_or(Tensor{}),
+                        .activation = named(activation, activations, "an activation")};
   for (const WeightHandle* handle : gate) experts.gate.push_back(weight_of(*handle));
   for (const WeightHandle* handle : up) experts.up.push_back(weight_of(*handle));
   for (const WeightHandle* handle : down) experts.down.push_back(weight_of(*handle));
   new (self) ExpertWeights(std::move(experts));
+}
+
+void make_routing(Routing* self, int chosen, const std::string& score, bool normalise, float epsilon, float scale,
+                  int groups, int groups_chosen, const std::string& group_score) {
+  const std::pair<const char*, ExpertScore> scores[] = {{"softmax", ExpertScore::softmax},
+                                                        {"sigmoid", ExpertScore::sigmoid},
+                                                        {"chosen_softmax", ExpertScore::chosen_softmax}};
+  const std::pair<const char*, bool> group_scores[] = {{"max", false}, {"top2", true}};
+  new (self) Routing{.chosen = chosen,
+                     .score = named(score, scores, "a score of experts"),
+                     .normalise = normalise,
+                     .epsilon = epsilon,
+                     .scale = scale,
+                     .groups = groups,
+                     .groups_chosen = groups_chosen,
+                     .best_two = named(group_score, group_scores, "a score of groups")};
 }
 
 void make_limits(StepLimits* self, int max_tokens, int max_sequences, int max_sampled_rows,
@@ -128,13 +163,20 @@ void bind_recorder(nb::module_& m) {
   nb::class_<AttentionParams>(m, "AttentionParams", "How scores are made; see homenode.compute.ops.Ops.attention.")
       .def(
           "__init__",
-          [](AttentionParams* self, int layer, float scale, int window, float softcap) {
-            new (self) AttentionParams{layer, scale, window, softcap};
+          [](AttentionParams* self, int layer, float scale, int window, float softcap,
+             const std::optional<Tensor>& sinks) {
+            new (self) AttentionParams{layer, scale, window, softcap, sinks.value_or(Tensor{})};
           },
-          nb::kw_only(), nb::arg("layer"), nb::arg("scale"), nb::arg("window") = 0, nb::arg("softcap") = 0.0f);
+          nb::kw_only(), nb::arg("layer"), nb::arg("scale"), nb::arg("window") = 0, nb::arg("softcap") = 0.0f,
+          nb::arg("sinks").none() = nb::none());
   nb::class_<ExpertWeights>(m, "ExpertWeights", "The matrices of an MoE layer's experts.")
       .def("__init__", &make_experts, nb::kw_only(), nb::arg("gate"), nb::arg("up"), nb::arg("down"), nb::arg("ids"),
-           "ids: which of the experts that have logits these are, ascending; empty: all.");
+           nb::arg("gate_bias"), nb::arg("up_bias"), nb::arg("down_bias"), nb::arg("scales").none(),
+           nb::arg("activation"),
+           "ids: which of the experts that have logits these are, ascending; empty: all. Biases: of each, or empty.");
+  nb::class_<Routing>(m, "Routing", "How experts are chosen and weighted; see homenode.compute.ops.Routing.")
+      .def("__init__", &make_routing, nb::kw_only(), nb::arg("chosen"), nb::arg("score"), nb::arg("normalise"),
+           nb::arg("epsilon"), nb::arg("scale"), nb::arg("groups"), nb::arg("groups_chosen"), nb::arg("group_score"));
   nb::class_<Recorder>(m, "Recorder", "Records the operations of a forward function; see homenode.compute.ops.Ops.")
       .def("__init__", &make_recorder, nb::arg("pool"), nb::arg("level"), nb::arg("limits"), nb::kw_only(),
            nb::arg("fuse") = true, nb::arg("group").none() = nb::none(), nb::arg("arena") = nb::none())
@@ -197,12 +239,13 @@ void bind_recorder(nb::module_& m) {
           nb::arg("cap"))
       .def(
           "moe",
-          [](Recorder& r, const Tensor& x, const Tensor& logits, const ExpertWeights& experts, int chosen,
-             bool normalise, const std::optional<Tensor>& residual) {
-            return take(r.moe(x, logits, experts, chosen, normalise, residual ? &*residual : nullptr));
+          [](Recorder& r, const Tensor& x, const Tensor& logits, const ExpertWeights& experts, const Routing& routing,
+             const std::optional<Tensor>& residual, const std::optional<Tensor>& choice_bias) {
+            return take(r.moe(x, logits, experts, routing, residual ? &*residual : nullptr,
+                              choice_bias ? &*choice_bias : nullptr));
           },
-          nb::arg("x"), nb::arg("logits"), nb::arg("experts"), nb::arg("chosen"), nb::arg("normalise"),
-          nb::arg("residual").none())
+          nb::arg("x"), nb::arg("logits"), nb::arg("experts"), nb::arg("routing"), nb::arg("residual").none(),
+          nb::arg("choice_bias").none() = nb::none())
       .def(
           "add_gated",
           [](Recorder& r, const Tensor& x, const Tensor& y, const Tensor& gate) {

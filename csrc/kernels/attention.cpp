@@ -1,6 +1,7 @@
 #include "kernels/attention.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace homenode {
@@ -143,8 +144,11 @@ class TileWork {
   }
 
   void write_out() {
-    for (int r = 0; r < tile_->rows; ++r)
-      kernels_.divide(merged_.out + r * padded_, merged_.sum[r], out(places_[r]), shape_.head_dim);
+    for (int r = 0; r < tile_->rows; ++r) {
+      float sum = merged_.sum[r];
+      if (call_.sinks) sum += std::exp2(call_.sinks[places_[r].head] * kLog2E - merged_.largest[r]);
+      kernels_.divide(merged_.out + r * padded_, sum, out(places_[r]), shape_.head_dim);
+    }
   }
 
  private:

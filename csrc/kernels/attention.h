@@ -24,7 +24,7 @@ namespace homenode {
 struct AttentionShape {
   int kv_heads, group, head_dim, window;  // window 0: none
   std::vector<HeadGroup> groups = {};     // as KvCache::head_groups; empty: all threads attend to all heads
-  bool sampled_only = false;              // rows of tokens that are not sampled may be left out, as nobody reads them
+  bool sampled_only = false;  // rows of tokens that are not sampled may be left out, as nobody reads them
   bool operator==(const AttentionShape&) const = default;
 };
 
@@ -38,9 +38,9 @@ inline int first_visible(int position, int window) { return window && position >
 
 struct AttentionTile {
   int sequence, kv_head;
-  int row_begin, rows;          // row = query token of the sequence * group + head of the group
+  int row_begin, rows;  // row = query token of the sequence * group + head of the group
   int chunk_begin, chunk_end;
-  int64_t first_partial;        // of a divided tile: where its partial results begin (see AttentionScratch), else -1
+  int64_t first_partial;  // of a divided tile: where its partial results begin (see AttentionScratch), else -1
 };
 
 struct AttentionItem {
@@ -117,6 +117,7 @@ struct AttentionCall {
   float scale;
   float softcap;  // scores become softcap * tanh(score / softcap); 0: they stay
   NormRope query_transform;
+  const float* sinks = nullptr;  // of each query head a score without a value, which is not capped; null: none
   // Keys and values of a step that is still to be written: each by the one work item that reads it first, so
   // AttentionPlan::writes_alone.
   const KvWrite* write = nullptr;

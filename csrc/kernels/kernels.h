@@ -8,16 +8,16 @@
 
 namespace homenode {
 
-constexpr int kTileKeys = 16;       // keys side by side in a tile of the KV cache: one vector of lanes
-constexpr int kChunkKeys = 256;     // keys whose softmax is computed at once; chunks are counted from position 0
+constexpr int kTileKeys = 16;  // keys side by side in a tile of the KV cache: one vector of lanes
+constexpr int kChunkKeys = 256;  // keys whose softmax is computed at once; chunks are counted from position 0
 constexpr int kChunkTiles = kChunkKeys / kTileKeys;
-constexpr int kQueryRows = 32;      // most (query, head) rows a chunk is computed for at once
-constexpr int kMostHead = 4096;     // most elements of a head
+constexpr int kQueryRows = 32;  // most (query, head) rows a chunk is computed for at once
+constexpr int kMostHead = 4096;  // most elements of a head
 
 // Attention over int8 keys and values multiplies whole numbers. These bounds keep every sum of products in 32 bits, so
 // that it is exact.
-constexpr int kKvLimit = 127;         // of a code of a key or value
-constexpr int kWeightLimit = 32767;   // of a softmax weight: kChunkKeys * kWeightLimit * 128 < 2^31
+constexpr int kKvLimit = 127;  // of a code of a key or value
+constexpr int kWeightLimit = 32767;  // of a softmax weight: kChunkKeys * kWeightLimit * 128 < 2^31
 constexpr int query_limit(int64_t head_dim) {
   const int64_t most = INT32_MAX / (128 * head_dim);
   return static_cast<int>(most < 32767 ? most : 32767);
@@ -35,16 +35,16 @@ struct PrefetchRange {
 struct AttendArgs {
   int rows, head_dim;
   const void* queries;  // [rows] heads as load_query of the same kind of KV memory leaves them, for scores in base 2
-  const float* query_scales;    // [rows] what load_query returned
-  float softcap;                // scores become softcap * tanh(score / softcap), in base 2 as well; 0: they stay
-  const void* const* keys;      // [kChunkTiles] tiles, see kv_cache.h
-  const void* const* values;    // [kChunkTiles]
-  const int* begin;             // [rows] keys begin <= i < end of the chunk are visible to a row
+  const float* query_scales;  // [rows] what load_query returned
+  float softcap;  // scores become softcap * tanh(score / softcap), in base 2 as well; 0: they stay
+  const void* const* keys;  // [kChunkTiles] tiles, see kv_cache.h
+  const void* const* values;  // [kChunkTiles]
+  const int* begin;  // [rows] keys begin <= i < end of the chunk are visible to a row
   const int* end;
-  float* scores;                // [kQueryRows, kChunkKeys] work space
-  float* largest;               // [rows] out: largest score
-  float* sum;                   // [rows] out: sum of 2^(score - largest); 0 where nothing is visible
-  float* out;                   // [rows, padded_head(head_dim)] out: sum of 2^(score - largest) * value
+  float* scores;  // [kQueryRows, kChunkKeys] work space
+  float* largest;  // [rows] out: largest score
+  float* sum;  // [rows] out: sum of 2^(score - largest); 0 where nothing is visible
+  float* out;  // [rows, padded_head(head_dim)] out: sum of 2^(score - largest) * value
   // [prefetch_ranges] what will be wanted next, in that order: worth fetching meanwhile
   const PrefetchRange* prefetch = nullptr;
   int prefetch_ranges = 0;
@@ -55,8 +55,8 @@ struct AttendArgs {
 enum class Merge : uint8_t { leave, take, add };
 struct MergeArgs {
   int rows;
-  int64_t padded;               // elements of an output row
-  const Merge* how;             // [rows]
+  int64_t padded;  // elements of an output row
+  const Merge* how;  // [rows]
   float *largest, *sum, *out;
   const float *largest2, *sum2, *out2;
 };
@@ -64,7 +64,7 @@ struct MergeArgs {
 struct Largest {
   float value;
   int64_t index;  // of the first among equals
-  bool nan;       // a NaN was seen (value and index mean nothing then)
+  bool nan;  // a NaN was seen (value and index mean nothing then)
 };
 
 // A digest of KV memory on its way: what one head of a page has added up to so far (see simd/kv_copy.h), and how many
@@ -77,9 +77,9 @@ struct KvDigest {
 // Tiles one behind the other.
 struct TileRun {
   const std::byte* from;
-  std::byte* to;             // null: they are only read
+  std::byte* to;  // null: they are only read
   int64_t tile_bytes, tiles;
-  const std::byte* next;     // what will be read after them: asked for towards the end; it may be any address
+  const std::byte* next;  // what will be read after them: asked for towards the end; it may be any address
 };
 
 // How one kind of KV memory (see kv_cache.h) is written and read.
@@ -111,6 +111,9 @@ struct Kernels {
   // out = gate * Phi(gate) * up, with the normal distribution by way of tanh (Hendrycks and Gimpel 2016); out may be
   // gate or up.
   void (*gelu_mul)(const float* gate, const float* up, float* out, int64_t count);
+  // out = g / (1 + exp(-1.702 g)) * (u + 1), g being gate limited to 7 from above and u up limited to -7 .. 7; out may
+  // be gate or up.
+  void (*clamped_mul)(const float* gate, const float* up, float* out, int64_t count);
   // out = cap * tanh(x / cap).
   void (*soft_cap)(const float* x, float cap, float* out, int64_t count);
   KvKernels kv[3];  // by KvType

@@ -37,12 +37,16 @@ enum class Spread { split, copied, interleaved };
 struct Weight {
   Format format;
   int64_t rows = 0, columns = 0;
-  struct Piece { int64_t row_begin, row_end; uint8_t* data; size_t bytes; };
+  struct Piece {
+    int64_t row_begin, row_end;
+    uint8_t* data;
+    size_t bytes;
+  };
   std::vector<Piece> pieces;  // one per thread of the pool, in order of rows
   // Of each home, the pieces as they lie there; empty unless copied over several homes
   std::vector<std::vector<const uint8_t*>> copies;
-  std::shared_ptr<const Homes> homes;               // of the threads; null where all of them are as near
-  std::vector<std::shared_ptr<void>> memory;        // owns the pieces
+  std::shared_ptr<const Homes> homes;  // of the threads; null where all of them are as near
+  std::vector<std::shared_ptr<void>> memory;  // owns the pieces
 
   // A piece as this thread had best read it.
   const uint8_t* data(size_t piece, int thread) const;
@@ -89,18 +93,22 @@ Result<std::shared_ptr<Weight>> attach_weight(int threads, const WeightShape&);
 void unpack_row(const Weight&, int64_t row, float* out, int thread = 0);
 
 struct LinearArgs {
-  const float* x; int64_t x_stride;      // [tokens, columns]
+  const float* x;
+  int64_t x_stride;  // [tokens, columns]
   int64_t tokens;
-  const Weight* const* weights; int count;        // all with the same columns
-  const float* const* biases;            // per weight, entries may be null; or null
-  const float* residual; int64_t residual_stride; // [tokens, sum of rows], or null; may be `out` itself unless picked
-  float* out; int64_t out_stride;        // [tokens, sum of rows]
-  uint8_t* scratch;                      // linear_scratch_bytes(...), 64-byte aligned
+  const Weight* const* weights;
+  int count;  // all with the same columns
+  const float* const* biases;  // per weight, entries may be null; or null
+  const float* residual;
+  int64_t residual_stride;  // [tokens, sum of rows], or null; may be `out` itself unless picked
+  float* out;
+  int64_t out_stride;  // [tokens, sum of rows]
+  uint8_t* scratch;  // linear_scratch_bytes(...), 64-byte aligned
 
   // What is done to the rows on their way into the product. Any of it makes them transformed rows: x itself is then not
   // multiplied.
-  const int32_t* picked = nullptr;       // token t's row is row picked[t] of x; null: row t
-  const float* norm = nullptr;           // rms_norm with this weight and eps
+  const int32_t* picked = nullptr;  // token t's row is row picked[t] of x; null: row t
+  const float* norm = nullptr;  // rms_norm with this weight and eps
   float eps = 0;
   bool filled = false;  // another product left the rows in the scratch memory (linear_multiply_gated); x is not read
 
@@ -125,7 +133,7 @@ void linear_multiply(const LinearArgs&, int thread, int threads);
 void linear_finish();
 
 // What a gate goes through before it is multiplied with.
-enum class Activation { silu, gelu };
+enum class Activation { silu, gelu, clamped };
 // The kernel of it at a level.
 using GateKernel = void (*)(const float* gate, const float* up, float* out, int64_t count);
 GateKernel gate_kernel(Activation, Level);
@@ -134,7 +142,8 @@ GateKernel gate_kernel(Activation, Level);
 // them (its `filled` is set).
 struct GatedRows {
   const LinearArgs* reader;
-  float* out; int64_t out_stride;        // without a reader
+  float* out;
+  int64_t out_stride;  // without a reader
   Activation gate = Activation::silu;
 };
 // Can the outputs of these two weights be multiplied where they are made? They are cut alike then: a thread has the

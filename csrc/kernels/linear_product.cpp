@@ -25,9 +25,12 @@ class PlainSums {
       const int64_t row = piece.row_begin + group * kGroupRows, place = column_ + row;
       for (int64_t first = run.token_begin; first < run.token_end; first += kTokensAtOnce) {
         const int64_t n = std::min(kTokensAtOnce, run.token_end - first);
-        const Outputs to{a_.out + first * a_.out_stride + place, a_.out_stride,
-                         a_.residual ? a_.residual + first * a_.residual_stride + place : nullptr, a_.residual_stride,
-                         bias ? bias + row : nullptr, std::min<int64_t>(kGroupRows, piece.row_end - row)};
+        const Outputs to{a_.out + first * a_.out_stride + place,
+                         a_.out_stride,
+                         a_.residual ? a_.residual + first * a_.residual_stride + place : nullptr,
+                         a_.residual_stride,
+                         bias ? bias + row : nullptr,
+                         std::min<int64_t>(kGroupRows, piece.row_end - row)};
         const Destination lines{to.out, size_t(to.out_stride) * sizeof(float), size_t(to.rows) * sizeof(float)};
         product_->multiply(packed, first, n, sums_, lines);
         a_.residual_picked ? store_picked(first, n, place, to) : table_.store(sums_, n, to);
@@ -68,7 +71,8 @@ void linear_multiply(const LinearArgs& a, int thread, int threads) {
 }
 
 GateKernel gate_kernel(Activation gate, Level level) {
-  return gate == Activation::gelu ? kernels(level).gelu_mul : kernels(level).silu_mul;
+  const Kernels& table = kernels(level);
+  return gate == Activation::gelu ? table.gelu_mul : gate == Activation::clamped ? table.clamped_mul : table.silu_mul;
 }
 
 bool can_gate(const Weight& gate, const Weight& up) {

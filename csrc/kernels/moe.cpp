@@ -11,24 +11,31 @@
 namespace homenode {
 namespace {
 
+const float* bias_of(const std::vector<const float*>& biases, size_t expert) {
+  return biases.empty() ? nullptr : biases[expert];
+}
+
 int64_t block_of(const LinearTable& table, const GroupProduct& product, int64_t slots) {
   return block_tokens(table, slots, std::max<int64_t>(static_cast<int64_t>(product.rows().stride), 1));
 }
 
-// silu(gate) * up of one expert's slots, for the rows of one piece.
+// activation(gate, up) of one expert's slots, for the rows of one piece.
 class GateUp {
  public:
-  GateUp(const MoeInput& input, const PreparedRows& to, const LinearTable& table)
+  GateUp(const MoeInput& input, const PreparedRows& to, const Experts& experts, const LinearTable& table)
       : gate_rows_(input.gate_rows()),
         up_rows_(input.up_rows()),
         to_(to),
+        experts_(experts),
         table_(table),
-        silu_mul_(kernels(current_level()).silu_mul) {}
+        gate_mul_(gate_kernel(experts.activation, current_level())) {}
 
-  void multiply(const Weight& gate, const Weight& up, size_t piece, int thread, int64_t begin, int64_t end) const {
+  void multiply(size_t expert, size_t piece, int thread, int64_t begin, int64_t end) const {
+    const Weight &gate = *experts_.gate[expert], &up = *experts_.up[expert];
+    const float* const biases[2] = {bias_of(experts_.gate_bias, expert), bias_of(experts_.up_bias, expert)};
     const GroupProduct gates(gate, gate_rows_, table_), ups(up, up_rows_, table_);
     const Weight::Piece& rows = gate.pieces[piece];  // up's has the same
-    GatedGroups groups(gates, ups, to_, silu_mul_, table_);
+    GatedGroups groups(gates, ups, to_, gate_mul_, table_, biases[0] || biases[1] ? biases : nullptr);
     const GatedGroups::Piece both{gate.data(piece, thread), up.data(piece, thread), rows.row_begin, rows.row_end};
     const int64_t block = std::min(block_of(table_, gates, end - begin), block_of(table_, ups, end - begin));
     for (int64_t from = begin; from < end; from += block) {
@@ -40,14 +47,15 @@ class GateUp {
  private:
   ActivationRows gate_rows_, up_rows_;
   const PreparedRows& to_;
+  const Experts& experts_;
   const LinearTable& table_;
-  const GateKernel silu_mul_;
+  const GateKernel gate_mul_;
 };
 
 // Adds what one expert makes of its slots to their tokens, for the rows of one piece of down, whose groups lie at
-// `groups`.
+// `groups`. `bias`: of its outputs, or null.
 void add_expert(const MoeArgs& a, const MoeMemory& m, const GroupProduct& product, const Weight::Piece& piece,
-                const uint8_t* groups, int64_t begin, int64_t end) {
+                const uint8_t* groups, const float* bias, int64_t begin, int64_t end) {
   alignas(64) float sums[(kTokensAtOnce + kSpareRows) * kGroupRows];
   const int64_t block = block_of(linear_table(current_level()), product, end - begin);
   for (int64_t from = begin; from < end; from += block) {
@@ -60,8 +68,10 @@ void add_expert(const MoeArgs& a, const MoeMemory& m, const GroupProduct& produc
         product.multiply(group, slot, count, sums);
         for (int64_t i = 0; i < count; ++i) {
           const int64_t route = m.list.route(slot + i);
-          const float weight = m.weights[route], *values = sums + i * kGroupRows;
-          float* out = a.out + route / a.plan->chosen * a.out_stride + row;
+          const float weight = m.weights[route];
+          float* values = sums + i * kGroupRows;
+          float* out = a.out + route / a.plan->routing.chosen * a.out_stride + row;
+          for (int64_t r = 0; bias && r < rows; ++r) values[r] += bias[row + r];
           for (int64_t r = 0; r < rows; ++r) out[r] += weight * values[r];
         }
       }
@@ -107,14 +117,14 @@ void moe_gate_up(const MoeArgs& a, int thread, int threads) {
   const LinearTable& table = linear_table(current_level());
   const Experts& experts = a.plan->experts;
   const PreparedRows inner = prepared_rows(inner_product(a, m), table);
-  GateUp product(input, inner, table);
+  const GateUp product(input, inner, experts, table);
   for (size_t e = 0; e < experts.gate.size(); ++e) {
     const int64_t begin = m.list.begin(static_cast<int>(e)), end = m.list.end(static_cast<int>(e));
     if (begin == end) continue;
     if (thread == 0) a.plan->count(static_cast<int>(e), end - begin);
     for (size_t p = static_cast<size_t>(thread); p < experts.gate[e]->pieces.size();
          p += static_cast<size_t>(threads)) {
-      product.multiply(*experts.gate[e], *experts.up[e], p, thread, begin, end);
+      product.multiply(e, p, thread, begin, end);
     }
   }
 }
@@ -138,7 +148,7 @@ void moe_down(const MoeArgs& a, int thread, int threads) {
       if (begin == end) continue;
       const Weight& down = *experts.down[e];
       add_expert(a, m, GroupProduct(down, rows_for(inner, down, table), table), down.pieces[p], down.data(p, thread),
-                 begin, end);
+                 bias_of(experts.down_bias, e), begin, end);
     }
   }
 }

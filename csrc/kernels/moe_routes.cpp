@@ -28,7 +28,7 @@ class Carver {
 
 // Routes of at most so many tokens and their activations.
 void carve_routed(Carver& from, const MoePlan& plan, int64_t tokens, MoeMemory& m) {
-  const auto routes = static_cast<size_t>(tokens * plan.chosen);
+  const auto routes = static_cast<size_t>(tokens * plan.routing.chosen);
   const Weight* inputs[] = {plan.experts.gate[0], plan.experts.up[0], plan.source.router};
   m.indices = from.take<int32_t>(routes);
   m.weights = from.take<float>(routes);
@@ -40,8 +40,8 @@ void carve_routed(Carver& from, const MoePlan& plan, int64_t tokens, MoeMemory& 
 
 size_t carve_shared(std::byte* base, const MoePlan& plan, MoeMemory& m) {
   Carver from(base);
-  m.inner = from.take<uint8_t>(
-      linear_scratch_bytes(plan.max_tokens * plan.chosen, plan.experts.inner(), plan.experts.down.data(), 1, true));
+  m.inner = from.take<uint8_t>(linear_scratch_bytes(plan.max_tokens * plan.routing.chosen, plan.experts.inner(),
+                                                    plan.experts.down.data(), 1, true));
   carve_routed(from, plan, plan.max_tokens, m);
   return from.used();
 }
@@ -49,8 +49,9 @@ size_t carve_shared(std::byte* base, const MoePlan& plan, MoeMemory& m) {
 // With room for the routes of few tokens, which are then not the shared ones.
 size_t carve_own(std::byte* base, const MoePlan& plan, bool few, MoeMemory& m) {
   Carver from(base);
-  m.list = RouteList(from.take<int32_t>(RouteList::length(plan.experts.count(), plan.max_tokens * plan.chosen)),
+  m.list = RouteList(from.take<int32_t>(RouteList::length(plan.experts.count(), plan.max_tokens * plan.routing.chosen)),
                      plan.experts.count());
+  m.choice = from.take<float>(static_cast<size_t>(choice_floats(plan.routing, plan.experts.total())));
   if (few) carve_routed(from, plan, std::min(kMoeFew, plan.max_tokens), m);
   return from.used();
 }
@@ -78,23 +79,22 @@ size_t gathered_bytes(const Weight& w, const MoeSource& source, Level level) {
 
 }  // namespace
 
-MoePlan::MoePlan(Experts all, MoeSource from, int per_token, bool sum_to_one, int64_t most, Level level)
+MoePlan::MoePlan(Experts all, MoeSource from, const Routing& how, int64_t most, Level level)
     : experts(std::move(all)),
       source(from),
-      chosen(per_token),
-      normalise(sum_to_one),
+      routing(how),
       max_tokens(most),
       used(std::make_unique<std::atomic<uint64_t>[]>(experts.gate.size())) {
   const Weight &gate = *experts.gate[0], &up = *experts.up[0];
   gate_row = gathered_bytes(gate, source, level);
   up_row = gate.format == up.format ? 0 : gathered_bytes(up, source, level);
-  MoeMemory unused{nullptr, nullptr, nullptr, nullptr, nullptr, {nullptr, 0}, nullptr};
+  MoeMemory unused{nullptr, nullptr, nullptr, nullptr, nullptr, {nullptr, 0}, nullptr, nullptr};
   shared_bytes = carve_shared(nullptr, *this, unused);
   own_bytes = (carve_own(nullptr, *this, true, unused) + 127) / 128 * 128;  // lines are fetched in pairs
 }
 
 MoeMemory memory_of(const MoeArgs& a, int thread) {
-  MoeMemory m{nullptr, nullptr, nullptr, nullptr, nullptr, {nullptr, 0}, nullptr};
+  MoeMemory m{nullptr, nullptr, nullptr, nullptr, nullptr, {nullptr, 0}, nullptr, nullptr};
   carve_shared(a.shared, *a.plan, m);
   carve_own(a.own + static_cast<size_t>(thread) * a.plan->own_bytes, *a.plan, moe_is_few(a.tokens), m);
   return m;
@@ -112,39 +112,14 @@ void RouteList::sort(const int32_t* indices, int64_t routes) {
   for (int64_t r = 0; r < routes; ++r) routes_[ends_[indices[r]]++] = static_cast<int32_t>(r);
 }
 
-void choose_experts(const float* logits, int experts, int chosen, bool normalise, int32_t* indices, float* weights) {
-  int found = 0;
-  for (int e = 0; e < experts; ++e) {
-    int place = found < chosen ? found++ : chosen;
-    for (; place > 0 && logits[e] > weights[place - 1]; --place) {
-      if (place == chosen) continue;  // the smallest gives way
-      weights[place] = weights[place - 1];
-      indices[place] = indices[place - 1];
-    }
-    if (place == chosen) continue;
-    weights[place] = logits[e];
-    indices[place] = e;
-  }
-  const Kernels& level = kernels(current_level());
-  const float largest = weights[0];
-  level.exponentials(weights, weights, chosen, largest, 1);
-  double total = 0;
-  if (normalise) {
-    for (int i = 0; i < chosen; ++i) total += weights[i];
-  } else {
-    total = level.sum_exponentials(logits, experts, largest, 1);
-  }
-  for (int i = 0; i < chosen; ++i) weights[i] = static_cast<float>(weights[i] / total);
-}
-
 void choose_all(const MoeArgs& a, const MoeMemory& m, int64_t begin, int64_t end) {
   const MoePlan& plan = *a.plan;
   for (int64_t t = begin; t < end; ++t) {
-    const int64_t first = t * plan.chosen;
-    choose_experts(a.logits + t * a.logits_stride, plan.experts.total(), plan.chosen, plan.normalise, m.indices + first,
-                   m.weights + first);
+    const int64_t first = t * plan.routing.chosen;
+    choose_experts(a.logits + t * a.logits_stride, plan.experts.total(), plan.routing, m.indices + first,
+                   m.weights + first, m.choice);
     if (plan.experts.here.empty()) continue;
-    for (int64_t r = first; r < first + plan.chosen; ++r)
+    for (int64_t r = first; r < first + plan.routing.chosen; ++r)
       m.indices[r] = plan.experts.here[static_cast<size_t>(m.indices[r])];
   }
 }
@@ -163,7 +138,8 @@ MoeInput::MoeInput(const MoeArgs& a, const MoeMemory& m)
 void MoeInput::multiply_router(int64_t begin, int64_t end, int thread, int threads) const {
   const ActivationRows rows = rows_for(args_, *weights_[2], table_);
   const auto* first = reinterpret_cast<const float*>(rows.data + static_cast<size_t>(begin) * rows.stride);
-  linear_multiply({first, static_cast<int64_t>(rows.stride / sizeof(float)), end - begin, &weights_[2], 1, nullptr,
+  const float* const bias = call_.plan->source.router_bias;
+  linear_multiply({first, static_cast<int64_t>(rows.stride / sizeof(float)), end - begin, &weights_[2], 1, &bias,
                    nullptr, 0, call_.logits + begin * call_.logits_stride, call_.logits_stride, nullptr},
                   thread, threads);
 }
@@ -177,7 +153,7 @@ void MoeInput::gather_for(int which, int64_t begin, int64_t end, uint8_t* to) co
   const ActivationRows rows = rows_for(args_, *weights_[which], table_);
   const RowBytes bytes = bytes_of(rows, call_.x);
   for (int64_t slot = begin; slot < end; ++slot) {
-    const int64_t token = memory_.list.route(slot) / call_.plan->chosen;
+    const int64_t token = memory_.list.route(slot) / call_.plan->routing.chosen;
     std::memcpy(to + static_cast<size_t>(slot) * bytes.stride, rows.data + static_cast<size_t>(token) * rows.stride,
                 bytes.used);
   }

@@ -32,6 +32,7 @@ struct MoeMemory {
   uint8_t* gathered;   // [routes, gate_row]
   uint8_t* gathered_up;  // [routes, up_row], or equal to `gathered`
   RouteList list;
+  float* choice;       // scratch memory of choose_experts
   uint8_t* inner;      // scratch memory of down's product, a row for each slot
 };
 MoeMemory memory_of(const MoeArgs&, int thread);

@@ -59,21 +59,31 @@ void AttentionOperation::lower(Lowering& to) {
   const Kernels* table = &kernels(to.level());
   std::vector<Memory*> touched = {memory_of(v)};
   k.add_to(touched);
-  to.phase({"kv", [=, this](const Step& step, int thread, int threads) {
+  to.phase({"kv",
+            [=, this](const Step& step, int thread, int threads) {
               const RowRange rows = rows_of(step.tokens, thread, threads);
               write_keys_values(write(), step, *table, rows.begin, rows.end, 0, kv_heads);
-            }, true, [=](const Step& step) { return !plan->writes_alone(step); }},
+            },
+            true, [=](const Step& step) { return !plan->writes_alone(step); }},
            touched);
   q.add_to(touched);
   touched.insert(touched.end(), {memory_of(out), own, partials});
-  to.phase({"attention", [=, this, y = View(out)](const Step& step, int thread, int) {
+  const float* sinks = params.sinks.value ? View(params.sinks).row(0) : nullptr;
+  to.phase({"attention",
+            [=, this, y = View(out)](const Step& step, int thread, int) {
               const KvWrite fresh = write();
               const View queries(q.x);
-              const AttentionCall call{queries.row(0), queries.stride(),
-                                       y.row(0),       y.stride(),
-                                       cache.get(),    params.layer,
-                                       params.scale,   params.softcap,
-                                       q.transform(),  plan->writes_alone(step) ? &fresh : nullptr};
+              const AttentionCall call{queries.row(0),
+                                       queries.stride(),
+                                       y.row(0),
+                                       y.stride(),
+                                       cache.get(),
+                                       params.layer,
+                                       params.scale,
+                                       params.softcap,
+                                       q.transform(),
+                                       sinks,
+                                       plan->writes_alone(step) ? &fresh : nullptr};
               attend(call, step, *plan, AttentionScratch(own->data, own->own_bytes, partials->data, head_dim), *table,
                      claims, thread);
             }},

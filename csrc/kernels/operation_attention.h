@@ -26,6 +26,7 @@ struct AttentionParams {
   float scale;
   int window = 0;    // keys that a query sees, its own among them; 0: all
   float softcap = 0; // 0: none
+  Tensor sinks = {}; // a score for each query head; may be empty
 };
 
 class AttentionOperation : public Operation {

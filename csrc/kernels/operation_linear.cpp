@@ -97,7 +97,8 @@ void LinearOperation::lower_as(Lowering& to, Multiply multiply, std::vector<Memo
        !selected_, [=](const Step& step) { return rows_in(kind, step) > kFewRows; }},
       {memory_of(source_), rows});
   touched.push_back(own);
-  to.phase({name, [=, this](const Step& step, int thread, int threads) {
+  to.phase({name,
+            [=, this](const Step& step, int thread, int threads) {
               LinearArgs args = arguments(step, rows);
               if (args.tokens <= kFewRows) {
                 args.scratch = reinterpret_cast<uint8_t*>(own->data) + own->own_bytes * static_cast<size_t>(thread);
@@ -114,8 +115,8 @@ void LinearOperation::lower(Lowering& to) {
            {memory_of(out)});
 }
 
-const Weight* LinearOperation::plain_weight() const {
-  return weights_.size() == 1 && !biases_[0] && !has_residual_ ? weights_[0] : nullptr;
+const Weight* LinearOperation::only_weight() const {
+  return weights_.size() == 1 && !has_residual_ ? weights_[0] : nullptr;
 }
 
 bool LinearOperation::multiplies_as_is(Level level) const {
@@ -134,15 +135,19 @@ void LinearOperation::lower_gated(Lowering& to, Activation gate, const Tensor& r
   name = "gate_up";
   if (reader) {
     Memory* rows = reader->shared(to);
-    lower_as(to, [=](const LinearArgs& args, const Step& step, int thread, int threads) {
-      const LinearArgs theirs = reader->arguments(step, rows);
-      linear_multiply_gated(args, {&theirs, nullptr, 0, gate}, thread, threads);
-    }, {rows});
+    lower_as(to,
+             [=](const LinearArgs& args, const Step& step, int thread, int threads) {
+               const LinearArgs theirs = reader->arguments(step, rows);
+               linear_multiply_gated(args, {&theirs, nullptr, 0, gate}, thread, threads);
+             },
+             {rows});
     return;
   }
-  lower_as(to, [gate, y = View(result)](const LinearArgs& args, const Step&, int thread, int threads) {
-    linear_multiply_gated(args, {nullptr, y.row(0), y.stride(), gate}, thread, threads);
-  }, {memory_of(result)});
+  lower_as(to,
+           [gate, y = View(result)](const LinearArgs& args, const Step&, int thread, int threads) {
+             linear_multiply_gated(args, {nullptr, y.row(0), y.stride(), gate}, thread, threads);
+           },
+           {memory_of(result)});
 }
 
 }  // namespace homenode

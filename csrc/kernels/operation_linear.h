@@ -20,9 +20,10 @@ class LinearOperation : public Operation {
   void fuse_producers() override;
   void lower(Lowering&) override;
 
-  // The weight, if it is one to which nothing is added; and are x's own rows multiplied with it at this level, without
-  // preparing them?
-  const Weight* plain_weight() const;
+  // The weight, if it is one without a residual, and its bias, or null; and are x's own rows multiplied with it at this
+  // level, without preparing them?
+  const Weight* only_weight() const;
+  const float* only_bias() const { return biases_[0]; }
   bool multiplies_as_is(Level) const;
   // Is this gate and up, so that gated(gate) * up can be made where the sums are?
   bool can_gate() const;

@@ -8,7 +8,7 @@ namespace homenode {
 
 void MoeOperation::fuse_producers() {
   auto* router = maker_of<LinearOperation>(inputs_.logits);
-  if (!router || !router->plain_weight() || router->x.value != inputs_.x.value || !inputs_.x.whole()) return;
+  if (!router || !router->only_weight() || router->x.value != inputs_.x.value || !inputs_.x.whole()) return;
   router->fused = true;
   router_ = router;
   // The norm, if nobody reads its rows but the router and the experts.
@@ -29,10 +29,10 @@ void MoeOperation::check_router(Lowering& to) {
 void MoeOperation::lower(Lowering& to) {
   check_router(to);
   MoeSource source;
-  if (router_) source.router = router_->plain_weight();
+  if (router_) source.router = router_->only_weight(), source.router_bias = router_->only_bias();
   if (norm_) source.norm = View(norm_->weight).row(0), source.eps = norm_->eps;
   const RowKind kind = out_.rows;
-  plan_ = std::make_unique<MoePlan>(experts_, source, chosen_, normalise_, to.most_rows(kind), to.level());
+  plan_ = std::make_unique<MoePlan>(experts_, source, routing_, to.most_rows(kind), to.level());
   Memory* shared = to.scratch(plan_->shared_bytes);
   Memory* own = to.own_scratch(plan_->own_bytes);
   plan_->own_bytes = own->own_bytes;

@@ -9,11 +9,15 @@
 
 namespace homenode {
 
-// The matrices of an MoE layer's experts: see Experts. `ids`: which of the experts that have logits these are,
-// ascending; empty: all.
+// The matrices of an MoE layer's experts, and what else belongs to them: see Experts and Routing. `ids`: which of the
+// experts that have logits these are, ascending; empty: all. Biases: a parameter for each expert, or none at all;
+// scales: may be empty.
 struct ExpertWeights {
   std::vector<std::shared_ptr<const Weight>> gate, up, down;
   std::vector<int32_t> ids = {};
+  std::vector<Tensor> gate_bias = {}, up_bias = {}, down_bias = {};
+  Tensor scales = {};
+  Activation activation = Activation::silu;
 };
 
 class LinearOperation;
@@ -22,14 +26,13 @@ class RmsNormOperation;
 class MoeOperation : public Operation {
  public:
   struct Inputs {
-    Tensor x, logits, residual;  // residual: may be empty
+    Tensor x, logits, residual, choice_bias;  // the last two may be empty
   };
-  MoeOperation(Inputs from, ExpertWeights with, const Experts& experts, int per_token, bool sum_to_one, Tensor to)
+  MoeOperation(Inputs from, ExpertWeights with, Experts experts, const Routing& how, Tensor to)
       : inputs_(std::move(from)),
         owned_(std::move(with)),
-        experts_(experts),
-        chosen_(per_token),
-        normalise_(sum_to_one),
+        experts_(std::move(experts)),
+        routing_(how),
         out_(std::move(to)) {}
   // The router's product, and the norm of the rows both take.
   void fuse_producers() override;
@@ -46,8 +49,7 @@ class MoeOperation : public Operation {
   RmsNormOperation* norm_ = nullptr;
   ExpertWeights owned_;
   Experts experts_;
-  int chosen_;
-  bool normalise_;
+  Routing routing_;
   Tensor out_;
   std::unique_ptr<MoePlan> plan_;
 };

@@ -38,9 +38,9 @@ class Recorder {
   Result<Tensor> add(const Tensor& x, const Tensor& y);
   Result<Tensor> scale(const Tensor& x, float factor);
   Result<Tensor> soft_cap(const Tensor& x, float cap);
-  // residual: may be null.
-  Result<Tensor> moe(const Tensor& x, const Tensor& logits, ExpertWeights, int chosen, bool normalise,
-                     const Tensor* residual);
+  // residual, choice_bias: may be null. Pointers in the routing come from choice_bias and the weights.
+  Result<Tensor> moe(const Tensor& x, const Tensor& logits, ExpertWeights, Routing, const Tensor* residual,
+                     const Tensor* choice_bias = nullptr);
   Result<Tensor> add_gated(const Tensor& x, const Tensor& y, const Tensor& gate);
   Result<Tensor> select(const Tensor& x);
 

@@ -65,6 +65,12 @@ Result<Tensor> Recorder::attention(const Tensor& q, const Tensor& k, const Tenso
   if (!(cap >= 0) || std::isinf(cap))
     return misuse("attention: scores capped at " + to_string(cap) + "; wanted 0 for no cap, or more");
   if (auto error = check_attention(q, k, v, *cache, params.layer, params.window)) return *error;
+  const Tensor& sinks = params.sinks;
+  const int64_t heads = q.columns / cache->shape().head_dim;
+  if (sinks.value && (sinks.rows != RowKind::fixed || sinks.fixed_rows != 1 || sinks.columns != heads)) {
+    return misuse("attention: sinks of " + to_string(sinks.columns) + " for " + to_string(heads) +
+                  " query heads; wanted a parameter of that length");
+  }
   const Tensor out = make(q.columns, RowKind::tokens);
   return append(std::make_unique<AttentionOperation>(q, k, v, std::move(cache), params, out), out, {{q, k, v}});
 }

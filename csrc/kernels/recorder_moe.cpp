@@ -9,7 +9,7 @@ using std::to_string;
 
 namespace {
 
-std::optional<Error> check_moe(const Tensor& x, const Tensor& logits, const Experts& experts, int chosen,
+std::optional<Error> check_moe(const Tensor& x, const Tensor& logits, const Experts& experts, const Routing& routing,
                                const Tensor* residual) {
   if (auto error = check_experts(experts)) return error;
   for (const Tensor* t : {&x, &logits, residual}) {
@@ -21,8 +21,40 @@ std::optional<Error> check_moe(const Tensor& x, const Tensor& logits, const Expe
                   " columns, with " + to_string(logits.columns) + " logits, for " + to_string(experts.total()) +
                   " experts of " + to_string(experts.columns()) + " columns");
   }
-  if (chosen < 1 || chosen > experts.total())
-    return misuse("moe: " + to_string(chosen) + " experts of " + to_string(experts.total()) + " for each token");
+  return check_routing(routing, experts.total());
+}
+
+std::optional<Error> check_parameter(const Tensor& parameter, const char* what, int64_t wanted) {
+  if (parameter.rows == RowKind::fixed && parameter.fixed_rows == 1 && parameter.columns == wanted) return {};
+  return misuse(std::string("moe: ") + what + " of " + to_string(parameter.columns) + "; wanted a parameter of " +
+                to_string(wanted));
+}
+
+// Where the biases of the experts are; none where there are none.
+Result<std::vector<const float*>> pointers_to(const std::vector<Tensor>& biases, size_t experts, int64_t length) {
+  if (!biases.empty() && biases.size() != experts)
+    return misuse("moe: " + to_string(biases.size()) + " biases for " + to_string(experts) + " experts");
+  std::vector<const float*> pointers;
+  for (const Tensor& bias : biases) {
+    if (auto error = check_parameter(bias, "a bias", length)) return *error;
+    pointers.push_back(View(bias).row(0));
+  }
+  return pointers;
+}
+
+std::optional<Error> add_biases(const ExpertWeights& weights, Experts& experts) {
+  const struct {
+    const std::vector<Tensor>& from;
+    std::vector<const float*>& to;
+    int64_t length;
+  } kinds[] = {{weights.gate_bias, experts.gate_bias, experts.inner()},
+               {weights.up_bias, experts.up_bias, experts.inner()},
+               {weights.down_bias, experts.down_bias, experts.columns()}};
+  for (const auto& kind : kinds) {
+    auto pointers = pointers_to(kind.from, experts.gate.size(), kind.length);
+    if (!pointers) return pointers.error();
+    kind.to = std::move(pointers.value());
+  }
   return {};
 }
 
@@ -47,26 +79,37 @@ std::vector<const Weight*> pointers_to(const std::vector<std::shared_ptr<const W
 
 }  // namespace
 
-Result<Tensor> Recorder::moe(const Tensor& x, const Tensor& logits, ExpertWeights weights, int chosen, bool normalise,
-                             const Tensor* residual) {
+Result<Tensor> Recorder::moe(const Tensor& x, const Tensor& logits, ExpertWeights weights, Routing routing,
+                             const Tensor* residual, const Tensor* choice_bias) {
   std::vector<Tensor> inputs{x, logits};
   if (residual) inputs.push_back(*residual);
   for (const Tensor& t : inputs) {
     if (auto error = check_input(t, "moe")) return *error;
   }
   Experts experts{pointers_to(weights.gate), pointers_to(weights.up), pointers_to(weights.down), {}};
+  experts.activation = weights.activation;
   if (!weights.ids.empty()) {
     auto places = places_of(weights.ids, logits.columns, weights.gate.size());
     if (!places) return places.error();
     experts.here = std::move(places.value());
   }
-  if (auto error = check_moe(x, logits, experts, chosen, residual)) return *error;
+  if (choice_bias) {
+    if (auto error = check_parameter(*choice_bias, "choice biases", logits.columns)) return *error;
+    routing.bias = View(*choice_bias).row(0);
+  }
+  if (weights.scales.value) {
+    if (auto error = check_parameter(weights.scales, "factors", logits.columns)) return *error;
+    routing.scales = View(weights.scales).row(0);
+  }
+  if (auto error = check_moe(x, logits, experts, routing, residual)) return *error;
+  if (auto error = add_biases(weights, experts)) return *error;
   const int64_t most = most_rows(rows_made_of(x), program_->bounds_.limits);
-  if (most * chosen > INT32_MAX)
-    return misuse("moe: " + to_string(most) + " tokens with " + to_string(chosen) + " experts each are too many");
+  if (most * routing.chosen > INT32_MAX)
+    return misuse("moe: " + to_string(most) + " tokens with " + to_string(routing.chosen) +
+                  " experts each are too many");
   const Tensor out = make(x.columns, rows_made_of(x));
-  MoeOperation::Inputs from{x, logits, residual ? *residual : Tensor{}};
-  return append(std::make_unique<MoeOperation>(std::move(from), std::move(weights), experts, chosen, normalise, out),
+  MoeOperation::Inputs from{x, logits, residual ? *residual : Tensor{}, choice_bias ? *choice_bias : Tensor{}};
+  return append(std::make_unique<MoeOperation>(std::move(from), std::move(weights), std::move(experts), routing, out),
                 out, inputs);
 }
 

@@ -164,6 +164,7 @@ void compare_rows(Random& random) {
       {"divide", [&](const Kernels& k, float* out) { k.divide(x.get(), 0.7f, out, n); }},
       {"silu_mul", [&](const Kernels& k, float* out) { k.silu_mul(x.get(), y.get(), out, n); }},
       {"gelu_mul", [&](const Kernels& k, float* out) { k.gelu_mul(x.get(), y.get(), out, n); }},
+      {"clamped_mul", [&](const Kernels& k, float* out) { k.clamped_mul(x.get(), y.get(), out, n); }},
       {"soft_cap", [&](const Kernels& k, float* out) { k.soft_cap(x.get(), 3, out, n); }},
       {"exponentials", [&](const Kernels& k, float* out) { k.exponentials(x.get(), out, n, top, 1.5f); }},
       {"sum_exponentials",

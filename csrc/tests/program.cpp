@@ -100,7 +100,8 @@ class Model {
                                               {.layer = 0,
                                                .scale = 1 / std::sqrt(static_cast<float>(shape_.head_dim)),
                                                .window = shape_.window,
-                                               .softcap = shape_.softcap}));
+                                               .softcap = shape_.softcap,
+                                               .sinks = shape_.early ? parameter(shape_.heads) : Tensor{}}));
     const Tensor residual = selected(r, x, shape_.early);
     return taken(r.linear(selected(r, attended, shape_.early), {weight(shape_.hidden, queries)}, {}, &residual));
   }
@@ -124,12 +125,20 @@ class Model {
       experts.gate.push_back(weight(shape_.inner, shape_.hidden));
       experts.up.push_back(weight(shape_.inner, shape_.hidden));
       experts.down.push_back(weight(shape_.hidden, shape_.inner));
+      if (!shape_.early) continue;
+      experts.gate_bias.push_back(parameter(shape_.inner)), experts.up_bias.push_back(parameter(shape_.inner));
+      experts.down_bias.push_back(parameter(shape_.hidden));
     }
     const Tensor logits = taken(r.linear(normed, {weight(shape_.experts, shape_.hidden)}, {}, nullptr));
+    Routing routing{.chosen = (shape_.experts + 1) / 2, .normalise = shape_.qk_norm, .scale = 1.5f};
+    routing.score = shape_.window ? ExpertScore::sigmoid : ExpertScore::softmax;
+    if (shape_.experts % 2 == 0) routing.groups = 2, routing.best_two = !shape_.early;
+    const Tensor bias = parameter(shape_.experts);
+    if (shape_.early) experts.scales = parameter(shape_.experts), experts.activation = Activation::clamped;
     const Tensor gate = taken(r.linear(normed, {weight(1, shape_.hidden)}, {}, nullptr));
     const Tensor shared = taken(r.add_gated(x, normed, gate));
     const Tensor added = taken(
-        r.moe(normed, logits, experts, (shape_.experts + 1) / 2, shape_.qk_norm, shape_.qk_norm ? nullptr : &shared));
+        r.moe(normed, logits, experts, routing, shape_.qk_norm ? nullptr : &shared, shape_.early ? &bias : nullptr));
     return shape_.qk_norm ? taken(r.add_gated(shared, added, gate)) : added;
   }
 

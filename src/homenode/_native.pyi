@@ -716,17 +716,45 @@ class StepLimits:
 class AttentionParams:
     """How scores are made; see homenode.compute.ops.Ops.attention."""
 
-    def __init__(self, *, layer: int, scale: float, window: int = 0, softcap: float = 0.0) -> None: ...
+    def __init__(
+        self, *, layer: int, scale: float, window: int = 0, softcap: float = 0.0, sinks: Tensor | None = None
+    ) -> None: ...
 
 class ExpertWeights:
     """The matrices of an MoE layer's experts."""
 
     def __init__(
-        self, *, gate: Sequence[Weight], up: Sequence[Weight], down: Sequence[Weight], ids: Sequence[int]
+        self,
+        *,
+        gate: Sequence[Weight],
+        up: Sequence[Weight],
+        down: Sequence[Weight],
+        ids: Sequence[int],
+        gate_bias: Sequence[Tensor],
+        up_bias: Sequence[Tensor],
+        down_bias: Sequence[Tensor],
+        scales: Tensor | None,
+        activation: str,
     ) -> None:
         """
-        ids: which of the experts that have logits these are, ascending; empty: all.
+        ids: which of the experts that have logits these are, ascending; empty: all. Biases: of each, or empty.
         """
+
+class Routing:
+    """How experts are chosen and weighted; see homenode.compute.ops.Routing."""
+
+    def __init__(
+        self,
+        *,
+        chosen: int,
+        score: str,
+        normalise: bool,
+        epsilon: float,
+        scale: float,
+        groups: int,
+        groups_chosen: int,
+        group_score: str,
+    ) -> None: ...
 
 class Recorder:
     """
@@ -761,7 +789,13 @@ class Recorder:
     def scale(self, x: Tensor, factor: float) -> Tensor: ...
     def soft_cap(self, x: Tensor, cap: float) -> Tensor: ...
     def moe(
-        self, x: Tensor, logits: Tensor, experts: ExpertWeights, chosen: int, normalise: bool, residual: Tensor | None
+        self,
+        x: Tensor,
+        logits: Tensor,
+        experts: ExpertWeights,
+        routing: Routing,
+        residual: Tensor | None,
+        choice_bias: Tensor | None = None,
     ) -> Tensor: ...
     def add_gated(self, x: Tensor, y: Tensor, gate: Tensor) -> Tensor: ...
     def select(self, x: Tensor) -> Tensor: ...

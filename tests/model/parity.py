@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from homenode.compute.ops import Backend, FloatArray
+from homenode.compute.reference import ReferenceBackend
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.weights.load import load_model
 from tests.checkpoints import interleave_heads, write_figures
@@ -27,8 +28,8 @@ LEAST_LEAD = 1e-4  # of a greedy token over the next best, so that another order
 class Case:
     """A toy model. `kind`: its `model_type` in transformers; `changes`: to the configuration; `seed`: of its weights.
 
-    `gguf_keys`: what its GGUF file says besides what every file does, without the architecture in front; `interleaved`:
-    the converter reorders the rows of q and k.
+    `gguf_keys`: what its GGUF file says besides what every file does, without the architecture in front; `gguf_name`:
+    what that calls the architecture, where not `kind`; `interleaved`: the converter reorders the rows of q and k.
     """
 
     kind: str
@@ -36,6 +37,7 @@ class Case:
     gguf_keys: Mapping[str, Any] = field(default_factory=dict)
     interleaved: bool = False
     seed: int = 0
+    gguf_name: str = ""
 
 
 def check_folder(case: Case, folder: Path, backend: Backend) -> None:
@@ -51,6 +53,45 @@ def check_gguf(case: Case, folder: Path, backend: Backend) -> None:
     with quiet_and_on_one_thread():
         theirs = make_model(case.kind, case.changes, folder, seed=case.seed)
         _check(write_gguf(case, theirs, folder / "model.gguf"), theirs, backend)
+
+
+def check_stacked_gguf(case: Case, folder: Path, backend: Backend) -> None:
+    """The same of a GGUF file with the tensors that the parameter table names, those of experts stacked."""
+    with quiet_and_on_one_thread():
+        theirs = make_model(case.kind, case.changes, folder, seed=case.seed)
+        _check(write_stacked_gguf(case, folder, folder / "model.gguf"), theirs, backend)
+
+
+def write_stacked_gguf(case: Case, folder: Path, file: Path) -> Path:
+    """The model of a folder as a GGUF file, all of it F32: what the folder is read to, under the names of the table."""
+    import gguf
+
+    model = load_model(open_checkpoint(folder), ReferenceBackend())
+    name = case.gguf_name or case.kind
+    writer = gguf.GGUFWriter(file, name)
+    spec = model.spec
+    config = {"model_type": case.kind, "head_dim": spec.head_dim, "rms_norm_eps": spec.rms_norm_eps}
+    write_figures(writer, SIZES | config | {"rope_theta": spec.rope.theta} | dict(case.changes))
+    for key, value in case.gguf_keys.items():
+        _add_key(writer, f"{name}.{key}", value)
+    for parameter in model.architecture.parameters:
+        for layer, owner in enumerate(model.parameters.layers if parameter.per_layer else [model.parameters.top]):
+            if parameter.key in owner:
+                values = owner[parameter.key]
+                stacked = np.stack(values) if isinstance(values, list) else values
+                writer.add_tensor(parameter.gguf_name.format(layer=layer), np.ascontiguousarray(stacked, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def _add_key(writer: Any, key: str, value: Any) -> None:
+    # The type that a file has already counts: a key may stand in for one of every model.
+    writer.kv_data[0].pop(key, None)
+    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    kinds[type(value)](key, value)
 
 
 def write_gguf(case: Case, theirs: Any, file: Path) -> Path:

@@ -10,13 +10,8 @@ pytest.importorskip("torch", reason="needs torch, which the `torch` dependency g
 pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
 
 from homenode.compute.ops import Backend
-from homenode.errors import UserError
-from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.parts import PartitionSpec, plan_parts
-from homenode.model.weights.alignment import alignments_of
 from tests.model.config_fields import check_fields
-from tests.model.parity import Case, check_folder, check_gguf, write_gguf
-from tests.model.transformers_models import make_model
+from tests.model.parity import Case, check_folder, check_gguf
 
 pytestmark = pytest.mark.torch
 
@@ -31,16 +26,6 @@ def test_a_folder_has_the_tokens_of_transformers(case: Case, tmp_path: Path, bac
 
 def test_a_gguf_file_has_the_tokens_of_transformers(tmp_path: Path, backend: Backend) -> None:
     check_gguf(CASE, tmp_path, backend)
-
-
-def test_ranks_cannot_divide_what_is_normed_together(tmp_path: Path) -> None:
-    checkpoint = open_checkpoint(write_gguf(CASE, make_model("olmo2", {}, tmp_path), tmp_path / "model.gguf"))
-    alignments = alignments_of(checkpoint)
-    with pytest.raises(
-        UserError, match="KV heads, which this model norms together, cannot be divided among 2 ranks; give 1"
-    ):
-        plan_parts(checkpoint.spec, alignments, PartitionSpec(ranks=2))
-    assert len(plan_parts(checkpoint.spec, alignments, PartitionSpec(stages=3))) == 3
 
 
 @pytest.mark.slow

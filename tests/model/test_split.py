@@ -44,9 +44,13 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gemma2": {"sliding_layers": (True, False, True)},
     "gemma3": {"sliding_layers": (True, False, True)},
     "phi3": {"sliding_window": 6},
+    "olmo2": {"attention_bias": True},
+    "gpt_oss": {},
+    "glm4_moe": {},
+    "minimax_m2": {},
     "granite": {"embedding_scale": 3.0, "attention_scale": 0.2, "output_bias": True, "mlp_bias": True},
 }
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "glm4_moe", "minimax_m2")
 SPLITS = [
     PartitionSpec(ranks=2),
     PartitionSpec(ranks=3),

@@ -11,6 +11,7 @@ import numpy as np
 
 from homenode.compute.ops import FloatArray
 from homenode.dtypes import BY_NAME, DType
+from homenode.model.architectures.glm4_moe import HeadNorms
 from homenode.model.architectures.granite import Multipliers
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import architecture_of
@@ -22,7 +23,11 @@ MIXTURES = {
         num_experts=6, experts_per_token=3, intermediate_size=40, normalise=False, shared_intermediate_size=72
     ),
     "qwen3_moe": MoeSpec(num_experts=9, experts_per_token=4, intermediate_size=33, normalise=True, dense_layers=(0,)),
+    "gpt_oss": MoeSpec(4, 2, 96, True, score="chosen_softmax", activation="clamped"),
+    "glm4_moe": MoeSpec(8, 3, 40, True, 48, (0,), score="sigmoid", epsilon=1e-20, scale=2.5, groups=4, groups_chosen=2),
+    "minimax_m2": MoeSpec(num_experts=6, experts_per_token=3, intermediate_size=40, normalise=True, score="sigmoid"),
 }
+_BIASED = ("qwen2", "qwen2_moe", "gpt_oss", "glm4_moe")
 _GEMMA: dict[str, Any] = {
     "embedding_scale": 1.5, "attention_scale": 0.3, "sliding_window": 6, "sliding_layers": (True, False), "tie_word_embeddings": True,
 }  # fmt: skip
@@ -31,7 +36,8 @@ GEMMAS = {
     "gemma3": _GEMMA | {"local_rope": RopeSpec(theta=100.0)},
 }
 
-OWN: dict[str, object] = {"granite": Multipliers(residual=0.5, logits=2.0)}
+WINDOWED: dict[str, dict[str, Any]] = {"gpt_oss": {"sliding_window": 6, "sliding_layers": (True, False, True)}}
+OWN: dict[str, object] = {"granite": Multipliers(residual=0.5, logits=2.0), "glm4_moe": HeadNorms(True)}
 
 
 def toy_spec(architecture: str = "llama", **changes: object) -> ModelSpec:
@@ -39,9 +45,9 @@ def toy_spec(architecture: str = "llama", **changes: object) -> ModelSpec:
     spec = ModelSpec(
         architecture=architecture, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=16,
         vocab_size=80, max_position=256, rms_norm_eps=1e-5, rope=RopeSpec(), tie_word_embeddings=False,
-        attention_bias=architecture in ("qwen2", "qwen2_moe"), moe=MIXTURES.get(architecture),
+        attention_bias=architecture in _BIASED, output_bias=architecture == "gpt_oss", moe=MIXTURES.get(architecture),
     )  # fmt: skip
-    spec = replace(spec, own=OWN.get(architecture), **GEMMAS.get(architecture, {}))
+    spec = replace(spec, own=OWN.get(architecture), **(GEMMAS | WINDOWED).get(architecture, {}))
     return replace(spec, **changes)  # type: ignore[arg-type]
 
 

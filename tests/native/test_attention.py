@@ -29,6 +29,11 @@ class Case:
     block_size: int = 32
     window: int | None = None
     softcap: float | None = None
+    sinks: bool = False
+
+    def head_sinks(self) -> FloatArray | None:
+        """From far below the scores to far above them."""
+        return np.linspace(-6, 6, self.heads, dtype=np.float32) if self.sinks else None
 
     @property
     def geometry(self) -> KvGeometry:
@@ -50,8 +55,12 @@ class Cached:
     def __call__(self, parts: Sequence[Part], inputs: Sequence[FloatArray]) -> FloatArray:
         q, k, v = (self.backend.constant(x) for x in inputs)
         case, rows = self.case, sum(p.count for p in parts)
+        sinks = case.head_sinks()
+        given = None if sinks is None else self.backend.vector(sinks)
         program = self.backend.compile(
-            lambda ops: ops.attention(q, k, v, self.cache, self.layer, case.head_dim**-0.5, case.window, case.softcap),
+            lambda ops: ops.attention(
+                q, k, v, self.cache, self.layer, case.head_dim**-0.5, case.window, case.softcap, sinks=given
+            ),
             StepLimits(rows, len(parts), 1, BLOCKS),
         )
         return program.run(step_of(parts)).numpy()
@@ -70,8 +79,12 @@ def oracle(case: Case, inputs: Sequence[FloatArray], first: int = 0) -> FloatArr
         scores = case.softcap * np.tanh(scores / case.softcap)
     distance = np.arange(first, n)[:, None] - np.arange(n)
     visible = (distance >= 0) & (distance < (case.window or n))
-    weights = np.exp(np.where(visible, scores, -np.inf) - np.where(visible, scores, -np.inf).max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
+    scores = np.where(visible, scores, -np.inf)
+    sinks = case.head_sinks()
+    sink = np.full((1, 1, 1), -np.inf) if sinks is None else sinks.astype(np.float64)[:, None, None]
+    largest = np.maximum(scores.max(-1, keepdims=True), sink)
+    weights = np.exp(scores - largest)
+    weights /= weights.sum(-1, keepdims=True) + np.exp(sink - largest)
     return (weights @ values).swapaxes(0, 1).reshape(n - first, -1)
 
 
@@ -130,6 +143,9 @@ CASES = [
     Case(4, 2, 256, 263, "bf16", window=129),
     Case(4, 2, 16, 700, "bf16", window=1),
     Case(4, 2, 16, 700, "bf16", window=250),
+    Case(8, 4, 64, 300, sinks=True),
+    Case(8, 2, 64, 300, "bf16", window=128, sinks=True),
+    Case(8, 2, 64, 300, "int8", window=128, softcap=1.5, sinks=True),
     Case(7, 1, 64, 290, softcap=1.5),
     Case(7, 1, 64, 290, "bf16", softcap=1.5),
     Case(7, 1, 64, 290, "int8", softcap=1.5),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import Experts, FloatArray, Ops, Routing, Tensor
 from homenode.compute.reference.moe import choose_experts
+from homenode.compute.reference.ops import EagerOps
 from tests.native.steps import Part, evaluate, limits, same_bits, step_of
 from tests.native.weights import FORMATS, load, stored
 
@@ -158,6 +160,85 @@ def test_uses_of_experts_are_counted(backend: NativeBackend, ids: tuple[int, ...
     if ids is not None:
         wanted[:, [e for e in range(7) if e not in ids]] = 0
     assert np.array_equal(program.expert_usage(), wanted)
+
+
+ROUTINGS = [
+    Routing(3, "sigmoid", epsilon=1e-20, scale=2.5),
+    Routing(3, "sigmoid", normalise=False),
+    Routing(3, "sigmoid", groups=4, groups_chosen=2),
+    Routing(2, "softmax", normalise=False, scale=16.0, groups=4, groups_chosen=2, group_score="max"),
+    Routing(4, "softmax", epsilon=0.5, groups=2, groups_chosen=2),
+    Routing(3, "chosen_softmax"),
+]
+
+
+@pytest.mark.parametrize("routing", ROUTINGS, ids=lambda r: f"{r.score}-{r.groups}-{r.group_score}")
+@pytest.mark.parametrize("ids", [None, (0, 3, 4, 7)], ids=["all", "some"])
+def test_routings_biases_factors_and_gates(
+    backend: NativeBackend, routing: Routing, ids: tuple[int, ...] | None, tmp_path: Path
+) -> None:
+    """All that a family may have beside a plain softmax, alone and in company, against the reference."""
+    experts, columns, inner, tokens = 8, 48, 70, 21
+    case = Case("F32", experts, columns, inner, tokens)
+    here = range(experts) if ids is None else ids
+    biases = [[normal(1, n, 10 * e + i)[0] * 9 for e in here] for i, n in enumerate((inner, inner, columns))]
+    scales, choice = np.abs(normal(1, experts, 5)[0]), normal(1, experts, 6)[0]
+    loaded = case.loaded(backend, tmp_path / "matrix")
+    for activation, biased in (("silu", False), ("gelu", True), ("clamped", True)):
+        extras = {"ids": ids, "activation": activation}
+        matrices = ([of[e] for e in here] for of in (loaded.gate, loaded.up, loaded.down))
+        values = ([case.stored[kind][e].values for e in here] for kind in ("gate", "up", "down"))
+        given, plain = Experts(*matrices, **extras), Experts(*values, **extras)
+        if biased:
+            names = ("gate_bias", "up_bias", "down_bias")
+            given = replace(
+                given,
+                scales=backend.vector(scales),
+                **dict(zip(names, (vectors(backend, b) for b in biases), strict=True)),
+            )
+            plain = replace(plain, scales=scales, **dict(zip(names, biases, strict=True)))
+        for rows in (slice(0, 21), slice(2, 7), slice(4, 5)):
+
+            def forward(ops: Ops, rows: slice = rows, given: Experts = given, biased: bool = biased) -> Tensor:
+                x, logits, residual = (backend.constant(v[rows]) for v in (case.x, case.logits, case.residual))
+                return ops.moe(x, logits, given, routing, residual, backend.vector(choice) if biased else None)
+
+            wanted = EagerOps(step_of([Part(0, tokens)])).moe(
+                case.x, case.logits, plain, routing, case.residual, choice if biased else None
+            )
+            found = evaluate(backend, forward, len(case.x[rows]))
+            np.testing.assert_allclose(found, wanted[rows], rtol=2e-5, atol=2e-4 * np.abs(wanted).max())
+
+
+def vectors(backend: NativeBackend, of: list[FloatArray]) -> list[Any]:
+    return [backend.vector(each) for each in of]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"routing": Routing(2, groups=3)}, "2 experts from 1 of 3 groups of 4 experts"),
+        ({"routing": Routing(3, groups=2)}, "3 experts from 1 of 2 groups of 4 experts"),
+        ({"choice": 3}, "choice biases of 3; wanted a parameter of 4"),
+        ({"scales": 5}, "factors of 5; wanted a parameter of 4"),
+        ({"gate_bias": [7] * 4}, "a bias of 7; wanted a parameter of 96"),
+        ({"down_bias": [64] * 3}, "3 biases for 4 experts"),
+    ],
+)
+def test_routings_and_biases_that_do_not_fit_are_refused(
+    backend: NativeBackend, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    case = Case("F32", experts=4, columns=64, inner=96, tokens=2)
+    experts = case.loaded(backend, tmp_path / "matrix")
+    for name in ("gate_bias", "up_bias", "down_bias"):
+        if name in change:
+            experts = replace(experts, **{name: vectors(backend, [np.ones(n, np.float32) for n in change[name]])})
+    if "scales" in change:
+        experts = replace(experts, scales=backend.vector(np.ones(change["scales"], np.float32)))
+    choice = backend.vector(np.ones(change["choice"], np.float32)) if "choice" in change else None
+    x, logits = backend.constant(case.x), backend.constant(case.logits)
+    with pytest.raises(ValueError, match=message):
+        evaluate(backend, lambda ops: ops.moe(x, logits, experts, change.get("routing", Routing(2)), None, choice), 2)
 
 
 def test_gated_sum(backend: NativeBackend) -> None:

@@ -355,7 +355,9 @@ def test_a_mixture_of_some_experts_adds_what_is_here() -> None:
 
         def forward(ops: Ops) -> Tensor:
             added = None if residual is None else backend.constant(residual[rows])
-            return ops.moe(backend.constant(x[rows]), backend.constant(logits[rows]), experts, Routing(3, normalise=False), added)
+            return ops.moe(
+                backend.constant(x[rows]), backend.constant(logits[rows]), experts, Routing(3, normalise=False), added
+            )
 
         return evaluate(backend, forward, len(x[rows]))
 

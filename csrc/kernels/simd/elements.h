@@ -79,6 +79,18 @@ void gelu_mul(const float* gate, const float* up, float* out, int64_t count) {
   multiply_gates<gelu>(gate, up, out, count);
 }
 
+inline Lanes clamped_product(const Lanes& gate, const Lanes& up) {
+  const Lanes g = smaller(fill(7.0f), gate), u = larger(fill(-7.0f), smaller(fill(7.0f), up));
+  return multiply(divide(g, add(fill(1), exponential(multiply(g, fill(-1.702f))))), add(u, fill(1)));
+}
+
+void clamped_mul(const float* gate, const float* up, float* out, int64_t count) {
+  int64_t i = 0;
+  for (; i + 16 <= count; i += 16) store(out + i, clamped_product(load(gate + i), load(up + i)));
+  if (i < count)
+    store_first(out + i, count - i, clamped_product(load_first(gate + i, count - i), load_first(up + i, count - i)));
+}
+
 void soft_cap(const float* x, float cap, float* out, int64_t count) {
   const Lanes caps = fill(cap), parts = fill(1.0f / cap);
   int64_t i = 0;

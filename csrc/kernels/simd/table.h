@@ -16,6 +16,7 @@ constexpr Kernels kTable = {
     rotate,
     silu_mul,
     gelu_mul,
+    clamped_mul,
     soft_cap,
     {{4, load_query_floats, put_key_f32, put_values_f32, attend<StoredF32>},
      {4, load_query_floats, put_key_bf16, put_values_bf16, attend<StoredBf16>},

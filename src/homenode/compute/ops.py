@@ -330,12 +330,15 @@ class Ops(Protocol):
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        *,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Store k and v of the step's tokens in layer `layer` of the cache, then attend causally over each sequence's
         context.
 
         Query head h reads KV head h // (q heads / KV heads). With `window`, position p sees positions above p - window
         only. With `softcap` (above 0), a score s becomes softcap * tanh(s / softcap) before the softmax, as in Gemma 2.
+        `sinks` [query heads]: a further score of each head, not capped, whose weight has no value (as in gpt-oss).
         """
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:

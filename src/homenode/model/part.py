@@ -54,6 +54,7 @@ class ModelPart:
     shared_intermediate: IndexRange
     vocabulary_widths: tuple[int, ...]
     experts: tuple[tuple[int, ...], ...] = ()
+    head_counts: tuple[int, ...] = ()  # query heads of each rank of the stage, in their order
 
     @classmethod
     def whole(cls, spec: ModelSpec) -> ModelPart:
@@ -73,6 +74,7 @@ class ModelPart:
             shared_intermediate=IndexRange(0, moe.shared_intermediate_size if moe else 0),
             vocabulary_widths=(spec.vocab_size,),
             experts=tuple(every_expert(spec, layer) for layer in range(spec.num_layers)),
+            head_counts=(spec.num_heads,),
         )
 
     @property

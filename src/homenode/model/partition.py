@@ -20,13 +20,11 @@ _LONG = 32 * _SIMD  # a share so long loses little by being rounded to _SIMD
 @dataclass(frozen=True)
 class Alignment:
     """Where a dimension may be cut: at multiples of `needed`, the block in which it is stored, and better at those of
-    `wanted` as well, the block in which it will be kept: then a share has the values that the whole has. `reason`: for
-    `needed`, other than such a block.
+    `wanted` as well, the block in which it will be kept: then a share has the values that the whole has.
     """
 
     needed: int = 1
     wanted: int = 1
-    reason: str = ""
 
     def tries(self) -> Iterator[int]:
         """Alignments to try, the best first."""

@@ -152,6 +152,7 @@ class _RankShards:
             shared_intermediate=self.shared[rank],
             vocabulary_widths=tuple(piece.count for piece in self.vocabulary),
             experts=tuple(_experts(spec, how, layer, stage)[rank] for layer in range(layers.first, layers.end)),
+            head_counts=tuple(of_rank.count for of_rank, _ in self.heads),
         )
 
 
@@ -186,8 +187,7 @@ def _among(
     if shares is not None:
         return shares
     can = [n for n in range(1, min(ranks, spec.num_heads + 1)) if cut(n) is not None]
-    reason = alignment.reason or f"stored in blocks of {alignment.needed}"
-    blocks = f", {reason}," if alignment.needed > 1 else ""
+    blocks = f", stored in blocks of {alignment.needed}," if alignment.needed > 1 else ""
     raise UserError(
         f"--tensor-parallel-size {ranks}: {what}{blocks} cannot be divided among {format_count(ranks, 'rank')}; give {' or '.join(map(str, can[-4:]))}"
         + (", or make stages (--pipeline-parallel-size)" if ranks > 1 else ""),

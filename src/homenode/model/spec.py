@@ -31,6 +31,7 @@ class RopeSpec:
     factors: tuple[float, ...] = ()
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+    truncate: bool = True  # of yarn: the range of pairs that it blends is rounded to whole ones
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from homenode.compute.ops import KvGeometry
-from homenode.model.spec import Checkpoint, ModelSpec, MoeSpec
+from homenode.model.spec import Checkpoint, ModelSpec, MoeSpec, RopeSpec
 from homenode.transfer.settings import TransferConfig
 from homenode.transfer.weights_identity import tokenizer_digest, weights_digest
 from homenode.transfer.wire.message import PROTOCOL
@@ -50,8 +50,9 @@ def fingerprint_of(
     }
 
 
-# Of `MoeSpec` in 0.1.0, with whose engines those of later versions have to agree: its name, and how many fields it had.
-_OLD_NAME, _OLD_FIELDS = "MixtureSpec", 6
+# In 0.1.0, with whose engines those of later versions have to agree: what `MoeSpec` and `RopeSpec` were called, and how
+# many fields they had.
+_OLD_MOE, _OLD_ROPE = ("MixtureSpec", 6), ("RopeSpec", 13)
 
 
 def _architecture(spec: ModelSpec, max_model_len: int | None) -> Fingerprint:
@@ -65,23 +66,25 @@ def _architecture(spec: ModelSpec, max_model_len: int | None) -> Fingerprint:
         "head_dim": str(spec.head_dim),
         "vocab_size": str(spec.vocab_size),
         "rms_norm_eps": repr(spec.rms_norm_eps),
-        "rope": _short(repr(spec.rope) + _factors(spec, max_model_len)),
-        "local_rope": repr(spec.local_rope),
+        "rope": _short(_told(spec.rope, *_OLD_ROPE) + _factors(spec, max_model_len)),
+        "local_rope": _told(spec.local_rope, *_OLD_ROPE) if spec.local_rope else "None",
         "scales": f"{spec.embedding_scale!r} {spec.attention_scale!r} {spec.attention_softcap!r}",
         "sliding_window": f"{spec.sliding_window} {_short(windows)}".strip() if spec.sliding_window else "none",
-        "experts": _short(_experts(spec.moe)) if spec.moe else "none",
+        "experts": _short(_told(spec.moe, *_OLD_MOE)) if spec.moe else "none",
         **({"own": _short(repr(spec.own))} if spec.own is not None else {}),
     }
 
 
-def _experts(moe: MoeSpec) -> str:
-    """The figures of experts; those that 0.1.0 did not know only where they are unusual."""
+def _told(figures: MoeSpec | RopeSpec, name: str, old: int) -> str:
+    """The figures as their class showed them in 0.1.0, when it was called `name` and had `old` fields: the others only
+    where they are unusual.
+    """
     told = [
-        f"{each.name}={getattr(moe, each.name)!r}"
-        for number, each in enumerate(fields(moe))
-        if number < _OLD_FIELDS or getattr(moe, each.name) != each.default
+        f"{each.name}={getattr(figures, each.name)!r}"
+        for number, each in enumerate(fields(figures))
+        if number < old or getattr(figures, each.name) != each.default
     ]
-    return f"{_OLD_NAME}({', '.join(told)})"
+    return f"{name}({', '.join(told)})"
 
 
 def _factors(spec: ModelSpec, max_model_len: int | None) -> str:

@@ -6,13 +6,12 @@ A handle's buffer is used again by later ops once the handle is gone, so nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict
 
 import numpy as np
 
 from homenode import _native
 from homenode.compute.ops import Experts, FloatArray, Routing
-from homenode.errors import UnsupportedError
 
 
 class RecordingOps:
@@ -75,13 +74,17 @@ class RecordingOps:
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        *,
+        sinks: _native.Tensor | None = None,
     ) -> _native.Tensor:
         """See `Ops.attention`. ValueError for a window below 1 or a cap that is not above 0."""
         if window is not None and window < 1:
             raise ValueError(f"an attention window of {window}; wanted at least 1, or None for no window")
         if softcap is not None and not softcap > 0:
             raise ValueError(f"attention scores capped at {softcap}; wanted more than 0, or None for no cap")
-        params = _native.AttentionParams(layer=layer, scale=scale, window=window or 0, softcap=softcap or 0.0)
+        params = _native.AttentionParams(
+            layer=layer, scale=scale, window=window or 0, softcap=softcap or 0.0, sinks=sinks
+        )
         return self._recorder.attention(q, k, v, cache, params)
 
     def silu_mul(self, gate_up: _native.Tensor) -> _native.Tensor:
@@ -116,16 +119,20 @@ class RecordingOps:
         choice_bias: _native.Tensor | None = None,
     ) -> _native.Tensor:
         """See `Ops.moe`."""
-        if routing.score == "chosen_softmax":
-            routing = replace(routing, score="softmax", normalise=True)
-        plain = Routing(routing.chosen, normalise=routing.normalise)
-        extras = (choice_bias, experts.gate_bias, experts.up_bias, experts.down_bias, experts.scales)
-        if routing != plain or experts.activation != "silu" or any(extra is not None for extra in extras):
-            raise UnsupportedError("the native backend has no MoE layers with this routing, activation or biases yet")
         if experts.ids is not None and not experts.ids:
             raise ValueError("moe: none of the experts; leave it out where there are none")
-        weights = _native.ExpertWeights(gate=experts.gate, up=experts.up, down=experts.down, ids=experts.ids or ())
-        return self._recorder.moe(x, logits, weights, routing.chosen, routing.normalise, residual)
+        weights = _native.ExpertWeights(
+            gate=experts.gate,
+            up=experts.up,
+            down=experts.down,
+            ids=experts.ids or (),
+            gate_bias=experts.gate_bias or (),
+            up_bias=experts.up_bias or (),
+            down_bias=experts.down_bias or (),
+            scales=experts.scales,
+            activation=experts.activation,
+        )
+        return self._recorder.moe(x, logits, weights, _native.Routing(**asdict(routing)), residual, choice_bias)
 
     def add_gated(self, x: _native.Tensor, y: _native.Tensor, gate: _native.Tensor) -> _native.Tensor:
         """See `Ops.add_gated`."""

@@ -42,7 +42,9 @@ def check_routing(routing: Routing, experts: int) -> None:
             "wanted groups of equal length"
         )
     if chosen > experts // groups * routing.groups_chosen:
-        raise ValueError(f"{chosen} experts were to be chosen from {routing.groups_chosen} groups of {experts // groups}")
+        raise ValueError(
+            f"{chosen} experts were to be chosen from {routing.groups_chosen} groups of {experts // groups}"
+        )
 
 
 def expert_output(experts: Experts, here: int, row: FloatArray) -> FloatArray:

@@ -115,6 +115,8 @@ class EagerOps:
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        *,
+        sinks: FloatArray | None = None,
     ) -> FloatArray:
         """See `Ops.attention`."""
         step = self._step
@@ -130,7 +132,8 @@ class EagerOps:
                 first = 0 if window is None else max(0, int(position) - window + 1)
                 visible = slice(first, int(position) + 1)
                 query = q[row].reshape(geometry.kv_heads, -1, geometry.head_dim)
-                out[row] = _attention_of_row(query, keys[:, visible], values[:, visible], scale, softcap).reshape(-1)
+                found = _attention_of_row(query, keys[:, visible], values[:, visible], scale, softcap, sinks)
+                out[row] = found.reshape(-1)
         return out
 
     def silu_mul(self, gate_up: FloatArray) -> FloatArray:
@@ -196,15 +199,22 @@ class EagerOps:
 
 
 def _attention_of_row(
-    query: FloatArray, keys: FloatArray, values: FloatArray, scale: float, softcap: float | None
+    query: FloatArray,
+    keys: FloatArray,
+    values: FloatArray,
+    scale: float,
+    softcap: float | None,
+    sinks: FloatArray | None,
 ) -> FloatArray:
     """softmax(query @ keys.T * scale) @ values for one token: query [kv_heads, group, d], keys and values [kv_heads,
-    visible, d].
+    visible, d], sinks [kv_heads * group].
     """
     scores = np.matmul(query, keys.transpose(0, 2, 1)) * np.float32(scale)
     if softcap is not None:
         scores = np.float32(softcap) * np.tanh(scores / np.float32(softcap))
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True, dtype=np.float32)
+    sink = np.float32(-np.inf) if sinks is None else sinks.reshape(*scores.shape[:2], 1)
+    largest = np.maximum(scores.max(axis=-1, keepdims=True), sink)
+    weights = np.exp(scores - largest)
+    weights /= weights.sum(axis=-1, keepdims=True, dtype=np.float32) + np.exp(sink - largest)
     out: FloatArray = np.matmul(weights, values)
     return out

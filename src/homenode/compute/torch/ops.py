@@ -135,6 +135,8 @@ class TorchOps:
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        *,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `Ops.attention`."""
         g, step = cache.geometry, self._step
@@ -149,7 +151,7 @@ class TorchOps:
             v.reshape(rows, g.kv_heads, g.head_dim),
         )
         queries = q.reshape(rows, g.kv_heads, -1, g.head_dim)
-        return self._attention(queries, cache, layer, step, Scoring(scale, window, softcap)).reshape(rows, -1)
+        return self._attention(queries, cache, layer, step, Scoring(scale, window, softcap, sinks)).reshape(rows, -1)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See `Ops.silu_mul`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -18,6 +18,7 @@ class Scoring:
     scale: float
     window: int | None
     softcap: float | None
+    sinks: torch.Tensor | None = field(default=None, compare=False)
 
 
 class Attention(Protocol):

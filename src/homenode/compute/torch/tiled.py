@@ -91,6 +91,9 @@ def _attend(
         total[part] = total[part] * fade + weights.sum(dim=-1, keepdim=True)
         sums[part] = sums[part] * fade + _batched(weights, values)
         largest[part] = top
+    if how.sinks is not None:
+        sinks = how.sinks.view(1, kv_heads, 1, group).expand(count, kv_heads, queries, group).reshape(largest.shape)
+        total = total + torch.exp(sinks - largest)
     found = sums / total
     return found.view(count, kv_heads, queries, group, width).permute(0, 2, 1, 3, 4)
 

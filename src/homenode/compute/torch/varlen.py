@@ -15,7 +15,7 @@ import torch
 from homenode.compute.torch.kv import TorchKvCache
 from homenode.compute.torch.scoring import Scoring
 from homenode.compute.torch.step import DeviceStep
-from homenode.errors import HostError
+from homenode.errors import HostError, UnsupportedError
 
 _PAGE = 256  # flash-attn reads keys in place from blocks of a multiple of this
 _WORKSPACE_BYTES = 128 * 2**20  # what flashinfer's documentation advises
@@ -46,6 +46,7 @@ class FlashAttention:
         self, q: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring
     ) -> torch.Tensor:
         """See `Attention`."""
+        _refuse_sinks(how, "flash_attn")
         in_place = cache.geometry.block_size % _PAGE == 0
         if "lengths" not in step.planned:
             step.planned["lengths"] = _lengths(step, cache.geometry.block_size, in_place)
@@ -73,6 +74,7 @@ class FlashInfer:
         self, q: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring
     ) -> torch.Tensor:
         """See `Attention`."""
+        _refuse_sinks(how, "flashinfer")
         step.by_values = True
         if ("flashinfer", how) not in step.planned:
             step.planned[("flashinfer", how)] = self._plan(q, cache, step, how)
@@ -117,6 +119,13 @@ def _lengths(step: DeviceStep, block_size: int, in_place: bool) -> Lengths:
         positions = np.arange(ends[-1]) - np.repeat(ends - contexts, contexts)
         slots = step.slots(torch.from_numpy(sequences).to(device), torch.from_numpy(positions).to(device), block_size)
     return Lengths(queries, keys, int(np.diff(starts).max()), int(contexts.max()), slots)
+
+
+def _refuse_sinks(how: Scoring, package: str) -> None:
+    if how.sinks is not None:
+        raise UnsupportedError(
+            f"--attention-backend {package} has no attention sinks, which this model needs; take sdpa"
+        )
 
 
 def _load(package: str) -> Any:

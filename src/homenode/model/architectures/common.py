@@ -12,7 +12,7 @@ from homenode.compute.ops import Experts, Ops, Tensor
 from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter, always
 from homenode.model.architectures.rope import Rope
 from homenode.model.formats.reading import damaged
-from homenode.model.part import ModelPart
+from homenode.model.part import IndexRange, ModelPart
 from homenode.model.spec import ModelSpec, TensorEntry
 from homenode.units import format_count
 
@@ -85,6 +85,14 @@ PROJECTIONS = (
     layer_weight("k", "self_attn.k_proj", "attn_k", "kv", "hidden"),
     layer_weight("v", "self_attn.v_proj", "attn_v", "kv", "hidden"),
     layer_weight("o", "self_attn.o_proj", "attn_output", "hidden", "query"),
+)
+# With a norm over all of q, and one over all of k, which every rank computes whole
+PROJECTIONS_NORMED_WHOLE = (
+    PROJECTIONS[0],
+    layer_weight("k", "self_attn.k_proj", "attn_k", "all_kv", "hidden"),
+    *PROJECTIONS[2:],
+    layer_weight("q_norm", "self_attn.q_norm", "attn_q_norm", "all_query"),
+    layer_weight("k_norm", "self_attn.k_norm", "attn_k_norm", "all_kv"),
 )
 ATTENTION = (layer_weight("input_norm", "input_layernorm", "attn_norm", "hidden"), *PROJECTIONS)
 HEAD_NORMS = (
@@ -203,6 +211,29 @@ def project_qkv(ops: Ops, model: ForwardContext, layer: Layer, h: Tensor) -> tup
     return q, k, v
 
 
+def project_qkv_normed_whole(ops: Ops, model: ForwardContext, layer: Layer, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same with `PROJECTIONS_NORMED_WHOLE`: all of q, brought together over the ranks, through a norm, and all of
+    k, which is with every rank.
+    """
+    spec, part = model.spec, model.part
+    biases = (layer.get("q_bias"), layer.get("k_bias"), layer.get("v_bias"))
+    qkv = ops.linear(h, (layer["q"], layer["k"], layer["v"]), biases)
+    heads, kv = part.heads, part.kv_heads
+    q, k, v = ops.split(qkv, [count * spec.head_dim for count in (heads.count, spec.num_kv_heads, kv.count)])
+    if part.ranks > 1:
+        q = ops.gather(q, [count * spec.head_dim for count in part.head_counts])
+    q, k = normed(ops, model, q, layer["q_norm"]), normed(ops, model, k, layer["k_norm"])
+    of_heads = ((q, heads, spec.num_heads), (k, kv, spec.num_kv_heads))
+    q, k = (_columns_of(ops, x, here, count, spec.head_dim) for x, here, count in of_heads)
+    return q, k, v
+
+
+def _columns_of(ops: Ops, x: Tensor, heads: IndexRange, count: int, head_dim: int) -> Tensor:
+    """Those of some heads of x, which has `count`."""
+    widths = [n * head_dim for n in (heads.first, heads.count, count - heads.end) if n]
+    return ops.split(x, widths)[1 if heads.first else 0]
+
+
 def attend(
     ops: Ops, model: ForwardContext, index: int, x: Tensor, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor
 ) -> Tensor:
@@ -233,8 +264,9 @@ def attended(
     q, k, v = qkv
     q = ops.rope(q, rotation, spec.head_dim)
     k = ops.rope(k, rotation, spec.head_dim)
+    sinks = model.parameters.layers[index].get("sinks")
     scale = spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale
-    return ops.attention(q, k, v, model.cache, index, scale, window(model, index), spec.attention_softcap)
+    return ops.attention(q, k, v, model.cache, index, scale, window(model, index), spec.attention_softcap, sinks=sinks)
 
 
 def gated_mlp(ops: Ops, model: ForwardContext, layer: Layer, x: Tensor) -> Tensor:

@@ -19,11 +19,11 @@ NAME = "olmo2"
 DEFAULTS = Defaults(max_position=2048, norm_eps=1e-5, eos_id=50279)
 PARAMETERS = (
     *common.EMBEDDING_AND_HEAD,
-    *common.PROJECTIONS,
-    *common.QKV_BIASES,
+    *common.PROJECTIONS_NORMED_WHOLE,
+    common.QKV_BIASES[0],
+    replace(common.QKV_BIASES[1], shape=("all_kv",)),
+    common.QKV_BIASES[2],
     *common.OUTPUT_BIAS,
-    replace(layer_weight("q_norm", "self_attn.q_norm", "attn_q_norm", "query"), indivisible=True),
-    replace(layer_weight("k_norm", "self_attn.k_norm", "attn_k_norm", "kv"), indivisible=True),
     layer_weight("attended_norm", "post_attention_layernorm", "post_attention_norm", "hidden"),
     *common.GATE_UP_DOWN,
     layer_weight("mlp_norm", "post_feedforward_layernorm", "post_ffw_norm", "hidden"),
@@ -50,10 +50,8 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
     x = common.enter(ops, model)
     rotation = common.angles(ops, model.rope)
     for index, layer in enumerate(model.parameters.layers):
-        q, k, v = common.project_qkv(ops, model, layer, x)
-        q = common.normed(ops, model, q, layer["q_norm"])
-        k = common.normed(ops, model, k, layer["k_norm"])
-        inner = common.select_last(ops, model, index, common.attended(ops, model, index, (q, k, v), rotation))
+        qkv = common.project_qkv_normed_whole(ops, model, layer, x)
+        inner = common.select_last(ops, model, index, common.attended(ops, model, index, qkv, rotation))
         out = common.project_out(ops, model, inner, layer["o"], layer.get("o_bias"), None)
         x = ops.add(common.select_last(ops, model, index, x), common.normed(ops, model, out, layer["attended_norm"]))
         out = common.project_out(ops, model, common.gated(ops, layer, x), layer["down"], None, None)

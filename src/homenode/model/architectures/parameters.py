@@ -30,8 +30,7 @@ class Parameter:
     where every expert of a layer has one: its handle is a list of them. `gguf_name` is the name in GGUF files, with
     `{layer}` likewise; the matrices of a layer's experts are stacked in one tensor there. `shape` holds names of
     `dimensions()`: two for a matrix [rows = outputs, columns = inputs], one for a vector. `when` says whether a part
-    of a model, or a layer of it, has the parameter. `indivisible`: of a norm over all of a dimension that is otherwise
-    divided among ranks: no rank has a part of it. `key` is what the forward function calls it; `weights.layout` keeps
+    of a model, or a layer of it, has the parameter. `key` is what the forward function calls it; `weights.layout` keeps
     `embed`, `lm_head`, `router` and `shared_router` in wider formats.
     """
 
@@ -40,7 +39,6 @@ class Parameter:
     shape: tuple[str, ...]
     gguf_name: str
     when: Condition = always
-    indivisible: bool = False
 
     @property
     def kind(self) -> str:
@@ -93,8 +91,11 @@ def dimensions(spec: ModelSpec) -> dict[str, int]:
         "experts": moe.num_experts if moe else 0,
         "expert_intermediate": moe.intermediate_size if moe else 0,
         "shared_intermediate": moe.shared_intermediate_size if moe else 0,
+        "heads": spec.num_heads,
         "query": spec.num_heads * spec.head_dim,
         "kv": spec.num_kv_heads * spec.head_dim,
+        "all_query": spec.num_heads * spec.head_dim,  # of what is normed together: no rank has a part of it
+        "all_kv": spec.num_kv_heads * spec.head_dim,
         "head": spec.head_dim,
     }
 
@@ -107,6 +108,7 @@ def ranges(spec: ModelSpec, part: ModelPart) -> dict[str, IndexRange]:
         "intermediate": part.intermediate,
         "expert_intermediate": part.expert_intermediate,
         "shared_intermediate": part.shared_intermediate,
+        "heads": part.heads,
         "query": IndexRange(part.heads.first * spec.head_dim, part.heads.count * spec.head_dim),
         "kv": IndexRange(part.kv_heads.first * spec.head_dim, part.kv_heads.count * spec.head_dim),
     }

@@ -29,7 +29,9 @@ _SHARED = "mlp.shared_expert"
 PARAMETERS = (
     *DENSE_PARAMETERS,
     *common.EXPERTS,
-    layer_weight("shared_router", f"{_SHARED}_gate", "ffn_gate_inp_shexp", "one", "hidden", when=common.has_shared_expert),
+    layer_weight(
+        "shared_router", f"{_SHARED}_gate", "ffn_gate_inp_shexp", "one", "hidden", when=common.has_shared_expert
+    ),
     layer_weight(
         "shared_gate",
         f"{_SHARED}.gate_proj",
@@ -39,7 +41,12 @@ PARAMETERS = (
         when=common.has_shared_expert,
     ),
     layer_weight(
-        "shared_up", f"{_SHARED}.up_proj", "ffn_up_shexp", "shared_intermediate", "hidden", when=common.has_shared_expert
+        "shared_up",
+        f"{_SHARED}.up_proj",
+        "ffn_up_shexp",
+        "shared_intermediate",
+        "hidden",
+        when=common.has_shared_expert,
     ),
     layer_weight(
         "shared_down",

@@ -118,8 +118,10 @@ def _yarn(frequencies: FloatArray, rope: RopeSpec, rotary: int, trained: int) ->
     def pair_turning(times: float) -> float:
         return rotary * math.log(trained / (times * 2 * math.pi)) / (2 * math.log(rope.theta))
 
-    low = max(math.floor(pair_turning(rope.beta_fast)), 0)
-    high = min(math.ceil(pair_turning(rope.beta_slow)), rotary - 1)
+    low, high = pair_turning(rope.beta_fast), pair_turning(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotary - 1)
     width = high - low if high != low else 0.001
     slowed = np.clip((np.arange(rotary // 2, dtype=np.float32) - np.float32(low)) / np.float32(width), 0, 1)
     return np.asarray(frequencies / np.float32(rope.factor) * slowed + frequencies * (1 - slowed), np.float32)

@@ -40,6 +40,7 @@ class Defaults:
     theta: float = 10000.0
     local_theta: float | None = None  # of a rope of its own in layers with a window; None: all layers have one rope
     original_position: int | None = None  # length before an extension of the context; None: the longest position
+    rotary_share: float = 1.0  # of a head's elements that turn
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,13 @@ class FolderConfig:
         )
         position = fields.integer("max_position_embeddings", defaults.max_position, maximum=limits.MOST_POSITION)
         rope, local_rope = ropes_from_config(
-            fields, defaults.theta, defaults.local_theta, position, head_dim, defaults.original_position
+            fields,
+            defaults.theta,
+            defaults.local_theta,
+            position,
+            head_dim,
+            defaults.original_position,
+            defaults.rotary_share,
         )
         return ModelSpec(
             architecture=architecture,
@@ -215,6 +222,33 @@ class FolderConfig:
             shared_intermediate_size=shared,
             dense_layers=dense,
         )
+
+    def sigmoid_moe(self, defaults: ExpertDefaults, layers: int) -> MoeSpec:
+        """The experts of a class that routes as DeepSeek V3 does: sigmoid scores, chosen with a bias, in groups; layers
+        in front have an MLP.
+        """
+        self.refuse_other_scores()
+        fields = self.fields
+        dense = fields.integer("first_k_dense_replace", 1, minimum=0, maximum=limits.MOST_LAYERS)
+        moe = self.moe(
+            defaults, normalise=fields.boolean("norm_topk_prob", True), dense=tuple(range(min(dense, layers)))
+        )
+        shared = fields.integer("n_shared_experts", 1, minimum=0, maximum=limits.MOST_EXPERTS)
+        return replace(
+            moe,
+            score="sigmoid",
+            epsilon=1e-20,
+            scale=fields.number("routed_scaling_factor", 1.0),
+            groups=fields.integer("n_group", 1, maximum=limits.MOST_EXPERTS),
+            groups_chosen=fields.integer("topk_group", 1, maximum=limits.MOST_EXPERTS),
+            shared_intermediate_size=shared * moe.intermediate_size,
+        )
+
+    def refuse_other_scores(self) -> None:
+        """UnsupportedError where experts are said to be scored or chosen otherwise than by sigmoid and bias."""
+        for key, wanted in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
+            if (seen := self.fields.text(key, wanted)) != wanted:
+                raise UnsupportedError(f"{self.path}: {key} {quoted(seen)} is not supported; homenode wants {wanted!r}")
 
     def _bos_id(self, vocab: int, defaults: Defaults) -> int | None:
         """generation_config.json wins."""

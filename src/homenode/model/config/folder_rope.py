@@ -18,13 +18,14 @@ def ropes_from_config(
     position: int,
     head_dim: int,
     original_position: int | None = None,
+    rotary_share: float = 1.0,
 ) -> tuple[RopeSpec, RopeSpec | None]:
     """The rope, and that of layers with a window where they have one of their own.
 
     From `rope_parameters`, or its older spelling: `rope_scaling` with `rope_theta`, and `rope_local_base_freq`, beside
     it. Of both, `rope_scaling` is what somebody has written by hand into a newer file, and transformers follows it.
-    `theta`, `local_theta`, `original_position`: where the file does not say; without the second all layers have one
-    rope.
+    `theta`, `local_theta`, `original_position`, `rotary_share` (of a head that turns): where the file does not say;
+    without the second all layers have one rope.
     """
     table = fields.table("rope_scaling")
     if table is None or not table.names():
@@ -34,7 +35,7 @@ def ropes_from_config(
             f"{fields.path}: rope_scaling beside rope_parameters is not supported where layers have two ropes; keep one of them"
         )
     if not table.holds_tables():
-        rope = _rope(fields, table, theta, position, head_dim, original_position)
+        rope = _rope(fields, table, theta, position, head_dim, original_position, rotary_share)
         if local_theta is None:
             return rope, None
         if fields.has("rope_parameters") and table.names():
@@ -63,12 +64,13 @@ def _rope(
     position: int,
     head_dim: int,
     original_position: int | None = None,
+    rotary_share: float = 1.0,
 ) -> RopeSpec:
     """What `table` says, `rope_theta` and some others perhaps being in `fields`."""
     theta = table.optional_number("rope_theta", above=1.0, most=limits.MOST_THETA)
     if theta is None:
         theta = fields.number("rope_theta", default_theta, above=1.0, most=limits.MOST_THETA)
-    rotary = _rotary_dim(fields, table, head_dim)
+    rotary = _rotary_dim(fields, table, head_dim, rotary_share)
     kind = table.text("rope_type") or table.text("type") or "default"
     # Phi 3 has it beside the table, and what stands there wins.
     key = "original_max_position_embeddings"
@@ -111,10 +113,6 @@ def _rope(
 
 
 def _yarn(table: Fields, theta: float, rotary: int | None, original: int, position: int) -> RopeSpec:
-    if not table.boolean("truncate", True):
-        raise UnsupportedError(
-            f"{table.path}: rope scaling yarn without truncation is not supported; homenode runs it with"
-        )
     factor = table.number("factor", position / original, most=1e6)
     attention = table.optional_number("attention_factor", most=1e6)
     mscale, mscale_all = table.optional_number("mscale", least=0.0), table.optional_number("mscale_all_dim", least=0.0)
@@ -129,6 +127,7 @@ def _yarn(table: Fields, theta: float, rotary: int | None, original: int, positi
         attention_factor=attention,
         beta_fast=table.number("beta_fast", 32.0),
         beta_slow=table.number("beta_slow", 1.0),
+        truncate=table.boolean("truncate", True),
     )
 
 
@@ -136,7 +135,7 @@ def _yarn_scale(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
-def _rotary_dim(fields: Fields, table: Fields, head_dim: int) -> int | None:
+def _rotary_dim(fields: Fields, table: Fields, head_dim: int, share: float) -> int | None:
     part = table.optional_number("partial_rotary_factor", most=1.0)
-    part = fields.number("partial_rotary_factor", 1.0, most=1.0) if part is None else part
+    part = fields.number("partial_rotary_factor", share, most=1.0) if part is None else part
     return None if part == 1.0 else int(head_dim * part)

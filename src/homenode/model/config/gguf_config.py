@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from homenode.compute.ops import ExpertScore, GroupScore
 from homenode.errors import UnsupportedError
 from homenode.model.config.folder_config import derived_head_dim, extended_position, sampling_defaults
 from homenode.model.formats import limits
@@ -27,6 +28,7 @@ FACTORS, LONG_FACTORS, SHORT_FACTORS = ROPE_FACTORS = (
     "rope_factors_long.weight",
     "rope_factors_short.weight",
 )
+_SCORES: dict[int, ExpertScore] = {1: "softmax", 2: "sigmoid", 3: "chosen_softmax"}  # by expert_gating_func
 _ENDS = ("eos", "eot", "eom")  # the roles of tokens that end an answer
 _SAMPLING = {
     "temperature": "temp",
@@ -112,15 +114,30 @@ class GgufConfig:
                 f"{self.path}: attention.sliding_window {window} is not supported for {spec.architecture} in GGUF, which does not say which layers have it"
             )
 
-    def moe(self, spec: ModelSpec, router: str, *, size: int | None = None, normalise: bool = True) -> MoeSpec:
+    def moe(
+        self,
+        spec: ModelSpec,
+        router: str,
+        *,
+        size: int | None = None,
+        normalise: bool = True,
+        scores: tuple[int, ...] = (1,),
+        group_score: GroupScore = "top2",
+    ) -> MoeSpec:
         """The experts: how many, of which size, and in which layers, which are those that have a router.
 
         `router`: the Hugging Face name of a layer's, with `{layer}`. `size`: of an expert, where the file does not say;
         None: as the reference reader has it, the experts of a token share the length of an MLP. `normalise`: where the
-        file does not say.
+        file does not say. `scores`: the values of expert_gating_func that the architecture has, the first where the
+        file does not say; `group_score`: see compute.ops.Routing.
         """
         fields, layers, inner = self.fields, spec.num_layers, spec.intermediate_size
-        self._refuse_other_routing()
+        scored = fields.integer("expert_gating_func", scores[0], minimum=0) or scores[0]
+        if scored not in scores:
+            wanted = " or ".join(f"{each} ({_SCORES[each]})" for each in scores)
+            raise UnsupportedError(
+                f"{self.path}: expert_gating_func {scored} is not supported for {spec.architecture}; homenode wants {wanted}"
+            )
         used = fields.integer("expert_used_count", maximum=limits.MOST_EXPERTS)
         size = max(inner // used, 1) if size is None else size
         dense = tuple(layer for layer in range(layers) if router.format(layer=layer) not in self.tensors)
@@ -131,31 +148,30 @@ class GgufConfig:
                 seen="no layer with a router",
                 wanted="ffn_gate_inp.weight in the layers that have experts",
             )
-        shared = "model.layers.{}.mlp.shared_expert_gate.weight"
-        has_shared = any(shared.format(layer) in self.tensors for layer in range(layers) if layer not in dense)
+        shared = next((size for layer in range(layers) if layer not in dense if (size := self._shared_size(layer))), 0)
         return MoeSpec(
             num_experts=fields.integer("expert_count", maximum=limits.MOST_EXPERTS),
             experts_per_token=used,
             intermediate_size=fields.integer("expert_feed_forward_length", size, maximum=limits.MOST_INTERMEDIATE),
             normalise=fields.boolean("expert_weights_norm", normalise),
             shared_intermediate_size=(
-                fields.integer("expert_shared_feed_forward_length", inner, maximum=limits.MOST_INTERMEDIATE)
-                if has_shared
+                fields.integer("expert_shared_feed_forward_length", shared, maximum=limits.MOST_INTERMEDIATE)
+                if shared
                 else 0
             ),
             dense_layers=dense,
+            score=_SCORES[scored],
+            scale=fields.number("expert_weights_scale", 1.0, least=0.0) or 1.0,
+            groups=fields.integer("expert_group_count", 1, minimum=0) or 1,
+            groups_chosen=fields.integer("expert_group_used_count", 1, minimum=0) or 1,
+            group_score=group_score,
         )
 
-    def _refuse_other_routing(self) -> None:
-        """UnsupportedError where experts are chosen or weighted in another way than by a softmax over all."""
-        fields = self.fields
-        for key, plain in (("expert_gating_func", 1), ("expert_group_count", 1), ("expert_group_used_count", 1)):
-            if fields.integer(key, plain, minimum=0) not in (0, plain):
-                raise UnsupportedError(
-                    f"{self.path}: {key} {fields.integer(key)} is not supported; homenode runs a softmax over all experts"
-                )
-        if (scale := fields.number("expert_weights_scale", 1.0, least=0.0)) not in (0.0, 1.0):
-            raise UnsupportedError(f"{self.path}: expert_weights_scale {scale:g} is not supported; homenode wants 1")
+    def _shared_size(self, layer: int) -> int:
+        """Inner columns of the expert that every token uses in a layer, by the matrix that is there; 0: there is none."""
+        names = (f"model.layers.{layer}.mlp.shared_expert{s}.gate_proj.weight" for s in ("", "s"))
+        entry = next((self.tensors[name] for name in names if name in self.tensors), None)
+        return entry.shape[0] if entry is not None and entry.shape else 0
 
     def _head_dim(self, hidden: int, heads: int) -> int:
         key = self.fields.optional_integer("attention.key_length", maximum=limits.MOST_HEAD_DIM) or derived_head_dim(

@@ -65,7 +65,9 @@ def _check_moe(moe: MoeSpec, layers: int, source: Path) -> None:
         )
     if moe.groups < 1 or moe.num_experts % moe.groups or not 1 <= moe.groups_chosen <= moe.groups:
         seen = f"{moe.groups_chosen} of {format_count(moe.groups, 'group')} chosen, of {format_count(moe.num_experts, 'expert')}"
-        raise damaged(source, "groups of experts", seen=seen, wanted="groups of equal length, some or all chosen", do=_ASK)
+        raise damaged(
+            source, "groups of experts", seen=seen, wanted="groups of equal length, some or all chosen", do=_ASK
+        )
     if moe.experts_per_token > moe.num_experts // moe.groups * moe.groups_chosen:
         raise damaged(
             source,

@@ -13,24 +13,19 @@ from homenode.model.architectures.registry import architecture_of
 from homenode.model.partition import Alignment
 from homenode.model.spec import Checkpoint
 
-_NORMED = "which this model norms together"
-
 
 def alignments_of(checkpoint: Checkpoint, quantize: str | None = None) -> dict[str, Alignment]:
     """For each dimension that is the columns of some matrix the alignment at which all of these can be cut, by its name
     in the parameter table.
 
-    `quantize`: as `load_model` is told. Rows can be cut anywhere, but for those of a dimension that is normed as a
-    whole, which cannot be cut at all. Raises UnsupportedError for an unknown architecture.
+    `quantize`: as `load_model` is told. Rows can be cut anywhere. Raises UnsupportedError for an unknown architecture.
     """
     kept = BY_NAME[quantize.upper()].block if quantize and quantize.upper() in BY_NAME else 1
     found: dict[str, Alignment] = {}
     for expected in expected_tensors(architecture_of(checkpoint.spec.architecture).parameters, checkpoint.spec):
         entry, shape = checkpoint.tensors.get(expected.name), expected.parameter.shape
         before = found.get(shape[-1], Alignment())
-        if expected.parameter.indivisible:
-            found[shape[-1]] = replace(before, needed=math.lcm(before.needed, expected.shape[-1]), reason=_NORMED)
-        elif expected.parameter.kind == "matrix" and entry is not None and entry.dtype.block:
+        if expected.parameter.kind == "matrix" and entry is not None and entry.dtype.block:
             needed, wanted = math.lcm(before.needed, entry.dtype.block), math.lcm(before.wanted, kept)
             found[shape[-1]] = replace(before, needed=needed, wanted=wanted)
     return found
