@@ -13,7 +13,9 @@ from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.architectures.registry import architecture_of
 from homenode.model.checkpoint.gguf_names import GgufNames
 from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats.fallback_decode import iter_decoded_rows
+from homenode.model.formats.fields import Fields
 from homenode.model.spec import ModelSpec, RopeSpec
 from tests.checkpoints import (
     F32,
@@ -341,3 +343,59 @@ def test_query_rows_that_are_no_heads(tmp_path: Path) -> None:
     path = make_gguf(tmp_path / "m.gguf", extra={"blk.2.attn_q.weight": np.ones((63, 64), np.float32)})
     with pytest.raises(CheckpointError, match=r"seen \[63, 64\], wanted 4 heads of 16 rows"):
         open_checkpoint(path)
+
+
+def config_of(**keys: Any) -> GgufConfig:
+    """The key-value pairs of a file of three blocks, by their names within the architecture."""
+    fields = Fields(Path("m.gguf"), {"block_count": 3, **{key.replace("__", "."): value for key, value in keys.items()}})
+    return GgufConfig(fields, {}, {}, {})
+
+
+def test_figures_that_differ_between_layers() -> None:
+    config = config_of(attention__head_count_kv=[4, 0, 2], feed_forward_length=8)
+    assert config.per_layer("attention.head_count_kv", minimum=0) == (4, 0, 2)
+    assert config.per_layer("feed_forward_length") == (8, 8, 8)
+    assert config.per_layer("attention.head_count", 5) == (5, 5, 5)
+    with pytest.raises(CheckpointError, match=r"attention.head_count_kv: seen .*wanted a whole number from 1"):
+        config.per_layer("attention.head_count_kv")
+    with pytest.raises(CheckpointError, match="attention.head_count: seen nothing"):
+        config.per_layer("attention.head_count")
+    for wrong in ([4, 2], [4, 2, True], [4, 2, -1], [4, 2, 2**31], [4, 2, 1.5], []):
+        with pytest.raises(CheckpointError, match="or a list of 3"):
+            config_of(feed_forward_length=wrong).per_layer("feed_forward_length", minimum=0)
+
+
+def test_layers_that_a_file_marks() -> None:
+    key = "attention.sliding_window_pattern"
+    for value, marked in (
+        ([True, False, True], (True, False, True)),
+        ([0, 1, 1], (False, True, True)),
+        (2, (True, False, True)),
+        (0, (True, True, True)),
+    ):
+        assert config_of(attention__sliding_window_pattern=value).marked_layers(key) == marked
+    assert config_of().marked_layers(key) is None
+    for wrong in ([True], [True, False, 2], [True, False, "x"], -1, "x"):
+        with pytest.raises(CheckpointError, match="attention.sliding_window_pattern: seen"):
+            config_of(attention__sliding_window_pattern=wrong).marked_layers(key)
+
+
+def test_blocks_that_predict_further_tokens_are_no_layers() -> None:
+    config = config_of(
+        nextn_predict_layers=1, feed_forward_length=[8, 4, 6], attention__sliding_window_pattern=[True, False, True]
+    )
+    assert config.layers == 2
+    assert config.per_layer("feed_forward_length") == (8, 4)
+    assert config.marked_layers("attention.sliding_window_pattern") == (True, False)
+    with pytest.raises(CheckpointError, match="nextn_predict_layers: seen 3, wanted a whole number from 0 to 2"):
+        _ = config_of(nextn_predict_layers=3).layers
+
+
+def test_layers_that_differ_where_an_architecture_has_them_all_alike(tmp_path: Path) -> None:
+    path, two = tmp_path / "m.gguf", ("llama.block_count", U32, 2)
+    path.write_bytes(raw_model([two, ("llama.feed_forward_length", 9, (U32, [6, 6]))]))
+    assert open_checkpoint(path).spec.intermediate_size == 6
+    for key, values in (("feed_forward_length", [8, 6]), ("attention.head_count_kv", [2, 0])):
+        path.write_bytes(raw_model([two, (f"llama.{key}", 9, (U32, values))]))
+        with pytest.raises(UnsupportedError, match=rf"{key} that differs between layers \({min(values)} to"):
+            open_checkpoint(path)

@@ -53,9 +53,9 @@ def spec_from_gguf(
     path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, TensorEntry], rope_factors: Mapping[str, TensorEntry]
 ) -> ModelSpec:
     """The figures of the model with these key-value pairs and `tensors` (Hugging Face names)."""
-    architecture, fields = gguf_architecture(path, metadata), _fields(path, metadata)
-    spec = architecture.gguf.read(GgufConfig(fields, metadata, tensors, rope_factors))
-    _check_window_layers(fields, spec)
+    config = GgufConfig(_fields(path, metadata), metadata, tensors, rope_factors)
+    spec = gguf_architecture(path, metadata).gguf.read(config)
+    _check_window_layers(config, spec)
     limits.check_spec(spec, path)
     return spec
 
@@ -64,18 +64,15 @@ def _fields(path: Path, metadata: Mapping[str, Any]) -> Fields:
     return Fields(path, metadata, Fields(path, metadata).text("general.architecture") + ".")
 
 
-def _check_window_layers(fields: Fields, spec: ModelSpec) -> None:
+def _check_window_layers(config: GgufConfig, spec: ModelSpec) -> None:
     """UnsupportedError where the file names other layers as those with a window than the architecture has: truth
     values, or each n-th has none.
     """
     key = "attention.sliding_window_pattern"
-    if spec.sliding_window is None or not fields.has(key):
+    if spec.sliding_window is None:
         return
-    layers = range(spec.num_layers)
-    if (listed := fields.optional_booleans(key)) is None:
-        each = fields.integer(key, minimum=0)
-        listed = tuple(each == 0 or (layer + 1) % each != 0 for layer in layers)
-    if listed != (spec.sliding_layers or tuple(True for _ in layers)):
+    listed = config.marked_layers(key)
+    if listed is not None and listed != (spec.sliding_layers or (True,) * spec.num_layers):
         raise UnsupportedError(
-            f"{fields.path}: {key} that differs from the architecture's own is not supported; homenode runs {spec.architecture} with that"
+            f"{config.path}: {key} that differs from the architecture's own is not supported; homenode runs {spec.architecture} with that"
         )

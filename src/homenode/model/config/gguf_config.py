@@ -39,6 +39,19 @@ _SAMPLING = {
 }
 
 
+def blocks(fields: Fields) -> int:
+    """Blocks that a file counts: layers, and behind them those that predict further tokens."""
+    return fields.integer("block_count", maximum=limits.MOST_LAYERS)
+
+
+def trunk_layers(fields: Fields) -> int:
+    """Layers of the model: its blocks without those that predict further tokens (multi-token prediction), which are
+    left unread.
+    """
+    count = blocks(fields)
+    return count - fields.integer("nextn_predict_layers", 0, minimum=0, maximum=count - 1)
+
+
 @dataclass(frozen=True)
 class GgufConfig:
     """A GGUF file's description of its model. `fields`: the keys of its architecture, without the name of that in
@@ -60,17 +73,48 @@ class GgufConfig:
         """Of the file, for messages."""
         return self.fields.path
 
+    @property
+    def layers(self) -> int:
+        """Layers of the model, without the blocks that predict further tokens."""
+        return trunk_layers(self.fields)
+
+    def per_layer(
+        self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = limits.MOST_HEADS
+    ) -> tuple[int, ...]:
+        """A figure of each layer, which the file has as one number or as a list of one for each block. `default`: where
+        the file does not say; None: it has to.
+        """
+        values = self.fields.per_layer(key, blocks(self.fields), default, minimum=minimum, maximum=maximum)
+        return values[: self.layers]
+
+    def marked_layers(self, key: str) -> tuple[bool, ...] | None:
+        """Which layers a key such as `attention.sliding_window_pattern` marks, by truth values or by a period; None
+        where the file does not say.
+        """
+        marks = self.fields.marks_per_layer(key, blocks(self.fields))
+        return None if marks is None else marks[: self.layers]
+
     def decoder(
-        self, architecture: str, *, theta: float = 10000.0, whole_heads: bool = False, own_scale: bool = False
+        self,
+        architecture: str,
+        *,
+        theta: float = 10000.0,
+        whole_heads: bool = False,
+        own_scale: bool = False,
+        layers_differ: bool = False,
+        head_dim: int | None = None,
     ) -> ModelSpec:
         """The figures that every decoder has. `theta`: of rope, where the file does not say. `whole_heads`: the
         converter reorders the rows of whole heads, so that a shorter rotation is refused; `own_scale`: the architecture
-        reads `attention.scale` itself.
+        reads `attention.scale` itself. `layers_differ`: layers may have unequal numbers of heads or lengths of the MLP,
+        0 among them, which the architecture reads by `per_layer`; the figures are the largest then. `head_dim`: the
+        length of a head, where the architecture reads it itself.
         """
         fields = self.fields
         hidden = fields.integer("embedding_length", maximum=limits.MOST_HIDDEN)
-        heads = fields.integer("attention.head_count", maximum=limits.MOST_HEADS)
-        head_dim = self._head_dim(hidden, heads)
+        heads = self._largest("attention.head_count", layers_differ)
+        if head_dim is None:
+            head_dim = self._head_dim(hidden, heads)
         if not own_scale:
             self._refuse_scale(head_dim)
         vocab = self._vocab_size()
@@ -79,10 +123,10 @@ class GgufConfig:
         return ModelSpec(
             architecture=architecture,
             hidden_size=hidden,
-            intermediate_size=fields.integer("feed_forward_length", maximum=limits.MOST_INTERMEDIATE),
-            num_layers=fields.integer("block_count", maximum=limits.MOST_LAYERS),
+            intermediate_size=self._largest("feed_forward_length", layers_differ, maximum=limits.MOST_INTERMEDIATE),
+            num_layers=self.layers,
             num_heads=heads,
-            num_kv_heads=fields.integer("attention.head_count_kv", heads, maximum=limits.MOST_HEADS),
+            num_kv_heads=self._largest("attention.head_count_kv", layers_differ, heads),
             head_dim=head_dim,
             vocab_size=vocab,
             max_position=extended_position(rope, position),
@@ -97,6 +141,19 @@ class GgufConfig:
             storage=limits.main_storage(dict(self.tensors)),
             generation=sampling_defaults(Fields(self.path, self.metadata, "general.sampling."), _SAMPLING),
         )
+
+    def _largest(
+        self, key: str, layers_differ: bool, default: int | None = None, maximum: int = limits.MOST_HEADS
+    ) -> int:
+        """The figure of the layer that has most; UnsupportedError where layers differ and must not."""
+        values = self.per_layer(key, default, minimum=0, maximum=maximum)
+        if not layers_differ and min(values) != max(values):
+            raise UnsupportedError(
+                f"{self.path}: {key} that differs between layers ({min(values)} to {max(values)}) is not supported in this architecture; homenode wants the same in all of them"
+            )
+        if not max(values):
+            raise self.fields.wrong(key, 0, f"a whole number from 1 to {maximum}")
+        return max(values)
 
     def window(self, default: int = 0) -> int | None:
         """Tokens of the sliding window, None where there is none. `default`: where the file does not say; 0: no window

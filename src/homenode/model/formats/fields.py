@@ -50,6 +50,33 @@ class Fields:
             raise self.wrong(key, value, f"a whole number from {minimum} to {maximum}")
         return value
 
+    def per_layer(
+        self, key: str, layers: int, default: int | None = None, *, minimum: int = 1, maximum: int = 2**31 - 1
+    ) -> tuple[int, ...]:
+        """Whole numbers in [minimum, maximum], one for each of `layers`: a list of that length, or one number for all;
+        an error when it is missing and there is no default.
+        """
+        value = self._values.get(self._prefix + key)
+        if not isinstance(value, list):
+            return (self.integer(key, default, minimum=minimum, maximum=maximum),) * layers
+        if len(value) != layers or not all(type(each) is int and minimum <= each <= maximum for each in value):
+            raise self.wrong(key, value, f"a whole number from {minimum} to {maximum}, or a list of {layers}")
+        return tuple(value)
+
+    def marks_per_layer(self, key: str, layers: int) -> tuple[bool, ...] | None:
+        """Which of `layers` are marked, None when missing: a list of truth values of that length, or a period p, with
+        which every p-th layer is not marked and, where p is 0, all are.
+        """
+        value = self._values.get(self._prefix + key)
+        if value is None:
+            return None
+        if isinstance(value, list):
+            if len(value) != layers or not all(type(each) in (bool, int) and each in (0, 1) for each in value):
+                raise self.wrong(key, value, f"a list of {layers} truth values")
+            return tuple(bool(each) for each in value)
+        period = self.integer(key, minimum=0)
+        return tuple(period == 0 or (layer + 1) % period != 0 for layer in range(layers))
+
     def number(
         self,
         key: str,
@@ -90,11 +117,6 @@ class Fields:
         if not isinstance(value, bool):
             raise self.wrong(key, value, "true or false")
         return value
-
-    def optional_booleans(self, key: str) -> tuple[bool, ...] | None:
-        """A list of truth values, None where the value is anything else."""
-        value = self._values.get(self._prefix + key)
-        return tuple(value) if isinstance(value, list) and all(type(item) is bool for item in value) else None
 
     def text(self, key: str, default: str = "") -> str:
         """A string."""
