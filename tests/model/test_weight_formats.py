@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ HALF = struct.pack("<e", 0.01)
 BF16_ACTIVATIONS = 3e-3  # activations of one matrix rounded to 8 significant bits; measured up to 1.2e-3
 # Where a block keeps its scales, and sane values for them: all other bytes of a block may be anything.
 SCALES = {
-    "F16": {}, "BF16": {}, "F32": {}, "F64": {}, "I8": {}, "I16": {}, "I32": {}, "F8_E4M3": {}, "F8_E5M2": {},
+    "F16": {}, "BF16": {}, "F32": {}, "F64": {}, "I8": {}, "I16": {}, "I32": {}, "F8_E4M3": {}, "F8_E5M2": {}, "F8_E8M0": {},
     "Q1_0": {0: HALF}, "Q4_0": {0: HALF}, "Q4_1": {0: HALF * 2}, "Q5_0": {0: HALF}, "Q5_1": {0: HALF * 2}, "Q8_0": {0: HALF}, "Q8_1": {0: HALF * 2},
     "Q2_K": {80: HALF * 2}, "Q3_K": {108: HALF}, "Q4_K": {0: HALF * 2}, "Q5_K": {0: HALF * 2}, "Q6_K": {208: HALF},
     "Q8_K": {0: struct.pack("<f", 0.01)}, "IQ2_XXS": {0: HALF}, "IQ2_XS": {0: HALF}, "IQ2_S": {0: HALF}, "IQ3_XXS": {0: HALF},
@@ -62,6 +63,8 @@ def random_rows(dtype: DType, rows: int, columns: int) -> bytes:
                 .astype(np.uint8)
                 .tobytes()
             )
+        case "F8_E8M0":
+            return random.integers(119, 124, values.shape, np.uint8).tobytes()
     blocks = random.integers(0, 256, (rows * columns // dtype.block, dtype.bytes), np.uint8)
     for offset, value in SCALES[dtype.name].items():
         blocks[:, offset : offset + len(value)] = np.frombuffer(value, np.uint8)
@@ -77,6 +80,25 @@ def logprobs(backend: Backend, path: Path, dtype: DType, stored: bytes) -> tuple
     model = load_model(checkpoint, backend)
     kept = next(m.target for m in model.layout.matrices if m.name == DOWN)
     return Driver(model, backend, kv_dtype="f32").prefill(PROMPT)[1], kept
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "NVFP4", "F16", "IQ3_XXS"])
+def test_a_scale_beside_a_matrix(tmp_path: Path, backend: Backend, name: str) -> None:
+    """As GGUF files have it for what was NVFP4: every value is multiplied with it."""
+    dtype = BY_NAME[name]
+    stored = random_rows(dtype, 64, 256)
+    spec = toy_spec(intermediate_size=256)
+    arrays = toy_arrays(spec)
+    checkpoint = array_checkpoint(tmp_path / "scaled", spec, arrays)
+    checkpoint.add(DOWN, stored, dtype, arrays[DOWN].shape)
+    checkpoint.tensors[DOWN] = replace(checkpoint.tensors[DOWN], times=0.25)
+    model = load_model(checkpoint, backend)
+    (kept,) = (m for m in model.layout.matrices if m.name == DOWN)
+    assert kept.target != "Q4_K" and (name == "F16" or "scale beside it" in kept.reason)
+    decoded = decode_rows(stored, dtype, (64, 256)) * np.float32(0.25)
+    wanted, _ = logprobs(ReferenceBackend(), tmp_path / "decoded", BY_NAME["F32"], decoded.tobytes())
+    found = Driver(model, backend, kv_dtype="f32").prefill(PROMPT)[1]
+    assert np.abs(found - wanted).max() <= 0.03 * (wanted.max() - wanted.min())
 
 
 @pytest.mark.parametrize("name", list(SCALES))

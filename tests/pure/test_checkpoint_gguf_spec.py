@@ -72,7 +72,10 @@ def test_names_of_experts() -> None:
     assert mixtral.hugging_face_name(one) == "model.layers.3.block_sparse_moe.experts.12.w3.weight"
     assert qwen.hugging_face_name("blk.3.ffn_up_exps.weight") == "blk.3.ffn_up_exps.weight"  # many tensors, not one
     assert qwen.expert_names("blk.0.ffn_down_exps.weight", 2) == tuple(
-        f"model.layers.0.mlp.experts.{e}.down_proj.weight" for e in (0, 1)
+        (f"model.layers.0.mlp.experts.{e}.down_proj.weight",) for e in (0, 1)
+    )
+    assert qwen.expert_names("blk.0.ffn_gate_up_exps.weight", 1) == (
+        tuple(f"model.layers.0.mlp.experts.0.{part}_proj.weight" for part in ("gate", "up")),
     )
     assert qwen.expert_names("blk.0.ffn_down.weight", 2) == ()
 
@@ -109,6 +112,17 @@ def test_names() -> None:
         "blk.03.attn_q.weight": "blk.03.attn_q.weight", "blk.3.new_part.weight": "blk.3.new_part.weight", "v.patch": "v.patch",
     }.items():  # fmt: skip
         assert names_of("qwen3").hugging_face_name(stored) == name
+
+
+def test_names_of_what_lies_in_one_tensor() -> None:
+    parts = tuple(f"model.layers.3.self_attn.{part}_proj.weight" for part in "qkv")
+    assert names_of("qwen3").names_of("blk.3.attn_qkv.weight") == parts
+    assert names_of("phi3").names_of("blk.3.attn_qkv.weight") == (
+        "model.layers.3.self_attn.qkv_proj.weight",
+    )  # its own
+    assert names_of("gemma3").names_of("blk.3.attn_qkv.bias") == ("blk.3.attn_qkv.bias",)  # it has no biases
+    assert names_of("qwen3").names_of("blk.3.attn_q.weight") == parts[:1]
+    assert names_of("qwen3").names_of("v.patch") == ("v.patch",)
 
 
 def test_names_of_gemmas() -> None:
@@ -347,7 +361,9 @@ def test_query_rows_that_are_no_heads(tmp_path: Path) -> None:
 
 def config_of(**keys: Any) -> GgufConfig:
     """The key-value pairs of a file of three blocks, by their names within the architecture."""
-    fields = Fields(Path("m.gguf"), {"block_count": 3, **{key.replace("__", "."): value for key, value in keys.items()}})
+    fields = Fields(
+        Path("m.gguf"), {"block_count": 3, **{key.replace("__", "."): value for key, value in keys.items()}}
+    )
     return GgufConfig(fields, {}, {}, {})
 
 
@@ -356,9 +372,9 @@ def test_figures_that_differ_between_layers() -> None:
     assert config.per_layer("attention.head_count_kv", minimum=0) == (4, 0, 2)
     assert config.per_layer("feed_forward_length") == (8, 8, 8)
     assert config.per_layer("attention.head_count", 5) == (5, 5, 5)
-    with pytest.raises(CheckpointError, match=r"attention.head_count_kv: seen .*wanted a whole number from 1"):
+    with pytest.raises(CheckpointError, match=r"attention\.head_count_kv: seen .*wanted a whole number from 1"):
         config.per_layer("attention.head_count_kv")
-    with pytest.raises(CheckpointError, match="attention.head_count: seen nothing"):
+    with pytest.raises(CheckpointError, match=r"attention\.head_count: seen nothing"):
         config.per_layer("attention.head_count")
     for wrong in ([4, 2], [4, 2, True], [4, 2, -1], [4, 2, 2**31], [4, 2, 1.5], []):
         with pytest.raises(CheckpointError, match="or a list of 3"):
@@ -376,7 +392,7 @@ def test_layers_that_a_file_marks() -> None:
         assert config_of(attention__sliding_window_pattern=value).marked_layers(key) == marked
     assert config_of().marked_layers(key) is None
     for wrong in ([True], [True, False, 2], [True, False, "x"], -1, "x"):
-        with pytest.raises(CheckpointError, match="attention.sliding_window_pattern: seen"):
+        with pytest.raises(CheckpointError, match=r"attention\.sliding_window_pattern: seen"):
             config_of(attention__sliding_window_pattern=wrong).marked_layers(key)
 
 

@@ -24,6 +24,7 @@ CASED = (
     rf"[^\r\n{{L}}{{N}}]?{UPPER}*{LOWER}+END|[^\r\n{{L}}{{N}}]?{UPPER}+{LOWER}*END|DIGITS| ?[^\s{{L}}{{N}}]+[\r\n/]*"
     + SPACES
 )
+HAN = "⺀-⺙⺛-⻳⼀-⿕々〇〡-〩〸-〻㐀-䶿一-\u9fff\uf900-\ufa6d\ufa70-\ufad9"  # the script, below U+20000
 EAST_ASIAN = "[一-龥\u0800-一가-\ud7ff]+"
 # By name; names that share a cut are in SAME.
 CUTS = {
@@ -43,6 +44,12 @@ CUTS = {
     "viking": (r" ?[^(\s|.,!?…。，、।۔،)]+", "[{N}]"),
     "gpt-4o": (CASED.replace("END", ANY_CASE + "?").replace("DIGITS", "[{N}]{1,3}"),),
     "tekken": (CASED.replace("END", "").replace("DIGITS", "[{N}]"),),
+    "kimi-k2": (
+        "[{Han}]+|"
+        + CASED.replace(UPPER, f"(?:(?![{{Han}}]){UPPER})").replace(LOWER, f"(?:(?![{{Han}}]){LOWER})").replace(
+            "END", ANY_CASE + "?"
+        ).replace("DIGITS", "[{N}]{1,3}").replace("/", ""),
+    ),
     "deepseek-v3": (
         "[{N}]{1,3}",
         "[一-龥\u3040-\u309f\u30a0-\u30ff]+",
@@ -82,6 +89,8 @@ def settled_characters() -> dict[str, list[str]]:
 @cache
 def members(*categories: str) -> str:
     """The inside of a character class: all characters of these categories."""
+    if categories == ("Han",):
+        return HAN
     runs: list[list[int]] = []
     for code in range(0x110000):
         category = unicodedata.category(chr(code))
@@ -95,7 +104,7 @@ def members(*categories: str) -> str:
 
 @cache
 def compiled(expression: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"\{([LNPSM][a-z]?)\}", lambda m: members(m[1]), expression))
+    return re.compile(re.sub(r"\{([LNPSM][a-z]?|Han)\}", lambda m: members(m[1]), expression))
 
 
 def cut_by(expressions: tuple[str, ...], text: str) -> list[str]:
@@ -160,6 +169,8 @@ def test_what_a_name_says_besides_the_cut() -> None:
         ("deepseek-coder", "한국어 모델", ["한국어", " ", "모델"]),
         ("deepseek-llm", "Ab ба, 12 中", ["Ab", " ба", ",", " ", "12", " ", "中"]),
         ("gpt-4o", "helloWorld don't", ["hello", "World", " don't"]),
+        ("kimi-k2", "中文abc 中文。\n/", ["中文", "abc", " ", "中文", "。\n", "/"]),
+        ("kimi-k2", "かな漢字カナ don't", ["かな", "漢字", "カナ", " don't"]),
     ],
 )
 def test_words_that_were_cut_wrongly_or_are_cut_by_no_other_rule(name: str, text: str, pieces: list[str]) -> None:

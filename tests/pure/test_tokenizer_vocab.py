@@ -148,3 +148,47 @@ def test_a_vocabulary_with_too_many_splits_is_refused(monkeypatch: pytest.Monkey
     vocabulary = {"a" * length: length - 1 for length in range(1, 60)}
     with pytest.raises(CheckpointError, match="more than 1000 ways to divide its tokens"):
         scored_merges(vocabulary, [0.0] * len(vocabulary))
+
+
+TEXT_TOKENS = [
+    "<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\n", "\n\n", "\n\n\n\n", "a", "b", "▁", "▁a", "ab", "é", "éa",
+    "<turn|>", "aa", "aaa",
+]  # fmt: skip
+
+
+def of_text(**keys: Any) -> dict[str, Any]:
+    """Metadata of a vocabulary of the kind gemma4."""
+    kinds = [3, 3, 3, 2, *[6] * 256, *[1] * (len(TEXT_TOKENS) - 260)]
+    kinds[TEXT_TOKENS.index("<turn|>")] = 3
+    return {
+        "general.architecture": "gemma4",
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": TEXT_TOKENS,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": ["a b", "▁ a", "é a", "\n \n", "a a"],
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+        **keys,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("ab a", ["ab", "▁a"]),
+        (" a", ["▁a"]),  # no space is put in front
+        ("a\n\n\n\nb", ["a", "\n\n\n\n", "b"]),  # a run of line ends that is a token, though no merges lead to it
+        ("a\n\n\nb", ["a", "\n\n", "\n", "b"]),
+        ("éab", ["é", "ab"]),  # the first merge of the list comes first
+        ("ü\t", ["<0xC3>", "<0xBC>", "<0x09>"]),
+        ("a<turn|>\nb", ["a", "<turn|>", "\n", "b"]),
+        ("▁a", ["▁a"]),
+    ],
+)
+def test_merges_over_text(text: str, pieces: list[str], tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_gguf(tmp_path / "v.gguf", of_text()))
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert [TEXT_TOKENS[i] for i in ids] == pieces
+    assert tokenizer.decode(ids) == text.replace("<turn|>", "").replace("▁", " ")
+    assert tokenizer.encode(text) == [2, *ids]  # BOS, where the file does not say
+    assert TEXT_TOKENS.index("<turn|>") in tokenizer.stop_token_ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -113,6 +114,7 @@ class TensorEntry:
     permuted_heads: int = (
         0  # GGUF llama q and k: rows of this many heads are interleaved (see Backend.weight_from_file)
     )
+    times: float = 1.0  # multiplies every value of a matrix: GGUF files have it beside some (matrix_scales.py)
     plus: float = 0.0  # added to every value of a vector: Gemma's folders hold norm weights less one
     coded: CodedMatrix | None = (
         None  # it lies there as several tensors; `dtype` and `nbytes` are those of what they are put together to
@@ -127,7 +129,11 @@ class TensorEntry:
     def stored_bytes(self) -> int:
         """Bytes it takes there; of tensors that hold other matrices, too, its share."""
         size = sum(part.nbytes for part in self.stored)
-        return size if self.coded is None else size * self.shape[0] // self.coded.rows
+        if self.coded is None:
+            return size
+        if self.coded.transposed:
+            return size * math.prod(self.shape) // math.prod(self.coded.codes.shape)
+        return size * self.shape[0] // self.coded.rows
 
     @property
     def files(self) -> frozenset[Path]:
@@ -137,20 +143,24 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class CodedMatrix:
-    """A matrix that lies in a folder as codes, scales and perhaps zero points: weight = (code - zero) * scale.
-    coded_rows.py puts it together.
+    """A matrix that lies in a folder as codes, scales and perhaps zero points: weight = (code - zero) * scale; or as
+    floats that are not its rows one after the other. coded_rows.py puts it together.
 
     `packing`: "gptq" (words of one row's next columns, all rows of those columns after each other), "awq" (words of
     eight rows of a column), "rows" (words of one row's next columns, row after row), "int8" (a signed byte each),
-    "float8" (F8_E4M3) or "float4" (E2M1, two to a byte, the first in the lower half).
+    "float8" (F8_E4M3), "float4" (E2M1, two to a byte, the first in the lower half) or "floats" (no codes).
+
+    A matrix may be a part of what lies in these tensors: its row i is their row `first_row` + i * `row_step`. With
+    `transposed` it is that of what lies there, turned: their columns are its rows, counted likewise, and their rows
+    from `first_column` on are its columns; there is one code to a byte then.
     """
 
     label: str  # for people, such as "AWQ 4-bit"
     packing: str
     bits: int  # of a code
-    block: tuple[int, int]  # rows and columns that share a scale
+    block: tuple[int, int]  # stored rows and columns that share a scale
     codes: TensorEntry
-    scales: TensorEntry
+    scales: TensorEntry | None = None  # None: of floats, which have none
     zeros: TensorEntry | None = None  # None: the middle of the codes, or 0 where they are signed
     zero_offset: int = 0  # added to stored zero points
     order: TensorEntry | None = (
@@ -158,11 +168,14 @@ class CodedMatrix:
     )
     scale_of_all: TensorEntry | None = None  # one number
     divides: bool = False  # scales are divided by it, not multiplied with it
-    first_row: int = 0  # where the matrix begins, of several that lie in these tensors one below the other
+    first_row: int = 0
+    row_step: int = 1
+    transposed: bool = False
+    first_column: int = 0
 
     @property
     def rows(self) -> int:
-        """Of all matrices in these tensors."""
+        """Of all that lies in these tensors."""
         if self.packing in ("gptq", "awq"):
             return self.codes.shape[1] * (8 if self.packing == "awq" else 1)
         return self.codes.shape[0]

@@ -35,10 +35,13 @@ def weights_digest(checkpoint: Checkpoint) -> str:
     for entry in entries:
         if (coded := entry.coded) is not None:
             digest.update(
-                f"{entry.name} {coded.packing} {coded.bits} {coded.block} {coded.zero_offset} {coded.order is None} {coded.first_row}\n".encode()
+                f"{entry.name} {coded.packing} {coded.bits} {coded.block} {coded.zero_offset} {coded.order is None} "
+                f"{coded.first_row} {coded.row_step} {coded.transposed} {coded.first_column}\n".encode()
             )
     for entry in tensors:
-        digest.update(f"{entry.name} {entry.dtype.name} {entry.shape} {entry.nbytes} {entry.permuted_heads}\n".encode())
+        digest.update(
+            f"{entry.name} {entry.dtype.name} {entry.shape} {entry.nbytes} {entry.permuted_heads} {entry.times}\n".encode()
+        )
     for sample in _samples(_spread(tensors)):
         digest.update(sample)
     return digest.hexdigest()

@@ -30,8 +30,8 @@ class FolderFormat:
     """A model of the architecture as a Hugging Face folder.
 
     `class_name`: its class in transformers, which config.json names; `model_types`: what a config.json without a class
-    may call it besides the architecture's own name; `picture_class`: the class of a model that sees pictures and has
-    one of this architecture for text. `read`: the figures. `fields`: the fields of config.json that `read` asks for
+    may call it besides the architecture's own name; `picture_classes`: the classes of models that see pictures and
+    have one of this architecture for text. `read`: the figures. `fields`: the fields of config.json that `read` asks for
     besides those of every architecture (`known_fields.READ`); `harmless`: fields that change nothing in this
     architecture, with the reason. `convert`: what its tensors are turned to, such as matrices that lie in one.
     """
@@ -41,7 +41,7 @@ class FolderFormat:
     fields: frozenset[str]
     harmless: Mapping[str, str] = field(default_factory=dict)
     model_types: tuple[str, ...] = ()
-    picture_class: str | None = None
+    picture_classes: tuple[str, ...] = ()
     convert: Conversion = _as_stored
 
 

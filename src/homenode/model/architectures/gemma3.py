@@ -68,7 +68,7 @@ ARCHITECTURE = Architecture(
         fields=gemma2.FIELDS | {"rope_local_base_freq"},
         harmless=gemma2.HARMLESS,
         model_types=("gemma3_text",),
-        picture_class="Gemma3ForConditionalGeneration",
+        picture_classes=("Gemma3ForConditionalGeneration",),
         convert=gemma2.norms_plus_one,
     ),
     GgufFormat(

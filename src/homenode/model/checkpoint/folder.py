@@ -12,6 +12,7 @@ from homenode.model.checkpoint.embedding_models import refuse_base_model, refuse
 from homenode.model.checkpoint.folder_spec import spec_from_config
 from homenode.model.checkpoint.folder_text import holds_text_of, text_config, text_tensors
 from homenode.model.checkpoint.output_matrix import repeats_embedding
+from homenode.model.checkpoint.prediction_blocks import without_prediction_layers
 from homenode.model.config.folder_config import FolderConfig
 from homenode.model.formats import limits
 from homenode.model.formats.coded_matrices import with_coded_matrices
@@ -32,7 +33,7 @@ _MOST_JSON_BYTES = 2**24
 _MOST_INDEX_BYTES = 2**26
 _MOST_SHARDS = 10_000
 # How the names of tensors end that only quantised folders have.
-_OF_CODED_MATRICES = (".qweight", ".qzeros", ".weight_packed", ".weight_scale", ".weight_scale_inv")
+_OF_CODED_MATRICES = (".qweight", ".qzeros", ".weight_packed", ".weight_scale", "_scale_inv", "_proj_blocks")
 _PLAIN_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _JSON_FILES = (CONFIG, GENERATION, "tokenizer_config.json", "special_tokens_map.json", "chat_template.json")
 
@@ -84,6 +85,7 @@ def _read_model(folder: Path, config: dict[str, object], of_pictures: bool) -> d
     tensors = _read_tensors(folder)
     if of_pictures:
         tensors = text_tensors(tensors)
+    tensors = without_prediction_layers(tensors, Fields(folder / CONFIG, config))
     quantisation = quantisation_of(Fields(folder / CONFIG, config), _quantisation_file(folder, tensors))
     if quantisation is not None:
         return with_coded_matrices(tensors, quantisation)

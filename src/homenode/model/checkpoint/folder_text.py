@@ -4,23 +4,49 @@ names it has by itself.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
+from homenode.errors import UnsupportedError
+from homenode.model.architectures.architecture import Architecture
 from homenode.model.architectures.registry import ARCHITECTURES
+from homenode.model.formats.reading import quoted
 from homenode.model.spec import TensorEntry
 
-# The class of the whole -> that of its text.
-_TEXT_OF = {a.folder.picture_class: a.folder.class_name for a in ARCHITECTURES.values() if a.folder.picture_class}
+# The class of the whole -> those that its text may be of.
+_TEXTS_OF: dict[str, list[Architecture]] = {
+    name: [a for a in ARCHITECTURES.values() if name in a.folder.picture_classes]
+    for architecture in ARCHITECTURES.values()
+    for name in architecture.folder.picture_classes
+}
 _TOLD_OF_THE_WHOLE = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "quantization_config")
-_TEXT = {"language_model.model.": "model.", "language_model.lm_head.": "lm_head.", "model.language_model.": "model."}
-_PICTURES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+# What the names of its tensors begin with, and with what those of the text by itself do; the first that fits counts.
+_TEXT = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+}
+_PICTURES = re.compile(
+    r"(model\.)?(vision_tower|vision_model|visual|vision_encoder|vision_embedder|embed_vision|multi_modal_projector"
+    r"|mm_projector|vision_language_adapter|patch_merger|audio_tower|audio_encoder|embed_audio)\..+"
+)
 
 
 def holds_text_of(config: dict[str, Any]) -> str | None:
     """The class of the text model inside of the model of this config.json; None where the model is one of text."""
     named = config.get("architectures")
-    return _TEXT_OF.get(named[0]) if isinstance(named, list) and named and isinstance(named[0], str) else None
+    if not isinstance(named, list) or not named or not isinstance(named[0], str):
+        return None
+    texts, told = _TEXTS_OF.get(named[0], []), config.get("text_config")
+    kind = told.get("model_type") if isinstance(told, dict) else None
+    fitting = [a for a in texts if kind is None or kind in (a.name, *a.folder.model_types)]
+    if texts and not fitting:
+        raise UnsupportedError(
+            f"the text of a {named[0]} is said to be {quoted(kind)}, which is not supported; homenode runs {', '.join(a.name for a in texts)} there"
+        )
+    return fitting[0].folder.class_name if fitting else None
 
 
 def text_config(config: dict[str, Any], name: str) -> dict[str, object]:
@@ -35,7 +61,7 @@ def text_tensors(tensors: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
     found = {}
     for name, entry in tensors.items():
         front = next((front for front in _TEXT if name.startswith(front)), "")
-        if not name.startswith(_PICTURES):
+        if not _PICTURES.fullmatch(name):
             known = _TEXT.get(front, "") + name.removeprefix(front)
             found[known] = replace(entry, name=known)
     return found

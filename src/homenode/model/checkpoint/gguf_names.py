@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from homenode.model.architectures.architecture import Architecture
+from homenode.model.checkpoint.fused_tensors import FUSED
 
 _IN_LAYER = re.compile(r"blk\.(?P<layer>0|[1-9][0-9]{0,4})\.(?P<rest>.+)")
 _ONE_EXPERT = re.compile(r"(?P<part>ffn_gate|ffn_up|ffn_down)\.(?P<expert>0|[1-9][0-9]{0,4})\.weight")
@@ -29,12 +30,35 @@ class GgufNames:
         stacked = self._experts.get(f"blk.{{layer}}.{one['part']}_exps.weight") if one else None
         return stacked.format(layer=match["layer"], expert=one["expert"]) if one and stacked else name
 
-    def expert_names(self, name: str, experts: int) -> tuple[str, ...]:
-        """Those of the experts whose matrices are stacked in the tensor `blk.3.ffn_gate_exps.weight`; none for another
-        tensor.
+    def names_of(self, name: str) -> tuple[str, ...]:
+        """Those of all that the tensor holds: one, or several where it holds several matrices or their biases."""
+        match = _IN_LAYER.fullmatch(name)
+        parts = _parts(match["rest"]) if match else ()
+        if match is None or f"blk.{{layer}}.{match['rest']}" in self._others or not self._others.keys() >= set(parts):
+            return (self.hugging_face_name(name),)
+        return tuple(self._others[part].format(layer=match["layer"]) for part in parts) or (
+            self.hugging_face_name(name),
+        )
+
+    def expert_names(self, name: str, experts: int) -> tuple[tuple[str, ...], ...]:
+        """The same for each expert of those that are stacked in the tensor `blk.3.ffn_gate_exps.weight`; none for
+        another tensor.
         """
         match = _IN_LAYER.fullmatch(name)
-        stacked = self._experts.get(f"blk.{{layer}}.{match['rest']}") if match else None
-        if match is None or stacked is None:
+        if match is None:
             return ()
-        return tuple(stacked.format(layer=match["layer"], expert=expert) for expert in range(experts))
+        parts = _parts(match["rest"]) or (f"blk.{{layer}}.{match['rest']}",)
+        stacked = [self._experts[part] for part in parts if part in self._experts]
+        if len(stacked) != len(parts):
+            return ()
+        return tuple(
+            tuple(each.format(layer=match["layer"], expert=expert) for each in stacked) for expert in range(experts)
+        )
+
+
+def _parts(rest: str) -> tuple[str, ...]:
+    """The tensors, as parameter tables name them, whose rows the tensor `rest` of a block holds; none where it is no
+    such tensor.
+    """
+    stem, _, kind = rest.rpartition(".")
+    return tuple(f"blk.{{layer}}.{part}.{kind}" for part in FUSED.get(stem, ()))

@@ -33,7 +33,7 @@ def gguf_architecture(path: Path, metadata: Mapping[str, Any]) -> Architecture:
         )
     refuse_embedding_gguf(path, metadata, name)
     refuse_active_keys(path, metadata, name, frozenset().union(*(each.gguf.keys for each in named)))
-    fields, experts = _fields(path, metadata), num_experts(path, metadata)
+    fields, experts = figures_of(path, metadata), num_experts(path, metadata)
     fitting = [each for each in named if each.has_experts == (experts > 0)]
     if not fitting and not experts:
         raise fields.wrong("expert_count", None, "the number of experts")
@@ -46,21 +46,22 @@ def gguf_architecture(path: Path, metadata: Mapping[str, Any]) -> Architecture:
 
 def num_experts(path: Path, metadata: Mapping[str, Any]) -> int:
     """Experts of a layer, 0 in dense models."""
-    return _fields(path, metadata).integer("expert_count", 0, minimum=0, maximum=limits.MOST_EXPERTS)
+    return figures_of(path, metadata).integer("expert_count", 0, minimum=0, maximum=limits.MOST_EXPERTS)
 
 
 def spec_from_gguf(
     path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, TensorEntry], rope_factors: Mapping[str, TensorEntry]
 ) -> ModelSpec:
     """The figures of the model with these key-value pairs and `tensors` (Hugging Face names)."""
-    config = GgufConfig(_fields(path, metadata), metadata, tensors, rope_factors)
+    config = GgufConfig(figures_of(path, metadata), metadata, tensors, rope_factors)
     spec = gguf_architecture(path, metadata).gguf.read(config)
     _check_window_layers(config, spec)
     limits.check_spec(spec, path)
     return spec
 
 
-def _fields(path: Path, metadata: Mapping[str, Any]) -> Fields:
+def figures_of(path: Path, metadata: Mapping[str, Any]) -> Fields:
+    """The keys of the file's architecture, without the name of that in front."""
     return Fields(path, metadata, Fields(path, metadata).text("general.architecture") + ".")
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.host.refusals import named_refusals
 from homenode.model.checkpoint.folder import CONFIG, read_folder
+from homenode.model.checkpoint.fused_tensors import FusedTensors, split_fused
 from homenode.model.checkpoint.gguf_names import GgufNames
-from homenode.model.checkpoint.gguf_spec import gguf_architecture, num_experts, spec_from_gguf
+from homenode.model.checkpoint.gguf_spec import figures_of, gguf_architecture, num_experts, spec_from_gguf
+from homenode.model.checkpoint.matrix_scales import read_matrix_scales, without_scales
+from homenode.model.checkpoint.prediction_blocks import without_prediction_blocks
 from homenode.model.config.gguf_config import ROPE_FACTORS
 from homenode.model.formats import limits
 from homenode.model.formats.gguf import GgufTensor
-from homenode.model.formats.gguf_set import GgufSet, find_gguf, read_gguf_set
+from homenode.model.formats.gguf_set import find_gguf, read_gguf_set
 from homenode.model.formats.reading import damaged
+from homenode.model.formats.tensor_parts import slice_of
 from homenode.model.spec import ModelSpec, TensorEntry
 from homenode.units import format_count
 
@@ -71,48 +76,61 @@ def _opened(path: Path) -> OpenedCheckpoint:
 def _open_gguf(path: Path) -> OpenedCheckpoint:
     model = read_gguf_set(path)
     architecture = gguf_architecture(path, model.metadata)
-    tensors = _named_entries(model, num_experts(path, model.metadata), GgufNames(architecture))
+    stored = without_prediction_blocks(figures_of(path, model.metadata), model.tensors)
+    tensors, fused = _named_entries(stored, num_experts(path, model.metadata), GgufNames(architecture))
     factors = {name: entry for name in ROPE_FACTORS if (entry := tensors.pop(name, None)) is not None}
     spec = spec_from_gguf(path, model.metadata, tensors, factors)
     limits.check_embedding(spec, tensors, path)
+    tensors = split_fused(tensors, fused, architecture, spec)
     return OpenedCheckpoint(path, spec, architecture.gguf.convert(tensors, spec), dict(model.metadata))
 
 
-def _named_entries(model: GgufSet, experts: int, names: GgufNames) -> dict[str, TensorEntry]:
-    """The tensors under Hugging Face names; those that stack the matrices of `experts` experts as one entry
-    for each.
+def _named_entries(
+    stored: Mapping[str, tuple[Path, GgufTensor]], experts: int, names: GgufNames
+) -> tuple[dict[str, TensorEntry], FusedTensors]:
+    """The tensors under Hugging Face names, those that stack the matrices of `experts` experts as one entry for each;
+    and those that hold several matrices, which are in the first under the names of all, too.
     """
     tensors: dict[str, TensorEntry] = {}
-    for stored, (file, tensor) in model.tensors.items():
-        for entry in _stacked_entries(file, tensor, names.expert_names(stored, experts)) or [
-            TensorEntry(names.hugging_face_name(stored), tensor.dtype, tensor.shape, file, tensor.offset, tensor.nbytes)
-        ]:
-            if entry.name in tensors:
+    fused = []
+    scales = read_matrix_scales(stored, names)
+    for name, (file, tensor) in without_scales(stored, scales).items():
+        whole = TensorEntry(name, tensor.dtype, tensor.shape, file, tensor.offset, tensor.nbytes)
+        for held, entry in _entries(whole, names, experts, scales.get(name, ())):
+            if both := next((each for each in held if each in tensors), None):
                 raise damaged(
-                    file, f"tensor {stored}", seen=f"another tensor that means {entry.name}", wanted="every tensor once"
+                    file, f"tensor {name}", seen=f"another tensor that means {both}", wanted="every tensor once"
                 )
-            tensors[entry.name] = entry
+            tensors |= dict.fromkeys(held, replace(entry, name=held[0]))
+            if len(held) > 1:
+                fused.append((held, entry))
         if len(tensors) > _MOST_TENSORS:
             raise damaged(
                 file, "tensors", seen="more than that, every expert's counted", wanted=f"at most {_MOST_TENSORS}"
             )
-    return tensors
+    return tensors, fused
 
 
-def _stacked_entries(file: Path, tensor: GgufTensor, names: tuple[str, ...]) -> list[TensorEntry]:
-    """The slices of a tensor [experts, rows, columns] by these names, none when it is not one of these."""
-    experts = len(names)
-    if not experts:
-        return []
-    if len(tensor.shape) != 3 or tensor.shape[0] != experts:
+def _entries(
+    whole: TensorEntry, names: GgufNames, experts: int, scales: tuple[float, ...]
+) -> Iterator[tuple[tuple[str, ...], TensorEntry]]:
+    """What a tensor holds: each expert's part of a stack, or all of it, with the names that are in it. `scales`: what
+    its values are multiplied with, one number or one for each expert; none where they are right.
+    """
+    stacked = names.expert_names(whole.name, experts)
+    if len(scales) > 1 and len(scales) != len(stacked):
+        seen, wanted = format_count(len(scales), "number"), "one, or one for each expert"
+        raise damaged(whole.file, f"scale of {whole.name}", seen=seen, wanted=wanted)
+    if not stacked:
+        yield names.names_of(whole.name), replace(whole, times=scales[0] if scales else 1.0)
+        return
+    if len(whole.shape) < 2 or whole.shape[0] != experts:
         raise damaged(
-            file,
-            f"shape of {tensor.name}",
-            seen=list(tensor.shape),
+            whole.file,
+            f"shape of {whole.name}",
+            seen=list(whole.shape),
             wanted=f"matrices of {format_count(experts, 'expert')}",
         )
-    size = tensor.nbytes // experts
-    return [
-        TensorEntry(name, tensor.dtype, tensor.shape[1:], file, tensor.offset + e * size, size)
-        for e, name in enumerate(names)
-    ]
+    times = scales * experts if len(scales) == 1 else scales or (1.0,) * experts
+    for expert, held in enumerate(stacked):
+        yield held, replace(slice_of(whole, expert, held[0]), times=times[expert])

@@ -112,12 +112,12 @@ class GgufConfig:
         """
         fields = self.fields
         hidden = fields.integer("embedding_length", maximum=limits.MOST_HIDDEN)
+        vocab = self._vocab_size()
         heads = self._largest("attention.head_count", layers_differ)
         if head_dim is None:
             head_dim = self._head_dim(hidden, heads)
         if not own_scale:
             self._refuse_scale(head_dim)
-        vocab = self._vocab_size()
         position = fields.integer("context_length", maximum=limits.MOST_POSITION)
         rope = self._rope(theta, head_dim, position, whole_heads)
         return ModelSpec(

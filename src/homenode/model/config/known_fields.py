@@ -32,6 +32,9 @@ _REASONS = {
     ),
     "the type of the tensors, which they tell themselves": "dtype torch_dtype",
     "what else transformers returns": "output_attentions output_hidden_states return_dict",
+    "of blocks that predict further tokens, which are left unread": (
+        "num_nextn_predict_layers num_mtp_layers mtp_num_hidden_layers mtp_num_layers mtp_use_dedicated_embeddings"
+    ),
     "of models that classify": "id2label label2id num_labels problem_type finetuning_task",
     "of models with an encoder": (
         "is_encoder_decoder is_decoder add_cross_attention cross_attention_hidden_size tie_encoder_decoder "

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from homenode.units import format_count
 _WORDS = frozenset({"I32", "U32"})
 _INDICES = frozenset({"I32", "I64"})
 _FLOATS = frozenset({"F16", "BF16", "F32"})
+_SCALES = _FLOATS | {"F8_E8M0", "U8"}  # the last two are powers of two
 _BYTES = frozenset({"I8", "F8_E4M3"})
 _WORD_BITS = 32
 _BLOCK = 32  # columns of a block of Q4_0, Q4_1, Q8_0 and MXFP4
@@ -45,7 +46,7 @@ def with_coded_matrices(tensors: dict[str, TensorEntry], quantisation: Quantisat
         module = _Module(tensors, name.rpartition(".")[0], used)
         if (matrix := read(module, name, quantisation)) is None:
             continue
-        entry = _entry(f"{module.name}.weight", matrix, quantisation.symmetric)
+        entry = _entry(f"{module.name}.{matrix.part}", matrix, quantisation.symmetric)
         if entry.name in found or (entry.name in tensors and matrix.coded.codes.name != entry.name):
             raise damaged(entry.file, f"tensor {entry.name}", seen="more than one", wanted="every matrix once")
         found[entry.name] = entry
@@ -57,6 +58,8 @@ class _Matrix:
     rows: int
     columns: int
     coded: CodedMatrix
+    experts: int = 0  # 0: one matrix; else that many, stacked
+    part: str = "weight"  # what it is called within the module
 
 
 @dataclass(frozen=True)
@@ -109,12 +112,42 @@ def _by_columns(module: _Module, name: str, q: Quantisation) -> _Matrix | None:
 
 
 def _floats(module: _Module, name: str, q: Quantisation) -> _Matrix | None:
-    """8-bit floats and a scale for the whole, a row or a block."""
-    if not name.endswith(".weight") or module.tensors[name].dtype.name != "F8_E4M3":
+    """8-bit floats and a scale for the whole, a row or a block; of stacked experts, whose tensors have names of their
+    own, blocks.
+    """
+    if module.tensors[name].dtype.name != "F8_E4M3":
         return None
-    return _bytes(
-        module, "weight_scale_inv" if f"{module.name}.weight_scale_inv" in module.tensors else "weight_scale", q
-    )
+    part = name.rpartition(".")[2]
+    if part != "weight" and f"{name}_scale_inv" in module.tensors:
+        return _stacked_floats(module, part, q)
+    if part != "weight":
+        return None
+    return _bytes(module, "weight_scale_inv" if f"{name}_scale_inv" in module.tensors else "weight_scale", q)
+
+
+def _stacked_floats(module: _Module, part: str, q: Quantisation) -> _Matrix | None:
+    if (codes := module.get(part, _BYTES, (3,))) is None:
+        return None
+    experts, rows, columns = codes.shape
+    scales = module.need(f"{part}_scale_inv", _SCALES, (3,), codes)
+    one = _block_of(replace(scales, shape=scales.shape[1:]), rows, columns, q)
+    _of_shape(scales, experts, *scales.shape[1:])
+    return _Matrix(rows, columns, CodedMatrix("FP8", "float8", 8, one, codes, scales), experts, part)
+
+
+def _stacked_nibbles(module: _Module, name: str, _q: Quantisation) -> _Matrix | None:
+    """MXFP4 as gpt-oss has it: X_blocks [experts, rows, groups, 16], two codes to a byte, and X_scales."""
+    if not name.endswith("_blocks"):
+        return None
+    part = name.rpartition(".")[2].removesuffix("_blocks")
+    if (codes := module.get(f"{part}_blocks", frozenset({"U8"}), (4,))) is None:
+        return None
+    experts, rows, groups, _ = _of_shape(codes, *codes.shape[:3], _BLOCK // 2).shape
+    scales = module.need(f"{part}_scales", frozenset({"U8", "F8_E8M0"}), (3,), codes)
+    _of_shape(scales, experts, rows, groups)
+    codes = replace(codes, shape=(experts, rows, groups * _BLOCK // 2))
+    coded = CodedMatrix("MXFP4", "float4", 4, (1, _BLOCK), codes, scales)
+    return _Matrix(rows, groups * _BLOCK, coded, experts, part)
 
 
 def _by_rows(module: _Module, name: str, q: Quantisation) -> _Matrix | None:
@@ -143,6 +176,7 @@ def _by_modelopt(module: _Module, name: str, q: Quantisation) -> _Matrix | None:
 
 _READERS: dict[str, Callable[[_Module, str, Quantisation], _Matrix | None]] = {
     "gptq": _by_columns, "awq": _by_columns, "float8": _floats, "compressed": _by_rows, "modelopt": _by_modelopt,
+    "mxfp4": _stacked_nibbles,
 }  # fmt: skip
 
 
@@ -150,7 +184,7 @@ def _bytes(module: _Module, scale: str, q: Quantisation) -> _Matrix | None:
     """A byte for each weight."""
     if (codes := module.get("weight", _BYTES, (2,))) is None:
         return None
-    scales = module.need(scale, _FLOATS, (0, 1, 2), codes)
+    scales = module.need(scale, _SCALES, (0, 1, 2), codes)
     rows, columns = codes.shape
     block = _block_of(scales, rows, columns, q)
     if codes.dtype.name == "F8_E4M3":
@@ -168,8 +202,8 @@ def _nibbles(module: _Module, codes_name: str, of_all: str, divides: bool) -> _M
     if (codes := module.get(codes_name, frozenset({"U8"}), (2,))) is None:
         return None
     rows, columns = codes.shape[0], 2 * codes.shape[1]
-    scales = module.need("weight_scale", frozenset({"U8", "F8_E4M3"}), (2,), codes)
-    label, group = ("MXFP4", 32) if scales.dtype.name == "U8" else ("NVFP4", 16)
+    scales = module.need("weight_scale", frozenset({"U8", "F8_E8M0", "F8_E4M3"}), (2,), codes)
+    label, group = ("NVFP4", 16) if scales.dtype.name == "F8_E4M3" else ("MXFP4", 32)
     _of_shape(scales, rows, -(-columns // group))
     whole = module.need(of_all, frozenset({"F32"}), (0, 1), codes) if label == "NVFP4" else None
     if whole is not None and math.prod(whole.shape) != 1:
@@ -244,6 +278,7 @@ def _order(entry: TensorEntry | None, group: int, groups: int, columns: int) -> 
 def _entry(name: str, matrix: _Matrix, symmetric: bool) -> TensorEntry:
     """The matrix as what it is put together to: a block format that keeps the codes, or floats."""
     coded, shape = matrix.coded, (matrix.rows, matrix.columns)
+    stack = (matrix.experts,) if matrix.experts else ()
     if max(shape) > limits.MOST_INTERMEDIATE:
         raise damaged(
             coded.codes.file,
@@ -252,8 +287,8 @@ def _entry(name: str, matrix: _Matrix, symmetric: bool) -> TensorEntry:
             wanted=f"at most {limits.MOST_INTERMEDIATE} rows and columns",
         )
     dtype = BY_NAME[_format(matrix, symmetric)]
-    size = matrix.rows * dtype.row_bytes(matrix.columns)
-    return TensorEntry(name, dtype, shape, coded.codes.file, coded.codes.offset, size, coded=coded)
+    size = math.prod((*stack, matrix.rows)) * dtype.row_bytes(matrix.columns)
+    return TensorEntry(name, dtype, (*stack, *shape), coded.codes.file, coded.codes.offset, size, coded=coded)
 
 
 def _format(matrix: _Matrix, symmetric: bool) -> str:
@@ -261,7 +296,7 @@ def _format(matrix: _Matrix, symmetric: bool) -> str:
     if coded.packing == "float8":
         return "F8_E4M3"
     if coded.packing == "float4":
-        return "MXFP4" if coded.scales.dtype.name == "U8" and columns % _BLOCK == 0 else "F32"
+        return "MXFP4" if coded.label == "MXFP4" and columns % _BLOCK == 0 else "F32"
     whole_blocks = columns % _BLOCK == 0 and (coded.block[1] % _BLOCK == 0 or coded.block[1] >= columns)
     symmetric = symmetric or coded.zeros is None
     if not whole_blocks or coded.order is not None or (coded.bits > 4 and not symmetric):

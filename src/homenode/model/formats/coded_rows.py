@@ -1,5 +1,5 @@
-"""The values of a quantised folder's matrices: codes and scales -> rows of Q4_0, Q4_1, Q8_0 or MXFP4 with the same
-codes, or float32.
+"""The values of a folder's matrices that are not rows one after the other: codes and scales -> rows of Q4_0, Q4_1, Q8_0
+or MXFP4 with the same codes, or float32; floats in another order -> float32.
 
 A matrix is worked on in chunks of rows, by as many threads as there are CPUs: numpy lets others run while it computes.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from homenode.dtypes import BY_NAME
+from homenode.dtypes import BY_NAME, DType
 from homenode.errors import InternalError
 from homenode.model.formats.fallback_decode import decode_rows
 from homenode.model.formats.reading import damaged, read_at
@@ -110,91 +110,115 @@ class _Values:
     codes: npt.NDArray[Any]
     scales: FloatArray
     zeros: Bytes | None
-    group: Indices  # of each column
+    group: Indices  # of each stored column
 
     @staticmethod
     def read(entry: TensorEntry) -> _Values:
         coded = entry.coded
         if coded is None:
             raise InternalError(f"{entry.name} is no matrix of codes and scales")
+        codes = _array(coded.codes)
+        codes = codes if codes.ndim == 2 else codes.reshape(-1, 1)  # a vector is a column
+        if coded.scales is None:
+            return _Values(entry, coded, codes, np.empty((0, 0), np.float32), None, np.empty(0, np.int64))
         by_columns = coded.packing in ("gptq", "awq")
-        scales = _scales(coded).reshape(coded.scales.shape if len(coded.scales.shape) == 2 else (-1, 1))
+        scales = _scales(coded.scales, coded)
+        scales = scales.reshape(coded.scales.shape if len(coded.scales.shape) == 2 else (-1, 1))
         scales = np.ascontiguousarray(scales.T) if by_columns else scales
+        columns = coded.codes.shape[1] if coded.transposed else entry.shape[1]
         group = (
-            np.arange(entry.shape[1]) // coded.block[1]
-            if coded.order is None
-            else column_order(coded.order, scales.shape[1])
+            np.arange(columns) // coded.block[1] if coded.order is None else column_order(coded.order, scales.shape[1])
         )
-        return _Values(entry, coded, _array(coded.codes), scales, _zeros(coded), group)
+        return _Values(entry, coded, codes, scales, _zeros(coded), group)
 
     def blocks(self, first: int, end: int, columns: tuple[int, int]) -> Bytes:
         """Some rows as blocks [rows, bytes]."""
-        first, end = first + self.coded.first_row, end + self.coded.first_row
-        codes = self.rows(first, end)[:, columns[0] : columns[1]]
+        rows = self._stored_rows(first, end)
+        codes = self._numbers(rows)[:, columns[0] : columns[1]]
         group = self.group[columns[0] : columns[1] : _BLOCK]
-        scales = self._of_rows(self.scales, first, end)[:, group]
+        scales = self._of_rows(self.scales, rows)[:, group]
         codes = codes.reshape(len(codes), -1, _BLOCK)
         if self.entry.dtype.name == "Q8_0":
-            self._check_middle(first, end)
+            self._check_middle(rows)
             return _joined(self._halves(scales), codes - np.uint8(self._middle))
         nibbles = codes[..., : _BLOCK // 2] | codes[..., _BLOCK // 2 :] << 4
         if self.entry.dtype.name == "MXFP4":
-            return _joined(self._of_rows(_array(self.coded.scales), first, end)[:, group, None], nibbles)
+            return _joined(self._of_rows(self._powers(), rows)[:, group, None], nibbles)
         if self.entry.dtype.name == "Q4_0":
-            self._check_middle(first, end)
+            self._check_middle(rows)
             return _joined(self._halves(scales), nibbles + np.uint8(0x11 * (8 - self._middle)))
-        zeros = self._of_rows(self._stored_zeros(), first, end)[:, group]
+        zeros = self._of_rows(self._stored_zeros(), rows)[:, group]
         return _joined(self._halves(scales), self._halves(-zeros.astype(np.float32) * scales), nibbles)
 
     def floats(self, first: int, end: int, columns: tuple[int, int]) -> FloatArray:
         """Some rows as float32."""
-        first, end = first + self.coded.first_row, end + self.coded.first_row
-        group = self.group[columns[0] : columns[1]]
-        scales: FloatArray = self._of_rows(self.scales, first, end)[:, group]
+        rows = self._stored_rows(first, end)
+        if not self.coded.transposed:
+            return self._stored_floats(rows, slice(*columns))
+        before = self.coded.first_column
+        return self._stored_floats(slice(before + columns[0], before + columns[1]), rows).T
+
+    def _stored_rows(self, first: int, end: int) -> slice:
+        """Where rows of the matrix are among those of the tensors, or among their columns."""
+        start, step = self.coded.first_row, self.coded.row_step
+        return slice(start + step * first, start + step * (end - 1) + 1, step)
+
+    def _stored_floats(self, rows: slice, columns: slice) -> FloatArray:
+        """Some of what lies in the tensors."""
+        if self.coded.packing == "floats":
+            return _decoded(self.codes[rows, columns], self.coded.codes.dtype)
+        group = self.group[columns]
+        scales: FloatArray = self._of_rows(self.scales, rows)[:, group]
         if self.coded.packing == "float8":
-            raw = self.codes[first:end, columns[0] : columns[1]]
-            return decode_rows(np.ascontiguousarray(raw).reshape(-1), BY_NAME["F8_E4M3"], raw.shape) * scales
-        numbers = self.rows(first, end)[:, columns[0] : columns[1]]
+            return _decoded(self.codes[rows, columns], BY_NAME["F8_E4M3"]) * scales
+        numbers = self._numbers(rows)[:, columns]
         if self.coded.packing == "float4":
             return _E2M1[numbers] * scales
         codes = numbers.astype(np.float32)
-        zeros = (
-            self._middle if self.zeros is None else self._of_rows(self.zeros, first, end)[:, group].astype(np.float32)
-        )
+        zeros = self._middle if self.zeros is None else self._of_rows(self.zeros, rows)[:, group].astype(np.float32)
         return (codes - zeros) * scales
 
-    def rows(self, first: int, end: int) -> Bytes:
+    def _numbers(self, rows: slice) -> Bytes:
         """The codes of some rows of the tensors, a byte each, not negative."""
-        bits, columns = self.coded.bits, self.entry.shape[1]
+        bits, columns = self.coded.bits, len(self.group)
         if self.coded.packing == "gptq":
-            return _unpacked(self.codes[:, first:end].T, bits)
+            return _unpacked(self.codes[:, rows].T, bits)
         if self.coded.packing == "awq":
-            before = first // 8
-            return _unpacked_awq(self.codes[:, before : -(-end // 8)].T)[first - 8 * before : end - 8 * before]
+            before = 8 * (rows.start // 8)
+            words = self.codes[:, before // 8 : -(-rows.stop // 8)].T
+            whole = _unpacked_awq(words)
+            return whole[rows.start - before : rows.stop - before : rows.step]
         if self.coded.packing in ("rows", "float4"):
-            return _unpacked(self.codes[first:end], bits)[:, :columns]
-        return self.codes[first:end].view(np.uint8) ^ np.uint8(0x80)
+            return _unpacked(self.codes[rows], bits)[:, :columns]
+        codes: Bytes = self.codes[rows].view(np.uint8) ^ np.uint8(0x80)
+        return codes
 
     @property
     def _middle(self) -> int:
         return 1 << (self.coded.bits - 1)
 
-    def _of_rows(self, values: npt.NDArray[Any], first: int, end: int) -> npt.NDArray[Any]:
-        return values[np.arange(first, end) // self.coded.block[0]]
+    def _of_rows(self, values: npt.NDArray[Any], rows: slice) -> npt.NDArray[Any]:
+        found: npt.NDArray[Any] = values[np.arange(rows.start, rows.stop, rows.step) // self.coded.block[0]]
+        return found
+
+    def _powers(self) -> Bytes:
+        if self.coded.scales is None:
+            raise InternalError(f"{self.entry.name} has no scales")
+        return _array(self.coded.scales)
 
     def _stored_zeros(self) -> Bytes:
         if self.zeros is None:
             raise InternalError(f"{self.entry.name} has no zero points")
         return self.zeros
 
-    def _check_middle(self, first: int, end: int) -> None:
+    def _check_middle(self, rows: slice) -> None:
         """Zero points that are said to be the middle of the codes must be."""
         if self.zeros is None:
             return
-        zeros = self._of_rows(self.zeros, first, end)
+        zeros = self._of_rows(self.zeros, rows)
         if (zeros != self._middle).any():
             name = self.coded.zeros.name if self.coded.zeros else self.entry.name
-            seen = f"zero points from {zeros.min()} to {zeros.max()} in rows {first} to {end - 1}"
+            seen = f"zero points from {zeros.min()} to {zeros.max()} in rows {rows.start} to {rows.stop - 1}"
             raise damaged(
                 self.entry.file, f"tensor {name}", seen=seen, wanted=f"{self._middle}, as the configuration says sym"
             )
@@ -256,18 +280,23 @@ def _zeros(coded: CodedMatrix) -> Bytes | None:
 
 
 def _array(entry: TensorEntry) -> npt.NDArray[Any]:
-    kinds = {"I32": "<i4", "U32": "<u4", "I64": "<i8", "I8": "<i1", "U8": "<u1", "F8_E4M3": "<u1"}
-    kind = "<u4" if entry.dtype.name == "I32" else kinds[entry.dtype.name]  # shifts of words bring in zeros
+    """The numbers of a tensor, floats as their bits."""
+    bits = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<i8"}[entry.dtype.bytes]  # of words: shifts bring in zeros
+    kind = "<i1" if entry.dtype.name == "I8" else bits
     return np.frombuffer(read_at(entry.file, entry.offset, entry.nbytes), kind).reshape(entry.shape)
 
 
+def _decoded(bits: npt.NDArray[Any], dtype: DType) -> FloatArray:
+    """A matrix of floats of their bits."""
+    return decode_rows(np.ascontiguousarray(bits).reshape(-1).view(np.uint8), dtype, bits.shape)
+
+
 @np.errstate(all="ignore")  # as in _each_chunk
-def _scales(coded: CodedMatrix) -> FloatArray:
-    """As float32; bytes are powers of two (E8M0: 127 is 1, 255 is no number)."""
-    if coded.scales.dtype.name == "U8":
-        powers = _array(coded.scales)
-        return np.where(powers == 255, np.float32(np.nan), np.ldexp(np.float32(1), powers.astype(np.int32) - 127))
-    scales = _floats(coded.scales)
+def _scales(stored: TensorEntry, coded: CodedMatrix) -> FloatArray:
+    """As float32; bytes without a type of floats are powers of two."""
+    if stored.dtype.name in ("U8", "F8_E8M0"):
+        return _decoded(_array(stored).reshape(-1, 1), BY_NAME["F8_E8M0"]).reshape(stored.shape)
+    scales = _floats(stored)
     if coded.scale_of_all is None:
         return scales
     whole = _floats(coded.scale_of_all).reshape(())

@@ -120,6 +120,12 @@ def _f8_e4m3(blocks: Bytes) -> FloatArray:
     return table[blocks]
 
 
+def _f8_e8m0(blocks: Bytes) -> FloatArray:
+    """A power of two: 127 is 1, 255 is no number."""
+    powers = np.ldexp(np.float32(1), blocks.astype(np.int32) - 127)
+    return np.where(blocks == 255, np.float32(np.nan), powers)
+
+
 def _q8_1(blocks: Bytes) -> FloatArray:
     """Block of 32: f16 scale, f16 scale times the sum, i8[32]."""
     return _scales(blocks[:, :2], "<f2") * blocks[:, 4:].view(np.int8).astype(np.float32)
@@ -141,5 +147,5 @@ def _scales(columns: Bytes, layout: str) -> FloatArray:
 
 
 _OWN: dict[str, Callable[[Bytes], FloatArray]] = {
-    "BF16": _bf16, "F8_E5M2": _f8_e5m2, "F8_E4M3": _f8_e4m3, "Q8_1": _q8_1, "Q8_K": _q8_k, "Q1_0": _q1_0,
+    "BF16": _bf16, "F8_E5M2": _f8_e5m2, "F8_E4M3": _f8_e4m3, "F8_E8M0": _f8_e8m0, "Q8_1": _q8_1, "Q8_K": _q8_k, "Q1_0": _q1_0,
 }  # fmt: skip

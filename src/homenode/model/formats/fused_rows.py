@@ -5,9 +5,9 @@ other models have them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from homenode.model.formats.reading import damaged
+from homenode.model.formats.tensor_parts import rows_of
 from homenode.model.spec import ModelSpec, TensorEntry
 from homenode.units import format_count
 
@@ -48,15 +48,6 @@ def _entries_of(entry: TensorEntry, module: str, kind: str, heights: dict[str, i
     first, found = 0, {}
     for part, height in heights.items():
         name = f"{front}.{part}.{kind}"
-        found[name] = _rows_of(entry, name, first, height)
+        found[name] = rows_of(entry, name, first, height)
         first += height
     return found
-
-
-def _rows_of(entry: TensorEntry, name: str, first: int, height: int) -> TensorEntry:
-    row_bytes, shape = entry.nbytes // entry.shape[0], (height, *entry.shape[1:])
-    if entry.coded is not None:
-        return replace(
-            entry, name=name, shape=shape, nbytes=height * row_bytes, coded=replace(entry.coded, first_row=first)
-        )
-    return replace(entry, name=name, shape=shape, nbytes=height * row_bytes, offset=entry.offset + first * row_bytes)

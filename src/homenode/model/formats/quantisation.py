@@ -40,7 +40,7 @@ _COMPRESSED_FORMATS = (
 class Quantisation:
     """How the quantised matrices of a folder lie there."""
 
-    method: str  # "gptq", "awq", "float8", "compressed" or "modelopt": which tensors make up a matrix
+    method: str  # "gptq", "awq", "float8", "mxfp4", "compressed" or "modelopt": which tensors make up a matrix
     label: str  # for people
     bits: int = 8
     blocks: tuple[
@@ -122,6 +122,10 @@ def _float8(table: Fields) -> Quantisation:
     return Quantisation("float8", "FP8", blocks=_block(table, "weight_block_size"))
 
 
+def _mxfp4(_table: Fields) -> Quantisation:
+    return Quantisation("mxfp4", "MXFP4")
+
+
 def _modelopt(table: Fields) -> Quantisation:
     kind = table.text("quant_algo", "unnamed")
     if kind not in ("FP8", "NVFP4"):
@@ -152,7 +156,7 @@ def _compressed(table: Fields) -> Quantisation:
 
 
 _METHODS: dict[str, Callable[[Fields], Quantisation]] = {
-    "gptq": _gptq, "awq": _awq, "fp8": _float8, "fbgemm_fp8": _float8, "compressed-tensors": _compressed, "modelopt": _modelopt, "modelopt_fp4": _modelopt,
+    "gptq": _gptq, "awq": _awq, "fp8": _float8, "fbgemm_fp8": _float8, "mxfp4": _mxfp4, "compressed-tensors": _compressed, "modelopt": _modelopt, "modelopt_fp4": _modelopt,
 }  # fmt: skip
 
 

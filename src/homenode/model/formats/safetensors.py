@@ -19,6 +19,7 @@ from homenode.units import format_bytes
 MOST_HEADER_BYTES = 100_000_000  # the limit of the reference parser
 _DTYPES = (
     "F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL", "F8_E4M3", "F8_E5M2",
+    "F8_E8M0",
 )  # fmt: skip
 _MOST_DIMENSIONS = 16
 

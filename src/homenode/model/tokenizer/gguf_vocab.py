@@ -1,8 +1,9 @@
 """Vocabularies stored in GGUF files, turned into the `tokenizers` library's models.
 
-Two kinds matter for decoder models: `gpt2` (byte-level BPE: tokens and merges) and `llama` (SentencePiece BPE: tokens
-and scores, bytes as `<0x0A>`). SentencePiece merges the adjacent pair whose union scores best; as a list of merges that
-is every way to split a token in two, ordered by the token's score.
+Three kinds matter for decoder models: `gpt2` (byte-level BPE: tokens and merges), `llama` (SentencePiece BPE: tokens
+and scores, bytes as `<0x0A>`) and `gemma4` (BPE of tokens and merges over text as it is, `▁` for a space, bytes as
+`<0x0A>`). SentencePiece merges the adjacent pair whose union scores best; as a list of merges that is every way to
+split a token in two, ordered by the token's score.
 """
 
 from __future__ import annotations
@@ -38,13 +39,14 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     if isinstance(whole, str):
         return library_from_json(whole, "tokenizer.huggingface.json")
     kind = metadata.get("tokenizer.ggml.model")
-    if kind not in ("gpt2", "llama"):
+    make = _KINDS.get(kind) if isinstance(kind, str) else None
+    if not isinstance(kind, str) or make is None:
         raise UnsupportedError(
-            f"vocabulary kind {kind!r} (tokenizer.ggml.model) is not supported; known: gpt2 (byte-level BPE), llama (SentencePiece BPE)"
+            f"vocabulary kind {kind!r} (tokenizer.ggml.model) is not supported; known: gpt2 (byte-level BPE), llama (SentencePiece BPE), gemma4 (BPE of text)"
         )
     tokens = _strings(metadata, "tokenizer.ggml.tokens")
     try:
-        tokenizer = _byte_level(metadata, tokens) if kind == "gpt2" else _sentencepiece(metadata, tokens)
+        tokenizer = make(metadata, tokens)
     except UserError:
         raise
     except Exception as error:  # the library raises bare Exception for vocabularies and merges that do not fit
@@ -73,15 +75,36 @@ def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
 
 def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer:
     cut = pre_tokenizer(str(metadata.get("tokenizer.ggml.pre") or "default"))
-    merges = [_pair(m) for m in _strings(metadata, "tokenizer.ggml.merges")]
     vocabulary = _vocabulary(tokens)
-    usable = [(a, b) for a, b in merges if a in vocabulary and b in vocabulary and a + b in vocabulary]
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=usable, ignore_merges=cut.whole_words))
+    merges = _merges(metadata, vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=cut.whole_words))
     cuts = [pre_tokenizers.Split(Regex(e), "isolated") for e in cut.expressions]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _merges(metadata: Mapping[str, Any], vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Those of tokens that there are."""
+    merges = [_pair(m) for m in _strings(metadata, "tokenizer.ggml.merges")]
+    return [(a, b) for a, b in merges if a in vocabulary and b in vocabulary and a + b in vocabulary]
+
+
+def _of_text(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer:
+    """Merges over text: only line ends cut it, and a run of them that is a token is taken whole."""
+    vocabulary = _vocabulary(tokens)
+    merges = _merges(metadata, vocabulary)
+    unknown = _token(tokens, metadata, "unknown")
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True, ignore_merges=True
+        )
+    )
+    tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
     return tokenizer
 
 
@@ -116,6 +139,13 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokeni
     undo: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*undo, decoders.Strip(" ", 1, 0)] if prefix else undo)
     return tokenizer
+
+
+_KINDS: dict[str, Callable[[Mapping[str, Any], Sequence[str]], Tokenizer]] = {
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+    "gemma4": _of_text,
+}
 
 
 def _token(tokens: Sequence[str], metadata: Mapping[str, Any], role: str) -> str | None:
@@ -157,7 +187,7 @@ def _swallows_space(metadata: Mapping[str, Any]) -> Callable[[str], bool]:
 
 def _add_bos_and_eos(tokenizer: Tokenizer, tokens: Sequence[str], metadata: Mapping[str, Any], kind: str) -> None:
     pre = str(metadata.get("tokenizer.ggml.pre") or "default")
-    usual = kind == "llama" or pre_tokenizer(pre).begins_with_bos
+    usual = kind != "gpt2" or pre_tokenizer(pre).begins_with_bos
     bos = _token(tokens, metadata, "bos") if metadata.get("tokenizer.ggml.add_bos_token", usual) else None
     eos = _token(tokens, metadata, "eos") if metadata.get("tokenizer.ggml.add_eos_token", False) else None
     surround(tokenizer, bos, eos)

@@ -44,6 +44,7 @@ _CASED = (
 )
 _GPT4O = _CASED.replace("{end}", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?").replace("{digits}", r"\p{N}{1,3}")
 _TEKKEN = _CASED.replace("{end}", "").replace("{digits}", r"\p{N}")
+_KIMI_K2 = r"\p{Han}+|" + _GPT4O.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]").replace(r"[\r\n/]*", r"[\r\n]*")
 _DEEPSEEK_V3 = (
     r"\p{N}{1,3}",
     "[一-龥぀-ゟ゠-ヿ]+",  # Han, Hiragana, Katakana
@@ -92,6 +93,7 @@ _NAMED: dict[PreTokenizer, tuple[str, ...]] = {
     PreTokenizer((_BLOOM,)): ("bloom", "poro-chat", "gpt3-finnish"),
     PreTokenizer((_BLOOM, r"\p{N}")): ("viking",),
     PreTokenizer((_GPT4O,)): ("gpt-4o", "llama4", "o200k", "kanana2", "talkie", "minimax-m2"),
+    PreTokenizer((_KIMI_K2,)): ("kimi-k2",),
     PreTokenizer((_TEKKEN,), whole_words=True, begins_with_bos=True): ("tekken",),
     PreTokenizer(_DEEPSEEK_V3): ("deepseek-v3", "deepseek3-v3", "hunyuan-dense", "joyai-llm", "hy_v4"),
     PreTokenizer(_DEEPSEEK_LLM): ("deepseek-llm",),

@@ -22,7 +22,8 @@ ROLES = ("eos_token", "eot_token", "eom_token")
 _ALWAYS_END = frozenset(
     (
         "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<end_of_utterance>",
-        "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<｜end▁of▁sentence｜>", "<EOT>", "[EOT]", "[EOS]",
+        "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<｜end▁of▁sentence｜>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
+        "<turn|>", "<|tool_response>", "[e~[",
     )
 )  # fmt: skip
 _MESSAGE_END = "<|end|>"

@@ -23,15 +23,20 @@ DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 READ_BY_BACKENDS = frozenset(
     ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 )  # fmt: skip
-_FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E8M0"})
 # The first with a kernel is taken. BF16 holds every value of the 8-bit types, F32 the others' to the last bit a float32
 # product could use.
 _WITHOUT_KERNEL = {
     "F16": ("F32",), "BF16": ("F32",), "F64": ("F32",), "F8_E4M3": ("BF16", "F32"), "F8_E5M2": ("BF16", "F32"),
+    "F8_E8M0": ("BF16", "F32"),
     "I8": ("BF16", "F32"), "U8": ("BF16", "F32"), "BOOL": ("BF16", "F32"),
     "I16": ("F32",), "I32": ("F32",), "I64": ("F32",), "U16": ("F32",), "U32": ("F32",), "U64": ("F32",),
 }  # fmt: skip
 _QUANTISED_WITHOUT_KERNEL = ("Q8_0", "BF16", "F32")
+_LOSSES = {
+    "Q8_0": "each block of 32 values moves by at most 1/254 of its largest",
+    "BF16": "rounded to 8 significant bits",
+}
 _WIDE = frozenset({"embed", "lm_head"})  # every token depends on these two: never narrower than Q8_0 by our own doing
 # Which experts compute hangs on these: a rounded logit would choose others. They are small.
 _EXACT = frozenset({"router", "shared_router"})
@@ -223,8 +228,10 @@ def _choose(tensor: MatchedTensor, weight_types: frozenset[str], quantize: str |
     if source in _FLOATS and dtype != "auto" and (DTYPES[dtype] != source or tensor.entry.coded):
         overflow = "; magnitudes above 65504 become infinite" if dtype == "float16" else ""
         return DTYPES[dtype], f"converted at load (--dtype {dtype}){overflow}"
-    if tensor.entry.coded:
+    if tensor.entry.coded and tensor.entry.coded.packing != "floats":
         return _choose_coded(source, weight_types)
+    if tensor.entry.times != 1.0 and source not in _FLOATS:
+        return _choose_scaled(source, weight_types)
     return _choose_stored(source, weight_types)
 
 
@@ -241,6 +248,12 @@ def _choose_stored(source: str, weight_types: frozenset[str]) -> tuple[str, str]
     return target, f"{source} has no kernel here: converted; {loss}"
 
 
+def _choose_scaled(source: str, weight_types: frozenset[str]) -> tuple[str, str]:
+    """The same of a quantised matrix whose values are multiplied with a number that is stored beside it."""
+    target = _first_with_kernel("codes and scales", weight_types)
+    return target, f"{source} with a scale beside it: multiplied; {_LOSSES.get(target, 'no value changes')}"
+
+
 def _choose_coded(source: str, weight_types: frozenset[str]) -> tuple[str, str]:
     """The same of a matrix that lies there as codes and scales, which `source` holds once they are put together."""
     if source in weight_types and source not in _FLOATS:
@@ -248,11 +261,7 @@ def _choose_coded(source: str, weight_types: frozenset[str]) -> tuple[str, str]:
     target = _first_with_kernel("codes and scales", weight_types)
     if source not in _FLOATS:
         return target, f"{source} has no kernel here: converted"
-    kept = {
-        "Q8_0": "each block of 32 values moves by at most 1/254 of its largest",
-        "BF16": "rounded to 8 significant bits",
-    }
-    return target, f"no block format holds these codes: converted; {kept.get(target, 'no value changes')}"
+    return target, f"no block format holds these codes: converted; {_LOSSES.get(target, 'no value changes')}"
 
 
 def _first_with_kernel(source: str, weight_types: frozenset[str]) -> str:

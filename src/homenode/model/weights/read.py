@@ -182,7 +182,7 @@ class _Files:
 
 def _load_matrix(backend: Backend, fd: int, tensor: MatchedTensor, target: str, spread: MatrixPlacement) -> Weight:
     entry, (rows, columns) = tensor.entry, tensor.expected.cut
-    if entry.dtype.name not in READ_BY_BACKENDS:
+    if entry.dtype.name not in READ_BY_BACKENDS or entry.times != 1.0:
         return backend.weight_from_array(_decode(entry, rows, columns), target, spread)
     row_bytes = entry.dtype.row_bytes(entry.shape[1])
     return backend.weight_from_file(
@@ -230,6 +230,9 @@ def _load_vector(fd: int, entry: TensorEntry, cut: IndexRange) -> FloatArray:
     """Some of a vector as float32. Nearly all are stored so: a read from the open file is then a fraction of
     the work.
     """
+    if entry.coded:
+        column = replace(entry, shape=(*entry.shape, 1))
+        return coded_rows.decoded(column, (cut.first, cut.end), (0, 1))[:, 0] + np.float32(entry.plus)
     if entry.dtype.name == "F32" and len(entry.shape) == 1 and not entry.permuted_heads and not entry.plus:
         data = os.pread(fd, entry.nbytes, entry.offset)
         if len(data) == entry.nbytes:
@@ -257,7 +260,7 @@ def _decode(entry: TensorEntry, rows: IndexRange, columns: IndexRange) -> FloatA
     for chunk in iter_decoded_rows(here):
         decoded[order[filled : filled + len(chunk)]] = chunk[:, columns.first : columns.end]
         filled += len(chunk)
-    return decoded
+    return decoded if entry.times == 1.0 else decoded * np.float32(entry.times)
 
 
 def canonical_rows(rows: int, heads: int) -> IndexArray:

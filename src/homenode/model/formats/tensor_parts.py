@@ -1,0 +1,65 @@
+"""Parts of stored tensors as entries of their own: one of several matrices in a stack, some rows of a matrix, a matrix
+turned. Nothing is read for it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from homenode.model.formats.reading import damaged
+from homenode.model.spec import CodedMatrix, TensorEntry
+
+
+def slice_of(entry: TensorEntry, index: int, name: str) -> TensorEntry:
+    """Number `index` of the matrices or vectors that are stacked in a tensor [count, ...]."""
+    size = entry.nbytes // entry.shape[0]
+    shape = entry.shape[1:]
+    if (coded := entry.coded) is None:
+        return replace(entry, name=name, shape=shape, nbytes=size, offset=entry.offset + index * size)
+
+    def part(stored: TensorEntry | None) -> TensorEntry | None:
+        if stored is None or len(stored.shape) < 2:  # one number for all
+            return stored
+        return slice_of(stored, index, stored.name)
+
+    codes = slice_of(coded.codes, index, coded.codes.name)
+    own = replace(coded, codes=codes, scales=part(coded.scales), zeros=part(coded.zeros))
+    return replace(entry, name=name, shape=shape, nbytes=size, offset=codes.offset, coded=own)
+
+
+def rows_of(entry: TensorEntry, name: str, first: int, count: int, step: int = 1) -> TensorEntry:
+    """`count` rows of a matrix, or values of a vector, from `first` on, each `step` after the one before."""
+    size = entry.nbytes // entry.shape[0]
+    part = replace(entry, name=name, shape=(count, *entry.shape[1:]), nbytes=count * size)
+    if entry.coded is None and step == 1:
+        return replace(part, offset=entry.offset + first * size)
+    coded = entry.coded or _floats(entry)
+    return replace(
+        part, coded=replace(coded, first_row=coded.first_row + first * coded.row_step, row_step=coded.row_step * step)
+    )
+
+
+def transposed(entry: TensorEntry, name: str) -> TensorEntry:
+    """A matrix turned: its columns are rows. CheckpointError for one of codes that are not a byte each."""
+    coded = entry.coded or _floats(entry)
+    whole = coded.codes.shape == entry.shape and not (coded.first_row or coded.first_column or coded.transposed)
+    if entry.dtype.block != 1 or not whole:
+        raise damaged(entry.file, f"matrix {entry.name}", seen=coded.label, wanted="floats, as its rows are columns")
+    return replace(entry, name=name, shape=entry.shape[::-1], coded=replace(coded, transposed=True))
+
+
+def columns_of(entry: TensorEntry, name: str, first: int, count: int) -> TensorEntry:
+    """`count` columns of a matrix that `transposed` gave, from `first` on: rows of what is stored."""
+    coded = entry.coded or _floats(entry)
+    return replace(
+        entry,
+        name=name,
+        shape=(entry.shape[0], count),
+        nbytes=math.prod((entry.shape[0], count)) * entry.dtype.bytes,
+        coded=replace(coded, first_column=coded.first_column + first),
+    )
+
+
+def _floats(entry: TensorEntry) -> CodedMatrix:
+    return CodedMatrix(entry.dtype.name, "floats", 8 * entry.dtype.bytes, (1, 1), entry)
