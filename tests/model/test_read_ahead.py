@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from homenode.model.weights import read_ahead
-from homenode.model.weights.read_ahead import Extent, ReadAhead
+from homenode.model.weights.read_ahead import Extent, ReadAhead, begin_read_ahead
 
 _PATIENCE_S = 20.0
 _PIECE, _AHEAD = 100, 250
@@ -111,3 +111,32 @@ def test_a_file_that_cannot_be_asked_for_is_read_all_the_same(
     with ahead_of(TENSORS) as ahead:
         eventually(lambda: len(asked) == 4)
         ahead.advance()
+
+
+def begin_and_wait(model: Path) -> None:
+    thread = begin_read_ahead(model)
+    assert thread is not None
+    thread.join(_PATIENCE_S)
+
+
+def test_the_beginning_of_a_model_is_asked_for_while_its_engine_starts(
+    asked: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(read_ahead, "_BEFORE_LOADING", 550)
+    for name, size in (("b.safetensors", 1000), ("a.safetensors", 220), ("config.json", 90)):
+        (tmp_path / name).write_bytes(bytes(size))
+    begin_and_wait(tmp_path / "b.safetensors")
+    assert [call[1:] for call in asked] == [(at, 100) for at in range(0, 550, 100)]
+    asked.clear()
+    begin_and_wait(tmp_path)  # 220 bytes of the first file, and 330 of the second
+    assert [call[1:] for call in asked] == [(at, 100) for at in (0, 100, 200, 0, 100, 200, 300)]
+
+
+def test_nothing_is_asked_for_that_is_in_the_page_cache_or_not_there(
+    asked: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert begin_read_ahead(tmp_path / "none.gguf") is None
+    monkeypatch.setattr(read_ahead, "_is_cached", lambda fd, at: True)
+    (tmp_path / "a.gguf").write_bytes(bytes(1000))
+    assert begin_read_ahead(tmp_path / "a.gguf") is None
+    assert asked == []

@@ -90,8 +90,11 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig, s
     """Start the engine and read the vocabulary at the same time, then answer until told to stop."""
     from homenode.cli.models.announcement import announce_fetch
     from homenode.engine.model_path.locate import locate_model
+    from homenode.model.weights.read_ahead import begin_read_ahead
 
     engine = locate_model(engine, announce_fetch(engine, _LOG.info))
+    if engine.model.packed_cache == "off":
+        begin_read_ahead(Path(str(engine.model.path)))
     configs = _configs(engine)
     count = server.api_server_count or engine.parallel.data_parallel_size
     if count > 1:

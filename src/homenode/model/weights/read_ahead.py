@@ -17,9 +17,44 @@ from pathlib import Path
 Extent = tuple[Path, int, int]  # a file, an offset in it, and bytes
 
 _AHEAD = 256 << 20  # bytes that are asked for before they are read
+_BEFORE_LOADING = 1 << 30  # bytes that are asked for while an engine starts
 _PIECE = 8 << 20  # bytes that are asked for at once
 _PROBES = 64  # pages of the files that are looked for in the page cache
 _ENDS_S = 5.0  # for the call that the thread is in
+
+
+def begin_read_ahead(model: Path) -> threading.Thread | None:
+    """Ask for the first gibibyte of a model's file, or of the weights in a folder, while the engine that will read them
+    still starts. The thread that asks, for which nobody has to wait; None where the bytes are in the page cache, or
+    cannot be asked for: loading finds out why.
+    """
+    try:
+        files = sorted(model.glob("*.safetensors")) if model.is_dir() else [model]
+        sizes = [(path, path.stat().st_size) for path in files]
+        if all(_starts_in_page_cache(path, size) for path, size in sizes[:_PROBES]):
+            return None
+        thread = threading.Thread(target=_ask_for_beginning, args=(sizes,), name="read ahead", daemon=True)
+        thread.start()
+    except (OSError, RuntimeError):
+        return None
+    return thread
+
+
+def _starts_in_page_cache(path: Path, size: int) -> bool:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return _in_page_cache([(fd, at, _PIECE) for at in range(0, min(size, _BEFORE_LOADING), 8 * _PIECE)])
+    finally:
+        os.close(fd)
+
+
+def _ask_for_beginning(sizes: Sequence[tuple[Path, int]]) -> None:
+    left = _BEFORE_LOADING
+    for path, size in sizes:
+        with suppress(OSError), path.open("rb", buffering=0) as file:
+            for at in range(0, min(size, left), _PIECE):
+                os.posix_fadvise(file.fileno(), at, _PIECE, os.POSIX_FADV_WILLNEED)
+        left -= min(size, left)
 
 
 class ReadAhead:
