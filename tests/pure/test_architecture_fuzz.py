@@ -1,0 +1,161 @@
+"""Configurations of every architecture that there is, damaged in every field: a model or one clear error comes out,
+before anything large is allocated; and the tensors that the figures ask for are checked against those that are there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from homenode.dtypes import BY_NAME
+from homenode.errors import CheckpointError, UnsupportedError
+from homenode.model.architectures.architecture import Architecture
+from homenode.model.architectures.parameters import expected_tensors
+from homenode.model.architectures.registry import ARCHITECTURES
+from homenode.model.checkpoint.folder_spec import spec_from_config
+from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.config.folder_config import FolderConfig
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.config.known_fields import READ as READ_FIELDS
+from homenode.model.config.known_keys import READ as READ_KEYS
+from homenode.model.formats.fields import Fields
+from homenode.model.formats.limits import EMBEDDING
+from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.weights.names import match_tensors
+from tests.checkpoints import write_safetensors
+from tests.memory import memory_headroom
+
+HEADROOM = 2**29
+# What configurations call the figures of a small model, whichever architecture reads them.
+FIGURES: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "vocab_size": 64, "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False,
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32, "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5, "first_k_dense_replace": 1,
+    "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "sliding_window": 8,
+    "embedding_multiplier": 12.0, "residual_multiplier": 0.25, "attention_multiplier": 0.0625, "logits_scaling": 8.0,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
+}  # fmt: skip
+# What single architectures want in place of that; None: nothing.
+OWN: dict[str, dict[str, Any]] = {}
+ODD = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.sampled_from([-1, 0, 1, 2, 3, 5, 7, 31, 2**31, 2**63]),
+    st.floats(), st.sampled_from([-1.0, 0.0, 1e-300, 1e300, 0.5, 2.5]), st.text(max_size=6),
+    st.lists(st.one_of(st.integers(-2, 5), st.booleans(), st.text(max_size=3), st.none()), max_size=5),
+    st.dictionaries(st.sampled_from(["rope_type", "factor", "full_attention", "rope_theta"]), st.one_of(st.integers(-1, 9), st.text(max_size=3)), max_size=3),
+)  # fmt: skip
+FUZZ = settings(
+    max_examples=int(os.environ.get("HOMENODE_FUZZ_EXAMPLES", "60")),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+)
+
+
+def config_of(architecture: Architecture) -> dict[str, Any]:
+    figures = FIGURES | {"architectures": [architecture.folder.class_name]} | OWN.get(architecture.name, {})
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+def folder_spec(config: dict[str, Any]) -> ModelSpec:
+    empty = Fields(Path("generation_config.json"), {})
+    return spec_from_config(FolderConfig(Fields(Path("config.json"), config), empty, has_output=True, storage="F32"))
+
+
+def damaged_fields(architecture: Architecture) -> st.SearchStrategy[dict[str, Any]]:
+    names = sorted(READ_FIELDS | architecture.folder.fields - {"architectures"})
+    return st.dictionaries(st.sampled_from(names), st.one_of(ODD, st.just("absent")), min_size=1, max_size=3)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_damaged_fields_of_a_folder(name: str) -> None:
+    architecture = ARCHITECTURES[name]
+    valid = config_of(architecture)
+    spec = folder_spec(valid)
+    assert spec.architecture == name
+
+    @FUZZ
+    @given(damaged_fields(architecture))
+    def survive(changes: dict[str, Any]) -> None:
+        config = {key: value for key, value in (valid | changes).items() if value != "absent"}
+        with memory_headroom(HEADROOM):
+            try:
+                spec = folder_spec(config)
+                assert spec.num_layers > 0 and spec.head_dim > 0
+            except (CheckpointError, UnsupportedError) as error:
+                assert len(error.message) > 20
+
+    survive()
+
+
+def write_model(folder: Path, architecture: Architecture) -> dict[str, np.ndarray[Any, Any]]:
+    """A folder with the tensors that its figures ask for, every matrix by itself."""
+    config = config_of(architecture)
+    (folder / "config.json").write_text(json.dumps(config))
+    expected = expected_tensors(architecture.parameters, folder_spec(config))
+    tensors = {each.name: np.zeros(each.shape, np.float32) for each in expected}
+    write_safetensors(folder / "model.safetensors", tensors)
+    return tensors
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_tensors_that_are_missing_or_of_another_shape(name: str, tmp_path: Path) -> None:
+    architecture = ARCHITECTURES[name]
+    tensors = write_model(tmp_path, architecture)
+    match_tensors(architecture, open_checkpoint(tmp_path))
+    kinds = {re.sub(r"\d+", "0", each): each for each in tensors}
+    for each in kinds.values():
+        shape = tensors[each].shape
+        for changed in ((*shape[:-1], shape[-1] + 2), (2, *shape), (shape[0] + 1, *shape[1:]), None):
+            rest = {key: value for key, value in tensors.items() if key != each}
+            more = {} if changed is None else {each: np.zeros(changed, np.float32)}
+            write_safetensors(tmp_path / "model.safetensors", rest | more)
+            with pytest.raises((CheckpointError, UnsupportedError), match=r"\w+.*(seen|missing|shape)"):
+                match_tensors(architecture, open_checkpoint(tmp_path))
+
+
+KEYS: dict[str, Any] = {
+    "embedding_length": 32, "feed_forward_length": 64, "block_count": 4, "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 16,
+    "attention.value_length": 16, "context_length": 256, "attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 1e4, "expert_count": 4,
+    "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 32,
+}  # fmt: skip
+OWN_KEYS: dict[str, dict[str, Any]] = {}
+
+
+def gguf_spec(architecture: Architecture, keys: dict[str, Any]) -> ModelSpec:
+    entry = lambda name, *shape: TensorEntry(name, BY_NAME["F32"], shape, Path("m.gguf"), 0, 4 * math.prod(shape))  # noqa: E731
+    tensors = {EMBEDDING: entry(EMBEDDING, 64, 32)}
+    for parameter in architecture.parameters:
+        for layer in range(4):
+            tensors.setdefault(each := parameter.name.format(layer=layer, expert=0), entry(each, 32, 32))
+    fields = Fields(Path("m.gguf"), keys)
+    return architecture.gguf.read(GgufConfig(fields, {"tokenizer.ggml.tokens": ["a"]}, tensors, {}))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_damaged_keys_of_a_gguf_file(name: str) -> None:
+    architecture = ARCHITECTURES[name]
+    valid = {key: value for key, value in (KEYS | OWN_KEYS.get(name, {})).items() if value is not None}
+    assert gguf_spec(architecture, valid).architecture == name
+    names = sorted(READ_KEYS | architecture.gguf.keys)
+
+    @FUZZ
+    @given(st.dictionaries(st.sampled_from(names), st.one_of(ODD, st.just("absent")), min_size=1, max_size=3))
+    def survive(changes: dict[str, Any]) -> None:
+        keys = {key: value for key, value in (valid | changes).items() if value != "absent"}
+        with memory_headroom(HEADROOM):
+            try:
+                assert gguf_spec(architecture, keys).num_layers > 0
+            except (CheckpointError, UnsupportedError) as error:
+                assert len(error.message) > 20
+
+    survive()
