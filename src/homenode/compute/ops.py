@@ -28,6 +28,7 @@ from homenode.sampling import SETTINGS, setting_type
 Tensor = Any  # a backend's activation or parameter handle, float32 [rows, columns] (parameters: [columns])
 Weight = Any  # a backend's packed matrix handle, [rows = output features, columns = input features]
 KvCache = Any  # a backend's paged KV memory handle
+StateMemory = Any  # a backend's handle of what layers keep of sequences besides keys and values
 Logits = (
     Any  # a backend's [sampled rows, vocabulary] handle, float32, valid until the next run of the program that made it
 )
@@ -115,6 +116,36 @@ class KvGeometry:
 
 
 @dataclass(frozen=True)
+class LayerState:
+    """What a layer keeps of a sequence besides keys and values, float32: of a convolution the last `taps` inputs of
+    each of `channels`, and for each of `heads` heads a matrix [key_width, value_width]. 0: it has none of that kind.
+    """
+
+    channels: int = 0
+    taps: int = 0
+    heads: int = 0
+    key_width: int = 0
+    value_width: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a sequence's state."""
+        return 4 * (self.channels * self.taps + self.heads * self.key_width * self.value_width)
+
+
+@dataclass(frozen=True)
+class StateGeometry:
+    """Shape of the state memory: of each layer that has one. A slot holds what all of them keep of one sequence."""
+
+    layers: tuple[LayerState, ...]
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot."""
+        return sum(layer.nbytes for layer in self.layers)
+
+
+@dataclass(frozen=True)
 class StepLimits:
     """Upper bounds of a step; buffers are made for them once."""
 
@@ -143,6 +174,12 @@ class StepArrays:
     hidden: FloatArray | None = (
         None  # [n, hidden] the stage before this one's rows, C-contiguous; for programs that use `Ops.received`
     )
+    # Of programs with state memory, each [s]: the slot of the sequence; whether its state is zeros, whatever the slot
+    # holds; the slot that gets a copy of the state as it is after position `state_copy_at`, -1: none does.
+    state_slot: IntArray | None = None
+    state_fresh: IntArray | None = None
+    state_copy_to: IntArray | None = None
+    state_copy_at: IntArray | None = None
 
 
 @dataclass
@@ -439,6 +476,9 @@ class Backend(Protocol):
 
     def kv_cache(self, geometry: KvGeometry, blocks: int) -> KvCache:
         """Paged KV memory of `blocks` blocks, zeroed, touched by the threads that will use it."""
+
+    def state_memory(self, geometry: StateGeometry, slots: int) -> StateMemory:
+        """State memory of `slots` slots, zeroed. UnsupportedError where the backend has none."""
 
     def compile(self, forward: Callable[[Ops], Tensor], limits: StepLimits, group: RankGroup | None = None) -> Program:
         """Prepare `forward` for steps within `limits`. It returns the logits handle, or of a stage that is not the last

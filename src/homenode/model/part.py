@@ -55,6 +55,7 @@ class ModelPart:
     vocabulary_widths: tuple[int, ...]
     experts: tuple[tuple[int, ...], ...] = ()
     head_counts: tuple[int, ...] = ()  # query heads of each rank of the stage, in their order
+    state_groups: IndexRange = IndexRange(0, 1)  # of each layer's state: see `ModelSpec.state_groups`
 
     @classmethod
     def whole(cls, spec: ModelSpec) -> ModelPart:
@@ -75,6 +76,7 @@ class ModelPart:
             vocabulary_widths=(spec.vocab_size,),
             experts=tuple(every_expert(spec, layer) for layer in range(spec.num_layers)),
             head_counts=(spec.num_heads,),
+            state_groups=IndexRange(0, spec.state_groups),
         )
 
     @property

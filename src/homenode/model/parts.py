@@ -98,6 +98,7 @@ class _RankShards:
     intermediate: tuple[IndexRange, ...]
     expert: tuple[IndexRange, ...]
     shared: tuple[IndexRange, ...]
+    state: tuple[IndexRange, ...]
 
     @classmethod
     def of(cls, spec: ModelSpec, alignments: Mapping[str, Alignment], how: PartitionSpec) -> _RankShards:
@@ -131,6 +132,15 @@ class _RankShards:
             intermediate=inner("intermediate", spec.intermediate_size),
             expert=inner("expert_intermediate", moe.intermediate_size),
             shared=inner("shared_intermediate", moe.shared_intermediate_size),
+            state=_among(
+                spec,
+                how.ranks,
+                f"the state of {format_count(spec.state_groups, 'group')} of heads",
+                Alignment(),
+                lambda ranks: divide(spec.state_groups, ranks),
+            )
+            if spec.layer_states
+            else (IndexRange(0, 1),) * how.ranks,
         )
 
     def part(
@@ -153,6 +163,7 @@ class _RankShards:
             vocabulary_widths=tuple(piece.count for piece in self.vocabulary),
             experts=tuple(_experts(spec, how, layer, stage)[rank] for layer in range(layers.first, layers.end)),
             head_counts=tuple(of_rank.count for of_rank, _ in self.heads),
+            state_groups=self.state[rank],
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from homenode.compute.ops import Activation, ExpertScore, GroupScore, Routing
+from homenode.compute.ops import Activation, ExpertScore, GroupScore, LayerState, Routing
 from homenode.dtypes import DType
 
 
@@ -93,6 +93,13 @@ class ModelSpec:
     storage: str = "F32"  # the DType most weight bytes are in
     generation: dict[str, float | int] = field(default_factory=dict)  # temperature, top_p... of generation_config.json
     own: object = None  # figures that no other architecture has, of a class in its file
+    # Of each layer what it keeps of a sequence besides keys and values, None: nothing; empty: no layer does.
+    layer_states: tuple[LayerState | None, ...] = ()
+    state_groups: int = 1  # equal parts of heads and channels into which every state may be divided among ranks
+
+    def state_of(self, layer: int) -> LayerState | None:
+        """What a layer of the model keeps of a sequence besides keys and values, None where it keeps nothing."""
+        return self.layer_states[layer] if self.layer_states else None
 
     def window_of(self, layer: int) -> int | None:
         """Tokens of the sliding window of a layer of the model, None where it sees its whole context."""

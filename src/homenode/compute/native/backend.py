@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ from homenode.compute.ops import (
     SampledRows,
     SamplingArrays,
     SharedPlacement,
+    StateGeometry,
     StepArrays,
     StepLimits,
     Tensor,
@@ -249,6 +250,10 @@ class NativeBackend:
         self._kv_ranges, self._pages, self._residency = cache.ranges, None, None
         self._kv_shared = shared or share is not None
         return cache
+
+    def state_memory(self, geometry: StateGeometry, slots: int) -> NoReturn:
+        """UnsupportedError: the native core has no operation that keeps a state."""
+        raise UnsupportedError("the native backend has no state memory for layers that keep a state")
 
     def _pages_of(self, cache: _native.KvCache) -> KvPages:
         """The pages of a KV cache that is reserved only. Its regions are in the order of `ranges`."""

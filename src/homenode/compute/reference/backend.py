@@ -18,6 +18,7 @@ from homenode.compute.ops import (
     Ops,
     SampledRows,
     SamplingArrays,
+    StateGeometry,
     StepArrays,
     StepLimits,
     Tensor,
@@ -26,6 +27,7 @@ from homenode.compute.ranks import RankGroup
 from homenode.compute.reference import formats, sampling
 from homenode.compute.reference.kv import ReferenceKvCache
 from homenode.compute.reference.ops import EagerOps
+from homenode.compute.reference.state import ReferenceStateMemory
 from homenode.dtypes import DType
 from homenode.errors import HostError
 from homenode.units import format_count
@@ -85,6 +87,12 @@ class ReferenceBackend:
         cache = ReferenceKvCache(geometry, blocks)
         self._kv_bytes += cache.nbytes
         return cache
+
+    def state_memory(self, geometry: StateGeometry, slots: int) -> ReferenceStateMemory:
+        """See `Backend.state_memory`."""
+        memory = ReferenceStateMemory(geometry, slots)
+        self._kv_bytes += memory.nbytes
+        return memory
 
     def compile(
         self, forward: Callable[[Ops], Tensor], limits: StepLimits, group: RankGroup | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from homenode.compute.ops import (
     Ops,
     SampledRows,
     SamplingArrays,
+    StateGeometry,
     StepLimits,
     Tensor,
 )
@@ -25,6 +26,7 @@ from homenode.compute.torch import sampling, sdpa, tiled, varlen
 from homenode.compute.torch.device import TorchDevice, open_device
 from homenode.compute.torch.graphs import Capture, CudaCapture
 from homenode.compute.torch.kv import TorchKvCache
+from homenode.compute.torch.ops import no_state_memory
 from homenode.compute.torch.products import in_tiles, whole
 from homenode.compute.torch.profile import AloneOf, dearest_sampling, largest_step
 from homenode.compute.torch.program import TorchProgram, TorchRows
@@ -96,6 +98,10 @@ class TorchBackend:
         cache = TorchKvCache(geometry, blocks, self._device)
         self._kv_bytes += cache.nbytes
         return cache
+
+    def state_memory(self, geometry: StateGeometry, slots: int) -> NoReturn:
+        """UnsupportedError: see `no_state_memory`."""
+        raise no_state_memory()
 
     def compile(
         self, forward: Callable[[Ops], Tensor], limits: StepLimits, group: RankGroup | None = None

@@ -18,6 +18,7 @@ from homenode.compute.torch.moe import add_experts, choose
 from homenode.compute.torch.products import Product
 from homenode.compute.torch.scoring import Attention, Scoring
 from homenode.compute.torch.step import DeviceStep, check_ids
+from homenode.errors import UnsupportedError
 from homenode.units import format_count
 
 
@@ -30,6 +31,13 @@ class Seen:
     cache: TorchKvCache | None = None
     usage: ExpertUsage = field(default_factory=ExpertUsage)  # counted in every run
     frequencies: dict[bytes, torch.Tensor] = field(default_factory=dict)  # of rotary embeddings, on the device
+
+
+def no_state_memory() -> UnsupportedError:
+    """For models with layers that keep a state besides keys and values."""
+    return UnsupportedError(
+        "the torch backend has no state memory (Ops.short_convolution, Ops.delta_rule); run such a model on CPU threads"
+    )
 
 
 class TorchOps:

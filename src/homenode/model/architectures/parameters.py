@@ -5,10 +5,10 @@ exist.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from homenode.compute.ops import KvCache
+from homenode.compute.ops import KvCache, StateMemory
 from homenode.model.architectures.rope import Rope
 from homenode.model.part import IndexRange, ModelPart
 from homenode.model.spec import ModelSpec
@@ -70,7 +70,8 @@ class Parameters:
 @dataclass(frozen=True)
 class ForwardContext:
     """What a forward function is given besides the ops: figures of the whole model, and the part of it that is here:
-    its parameters, and the KV memory of its layers and heads for this program.
+    its parameters, and the KV memory of its layers and heads for this program. `state`: the memory of what its layers
+    keep of sequences besides, and `state_layers` the number there of each layer that does, by its number in the model.
     """
 
     spec: ModelSpec
@@ -78,6 +79,8 @@ class ForwardContext:
     rope: Rope
     cache: KvCache
     part: ModelPart
+    state: StateMemory = None
+    state_layers: Mapping[int, int] = field(default_factory=dict)
 
 
 def dimensions(spec: ModelSpec) -> dict[str, int]:

@@ -17,6 +17,7 @@ from homenode.compute.ops import (
     MatrixPlacement,
     Ops,
     SharingBackend,
+    StateMemory,
     Tensor,
 )
 from homenode.errors import UserError
@@ -26,6 +27,7 @@ from homenode.model.architectures.registry import architecture_of
 from homenode.model.architectures.rope import Rope, rope_of
 from homenode.model.part import ModelPart
 from homenode.model.spec import Checkpoint, ModelSpec, TensorEntry
+from homenode.model.state import state_layers
 from homenode.model.weights.expert_memory import SharedExperts
 from homenode.model.weights.expert_share import ExpertShare
 from homenode.model.weights.expert_table import expert_table, identity_of
@@ -51,11 +53,19 @@ class LoadedModel:
     notes: tuple[str, ...] = ()  # of how it was loaded, worth telling an operator
     shared_bytes: int = 0  # of matrices that other engines own, and that are read where they lie
 
-    def forward(self, cache: KvCache) -> Callable[[Ops], Tensor]:
-        """The function to compile, keys and values going to `cache`: logits of a step's selected rows, or of a stage
-        that is not the last its rows.
+    def forward(self, cache: KvCache, state: StateMemory = None) -> Callable[[Ops], Tensor]:
+        """The function to compile, keys and values going to `cache`, and what layers keep besides to `state`: logits of
+        a step's selected rows, or of a stage that is not the last its rows.
         """
-        given = ForwardContext(self.spec, self.parameters, self.rope, cache, self.part)
+        given = ForwardContext(
+            self.spec,
+            self.parameters,
+            self.rope,
+            cache,
+            self.part,
+            state=state,
+            state_layers=state_layers(self.spec, self.part),
+        )
         return lambda ops: self.architecture.forward(ops, given)
 
     def kv_geometry(self, block_size: int, kv_dtype: str = "auto") -> KvGeometry:
