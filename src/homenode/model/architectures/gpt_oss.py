@@ -1,0 +1,103 @@
+"""gpt-oss: Llama's block with attention sinks, a window in every second layer, and experts with biases and a clamped
+gate. The matrices of its experts lie in stacks, rows of gate and up alternating.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from homenode.errors import UnsupportedError
+from homenode.model.architectures import common
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.common import layer_bias, layer_weight
+from homenode.model.architectures.llama import forward
+from homenode.model.architectures.parameters import Parameter, always
+from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.formats.stacked_experts import StackedExperts
+from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec
+
+NAME = "gpt_oss"
+DEFAULTS = Defaults(max_position=131072, heads=64, kv_heads=8, head_dim=64, vocab=201088, norm_eps=1e-5, theta=150000.0)
+EXPERTS = ExpertDefaults(experts=128, experts_per_token=4, size=0)  # config.json never says a size
+ROPE = RopeSpec(theta=150000.0, kind="yarn", factor=32.0, original_max_position=4096, truncate=False)
+WINDOW = 128
+GATE = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # of the clamped gate
+_EXPERT = "mlp.experts.{expert}."
+_INNER = ("expert_intermediate", "hidden")
+PARAMETERS = (
+    *common.EMBEDDING_AND_HEAD,
+    *common.ATTENTION,
+    *common.QKV_BIASES,
+    *common.OUTPUT_BIAS,
+    Parameter("sinks", "model.layers.{layer}.self_attn.sinks", ("heads",), "blk.{layer}.attn_sinks.weight"),
+    layer_weight("post_norm", "post_attention_layernorm", "post_attention_norm", "hidden"),
+    layer_weight("router", "mlp.router", "ffn_gate_inp", "experts", "hidden"),
+    layer_bias("router_bias", "mlp.router", "ffn_gate_inp", "experts", always),
+    layer_weight("expert_gate", _EXPERT + "gate_proj", "ffn_gate_exps", *_INNER),
+    layer_bias("expert_gate_bias", _EXPERT + "gate_proj", "ffn_gate_exps", "expert_intermediate", always),
+    layer_weight("expert_up", _EXPERT + "up_proj", "ffn_up_exps", *_INNER),
+    layer_bias("expert_up_bias", _EXPERT + "up_proj", "ffn_up_exps", "expert_intermediate", always),
+    layer_weight("expert_down", _EXPERT + "down_proj", "ffn_down_exps", *reversed(_INNER)),
+    layer_bias("expert_down_bias", _EXPERT + "down_proj", "ffn_down_exps", "hidden", always),
+)
+
+
+def _routed(moe: MoeSpec) -> MoeSpec:
+    return replace(moe, score="chosen_softmax", normalise=True, activation="clamped")
+
+
+def _even_layers(layers: int) -> tuple[bool, ...]:
+    return tuple(layer % 2 == 0 for layer in range(layers))
+
+
+def read_folder(config: FolderConfig) -> ModelSpec:
+    """The figures in config.json."""
+    fields = config.fields
+    config.refuse_activation("hidden_act", "silu")
+    for key, wanted in GATE.items():
+        if (seen := fields.number(key, wanted)) != wanted:
+            raise UnsupportedError(f"{config.path}: {key} {seen:g} is not supported; homenode wants {wanted:g}")
+    bias = fields.boolean("attention_bias", True)
+    spec = replace(config.decoder(NAME, DEFAULTS), attention_bias=bias, output_bias=bias)
+    if not any(fields.has(key) for key in ("rope_parameters", "rope_scaling")):
+        spec = replace(spec, rope=ROPE)
+    spec = config.with_window_in(spec, config.window(default=WINDOW), _even_layers)
+    return replace(spec, moe=_routed(config.moe(EXPERTS, normalise=True, size=spec.intermediate_size)))
+
+
+def read_gguf(config: GgufConfig) -> ModelSpec:
+    """The figures in a GGUF file, which does not say that the range of YaRN's pairs is not rounded."""
+    spec = config.decoder(NAME, theta=DEFAULTS.theta)
+    moe = _routed(config.moe(spec, "model.layers.{layer}.mlp.router.weight", size=spec.intermediate_size, scores=(3,)))
+    spec = replace(spec, rope=replace(spec.rope, truncate=False), moe=moe)
+    window = config.window(default=WINDOW)
+    return replace(spec, sliding_window=window, sliding_layers=_even_layers(spec.num_layers) if window else ())
+
+
+ARCHITECTURE = Architecture(
+    NAME,
+    FolderFormat(
+        "GptOssForCausalLM",
+        read_folder,
+        fields=frozenset(
+            (
+                "hidden_act",
+                "attention_bias",
+                "sliding_window",
+                "num_local_experts",
+                "num_experts",
+                "num_experts_per_tok",
+            )
+        )
+        | GATE.keys(),
+        harmless={
+            "experts_per_token": "num_experts_per_tok says it",
+            "initial_context_length": "the rope parameters say it",
+        },
+        convert=StackedExperts(turned=True, alternating=True).split,
+    ),
+    GgufFormat("gpt-oss", read_gguf),
+    PARAMETERS,
+    forward,
+)
