@@ -16,6 +16,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.config import EngineConfig
 from homenode.engine.messages import Outputs, Submit
 from homenode.engine.request import Request
@@ -67,7 +68,7 @@ def main(model: Path, settings: dict[str, Any]) -> None:
     """Serve until the input ends."""
     config = EngineConfig.of(None, {"disable_log_stats": True, **settings})
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(model)))
-    engine, inbox, ends = build_engine(config, None), Inbox(), SimpleQueue[int]()
+    engine, inbox, ends = build_engine(EngineAssignment(config), None), Inbox(), SimpleQueue[int]()
     assert engine.kv_transfer is not None
     agent = engine.kv_transfer.start(inbox.put)
 

@@ -15,6 +15,7 @@ import time
 from typing import Any
 
 from homenode import __version__
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.config import EngineConfig
 from homenode.engine.messages import Outputs, Submit
 from homenode.engine.request import Request
@@ -33,7 +34,9 @@ class DecodeTurns:
     """An engine and what it says, for one turn after the other."""
 
     def __init__(self, settings: dict[str, Any], build: dict[str, Any]) -> None:
-        self._engine = build_engine(EngineConfig.of(settings.pop("model"), settings), own_process=True, **build)
+        self._engine = build_engine(
+            EngineAssignment(EngineConfig.of(settings.pop("model"), settings)), own_process=True, **build
+        )
         self._vocabulary = self._engine.ready.vocab_size
         self._core = EngineCore(self._engine.scheduler, self._engine.executor, self._take, log_stats=False)
         self._counts: dict[int, int] = {}

@@ -18,6 +18,7 @@ import pytest
 from homenode.compute.ops import KvGeometry
 from homenode.compute.reference import ReferenceBackend
 from homenode.compute.reference.kv import ReferenceKvCache
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.messages import EngineStats, Output, Outputs, Submit, ToFront
 from homenode.engine.request import Request
 from homenode.engine.runtime.build import build_engine
@@ -43,7 +44,7 @@ class Member:
         config = config_for(path, backend="reference", kv_cache_dtype="f32", **settings)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ReferenceBackend, "kv_cache", kv_cache)
-            engine = build_engine(config)
+            engine = build_engine(EngineAssignment(config))
         self.cache = caches[0]
         self._executor = engine.executor
         scheduler = Scheduler(

@@ -12,22 +12,21 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from homenode.engine.config import EngineConfig
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.runtime.build import build_engine
 from homenode.engine.runtime.engine import Engine
 from homenode.engine.runtime.process import main
 
 
-def build(config: EngineConfig, progress: Callable[[int, int], None], experts: Sequence[int]) -> Engine:
-    number = config.replica.number if config.replica else 0
+def build(assignment: EngineAssignment, progress: Callable[[int, int], None], experts: Sequence[int]) -> Engine:
 
     def told(done: int, total: int) -> None:
         progress(done, total)
         if 2 * done >= total:
             with suppress(FileNotFoundError):
-                _meet(Path(str(config.model.path)) / f"dies-{number}")
+                _meet(Path(str(assignment.config.model.path)) / f"dies-{assignment.number}")
 
-    return build_engine(config, told, own_process=True, experts=experts)
+    return build_engine(assignment, told, own_process=True, experts=experts)
 
 
 def _meet(mark: Path) -> None:

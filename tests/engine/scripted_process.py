@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from homenode.engine.config import EngineConfig
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.executor.scripted import ScriptedExecutor
 from homenode.engine.messages import EngineReady
 from homenode.engine.runtime.engine import Engine
@@ -35,8 +35,9 @@ class TimedExecutor(ScriptedExecutor):
         super().submit(step)
 
 
-def build(config: EngineConfig, progress: Callable[[int, int], None], experts: Sequence[int]) -> Engine:
-    folder, number = Path(str(config.model.path)), config.replica.number if config.replica else 0
+def build(assignment: EngineAssignment, progress: Callable[[int, int], None], experts: Sequence[int]) -> Engine:
+    config = assignment.config
+    folder, number = Path(str(config.model.path)), assignment.number
     if (folder / "broken").exists():
         raise HostError("this machine is broken")
     progress(50, 100)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.config import EngineConfig
 from homenode.engine.connection.engine_client import AsyncEngineClient
 from homenode.engine.messages import Output, ServingChanged
@@ -52,7 +53,7 @@ def request(number: int, max_tokens: int = 5, prompt: list[int] | None = None) -
 
 @contextlib.asynccontextmanager
 async def started(config: EngineConfig, lost: Callable[[str], None] | None = None) -> AsyncIterator[AsyncEngineClient]:
-    async with asyncio.timeout(PATIENCE_S), AsyncEngineClient(config, on_engine_lost=lost) as client:
+    async with asyncio.timeout(PATIENCE_S), AsyncEngineClient(EngineAssignment(config), on_engine_lost=lost) as client:
         yield client
 
 
@@ -77,7 +78,7 @@ def gone(pid: int, within: float) -> bool:
 @sync
 async def test_start_stream_and_figures(toy: Path) -> None:
     seen: list[tuple[int, int]] = []
-    client = AsyncEngineClient(config_for(toy))
+    client = AsyncEngineClient(EngineAssignment(config_for(toy)))
     async with asyncio.timeout(PATIENCE_S):
         ready = await client.start(progress=lambda done, total: seen.append((done, total)))
         try:
@@ -95,7 +96,7 @@ async def test_start_stream_and_figures(toy: Path) -> None:
 
 
 def test_a_client_knows_what_hinders_its_engine(toy: Path) -> None:
-    client = AsyncEngineClient(config_for(toy))
+    client = AsyncEngineClient(EngineAssignment(config_for(toy)))
     assert client.hindrance is None
     client._take(ServingChanged(False, "worker 1 of 2 is being replaced"))
     assert client.hindrance == "worker 1 of 2 is being replaced"
@@ -180,11 +181,11 @@ async def test_a_stopped_engine_fails_the_heartbeat_and_is_killed_in_the_end(toy
 @sync
 async def test_what_keeps_it_from_starting_comes_back_by_name(toy: Path, tmp_path: Path) -> None:
     with pytest.raises(CapacityError, match="--kv-cache-memory"):
-        await AsyncEngineClient(config_for(toy, kv_cache_memory=1)).start()
+        await AsyncEngineClient(EngineAssignment(config_for(toy, kv_cache_memory=1))).start()
     with pytest.raises(UserError, match="no model in this folder"):
-        await AsyncEngineClient(config_for(tmp_path)).start()
+        await AsyncEngineClient(EngineAssignment(config_for(tmp_path))).start()
     with pytest.raises(PeerError, match="not ready within 0 s"):
-        await AsyncEngineClient(config_for(toy)).start(timeout=0)
+        await AsyncEngineClient(EngineAssignment(config_for(toy))).start(timeout=0)
 
 
 @sync
@@ -241,7 +242,7 @@ from homenode.engine.request import Request
 from pathlib import Path
 
 async def main():
-    client = AsyncEngineClient(config_for(Path(sys.argv[1])))
+    client = AsyncEngineClient(EngineAssignment(config_for(Path(sys.argv[1]))))
     await client.start()
     stream = client.submit(Request(id=1, prompt_ids=[1, 2], params=greedy(4000)))
     await anext(stream)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.connection import early_start
 from homenode.engine.connection.early_start import end_early_engine, needs_engine, start_engine_early, take_early_engine
 from homenode.engine.connection.engine_client import AsyncEngineClient
@@ -79,7 +80,7 @@ def test_the_front_takes_it(tmp_path):
 
     async def serve() -> None:
         config = config_for(make_folder(tmp_path / "model", max_position_embeddings=4096))
-        async with asyncio.timeout(PATIENCE_S), AsyncEngineClient(config, started=started) as client:
+        async with asyncio.timeout(PATIENCE_S), AsyncEngineClient(EngineAssignment(config), started=started) as client:
             assert client.pid == started.process.pid
             phases = [name for name, _ in client.ready.details["start_phases"]]
             assert phases[:3] == ["interpreter", "imports", "wait for settings"]

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from homenode.engine.api.local import LocalEngine
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.binding import EngineBinding, Replica
-from homenode.engine.config import EngineConfig
 from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.request import Request
 from homenode.engine.router.client import ReplicasClient
@@ -38,13 +38,13 @@ TIGHT: dict[str, Any] = {"kv_cache_memory": "384KiB", "max_model_len": 256, "max
 PROMPTS = [[1, 5, 9, 40 + n] for n in range(4)]
 
 
-def engines_of(model: Path, count: int, **settings: Any) -> list[EngineConfig]:
+def engines_of(model: Path, count: int, **settings: Any) -> list[EngineAssignment]:
     config = config_for(model, **{"enable_expert_parallel": True, "stage_devices": "cpu", **TIGHT, **settings})
-    return [replace(config, replica=Replica(number, count, EngineBinding((UNPINNED,)))) for number in range(count)]
+    return [EngineAssignment(config, Replica(number, count, EngineBinding((UNPINNED,)))) for number in range(count)]
 
 
 def using(
-    configs: Sequence[EngineConfig],
+    configs: Sequence[EngineAssignment],
     use: Callable[[ReplicasClient], Awaitable[None]],
     program: str = "homenode.engine.runtime.process",
 ) -> None:
@@ -229,7 +229,8 @@ def test_an_engine_killed_while_it_loads_is_waited_for(
 def test_an_engine_that_cannot_start_is_waited_for_by_nobody(model: Path) -> None:
     """The other one waits for its share, and is ended; what is told is why that one could not start."""
     first, second = engines_of(model, 2)
-    second = replace(second, kv=replace(second.kv, kv_cache_memory=1))
+    small = second.config
+    second = replace(second, config=replace(small, kv=replace(small.kv, kv_cache_memory=1)))
 
     async def nothing(client: ReplicasClient) -> None:
         raise AssertionError("it started")

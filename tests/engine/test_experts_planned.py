@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from homenode.cli.main import cli
-from homenode.engine.config import EngineConfig
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.plan.make import check_config
 from homenode.engine.router.client import ReplicasClient
 from homenode.errors import CapacityError
@@ -28,9 +28,9 @@ def model(tmp_path: Path) -> Path:
     return make_folder(tmp_path / "model", "mixtral")
 
 
-def within(configs: Sequence[EngineConfig], memory: int) -> list[EngineConfig]:
+def within(assignments: Sequence[EngineAssignment], memory: int) -> list[EngineAssignment]:
     """Each with so many bytes for itself."""
-    return [replace(config, replica=replace(config.replica, memory=memory)) for config in configs if config.replica]
+    return [replace(each, replica=replace(each.replica, memory=memory)) for each in assignments if each.replica]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -65,7 +65,9 @@ def test_a_model_that_fits_only_once_is_accepted(tmp_path: Path, ranks: int) -> 
                 f"take {format_bytes(weights['rest'] + weights['experts'] // 2)} beside {format_bytes(weights['experts'] // 2)}"
                 in refusal.message
             )
-    [refusal] = check_config(replace(fitting[0], kv=replace(fitting[0].kv, kv_cache_memory=64 * mib)))
+    large = fitting[0].config
+    large = replace(large, kv=replace(large.kv, kv_cache_memory=64 * mib))
+    [refusal] = check_config(replace(fitting[0], config=large))
     assert refusal.param == "kv_cache_memory", "of what the own share leaves"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from homenode.engine.config import EngineConfig
-from homenode.engine.plan.replica_configs import node_places, replica_configs
+from homenode.engine.plan.replica_assignments import node_places, replica_assignments
 from homenode.errors import UserError
 from homenode.host.discovery.read import read_host
 from homenode.host.discovery.synthetic import synthetic
@@ -42,4 +42,4 @@ def test_one_node_or_another_policy_is_one_engine() -> None:
 
 def test_two_ways_to_divide_the_host_contradict_each_other() -> None:
     with pytest.raises(UserError, match="--numa replicate and --data-parallel-size 2 both divide this host"):
-        replica_configs(config(numa="replicate", data_parallel_size=2))
+        replica_assignments(config(numa="replicate", data_parallel_size=2))

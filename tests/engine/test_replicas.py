@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.binding import EngineBinding, Replica
-from homenode.engine.config import EngineConfig
 from homenode.engine.messages import Output, ReplicaStats
 from homenode.engine.request import Request
 from homenode.engine.router.client import ReplicasClient
@@ -43,9 +43,9 @@ def _programs_of_the_tests_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
 
 
-def configs(folder: Path, count: int, **settings: Any) -> list[EngineConfig]:
+def configs(folder: Path, count: int, **settings: Any) -> list[EngineAssignment]:
     config = config_for(folder, block_size=LIMITS.block_size, max_num_seqs=16, **settings)
-    return [replace(config, replica=Replica(number, count, EngineBinding((number,)))) for number in range(count)]
+    return [EngineAssignment(config, Replica(number, count, EngineBinding((number,)))) for number in range(count)]
 
 
 @contextlib.asynccontextmanager

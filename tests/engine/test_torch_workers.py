@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch, which the extra `torch` installs")
 
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.config import EngineConfig
 from homenode.engine.plan.device_detection import devices_of
 from homenode.errors import UnsupportedError
@@ -55,7 +56,7 @@ def test_a_way_to_attend_that_a_workers_device_has_not_is_refused() -> None:
         None, {"pipeline_parallel_size": 2, "stage_devices": "cpu,torch:cpu", "attention_backend": "flashinfer"}
     )
     with pytest.raises(UnsupportedError, match="on cuda devices only, not on torch:cpu") as caught:
-        devices_of(config)
+        devices_of(EngineAssignment(config))
     assert caught.value.param == "attention_backend"
 
 

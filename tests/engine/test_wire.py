@@ -9,6 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from homenode.engine.assignment import EngineAssignment
+from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.config import EngineConfig
 from homenode.engine.messages import (
     MAX_FRAME,
@@ -25,6 +27,7 @@ from homenode.engine.messages import (
 from homenode.engine.request import Request, TokenLogprob
 from homenode.engine.wire import FrameDecoder, FrameSocket, decode_body, encode_frame
 from homenode.errors import CapacityError, PeerError
+from homenode.host.placement.numa_demand import Decision
 from homenode.sampling import SamplingParams
 
 REQUEST = Request(
@@ -57,6 +60,8 @@ def test_a_config_crosses_whole() -> None:
     )
     assert config.kv.kv_cache_memory == 2 * 2**20
     assert decode_body(encode_frame(config)[4:], EngineConfig) == config
+    assignment = EngineAssignment(config, Replica(1, 2, EngineBinding((0,)), (0, 1), 5), Decision("shard", "it fits"))
+    assert decode_body(encode_frame(assignment)[4:], EngineAssignment) == assignment
 
 
 def test_figures_of_numpy_cross_as_plain_values() -> None:

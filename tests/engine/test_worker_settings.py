@@ -11,16 +11,17 @@ import pytest
 from click.testing import CliRunner
 
 from homenode.cli.main import cli
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.backend import make_backend
 from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.channels.messages import Join
 from homenode.engine.config import ComputeConfig, EngineConfig
+from homenode.engine.executor.launch import join_of
 from homenode.engine.executor.worker_pool import replace_join
 from homenode.engine.kv_transfer.checks import kept_as, targets_of
 from homenode.engine.memory import available
 from homenode.engine.memory.available import MemoryBudget, memory_left
 from homenode.engine.plan.engine_plan import EnginePlan
-from homenode.engine.plan.layout import config_of
 from homenode.engine.plan.make import check_config
 from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.workers import plan_workers
@@ -41,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def refused(model: Path, settings: dict[str, Any]) -> str:
-    [problem] = check_config(config_for(model, **settings))
+    [problem] = check_config(EngineAssignment(config_for(model, **settings)))
     return f"{problem.param}: {problem.message}".replace("-", "_")
 
 
@@ -79,9 +80,19 @@ def test_refusals(model: Path, settings: dict[str, Any], words: list[str]) -> No
 
 
 def test_what_can_be_is_not_refused(model: Path) -> None:
-    assert check_config(config_for(model, pipeline_parallel_size=2, tensor_parallel_size=2)) == []
-    assert check_config(config_for(model, pipeline_parallel_size=2, stage_devices="cpu,cpu", layer_split="auto")) == []
-    assert check_config(config_for(model, pipeline_parallel_size=2, tensor_parallel_size=2, pd_role="sender")) == []
+    assert check_config(EngineAssignment(config_for(model, pipeline_parallel_size=2, tensor_parallel_size=2))) == []
+    assert (
+        check_config(
+            EngineAssignment(config_for(model, pipeline_parallel_size=2, stage_devices="cpu,cpu", layer_split="auto"))
+        )
+        == []
+    )
+    assert (
+        check_config(
+            EngineAssignment(config_for(model, pipeline_parallel_size=2, tensor_parallel_size=2, pd_role="sender"))
+        )
+        == []
+    )
 
 
 def test_zero_ranks_are_no_setting() -> None:
@@ -95,11 +106,11 @@ def test_zero_ranks_are_no_setting() -> None:
 def test_kv_memory_of_the_field(model: Path, monkeypatch: pytest.MonkeyPatch, text: str, problem: str | None) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", text)
     for settings in ({}, {"pipeline_parallel_size": 2}):
-        found = check_config(config_for(model, **settings))
+        found = check_config(EngineAssignment(config_for(model, **settings)))
         assert [p.message for p in found if problem and problem in p.message] == [p.message for p in found]
         assert bool(found) == (problem is not None)
         given = config_for(model, kv_cache_memory="64MiB", **settings)
-        assert check_config(given) == [], "a setting comes first"
+        assert check_config(EngineAssignment(given)) == [], "a setting comes first"
 
 
 def test_a_plan_of_stages_is_printed_before_anything_loads(model: Path) -> None:
@@ -138,7 +149,7 @@ def planned(model: Path, free: list[int], available: int, **settings: Any) -> En
     nodes = tuple(replace(node, free=size) for node, size in zip(host.nodes, free, strict=True))
     host = replace(host, nodes=nodes, allowance=replace(host.allowance, memory_available=available))
     config = config_for(model, pipeline_parallel_size=2, stage_devices="cpu,cpu", **settings)
-    return plan_workers(config, open_checkpoint(model), host, ["cpu", "cpu"])
+    return plan_workers(EngineAssignment(config), open_checkpoint(model), host, ["cpu", "cpu"])
 
 
 SMALL = {"max_num_batched_tokens": 8, "max_num_seqs": 8, "max_model_len": 32}
@@ -167,17 +178,20 @@ def _stages(model: Path, free: list[int]) -> list[int] | None:
 
 def test_too_much_kv_memory_is_said_of_its_setting(model: Path) -> None:
     found = check_config(
-        config_for(model, pipeline_parallel_size=2, stage_devices="cpu,cpu", kv_cache_memory="900000GiB")
+        EngineAssignment(
+            config_for(model, pipeline_parallel_size=2, stage_devices="cpu,cpu", kv_cache_memory="900000GiB")
+        )
     )
     assert [problem.param for problem in found] == ["kv_cache_memory"]
 
 
 def test_names_of_processes() -> None:
     config = EngineConfig.of(None, {"data_parallel_size": 2})
-    assert config.process_name is None
-    second = replace(config, replica=Replica(1, 2, EngineBinding((0,))))
+    assert EngineAssignment(config).process_name is None
+    second = EngineAssignment(config, Replica(1, 2, EngineBinding((0,))))
     assert second.process_name == "homenode-worker-1"
-    several = replace(second, parallel=replace(second.parallel, tensor_parallel_size=2))
+    parallel = replace(config.parallel, tensor_parallel_size=2)
+    several = replace(second, config=replace(config, parallel=parallel))
     assert several.process_name == "homenode-engine-1"
 
 
@@ -193,7 +207,7 @@ def test_weights_are_kept_as_those_of_one_worker_whatever_the_degrees(tmp_path: 
     whole = plan_model(checkpoint, backend, quantize=quantize)
     for stages, ranks in ((2, 1), (1, 2), (2, 2)):
         config = config_for(model, pipeline_parallel_size=stages, tensor_parallel_size=ranks, quantize=quantize)
-        plan = plan_workers(config, checkpoint, host, ["cpu"] * stages * ranks)
+        plan = plan_workers(EngineAssignment(config), checkpoint, host, ["cpu"] * stages * ranks)
         assert plan.kept_as(backend) == kept_as(config, targets_of(whole))
 
 
@@ -214,9 +228,8 @@ def test_a_worker_in_another_s_place_counts_the_kv_memory_that_is_there(monkeypa
     """It is in use already, and nobody else's."""
     monkeypatch.setattr(available, "available_memory", lambda binding: MemoryBudget(100))
     config, binding = EngineConfig.of(None, {}), EngineBinding((0,))
-    assert memory_left(config, binding) == 100 and memory_left(config, binding, already_held=50) == 150
-    bounded = replace(config, replica=Replica(0, 2, binding, (), 120))
-    assert memory_left(bounded, binding, taken=30, already_held=50) == 90
+    assert memory_left(None, binding) == 100 and memory_left(None, binding, already_held=50) == 150
+    assert memory_left(120, binding, taken=30, already_held=50) == 90
     nothing = IndexRange(0, 0)
     part = ModelPart(IndexRange(0, 1), 0, 1, 0, 1, nothing, nothing, nothing, nothing, nothing, nothing, ())
     join = Join(0, 0, config, "cpu", part, binding, [])
@@ -229,11 +242,9 @@ def test_a_worker_in_another_s_place_counts_the_kv_memory_that_is_there(monkeypa
 def test_a_worker_is_told_the_cpus_that_its_engine_was_allowed(model: Path) -> None:
     """It is started by an engine that has moved to the CPUs of its loop, and would count those alone."""
     config, host = config_for(model, pipeline_parallel_size=2), read_host(synthetic("1s/1n/8c"))
-    planned = plan_workers(config, open_checkpoint(model), host, ("cpu", "cpu"))
+    planned = plan_workers(EngineAssignment(config), open_checkpoint(model), host, ("cpu", "cpu"))
     assert planned.layout.loop and set(planned.layout.loop) < set(host.allowance.cpus)
     for worker in planned.layout.workers:
-        own = config_of(config, planned.layout, worker, host.allowance.cpus).replica
-        assert own is not None and own.allowed == host.allowance.cpus
-    alone = replace(config, replica=Replica(0, 1, EngineBinding(tuple(range(8))), (2, 3)))
-    own = config_of(alone, planned.layout, planned.layout.workers[0], host.allowance.cpus).replica
-    assert own is not None and own.allowed == (2, 3)
+        assert join_of(planned, worker).allowed_cpus == list(host.allowance.cpus)
+    moved = EngineAssignment(config, Replica(0, 1, EngineBinding(tuple(range(8))), (2, 3)))
+    assert join_of(replace(planned, assignment=moved), planned.layout.workers[0]).allowed_cpus == [2, 3]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from homenode.compute.reference import ReferenceBackend
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.experts.group import ExpertGroupRank, expert_group_rank, expert_problem, not_in_common
 from homenode.engine.experts.sizing import ExpertSharing, kept_of, missing_layout, own_layout
@@ -24,10 +25,8 @@ from tests.engine.engines import config_for
 
 
 def one_of(count: int, number: int = 0, path: Path = Path("model"), **settings: Any) -> Any:
-    return replace(
-        config_for(path, enable_expert_parallel=True, **settings),
-        replica=Replica(number, count, EngineBinding((number,))),
-    )
+    config = config_for(path, enable_expert_parallel=True, **settings)
+    return EngineAssignment(config, Replica(number, count, EngineBinding((number,))))
 
 
 ALL_CPU = [("cpu",)] * 2
@@ -39,8 +38,8 @@ def test_engines_of_cpu_workers_keep_experts_in_common() -> None:
         ExpertGroupRank(1, 2),
     ]
     assert expert_group_rank(one_of(2, tensor_parallel_size=2), [("cpu", "cpu")] * 2) == ExpertGroupRank(0, 2)
-    alone = config_for(Path("model"), enable_expert_parallel=True)
-    unasked = replace(one_of(2), parallel=replace(one_of(2).parallel, enable_expert_parallel=False))
+    alone = EngineAssignment(config_for(Path("model"), enable_expert_parallel=True))
+    unasked = replace(one_of(2), config=config_for(Path("model")))
     for config in (alone, one_of(1), unasked):
         assert expert_group_rank(config, ALL_CPU) is None and not_in_common(config, ALL_CPU) == ()
 
@@ -73,7 +72,7 @@ def test_a_model_without_experts_is_refused(tmp_path: Path) -> None:
     )  # some of eight keep none
     assert (
         expert_problem(one_of(1), dense) is None
-        and expert_problem(config_for(tmp_path, enable_expert_parallel=True), dense) is None
+        and expert_problem(EngineAssignment(config_for(tmp_path, enable_expert_parallel=True)), dense) is None
     )
 
 

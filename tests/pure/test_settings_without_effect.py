@@ -4,12 +4,10 @@ nothing is said."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.config import EngineConfig
 from homenode.engine.plan.settings_without_effect import SETTINGS_OF_OTHERS, settings_without_effect
 
@@ -107,5 +105,5 @@ def test_lists_that_a_variable_gives_count_as_lists() -> None:
 
 def test_one_of_several_engines_shares_experts() -> None:
     config = EngineConfig.of(None, {"enable_expert_parallel": True})
-    several = replace(config, replica=Replica(1, 2, EngineBinding((0,)), (0,)))
-    assert settings_without_effect(several, CPU, {}) == ()
+    assert settings_without_effect(config, CPU, {}, engines=2) == ()
+    assert [found.code for found in settings_without_effect(config, CPU, {}, engines=1)] == ["setting_ignored"]

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.compute.ops import KvGeometry
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import worker_devices
@@ -214,24 +215,37 @@ def test_rooms_are_of_nodes_devices_and_the_host() -> None:
         EngineBinding((), memory_nodes=(1,)),
     ]
     devices, needs = ["cpu", "cpu", "torch:cuda:0"], Needs(100, (500, 0, 200))
-    found = layer_capacities(with_free(TWO_NODES, [900, 350], 1100), config, devices, on, {"torch:cuda:0": 1250}, needs)
+    found = layer_capacities(
+        with_free(TWO_NODES, [900, 350], 1100), config, devices, on, {"torch:cuda:0": 1250}, needs, None
+    )
     assert found == (
         LayerCapacity("cuda:0", (0, 0, 1), 10),
         LayerCapacity("memory of NUMA node 0", (1, 0, 0), 4),
         LayerCapacity("memory of NUMA node 1", (0, 1, 0), 3),
         LayerCapacity("memory of this host", (1, 1, 0), 6),
     )
-    unknown = layer_capacities(with_free(TWO_NODES, [None, 350], 0), config, devices, on, {}, needs)
+    unknown = layer_capacities(with_free(TWO_NODES, [None, 350], 0), config, devices, on, {}, needs, None)
     assert unknown == (LayerCapacity("memory of NUMA node 1", (0, 1, 0), 3),)
     shared = EngineConfig.of(None, {"pipeline_parallel_size": 2, "tensor_parallel_size": 2})
     found = layer_capacities(
-        with_free("1s/1n/4c", [None], 900), shared, ["cpu"] * 4, [EngineBinding((0,))] * 4, {}, Needs(50, (250, 100))
+        with_free("1s/1n/4c", [None], 900),
+        shared,
+        ["cpu"] * 4,
+        [EngineBinding((0,))] * 4,
+        {},
+        Needs(50, (250, 100)),
+        None,
     )
     assert found == (LayerCapacity("memory of this host", (2, 2), 4),)
-    part = replace(shared, replica=Replica(0, 2, EngineBinding((0,)), memory=800))
     assert (
         layer_capacities(
-            with_free("1s/1n/4c", [None], 900), part, ["cpu"] * 4, [EngineBinding((0,))] * 4, {}, Needs(50, (250, 100))
+            with_free("1s/1n/4c", [None], 900),
+            shared,
+            ["cpu"] * 4,
+            [EngineBinding((0,))] * 4,
+            {},
+            Needs(50, (250, 100)),
+            800,
         )[0].shares
         == 2
     )
@@ -253,7 +267,7 @@ def host(text: str = TWO_NODES) -> Host:
 
 
 def bindings(text: str, devices: list[str], **settings: Any) -> WorkerBindings:
-    return worker_places(host(text), EngineConfig.of(None, settings), devices)
+    return worker_places(host(text), EngineAssignment(EngineConfig.of(None, settings)), devices)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +297,7 @@ def test_more_workers_than_cores_share_them_and_never_spin() -> None:
 
 def test_a_replicas_workers_divide_its_own_cores() -> None:
     binding = EngineBinding((4, 5, 6, 7), (3, 11), (1,))
-    config = replace(EngineConfig.of(None, {"numa_bind": True}), replica=Replica(1, 2, binding))
+    config = EngineAssignment(EngineConfig.of(None, {"numa_bind": True}), Replica(1, 2, binding))
     found = worker_places(host(), config, ["cpu", "cpu"])
     assert [p.team for p in found.bindings] == [(4, 5), (6, 7)] and found.loop == (3, 11)
     assert [p.memory_nodes for p in found.bindings] == [(1,), (1,)]
@@ -295,14 +309,16 @@ def test_host_threads_of_an_accelerator_stay_near_it_and_off_the_computing_cores
     seen = host()
     chip = Accelerator("cuda", 0, "card", local_cpus=(4, 5, 6, 7, 12, 13, 14, 15), node=1)
     seen = replace(seen, accelerators=Accelerators((chip,)))
-    found = worker_places(seen, EngineConfig.of(None, {"cpu_threads_bind": "0-3"}), ["torch:cuda:0", "cpu"])
+    found = worker_places(
+        seen, EngineAssignment(EngineConfig.of(None, {"cpu_threads_bind": "0-3"})), ["torch:cuda:0", "cpu"]
+    )
     assert (
         found.bindings[0].team == ()
         and found.bindings[0].others == chip.local_cpus
         and found.bindings[0].memory_nodes == (1,)
     )
     assert found.bindings[1].team == (0, 1, 2, 3)
-    crowded = worker_places(seen, EngineConfig.of(None, {}), ["torch:cuda:0", "cpu"])
+    crowded = worker_places(seen, EngineAssignment(EngineConfig.of(None, {})), ["torch:cuda:0", "cpu"])
     assert crowded.bindings[0].others == (7, 15), "the core that computes nothing"
 
 
@@ -371,7 +387,9 @@ def test_a_host_of_one_node_has_nothing_to_spread_over() -> None:
 
 
 def test_what_was_settled_for_the_model_is_taken_where_a_worker_has_several_nodes() -> None:
-    config = replace(EngineConfig.of(None, {"numa": "auto"}), numa_decision=Decision("mirror", "it was faster"))
+    config = EngineAssignment(
+        EngineConfig.of(None, {"numa": "auto"}), numa_decision=Decision("mirror", "it was faster")
+    )
     assert [binding.numa for binding in worker_places(host(FOUR_NODES), config, ["cpu"] * 2).bindings] == [
         "mirror",
         "mirror",

@@ -11,10 +11,8 @@ from typing import Any
 
 import msgspec
 
-from homenode.engine.binding import Replica
 from homenode.engine.scheduler_config import KvConfig, SchedulerConfig
 from homenode.errors import UserError
-from homenode.host.placement.numa_demand import Decision
 from homenode.host.placement.numa_settings import NumaSettings
 from homenode.options import Option, option, options_of
 from homenode.spelling import with_suggestion
@@ -205,11 +203,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """All of it. Fit for msgpack: the front sends it to the engine's process as its first frame.
-
-    `replica`: which of several engines it is for, set by the front; None for an engine that is alone. `numa_decision`:
-    what --numa auto has come to, for it to be decided once; None: not yet.
-    """
+    """All of it, as the user gave it. What is decided about an engine is in its `assignment.EngineAssignment`."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -218,8 +212,6 @@ class EngineConfig:
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     transfer: TransferConfig = field(default_factory=TransferConfig)
-    replica: Replica | None = None
-    numa_decision: Decision | None = None
     disable_log_stats: bool = option(False, "Do not log a line of statistics every ten seconds while busy.")
 
     @property
@@ -231,15 +223,6 @@ class EngineConfig:
     def may_be_several(self) -> bool:
         """Whether these settings can mean more than one engine: by number, or one for each NUMA node."""
         return self.parallel.data_parallel_size > 1 or self.placement.numa in ("auto", "replicate")
-
-    @property
-    def process_name(self) -> str | None:
-        """What the engine's process is called; None for one that is alone. One of several with one worker is that
-        worker (see `plan.layout`).
-        """
-        if self.replica is None:
-            return None
-        return self.replica.name if self.parallel.workers == 1 else f"homenode-engine-{self.replica.number}"
 
     @classmethod
     def of(cls, model: str | None, settings: Mapping[str, Any]) -> EngineConfig:

@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.backend import make_backend
 from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.config import EngineConfig
@@ -18,11 +19,11 @@ from homenode.engine.experts.group import expert_group_rank, expert_problem
 from homenode.engine.experts.sizing import ExpertSharing, own_layout
 from homenode.engine.memory.sizing import Sizes, resolve, with_kv_memory_variable
 from homenode.engine.plan.engine_plan import EnginePlan
-from homenode.engine.plan.inline import numa_choice, plan_bound
+from homenode.engine.plan.inline import numa_choice, place_of_engine, plan_bound
 from homenode.engine.plan.layout import with_memory
-from homenode.engine.plan.placement import UNPINNED, auto_is_meant, place_engine, reserved_cores
+from homenode.engine.plan.placement import UNPINNED, auto_is_meant, reserved_cores
+from homenode.engine.plan.replica_assignments import node_places
 from homenode.engine.plan.replica_bindings import memory_shares, replica_places
-from homenode.engine.plan.replica_configs import node_places
 from homenode.engine.plan.workers import plan_workers
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.errors import CapacityError, UserError
@@ -74,9 +75,9 @@ def engines_on(host: Host, config: EngineConfig, checkpoint: Checkpoint, speeds:
     """Every engine on one host. UserError, CapacityError and PlacementError as `serve` would raise them there."""
     config = with_kv_memory_variable(config, host)
     parallel = config.parallel
-    if parallel.workers == 1 and auto_is_meant(config, host, None):
+    if parallel.workers == 1 and auto_is_meant(EngineAssignment(config), host, None):
         config = replace(config, placement=replace(config.placement, numa="auto"))
-    bindings, config = _bindings(host, config, checkpoint)
+    bindings, decision = _bindings(host, config, checkpoint)
     there = [f"torch:{'cuda' if chip.kind == 'rocm' else chip.kind}:{chip.id}" for chip in host.accelerators.chips]
     offered = there if speeds.accelerator else ()
     capacities = [_capacity(host, binding) for binding in bindings]
@@ -94,11 +95,8 @@ def engines_on(host: Host, config: EngineConfig, checkpoint: Checkpoint, speeds:
         for number in range(len(bindings))
     ]
     for number, (binding, share, devices) in enumerate(zip(bindings, shares, everybody, strict=True)):
-        own = (
-            config
-            if share is None
-            else replace(config, replica=Replica(number, len(bindings), binding, host.allowance.cpus, share))
-        )
+        replica = None if share is None else Replica(number, len(bindings), binding, host.allowance.cpus, share)
+        own = EngineAssignment(config, replica, decision)
         if missing := [device for device in devices if is_accelerator(device) and device not in there]:
             raise UserError(f"--stage-devices: {missing[0].removeprefix('torch:')} is not there", param="stage_devices")
         if problem := expert_problem(own, checkpoint.spec):
@@ -128,42 +126,41 @@ class _Together:
 
 def _bindings(
     host: Host, config: EngineConfig, checkpoint: Checkpoint
-) -> tuple[tuple[EngineBinding, ...], EngineConfig]:
-    """Of each engine, and the config with what --numa has come to."""
+) -> tuple[tuple[EngineBinding, ...], Decision | None]:
+    """Of each engine, and what --numa auto has come to."""
     count, numa = config.parallel.data_parallel_size, config.placement.numa
     if count > 1:
         if numa is not None:
             raise UserError(
                 f"--numa {numa} and --data-parallel-size {count} both divide a host; give one of them", param="numa"
             )
-        return replica_places(host, config, count), config
+        return replica_places(host, config, count), None
     if config.parallel.workers > 1:
-        return (EngineBinding(()),), config  # its workers have places
-    choose = numa_choice(config, checkpoint, host)
+        return (EngineBinding(()),), None  # its workers have places
+    choose, decision = numa_choice(EngineAssignment(config), checkpoint, host), None
     if numa in ("auto", "replicate"):
         plan = numa_plan(
             host, config.placement.demand(config.compute.threads, reserved_cores(config.placement, host)), choose
         )
         if several := node_places(config, host, plan):
-            return several, config
+            return several, None
         if numa == "auto":
             home = (plan.teams[0].node,) if plan.policy == "local" else ()
-            config = replace(config, numa_decision=Decision(plan.policy, plan.why, home))
-    return (
-        place_engine(config.placement, config.compute.threads, host, numa_choice(config, checkpoint, host)),
-    ), config
+            decision = Decision(plan.policy, plan.why, home)
+    return (place_of_engine(EngineAssignment(config, numa_decision=decision), checkpoint, host),), decision
 
 
 def _one_worker(
     host: Host,
-    config: EngineConfig,
+    assignment: EngineAssignment,
     checkpoint: Checkpoint,
     binding: EngineBinding,
     speeds: Speeds,
     together: _Together | None,
 ) -> EngineSpec:
     common = together.common if together else None
-    plan = plan_bound(config, checkpoint, host, binding, common)
+    config = assignment.config
+    plan = plan_bound(assignment, checkpoint, host, binding, common=common)
     spec, (worker,), (layout,), (geometry,) = checkpoint.spec, plan.layout.workers, plan.weights, plan.geometries
     part, nodes = worker.part, plan.weight_nodes
     if nodes is None or binding.numa == "replicate":
@@ -171,8 +168,8 @@ def _one_worker(
         policy = "shard" if len(teams) > 1 else "local"
         nodes = plan_weight_nodes(own_layout(layout, part, common), teams, policy, (), binding.numa_why, packed)
     available = _capacity(host, binding)[0]
-    if config.replica is not None and config.replica.memory is not None:
-        available = min(available, config.replica.memory)
+    if assignment.memory_share is not None:
+        available = min(available, assignment.memory_share)
     left = max(0, min(available, _available(host)) - plan.kept(worker).own)
     capacity = plan.node_capacity
     sizes = resolve(config, spec, geometry, left if capacity is None else min(left, capacity.size))
@@ -187,15 +184,16 @@ def _one_worker(
 
 def _workers(
     host: Host,
-    config: EngineConfig,
+    assignment: EngineAssignment,
     checkpoint: Checkpoint,
     devices: Sequence[str],
     speeds: Speeds,
     together: _Together | None,
 ) -> EngineSpec:
-    planned = plan_workers(config, checkpoint, host, devices, common=together.common if together else None)
+    config = assignment.config
+    planned = plan_workers(assignment, checkpoint, host, devices, common=together.common if together else None)
     workers = planned.layout.workers
-    total = _available(host) if config.replica is None or config.replica.memory is None else config.replica.memory
+    total = _available(host) if assignment.memory_share is None else assignment.memory_share
     capacities = [_capacity(host, worker.binding) for worker in workers]
     planned = replace(
         planned, layout=with_memory(planned.layout, [planned.kept(worker).own for worker in workers], capacities, total)

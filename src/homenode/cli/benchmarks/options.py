@@ -130,6 +130,7 @@ def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Native
     """The compiled core in the place that an engine with these settings would have, that place and this host; what is
     to be known is told on stderr."""
     from homenode.cli.output.report import print_note
+    from homenode.engine.assignment import EngineAssignment
     from homenode.engine.backend import make_backend
     from homenode.engine.memory.node_capacity import weight_nodes_of
     from homenode.engine.memory.numa import team_memory
@@ -141,7 +142,7 @@ def engine_backend(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Native
     from homenode.model.weights.load import plan_model
 
     host = read_host(LiveSource(), accelerators=False)
-    binding = place_of_engine(config, checkpoint, host)
+    binding = place_of_engine(EngineAssignment(config), checkpoint, host)
     for finding in (*binding.findings, *apply_binding(binding)):
         if finding.severity != "info":
             print_note(finding.text)

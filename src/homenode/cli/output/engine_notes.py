@@ -13,11 +13,12 @@ from homenode.cli.output.report import ERR
 from homenode.engine.config import EngineConfig
 
 
-def tell_unused_settings(config: EngineConfig, devices: Sequence[str] = ("cpu",)) -> None:
-    """`devices`: of the engine's workers, as `workers.devices` has them; one CPU worker where nothing else is said."""
+def tell_unused_settings(config: EngineConfig, devices: Sequence[str] = ("cpu",), engines: int | None = None) -> None:
+    """`devices`: of the engine's workers, as `workers.devices` has them; one CPU worker where nothing else is said.
+    `engines`: of the service, where that is known."""
     from homenode.engine.plan.settings_without_effect import settings_without_effect
 
-    for finding in settings_without_effect(config, devices, os.environ):
+    for finding in settings_without_effect(config, devices, os.environ, engines):
         ERR.print(f"homenode: {finding.severity}: {finding.text}", markup=False, highlight=False)
 
 

@@ -15,6 +15,7 @@ from homenode.units import format_count
 
 if TYPE_CHECKING:
     from homenode.cli.placement.plan_flags import PlanFlags
+    from homenode.engine.assignment import EngineAssignment
     from homenode.engine.config import EngineConfig
     from homenode.engine.plan.engine_plan import EnginePlan
     from homenode.host.topology.host import Host
@@ -119,7 +120,7 @@ def _planned(flags: PlanFlags, asked: dict[str, Any]) -> EnginePlan:
         host = replace(host, allowance=host.allowance.widened())
     there = [f"torch:{'cuda' if chip.kind == 'rocm' else chip.kind}:{chip.id}" for chip in host.accelerators.chips]
     parallel = config.parallel
-    config, engines = _as_one_of_several(config, host, flags), max(1, flags.data_parallel_size)
+    assignment, engines = _as_one_of_several(config, host, flags), max(1, flags.data_parallel_size)
     everybody = [
         worker_devices(
             parallel.stage_devices,
@@ -134,15 +135,16 @@ def _planned(flags: PlanFlags, asked: dict[str, Any]) -> EnginePlan:
     devices = everybody[flags.data_parallel_rank]
     if missing := [device for device in devices if is_accelerator(device) and device not in there]:
         raise UserError(f"--stage-devices: {missing[0].removeprefix('torch:')} is not there", param="stage_devices")
-    tell_unused_settings(config, devices)
-    group_rank = expert_group_rank(config, everybody)
+    tell_unused_settings(config, devices, assignment.replica.count if assignment.replica else None)
+    group_rank = expert_group_rank(assignment, everybody)
     return plan_workers(
-        config, checkpoint, host, devices, common=None if group_rank is None else ExpertSharing(group_rank)
+        assignment, checkpoint, host, devices, common=None if group_rank is None else ExpertSharing(group_rank)
     )
 
 
-def _as_one_of_several(config: EngineConfig, host: Host, flags: PlanFlags) -> EngineConfig:
-    """The engine --data-parallel-rank of --data-parallel-size, in its place. As given where there is one."""
+def _as_one_of_several(config: EngineConfig, host: Host, flags: PlanFlags) -> EngineAssignment:
+    """The engine --data-parallel-rank of --data-parallel-size, in its place; one that is alone where there is one."""
+    from homenode.engine.assignment import EngineAssignment
     from homenode.engine.binding import Replica
     from homenode.engine.plan.replica_bindings import replica_places
 
@@ -153,9 +155,9 @@ def _as_one_of_several(config: EngineConfig, host: Host, flags: PlanFlags) -> En
             param="--data-parallel-rank",
         )
     if count == 1:
-        return config
+        return EngineAssignment(config)
     binding = replica_places(host, config, count)[rank]
-    return replace(config, replica=Replica(rank, count, binding, host.allowance.cpus))
+    return EngineAssignment(config, Replica(rank, count, binding, host.allowance.cpus))
 
 
 def _line(planned: EnginePlan, number: int) -> dict[str, Any]:

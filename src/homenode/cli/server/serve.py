@@ -30,6 +30,7 @@ from homenode.start_phases import mark_phase
 from homenode.units import format_bytes, format_count
 
 if TYPE_CHECKING:
+    from homenode.engine.assignment import EngineAssignment
     from homenode.engine.connection.engine_client import AsyncEngineClient
     from homenode.engine.router.client import ReplicasClient
 
@@ -81,7 +82,7 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
         if engine.transfer.on:
             from homenode.engine.kv_transfer.checks import transfer_problems
 
-            if problems := transfer_problems(engine):
+            if problems := transfer_problems(engine, None):
                 sys.exit(_print_problems(problems))
         sys.exit(asyncio.run(run_until_stopped(lambda stop: _serve(server, engine, text, stop))))
 
@@ -95,11 +96,11 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig, s
     engine = locate_model(engine, announce_fetch(engine, _LOG.info))
     if engine.model.packed_cache == "off":
         begin_read_ahead(Path(str(engine.model.path)))
-    configs = _configs(engine)
+    assignments = _assignments(engine)
     count = server.api_server_count or engine.parallel.data_parallel_size
     if count > 1:
-        return await _serve_by_fronts(configs, server, text, count, stop)
-    client = _client(configs)
+        return await _serve_by_fronts(assignments, server, text, count, stop)
+    client = _client(assignments)
     mark_phase("settings")
     try:
         with loading_progress(_LOG.info) as update:
@@ -125,29 +126,31 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig, s
         await client.close()
 
 
-def _configs(engine: EngineConfig) -> Sequence[EngineConfig]:
-    """The config of each engine."""
+def _assignments(engine: EngineConfig) -> Sequence[EngineAssignment]:
+    """The assignment of each engine."""
     if not engine.may_be_several:
-        return (engine,)
-    from homenode.engine.plan.replica_configs import replica_configs
+        from homenode.engine.assignment import EngineAssignment
 
-    return replica_configs(engine)
+        return (EngineAssignment(engine),)
+    from homenode.engine.plan.replica_assignments import replica_assignments
+
+    return replica_assignments(engine)
 
 
 async def _serve_by_fronts(
-    configs: Sequence[EngineConfig], server: ServerConfig, text: TextConfig, count: int, stop: StopSignals
+    assignments: Sequence[EngineAssignment], server: ServerConfig, text: TextConfig, count: int, stop: StopSignals
 ) -> int:
     """The same by several processes that answer HTTP; this one starts and watches them and the engines."""
     from homenode.server.fronts.coordinator import Coordinator
     from homenode.server.fronts.cores import too_few_cores
     from homenode.server.http.listener import bind, warn_if_open
 
-    coordinator = Coordinator(configs, server, text, count)
+    coordinator = Coordinator(assignments, server, text, count)
     try:
         with loading_progress(_LOG.info) as update:
             ready = await coordinator.start(bind(server), update)
         warn_if_open(server)
-        for finding in too_few_cores(configs, count):
+        for finding in too_few_cores(assignments, count):
             _LOG.warning("%s", finding.text)
         _keep_off_compute(ready)
         return await coordinator.serve(lambda url: _announce(url, ready, count), stop)
@@ -155,16 +158,16 @@ async def _serve_by_fronts(
         await coordinator.close()
 
 
-def _client(configs: Sequence[EngineConfig]) -> AsyncEngineClient | ReplicasClient:
+def _client(assignments: Sequence[EngineAssignment]) -> AsyncEngineClient | ReplicasClient:
     """The engine, or several as one."""
-    if len(configs) == 1:
+    if len(assignments) == 1:
         from homenode.engine.connection.early_start import take_early_engine
         from homenode.engine.connection.engine_client import AsyncEngineClient
 
-        return AsyncEngineClient(configs[0], started=take_early_engine())
+        return AsyncEngineClient(assignments[0], started=take_early_engine())
     from homenode.engine.router.client import ReplicasClient
 
-    return ReplicasClient(configs)
+    return ReplicasClient(assignments)
 
 
 def _keep_off_compute(ready: Any) -> None:

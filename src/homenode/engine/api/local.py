@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.config import EngineConfig
 from homenode.engine.kv_transfer.checks import refuse_transfer
 from homenode.engine.messages import Abort, EngineReady, EngineStats, Output, Outputs, Submit, ToFront
@@ -28,7 +29,7 @@ class LocalEngine:
     def __init__(self, config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> None:
         """Raises what `build_engine` raises."""
         refuse_transfer(config, "an engine in this process")
-        engine = build_engine(config, progress)
+        engine = build_engine(EngineAssignment(config), progress)
         self.ready: EngineReady = engine.ready
         self.statistics = EngineStats()
         self._executor = engine.executor

@@ -24,6 +24,7 @@ from homenode.engine.binding import EngineBinding
 from homenode.engine.config import EngineConfig
 from homenode.engine.experts.group import ExpertGroupRank
 from homenode.engine.step import Step, StepResult
+from homenode.host.placement.numa_demand import Decision
 from homenode.model.part import ModelPart
 
 Role = Literal[
@@ -73,6 +74,9 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     experts: ExpertGroupRank | None = (
         None  # with it comes the descriptor of the memory that the engines' workers of this number keep experts in
     )
+    memory_share: int | None = None  # bytes it may take for weights, buffers and KV memory; None: whatever is free
+    allowed_cpus: list[int] = []  # that the engine was allowed when it began; empty: those this process has
+    numa_decision: Decision | None = None  # what --numa auto has come to for the whole engine
 
 
 class PartLoading(msgspec.Struct, frozen=True, tag=True):

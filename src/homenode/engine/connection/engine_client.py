@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from homenode.engine.config import EngineConfig
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.connection.early_start import ENGINE_PROGRAM, StartedEngine, run_program
 from homenode.engine.connection.link import EngineLink
 from homenode.engine.errors import named_error
@@ -34,7 +34,7 @@ class AsyncEngineClient(EngineLink):
 
     def __init__(
         self,
-        config: EngineConfig,
+        assignment: EngineAssignment,
         on_engine_lost: Callable[[str], None] | None = None,
         program: str = ENGINE_PROGRAM,
         memories: Callable[[], Sequence[int]] = tuple,
@@ -46,7 +46,7 @@ class AsyncEngineClient(EngineLink):
         """
         super().__init__()
         self.on_engine_lost = on_engine_lost
-        self._config, self._program, self._memories = config, program, memories
+        self._assignment, self._program, self._memories = assignment, program, memories
         self._started = started
         self._process: subprocess.Popen[bytes] | None = None
         self._ready: asyncio.Future[EngineReady] | None = None
@@ -80,7 +80,7 @@ class AsyncEngineClient(EngineLink):
         self._ready, self._progress = asyncio.get_running_loop().create_future(), progress
         await self.attach(self._spawn())
         assert self._writer is not None  # attached
-        self._writer.write(encode_frame(self._config))
+        self._writer.write(encode_frame(self._assignment))
         try:
             async with asyncio.timeout(timeout):
                 return await asyncio.shield(self._ready)
@@ -106,7 +106,7 @@ class AsyncEngineClient(EngineLink):
 
     def _run_program(self, *descriptors: int) -> subprocess.Popen[bytes]:
         """Start it with these descriptors, named by its first argument."""
-        return run_program(self._program, descriptors, self._memories(), self._config.process_name)
+        return run_program(self._program, descriptors, self._memories(), self._assignment.process_name)
 
     async def close(self, timeout: float = _KILL_AFTER_S) -> None:
         """End the engine: it goes when its stream does, or is killed after `timeout` seconds. Pending requests get an

@@ -13,17 +13,17 @@ import mmap
 import os
 from collections.abc import Sequence
 
-from homenode.engine.config import EngineConfig
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.experts.group import wants_shared_experts
 from homenode.errors import HostError
 
 
 class ExpertMemoryFiles:
-    """That of the engines of these configs, if they are to keep experts in common. `close` it when they have ended."""
+    """That of the engines with these assignments, if they are to keep experts in common. `close` it when they have ended."""
 
-    def __init__(self, configs: Sequence[EngineConfig]) -> None:
+    def __init__(self, assignments: Sequence[EngineAssignment]) -> None:
         """Nothing is taken before `descriptors` is asked for."""
-        self._workers = configs[0].parallel.workers if all(map(wants_shared_experts, configs)) else 0
+        self._workers = assignments[0].config.parallel.workers if all(map(wants_shared_experts, assignments)) else 0
         self._descriptors: tuple[int, ...] = ()
 
     def descriptors(self) -> tuple[int, ...]:

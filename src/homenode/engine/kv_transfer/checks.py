@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from homenode.dtypes import BY_NAME
+from homenode.engine.binding import Replica
 from homenode.engine.config import EngineConfig
+from homenode.engine.problems import require_none
 from homenode.errors import UnsupportedError, UserError
 from homenode.transfer.check import EngineFacts, check_transfer
 from homenode.transfer.surroundings import Surroundings, read_surroundings
@@ -20,7 +22,11 @@ if TYPE_CHECKING:
 
 
 def transfer_problems(
-    config: EngineConfig, geometry: KvGeometry | None = None, memory: int | None = None, workers: Sequence[str] = ()
+    config: EngineConfig,
+    replica: Replica | None,
+    geometry: KvGeometry | None = None,
+    memory: int | None = None,
+    workers: Sequence[str] = (),
 ) -> list[UserError]:
     """Everything that keeps this engine from handing KV over as its settings say; empty as well where they do not ask
     for it.
@@ -34,7 +40,7 @@ def transfer_problems(
         memory=memory,
         backend=config.compute.backend,
         tensor_parallel_size=config.parallel.tensor_parallel_size,
-        engines=_engines(config),
+        engines=_engines(config, replica),
         workers=tuple(workers),
         executor=config.parallel.executor,
     )
@@ -42,20 +48,16 @@ def transfer_problems(
     return check_transfer(config.transfer, here, facts)
 
 
-def _engines(config: EngineConfig) -> int | None:
-    """How many divide the ports of these settings: one of several has its own already (`plan.replica_configs`)."""
-    if config.replica is not None:
+def _engines(config: EngineConfig, replica: Replica | None) -> int | None:
+    """How many divide the ports of these settings: one of several has its own already (`plan.replica_assignments`)."""
+    if replica is not None:
         return 1
     return config.parallel.data_parallel_size if config.placement.numa not in ("auto", "replicate") else None
 
 
-def require_transfer(config: EngineConfig, geometry: KvGeometry, memory: int) -> None:
+def require_transfer(config: EngineConfig, replica: Replica | None, geometry: KvGeometry, memory: int) -> None:
     """Raises UserError with all of `transfer_problems`."""
-    found = transfer_problems(config, geometry, memory)
-    if len(found) == 1:
-        raise found[0]
-    if found:
-        raise UserError("; ".join(problem.message for problem in found), param=found[0].param)
+    require_none(transfer_problems(config, replica, geometry, memory))
 
 
 def refuse_transfer(config: EngineConfig, where: str) -> None:

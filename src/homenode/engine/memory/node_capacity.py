@@ -43,9 +43,11 @@ def weight_nodes_of(
     binding: EngineBinding,
     layout: WeightLayout,
     backend: Backend,
+    number: int | None = None,
     owners: Mapping[str, int] = MappingProxyType({}),
 ) -> WeightNodes | None:
-    """Where weights lie under --numa; None without. `owners`: the engines that keep what several have in common, by the
+    """Where weights lie under --numa; None without. `number`: which of several engines
+    it is for. `owners`: the engines that keep what several have in common, by the
     matrices' names. Raises PlacementError where a node has no room for its part, UserError for patterns of tensors that
     match none.
     """
@@ -56,7 +58,7 @@ def weight_nodes_of(
     home = (first.node,) if binding.numa == "local" and first is not None and first.node is not None else ()
     decided = Decision(binding.numa, binding.numa_why, home)
     demand = config.placement.demand(config.compute.threads, reserve)
-    replica = config.replica.number if config.replica is not None and binding.numa == "replicate" else None
+    replica = number if binding.numa == "replicate" else None
     return numa_layout(layout, host, demand, lambda _: decided, packed_group_bytes(backend), owners, replica).weights
 
 

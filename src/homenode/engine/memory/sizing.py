@@ -253,10 +253,14 @@ def with_kv_memory_variable(config: EngineConfig, host: Host) -> EngineConfig:
     )
 
 
-def weights_problem(config: EngineConfig, spec: ModelSpec, mine: Kept, available: int) -> CapacityError:
-    """That the weights of an engine or a worker take more than the bytes that are `available`, and what would help."""
+def weights_problem(
+    config: EngineConfig, spec: ModelSpec, mine: Kept, available: int, *, several: bool
+) -> CapacityError:
+    """That the weights of an engine or a worker take more than the bytes that are `available`, and what would help.
+    `several`: it is one of several engines.
+    """
     advice = ["keep them smaller (--quantize)"]
-    if config.replica is not None:
+    if several:
         advice.append("have fewer engines")
         if spec.moe is not None and not config.parallel.enable_expert_parallel:
             advice.append("keep the experts once for all engines (--enable-expert-parallel)")

@@ -7,26 +7,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from homenode.compute.devices import accelerators, attention_problem, device_memory, device_problems
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import is_accelerator, is_torch, worker_devices
 
 
-def devices_of(config: EngineConfig) -> tuple[str, ...]:
+def devices_of(assignment: EngineAssignment) -> tuple[str, ...]:
     """The device of each worker. Raises as `worker_devices`, UserError for devices that are not there, and HostError
     when nobody can tell.
     """
-    return devices_of_service(config)[config.replica.number if config.replica else 0]
+    return devices_of_service(assignment)[assignment.number]
 
 
-def devices_of_service(config: EngineConfig) -> tuple[tuple[str, ...], ...]:
+def devices_of_service(assignment: EngineAssignment) -> tuple[tuple[str, ...], ...]:
     """Those of the workers of every engine that is started with this one. Raises as `devices_of`, for the devices of
     this engine.
     """
+    config, replica = assignment.config, assignment.replica
     parallel, text = config.parallel, config.parallel.stage_devices
     there = accelerators() if text.strip() == "auto" and config.compute.backend == "native" else ()
-    engine, engines = (
-        (config.replica.number, config.replica.count) if config.replica else (0, parallel.data_parallel_size)
-    )
+    engine, engines = (replica.number, replica.count) if replica else (0, parallel.data_parallel_size)
     stages, ranks = parallel.pipeline_parallel_size, parallel.tensor_parallel_size
     everybody = tuple(worker_devices(text, stages, ranks, there, number, engines) for number in range(engines))
     devices = everybody[engine]

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from homenode.compute.ops import Backend, KvGeometry
+from homenode.cpuset import format_cpu_list
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.backend import make_backend
+from homenode.engine.binding import Replica
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import is_accelerator
 from homenode.engine.experts.sizing import ExpertSharing, Kept, kept_of, missing_layout
 from homenode.engine.kv_transfer.checks import kept_as, targets_of, transfer_problems
+from homenode.engine.memory.available import MemoryBudget
 from homenode.engine.memory.node_capacity import KvCapacity, kv_capacity, weight_nodes_of
 from homenode.engine.memory.sizing import problems, weights_problem
 from homenode.engine.plan.layers import LayerCapacity
 from homenode.engine.plan.layout import Layout, WorkerPlan
 from homenode.engine.plan.node_policy import own_host
 from homenode.engine.plan.placement import UNPINNED
-from homenode.errors import UserError
+from homenode.errors import CapacityError, UserError
 from homenode.host.topology.host import Host
 from homenode.model.spec import Checkpoint
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.load import plan_model
 from homenode.model.weights.node_placement import WeightNodes
+from homenode.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class EnginePlan:
     lies on which node; None on a host without nodes.
     """
 
-    config: EngineConfig
+    assignment: EngineAssignment
     checkpoint: Checkpoint
     host: Host
     layout: Layout
@@ -54,33 +60,73 @@ class EnginePlan:
         """
         return kv_capacity(self.weight_nodes, self.layout.workers[0].binding, self.checkpoint.spec.num_kv_heads)
 
+    @property
+    def config(self) -> EngineConfig:
+        """The settings it is planned for."""
+        return self.assignment.config
+
+    @property
+    def replica(self) -> Replica | None:
+        """Which of several engines it is; None for one that is alone."""
+        return self.assignment.replica
+
     def kept(self, worker: WorkerPlan) -> Kept:
         """What a worker has of its weights itself."""
         return kept_of(self.weights[worker.number], worker.part, self.common, worker.number)
 
     def left(self, worker: WorkerPlan) -> int | None:
         """Bytes for the buffers and the KV memory of a worker; None on a device with memory of its own."""
-        return None if worker.memory is None else max(0, worker.memory - self.kept(worker).own)
+        return None if worker.memory is None else self.within_nodes(max(0, worker.memory - self.kept(worker).own))
+
+    def within_nodes(self, size: int) -> int:
+        """Bytes for the buffers and KV memory of what `size` bytes are free for, as far as the nodes that it is spread
+        over have them.
+        """
+        return size if self.node_capacity is None else min(size, self.node_capacity.size)
 
     def problems(self) -> list[UserError]:
         """What keeps these settings from working, beside what `plan_engine` raises."""
         found: dict[str, UserError] = {}
         for worker in self.layout.workers:
-            if (problem := self._home_problem(worker)) is not None:
+            for problem in self._problems_of(worker):
                 found.setdefault(problem.param or problem.message, problem)
-            left = self.left(worker)
-            if worker.memory is not None and self.kept(worker).own > worker.memory:
-                problem = weights_problem(self.config, self.checkpoint.spec, self.kept(worker), worker.memory)
-                found.setdefault(problem.param or problem.message, problem)
-            elif left is not None:
-                config = replace(self.config, kv=replace(self.config.kv, kv_cache_memory=self.kv_memory))
-                for problem in problems(config, self.checkpoint.spec, self.geometries[worker.number], left):
-                    found.setdefault(problem.param or problem.message, problem)
-        for problem in transfer_problems(
-            self.config, self.whole_geometry, self._left_in_all(), [w.device for w in self.layout.workers]
-        ):
+        apart = [] if self.executor == "inline" else [worker.device for worker in self.layout.workers]
+        for problem in transfer_problems(self.config, self.replica, self.whole_geometry, self._left_in_all(), apart):
             found.setdefault(problem.param or problem.message, problem)
         return list(found.values())
+
+    def _problems_of(self, worker: WorkerPlan) -> Iterator[UserError]:
+        if (problem := self._home_problem(worker)) is not None:
+            yield problem
+        kept, left = self.kept(worker), self.left(worker)
+        if worker.memory is None or left is None:
+            return
+        budget, spec = MemoryBudget(worker.memory, worker.memory_nodes), self.checkpoint.spec
+        several = self.replica is not None
+        config = replace(self.config, kv=replace(self.config.kv, kv_cache_memory=self.kv_memory))
+        found: list[UserError] = (
+            [weights_problem(self.config, spec, kept, worker.memory, several=several)]
+            if kept.own > worker.memory
+            else problems(config, spec, self.geometries[worker.number], left)
+        )
+        for problem in found:
+            yield self.with_nodes_named(problem, budget, kept.own)
+
+    def with_nodes_named(self, error: UserError, budget: MemoryBudget, weights: int) -> UserError:
+        """Of too little memory it is said on which nodes, as others may have plenty. `weights`: bytes of `budget` that
+        these take.
+        """
+        if not isinstance(error, CapacityError):
+            return error
+        if (capacity := self.node_capacity) is not None and capacity.size < budget.size - weights:
+            return capacity.explain(error)
+        if not budget.nodes:
+            return error
+        where = (
+            f"memory is bound to NUMA node {format_cpu_list(budget.nodes)}, "
+            f"where {format_bytes(budget.size)} can be had"
+        )
+        return CapacityError(f"{error.message}; {where}", param=error.param, **error.facts)
 
     @property
     def whole_geometry(self) -> KvGeometry:
@@ -101,6 +147,8 @@ class EnginePlan:
 
     def _home_problem(self, worker: WorkerPlan) -> UserError | None:
         """Why a node has no room for what --numa puts there."""
+        if self.executor == "inline":
+            return None  # `weight_nodes` was made of its place as it is
         if worker.binding.numa is None or is_accelerator(worker.device) or not self.host.nodes:
             return None
         placement = replace(
@@ -112,7 +160,14 @@ class EnginePlan:
         try:
             backend = make_backend(self.config.compute, (UNPINNED,))
             layout = missing_layout(self.weights[worker.number], worker.part, self.common, worker.number)
-            weight_nodes_of(own, own_host(self.host, worker.binding), worker.binding, layout, backend)
+            weight_nodes_of(
+                own,
+                own_host(self.host, worker.binding),
+                worker.binding,
+                layout,
+                backend,
+                self.replica.number if self.replica else None,
+            )
         except UserError as error:
             return error
         return None

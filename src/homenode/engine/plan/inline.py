@@ -7,78 +7,77 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from homenode.cpuset import format_cpu_list
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.backend import make_backend
 from homenode.engine.binding import EngineBinding
-from homenode.engine.config import EngineConfig
 from homenode.engine.devices import CPU
-from homenode.engine.experts.group import expert_problem
+from homenode.engine.experts.group import expert_settings_problem
 from homenode.engine.experts.sizing import ExpertSharing, missing_layout
-from homenode.engine.experts.usage_file import counts_problem
 from homenode.engine.kv_transfer.checks import transfer_problems
-from homenode.engine.memory.available import MemoryBudget, memory_budget
+from homenode.engine.memory.available import MemoryBudget, budget_on
 from homenode.engine.memory.node_capacity import weight_nodes_of
-from homenode.engine.memory.sizing import Sizes, problems, resolve, weights_problem, with_kv_memory_variable
+from homenode.engine.memory.sizing import Sizes, resolve, with_kv_memory_variable
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.layout import Layout, WorkerPlan
+from homenode.engine.plan.machine import MachineFacts
 from homenode.engine.plan.placement import UNPINNED, auto_is_meant, place_engine
-from homenode.errors import CapacityError, UserError
-from homenode.host.binding.mempolicy_fallback import current_policy
-from homenode.host.binding.syscalls import Syscalls
+from homenode.engine.problems import Problems
+from homenode.errors import UserError
+from homenode.host.binding.mempolicy_fallback import MemoryPolicy
 from homenode.host.placement.numa_demand import Decision
 from homenode.host.placement.numa_policy import Chosen, Teams
 from homenode.host.topology.host import Host
 from homenode.model.part import ModelPart
-from homenode.model.spec import Checkpoint, ModelSpec
+from homenode.model.spec import Checkpoint
 from homenode.model.weights.load import kv_geometry_of, plan_model
 from homenode.model.weights.numa_choice import cost_choice, measured_speeds
-from homenode.units import format_bytes
 
 _TYPICAL_CONTEXT = 1024  # tokens of the sequence that --numa auto is to be fast for
 
 
-def expert_settings_problem(config: EngineConfig, spec: ModelSpec) -> UserError | None:
-    """What is asked of experts and this model has not."""
-    return expert_problem(config, spec) or counts_problem(config.parallel.expert_counts, spec)
-
-
-def binding_of(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EngineBinding:
+def binding_of(assignment: EngineAssignment, checkpoint: Checkpoint, host: Host) -> EngineBinding:
     """The engine's place: as the front decided for all of several engines, else by its own settings."""
-    return config.replica.binding if config.replica else place_of_engine(config, checkpoint, host)
+    return assignment.replica.binding if assignment.replica else place_of_engine(assignment, checkpoint, host)
 
 
-def place_of_engine(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EngineBinding:
-    """Where an engine of this model runs. Raises what `place_engine` raises."""
-    return place_engine(config.placement, config.compute.threads, host, numa_choice(config, checkpoint, host))
+def place_of_engine(assignment: EngineAssignment, checkpoint: Checkpoint, host: Host) -> EngineBinding:
+    """Where an engine of this model runs by its own settings. Raises what `place_engine` raises."""
+    config = assignment.config
+    return place_engine(config.placement, config.compute.threads, host, numa_choice(assignment, checkpoint, host))
 
 
-def with_numa_decided(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> EngineConfig:
+def with_numa_decided(
+    assignment: EngineAssignment, checkpoint: Checkpoint, host: Host, policy: MemoryPolicy | None
+) -> EngineAssignment:
     """With what --numa auto comes to where nobody has said how the engine is placed (`auto_is_meant`). As given where
     that is not so, or where the nodes by themselves have too little room for what all of them together have room for.
+    `policy`: the memory policy of this process.
     """
-    if not auto_is_meant(config, host, current_policy(Syscalls())):
-        return config
-    asked = replace(config, placement=replace(config.placement, numa="auto"))
+    if not auto_is_meant(assignment, host, policy):
+        return assignment
+    config = assignment.config
+    asked = replace(assignment, config=replace(config, placement=replace(config.placement, numa="auto")))
     try:
         binding = place_of_engine(asked, checkpoint, host)
+        if binding.numa in (None, "replicate") or plan_bound(asked, checkpoint, host, binding, policy).problems():
+            return assignment
     except UserError:
-        return config
-    if binding.numa in (None, "replicate") or model_problems(asked, checkpoint, host, binding):
-        return config
+        return assignment
     node = host.cpu_by_id[binding.team[0]].node
     home = (node,) if binding.numa == "local" and node is not None else ()
     return replace(asked, numa_decision=Decision(str(binding.numa), binding.numa_why, home))
 
 
-def numa_choice(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> Callable[[Teams], Chosen]:
+def numa_choice(assignment: EngineAssignment, checkpoint: Checkpoint, host: Host) -> Callable[[Teams], Chosen]:
     """What settles --numa auto: this model's figures. It is asked where several nodes can compute; elsewhere only the
     file of speeds is checked.
     """
+    config = assignment.config
     measured = measured_speeds(config.placement.numa_measured)
 
     def choose(teams: Teams) -> Chosen:
-        if config.numa_decision is not None:
-            return config.numa_decision
+        if assignment.numa_decision is not None:
+            return assignment.numa_decision
         backend = make_backend(config.compute, (UNPINNED,))
         layout = plan_model(checkpoint, backend, quantize=config.model.quantize, dtype=config.model.dtype)
         geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype)
@@ -89,35 +88,59 @@ def numa_choice(config: EngineConfig, checkpoint: Checkpoint, host: Host) -> Cal
 
 
 def plan_inline(
-    config: EngineConfig, checkpoint: Checkpoint, host: Host, common: ExpertSharing | None = None
+    assignment: EngineAssignment,
+    checkpoint: Checkpoint,
+    machine: MachineFacts,
+    problems: Problems,
+    common: ExpertSharing | None = None,
 ) -> EnginePlan:
-    """Decide everything about an engine that computes in its own process. UserError for what it cannot be."""
-    if problem := expert_settings_problem(config, checkpoint.spec):
-        raise problem
-    config = with_numa_decided(with_kv_memory_variable(config, host), checkpoint, host)
-    return plan_bound(config, checkpoint, host, binding_of(config, checkpoint, host), common)
+    """Decide everything about an engine that computes in its own process. What is wrong goes into `problems` as far as
+    the rest can be judged without it; UserError for what cannot.
+    """
+    host, config = machine.host, assignment.config
+    problems.add(expert_settings_problem(assignment, checkpoint.spec))
+    assignment = replace(assignment, config=problems.of(lambda: with_kv_memory_variable(config, host), config))
+    assignment = with_numa_decided(assignment, checkpoint, host, machine.memory_policy)
+    binding = problems.of(lambda: binding_of(assignment, checkpoint, host), EngineBinding(()))
+    try:
+        return plan_bound(assignment, checkpoint, host, binding, machine.memory_policy, common)
+    except UserError:
+        problems.add(*transfer_problems(config, assignment.replica))
+        raise
 
 
 def plan_bound(
-    config: EngineConfig,
+    assignment: EngineAssignment,
     checkpoint: Checkpoint,
     host: Host,
     binding: EngineBinding,
+    policy: MemoryPolicy | None = None,
     common: ExpertSharing | None = None,
 ) -> EnginePlan:
     """The plan of such an engine whose CPUs and nodes are known. Raises what `plan_model` and
     `weight_nodes_of` raise.
     """
+    config = assignment.config
     backend, spec, kept = make_backend(config.compute, (UNPINNED,)), checkpoint.spec, config.model
     weights = plan_model(checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype)
     whole = ModelPart.whole(spec)
     wanted = missing_layout(weights, whole, common) if common and common.is_there(0) else weights
-    nodes = weight_nodes_of(config, host, binding, wanted, backend, common.owners(wanted, whole) if common else {})
-    return EnginePlan(
+    nodes = weight_nodes_of(
         config,
+        host,
+        binding,
+        wanted,
+        backend,
+        assignment.number if assignment.replica else None,
+        common.owners(wanted, whole) if common else {},
+    )
+    budget = budget_on(host, binding, policy, assignment.memory_share)
+    name = assignment.process_name or "homenode"
+    return EnginePlan(
+        assignment,
         checkpoint,
         host,
-        Layout((WorkerPlan(0, config.process_name or "homenode", CPU, whole, binding),)),
+        Layout((WorkerPlan(0, name, CPU, whole, binding, budget.size, budget.nodes),)),
         (weights,),
         (kv_geometry_of(spec, weights, config.kv.block_size, config.kv.kv_cache_dtype),),
         config.kv.kv_cache_memory,
@@ -127,57 +150,10 @@ def plan_bound(
     )
 
 
-def model_problems(
-    config: EngineConfig,
-    checkpoint: Checkpoint,
-    host: Host,
-    binding: EngineBinding,
-    common: ExpertSharing | None = None,
-) -> list[UserError]:
-    """Everything that keeps the model from being served there with the memory that is free now."""
-    budget = memory_budget(config, binding)
-    try:
-        plan = plan_bound(config, checkpoint, host, binding, common)
-    except UserError as error:
-        return [error, *transfer_problems(config)]
-    kept = plan.kept(plan.layout.workers[0])
-    left = step_and_kv_bytes(plan, budget, kept.own)
-    short = weights_shortage(plan, budget)
-    found = [short] if short else problems(config, checkpoint.spec, plan.geometries[0], left)
-    return [with_nodes_named(plan, problem, budget, kept.own) for problem in found] + transfer_problems(
-        config, plan.geometries[0], left
-    )
-
-
-def weights_shortage(plan: EnginePlan, budget: MemoryBudget) -> CapacityError | None:
-    """Why there is no memory for the weights alone, if so."""
-    kept = plan.kept(plan.layout.workers[0])
-    return weights_problem(plan.config, plan.checkpoint.spec, kept, budget.size) if kept.own > budget.size else None
-
-
 def sizes_of(plan: EnginePlan, budget: MemoryBudget, weights: int = 0) -> Sizes:
     """What the engine is laid out for, with `weights` bytes still to be read."""
+    left = plan.within_nodes(max(0, budget.size - weights))
     try:
-        return resolve(plan.config, plan.checkpoint.spec, plan.geometries[0], step_and_kv_bytes(plan, budget, weights))
+        return resolve(plan.config, plan.checkpoint.spec, plan.geometries[0], left)
     except UserError as error:
-        raise with_nodes_named(plan, error, budget, weights) from None
-
-
-def step_and_kv_bytes(plan: EnginePlan, budget: MemoryBudget, weights: int) -> int:
-    """Bytes for the buffers of a step and KV memory."""
-    left = max(0, budget.size - weights)
-    return left if plan.node_capacity is None else min(left, plan.node_capacity.size)
-
-
-def with_nodes_named(plan: EnginePlan, error: UserError, budget: MemoryBudget, weights: int) -> UserError:
-    """Of too little memory it is said on which nodes, as others may have plenty."""
-    if not isinstance(error, CapacityError):
-        return error
-    if (capacity := plan.node_capacity) is not None and capacity.size < budget.size - weights:
-        return capacity.explain(error)
-    if not budget.nodes:
-        return error
-    where = (
-        f"memory is bound to NUMA node {format_cpu_list(budget.nodes)}, where {format_bytes(budget.size)} can be had"
-    )
-    return CapacityError(f"{error.message}; {where}", param=error.param, **error.facts)
+        raise plan.with_nodes_named(error, budget, weights) from None

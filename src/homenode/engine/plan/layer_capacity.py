@@ -61,10 +61,11 @@ def layer_capacities(
     bindings: Sequence[EngineBinding],
     devices_memory: Mapping[str, int],
     needs: Needs,
+    share: int | None,
 ) -> tuple[LayerCapacity, ...]:
     """Of the nodes that memory is bound to, of all that the process may take, and of each accelerator in
     `devices_memory` (bytes it has free, or may take). What nobody tells of, as a recording of what is free, has no
-    bounds and is missing.
+    bounds and is missing. `share`: bytes that this one of several engines may take in all, None for one that is alone.
     """
     ranks = config.parallel.tensor_parallel_size
     own = [n for n, device in enumerate(devices) if is_accelerator(device)]
@@ -79,8 +80,8 @@ def layer_capacities(
                 _capacity_of(f"memory of NUMA node {format_cpu_list(nodes)}", _free(host, nodes), within, ranks, needs)
             )
     total = host.allowance.memory_available or None
-    if config.replica is not None and config.replica.memory is not None:
-        total = min(total or config.replica.memory, config.replica.memory)
+    if share is not None:
+        total = min(total or share, share)
     if rest:
         found.append(_capacity_of("memory of this host", total, rest, ranks, needs))
     return tuple(room for room in found if room is not None)

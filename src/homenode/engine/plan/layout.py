@@ -19,7 +19,8 @@ from homenode.model.part import ModelPart
 @dataclass(frozen=True)
 class WorkerPlan:
     """One worker: `number` counts those of its engine, stage after stage. `name`: of its process. `memory`: bytes it
-    may take for weights, buffers and KV memory; None on a device with memory of its own.
+    may take for weights, buffers and KV memory; None on a device with memory of its own. `memory_nodes`: NUMA nodes
+    that these are of, empty: any.
     """
 
     number: int
@@ -28,6 +29,7 @@ class WorkerPlan:
     part: ModelPart
     binding: EngineBinding
     memory: int | None = None
+    memory_nodes: tuple[int, ...] = ()
 
     @property
     def stage(self) -> int:
@@ -53,15 +55,15 @@ class Layout:
 
 
 def lay_out(
-    config: EngineConfig, parts: Sequence[ModelPart], devices: Sequence[str], bindings: WorkerBindings
+    replica: Replica | None, parts: Sequence[ModelPart], devices: Sequence[str], bindings: WorkerBindings
 ) -> Layout:
-    """The workers, one for each part."""
-    first = config.replica.number * len(parts) if config.replica else 0
+    """The workers, one for each part. `replica`: which of several engines they are for."""
+    first = replica.number * len(parts) if replica else 0
     workers = tuple(
         WorkerPlan(number, f"homenode-worker-{first + number}", device, part, binding)
         for number, (part, device, binding) in enumerate(zip(parts, devices, bindings.bindings, strict=True))
     )
-    findings = () if config.replica else bindings.findings  # of several engines it is said with their places
+    findings = () if replica else bindings.findings  # of several engines it is said with their places
     return Layout(
         workers,
         bindings.loop,
@@ -96,14 +98,9 @@ def with_memory(
     )
 
 
-def config_of(config: EngineConfig, layout: Layout, worker: WorkerPlan, allowed: tuple[int, ...] = ()) -> EngineConfig:
-    """The engine's config as it is for one of its workers. `allowed`: the CPUs that the engine was allowed when it
-    began; its workers inherit those of `layout.loop`, to which it has moved.
-    """
-    compute = replace(config.compute, spin_us=0) if layout.shared else config.compute
-    allowed = config.replica.allowed if config.replica else allowed
-    own = Replica(worker.number, len(layout.workers), worker.binding, allowed, worker.memory)
-    return replace(config, compute=compute, replica=own)
+def config_of_workers(config: EngineConfig, layout: Layout) -> EngineConfig:
+    """The engine's settings as they are for its workers: those that share cores watch for nothing."""
+    return replace(config, compute=replace(config.compute, spin_us=0)) if layout.shared else config
 
 
 def executor_kind(config: EngineConfig, devices: Sequence[str]) -> str:

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.binding import EngineBinding
-from homenode.engine.config import EngineConfig, PlacementConfig
+from homenode.engine.config import PlacementConfig
 from homenode.engine.plan.placement import UNPINNED, core_of, cut, place_engine
 from homenode.errors import PlacementError, UserError
 from homenode.host.placement.node_teams import node_teams, parse_node_list
@@ -48,13 +49,13 @@ def own_host(host: Host, binding: EngineBinding) -> Host:
 
 
 def over_own_nodes(
-    host: Host, config: EngineConfig, bindings: Sequence[EngineBinding]
+    host: Host, assignment: EngineAssignment, bindings: Sequence[EngineBinding]
 ) -> tuple[tuple[EngineBinding, ...], tuple[Finding, ...]]:
     """The places of CPU workers, which divide the cores already, under --numa; and what is to be told of them.
     UserError for a policy that workers cannot have, PlacementError where --numa-strict asks for more nodes than any
     worker has.
     """
-    placement = config.placement
+    placement = assignment.config.placement
     several = (
         len(
             {
@@ -73,7 +74,7 @@ def over_own_nodes(
             param="numa",
         )
     made = tuple(
-        binding if UNPINNED in binding.team else _over_own_nodes(host, config, binding) for binding in bindings
+        binding if UNPINNED in binding.team else _over_own_nodes(host, assignment, binding) for binding in bindings
     )
     spread = any(binding.numa in _OVER_SEVERAL for binding in made)
     if placement.numa in (*_OVER_SEVERAL, "replicate") and not spread:
@@ -81,10 +82,13 @@ def over_own_nodes(
     return made, ()
 
 
-def _over_own_nodes(host: Host, config: EngineConfig, binding: EngineBinding) -> EngineBinding:
+def _over_own_nodes(host: Host, assignment: EngineAssignment, binding: EngineBinding) -> EngineBinding:
+    config = assignment.config
     policy = "local" if config.placement.numa == "replicate" else config.placement.numa
     own = replace(config.placement, numa=policy, numa_nodes=None, reserve_cpus=0, numa_strict=False)
-    found = place_engine(own, config.compute.threads, own_host(host, binding), lambda teams: _decided(config, teams))
+    found = place_engine(
+        own, config.compute.threads, own_host(host, binding), lambda teams: _decided(assignment, teams)
+    )
     findings = tuple(finding for finding in found.findings if finding.code != "numa_single_node")
     return replace(
         found,
@@ -95,8 +99,8 @@ def _over_own_nodes(host: Host, config: EngineConfig, binding: EngineBinding) ->
     )
 
 
-def _decided(config: EngineConfig, teams: Teams) -> Chosen:
-    settled = config.numa_decision
+def _decided(assignment: EngineAssignment, teams: Teams) -> Chosen:
+    settled = assignment.numa_decision
     if settled is not None and settled.policy in _OVER_SEVERAL:
         return Decision(settled.policy, settled.why)
     return Decision(

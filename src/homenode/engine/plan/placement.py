@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.binding import EngineBinding
-from homenode.engine.config import EngineConfig, PlacementConfig
+from homenode.engine.config import PlacementConfig
 from homenode.engine.memory.sizing import choose_cpus
 from homenode.errors import UserError
 from homenode.host.binding.mempolicy_fallback import MemoryPolicy
@@ -258,14 +259,18 @@ def too_few_cores(host: Host, binding: EngineBinding, engines: int = 1, what: st
     return (Finding("warning", "too_few_cores", message, remedy),)
 
 
-def auto_is_meant(config: EngineConfig, host: Host, policy: MemoryPolicy | None) -> bool:
+def auto_is_meant(assignment: EngineAssignment, host: Host, policy: MemoryPolicy | None) -> bool:
     """Pure. `policy`: the memory policy of this process, None where the kernel does not tell.
 
     Not for one of several engines, which have their places; nor where flags, variables or another program (numactl,
     `homenode run`) have placed threads or memory, which --numa would override.
     """
-    placement = config.placement
-    if config.replica is not None or config.parallel.data_parallel_size > 1 or config.compute.backend == "reference":
+    config, placement = assignment.config, assignment.config.placement
+    if (
+        assignment.replica is not None
+        or config.parallel.data_parallel_size > 1
+        or config.compute.backend == "reference"
+    ):
         return False
     if placement.numa is not None or placement.numa_bind or (policy is not None and policy.mode not in _UNBOUND):
         return False

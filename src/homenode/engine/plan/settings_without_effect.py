@@ -23,11 +23,14 @@ from homenode.transfer.settings import TransferConfig
 
 @dataclass(frozen=True)
 class Situation:
-    """What the table is asked about: `devices` of all workers of the engine, `variables` of the environment."""
+    """What the table is asked about: `devices` of all workers of the engine, `variables` of the environment, `of_service`:
+    how many engines there are; None where that comes out later.
+    """
 
     config: EngineConfig
     devices: Sequence[str]
     variables: Mapping[str, str]
+    of_service: int | None = None
 
     @property
     def has_torch(self) -> bool:
@@ -52,8 +55,8 @@ class Situation:
     @property
     def engines(self) -> int:
         """Engines of the service; 2 stands for several where their number comes out later."""
-        if self.config.replica is not None:
-            return self.config.replica.count
+        if self.of_service is not None:
+            return self.of_service
         several = self.config.placement.numa in ("auto", "replicate")
         return max(self.config.parallel.data_parallel_size, 2 if several else 1)
 
@@ -148,14 +151,14 @@ SETTINGS_OF_OTHERS = frozenset({*(rule.setting for rule in _RULES), *_OF_SENDERS
 
 
 def settings_without_effect(
-    config: EngineConfig, devices: Sequence[str], variables: Mapping[str, str]
+    config: EngineConfig, devices: Sequence[str], variables: Mapping[str, str], engines: int | None = None
 ) -> tuple[Finding, ...]:
     """A finding for each setting that differs from its default and that nothing looks at. `devices`: of the engine's
-    workers.
+    workers. `engines`: of the service, where that is known.
 
     Raises UserError where --executor does not go with these devices.
     """
-    situation = Situation(config, devices, variables)
+    situation = Situation(config, devices, variables, engines)
     found = []
     for rule in (*_RULES, *_rules_of_transfer(config.transfer)):
         part = getattr(config, rule.part)

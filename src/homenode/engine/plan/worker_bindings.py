@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from homenode.cpuset import format_cpu_list
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.binding import EngineBinding
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import is_accelerator
@@ -37,14 +38,15 @@ class WorkerBindings:
     findings: tuple[Finding, ...] = ()
 
 
-def worker_places(host: Host, config: EngineConfig, devices: Sequence[str]) -> WorkerBindings:
+def worker_places(host: Host, assignment: EngineAssignment, devices: Sequence[str]) -> WorkerBindings:
     """A place for the worker of each device. UserError and PlacementError for what this host cannot meet."""
-    within = _within(host, config.replica.binding) if config.replica else host
+    replica = assignment.replica
+    within = _within(host, replica.binding) if replica else host
     on_cpu = [number for number, device in enumerate(devices) if not is_accelerator(device)]
-    if config.replica and UNPINNED in config.replica.binding.team:
-        made = _unpinned(len(config.replica.binding.team), len(on_cpu))
+    if replica and UNPINNED in replica.binding.team:
+        made = _unpinned(len(replica.binding.team), len(on_cpu))
     else:
-        made = _on_cpus(within, config, len(on_cpu))
+        made = _on_cpus(within, assignment, len(on_cpu))
     found = dict(zip(on_cpu, made.bindings, strict=True))
     team = {core_of(host, cpu) for binding in made.bindings for cpu in binding.team}
     for number, device in enumerate(devices):
@@ -69,37 +71,37 @@ def _unpinned(threads: int, count: int) -> WorkerBindings:
     return WorkerBindings((EngineBinding((UNPINNED,) * each),) * count, shared=threads < count)
 
 
-def _on_cpus(host: Host, config: EngineConfig, count: int) -> WorkerBindings:
+def _on_cpus(host: Host, assignment: EngineAssignment, count: int) -> WorkerBindings:
     if not count:
         return WorkerBindings(())
-    if config.placement.numa is not None and not config.replica:
-        return _under_a_policy(host, config, count)
+    config, replica = assignment.config, assignment.replica
+    if config.placement.numa is not None and not replica:
+        return _under_a_policy(host, assignment, count)
     cores = host.allowance.physical_cpus
     if len(cores) < count:
         return _sharing(host, config, count)
     settings = (
-        replace(config, placement=type(config.placement)()) if config.replica else config
+        replace(config, placement=type(config.placement)()) if replica else config
     )  # what was asked for made the engine's place
-    if config.replica:  # where the loop goes was decided with it, so every core of it computes
+    if replica:  # where the loop goes was decided with it, so every core of it computes
         settings = replace(settings, placement=replace(settings.placement, reserve_cpus=0))
     bindings = divided_places(
         host, settings, count, what="worker", flags="--pipeline-parallel-size x --tensor-parallel-size"
     )
     findings = dict.fromkeys(finding for binding in bindings for finding in binding.findings)
     apart = tuple(replace(binding, findings=()) for binding in bindings)
-    return WorkerBindings(
-        apart, config.replica.binding.others if config.replica else bindings[0].spare, findings=tuple(findings)
-    )
+    return WorkerBindings(apart, replica.binding.others if replica else bindings[0].spare, findings=tuple(findings))
 
 
-def _under_a_policy(host: Host, config: EngineConfig, count: int) -> WorkerBindings:
+def _under_a_policy(host: Host, assignment: EngineAssignment, count: int) -> WorkerBindings:
     """The cores divided as without one, then spread over each worker's nodes as --numa says."""
+    config = assignment.config
     host = divided_host(host, config.placement)
     bare = replace(config, placement=type(config.placement)(reserve_cpus=config.placement.reserve_cpus))
     if len(host.allowance.physical_cpus) < count:
         return _sharing(host, bare, count)
-    made = _on_cpus(host, replace(bare, compute=replace(bare.compute, threads=None)), count)
-    bindings, findings = over_own_nodes(host, config, made.bindings)
+    made = _on_cpus(host, EngineAssignment(replace(bare, compute=replace(bare.compute, threads=None))), count)
+    bindings, findings = over_own_nodes(host, assignment, made.bindings)
     return replace(made, bindings=bindings, findings=(*made.findings, *findings))
 
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.backend import make_backend
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import is_accelerator
-from homenode.engine.experts.group import expert_problem
+from homenode.engine.experts.group import expert_settings_problem
 from homenode.engine.experts.sizing import ExpertSharing, missing_layout
-from homenode.engine.experts.usage_file import counts_problem
 from homenode.engine.kv_transfer.checks import transfer_problems
 from homenode.engine.memory.available import available_memory
 from homenode.engine.memory.sizing import with_kv_memory_variable
@@ -24,7 +24,7 @@ from homenode.engine.plan.layout import executor_kind, lay_out, with_memory
 from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.replica_bindings import share_nodes
 from homenode.engine.plan.worker_bindings import worker_places
-from homenode.errors import UserError
+from homenode.engine.problems import Problems
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.host import Host
 from homenode.model.formats.expert_counts import read_placement
@@ -36,29 +36,29 @@ from homenode.model.weights.load import kv_geometry_of, plan_model
 
 
 def plan_workers(
-    config: EngineConfig,
+    assignment: EngineAssignment,
     checkpoint: Checkpoint,
     host: Host,
     devices: Sequence[str],
     devices_memory: Mapping[str, int] = MappingProxyType({}),
     common: ExpertSharing | None = None,
+    problems: Problems | None = None,
 ) -> EnginePlan:
     """Decide everything. `devices_memory`: bytes that workers may take of accelerators, as far as known. `common`:
-    where several engines keep experts in common. UserError, naming the setting, for what the model cannot be cut into
+    where several engines keep experts in common. `problems`: where what is wrong goes as far as the rest can be judged
+    without it; None: it is raised. UserError, naming the setting, for what the model cannot be cut into
     or the host cannot hold.
     """
-    if found := transfer_problems(config, workers=devices):
-        raise (
-            found[0]
-            if len(found) == 1
-            else UserError("; ".join(problem.message for problem in found), param=found[0].param)
-        )
-    if problem := expert_problem(config, checkpoint.spec) or counts_problem(
-        config.parallel.expert_counts, checkpoint.spec
-    ):
-        raise problem
-    memory = with_kv_memory_variable(config, host).kv.kv_cache_memory
-    bindings = worker_places(host, config, devices)
+    config, replica = assignment.config, assignment.replica
+    found = Problems()
+    found.add(*transfer_problems(config, replica, workers=devices))
+    found.add(expert_settings_problem(assignment, checkpoint.spec))
+    memory = found.of(lambda: with_kv_memory_variable(config, host), config).kv.kv_cache_memory
+    if problems is None:
+        found.require_none()
+    else:
+        problems.add(*found.found)
+    bindings = worker_places(host, assignment, devices)
     backend, kept = make_backend(config.compute, (UNPINNED,)), config.model
     whole = plan_model(checkpoint, backend, quantize=kept.quantize, dtype=kept.dtype)
     missing = missing_layout(whole, ModelPart.whole(checkpoint.spec), common)
@@ -68,7 +68,7 @@ def plan_workers(
     geometry = kv_geometry_of(checkpoint.spec, whole, config.kv.block_size, config.kv.kv_cache_dtype)
     needs = with_the_rest(weights_alone, config, checkpoint.spec, geometry, memory)
     capacities, without_kv = (
-        layer_capacities(host, config, devices, bindings.bindings, devices_memory, need)
+        layer_capacities(host, config, devices, bindings.bindings, devices_memory, need, assignment.memory_share)
         for need in (needs, weights_alone)
     )
     layers = read_layer_split(config.parallel.layer_split)
@@ -90,10 +90,10 @@ def plan_workers(
         for part, kept_as in zip(parts, weights, strict=True)
     )
     return EnginePlan(
-        config,
+        assignment,
         checkpoint,
         host,
-        lay_out(config, parts, devices, bindings),
+        lay_out(replica, parts, devices, bindings),
         weights,
         geometries,
         memory,
@@ -119,13 +119,13 @@ def _division(
 
 def with_available_memory(planned: EnginePlan) -> EnginePlan:
     """The plan with the memory that each worker may take of what is free on this host now."""
-    config, layout = planned.config, planned.layout
+    layout, share = planned.layout, planned.assignment.memory_share
     capacities = [available_memory(worker.binding) for worker in layout.workers]
     mine = [planned.kept(worker) for worker in layout.workers]
     held = sum(each.resident for each in mine)  # it is where it will be again, and no less free for being taken already
     total = Allowance.of_process().memory_available + held
-    if config.replica is not None and config.replica.memory is not None:
-        total = min(total, config.replica.memory)
+    if share is not None:
+        total = min(total, share)
     near = [
         sum(
             other.resident

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.config import EngineConfig
 from homenode.engine.connection.early_start import ENGINE_PROGRAM
 from homenode.engine.connection.engine_client import AsyncEngineClient
@@ -36,7 +37,7 @@ def dispatch_settings(config: EngineConfig) -> DispatchSettings:
 
 
 class ReplicasClient(Dispatcher):
-    """Engines in child processes, one for each config. `start` before anything else; `close`, or drain, in the end.
+    """Engines in child processes, one for each assignment. `start` before anything else; `close`, or drain, in the end.
 
     A request whose engine is lost goes on with another one, after the tokens it had; when it cannot its last output has
     the error kind `WorkerLostError`. A lost engine is started again; once that has been given up for all of them,
@@ -45,27 +46,27 @@ class ReplicasClient(Dispatcher):
 
     def __init__(
         self,
-        configs: Sequence[EngineConfig],
+        assignments: Sequence[EngineAssignment],
         on_engine_lost: Callable[[str], None] | None = None,
         *,
         restart_policy: RestartPolicy | None = None,
         program: str = ENGINE_PROGRAM,
     ) -> None:
-        """`configs`: as `configs.replica_configs` makes them; `program`: as in `AsyncEngineClient`."""
-        settings, restart_policy = dispatch_settings(configs[0]), restart_policy or RestartPolicy()
+        """`assignments`: as `plan.replica_assignments` makes them; `program`: as in `AsyncEngineClient`."""
+        settings, restart_policy = dispatch_settings(assignments[0].config), restart_policy or RestartPolicy()
         super().__init__(settings, restart_policy, Router(settings.block_size, settings.prefix_caching))
         self.on_engine_lost = on_engine_lost
-        self._bindings = [config.replica.binding for config in configs if config.replica is not None]
-        self._experts = ExpertMemoryFiles(configs)
+        self._bindings = [each.replica.binding for each in assignments if each.replica is not None]
+        self._experts = ExpertMemoryFiles(assignments)
         self._supervisors = [
-            EngineSupervisor(config, self, restart_policy, lambda each: self._client_of(each, program))
-            for config in configs
+            EngineSupervisor(assignment, self, restart_policy, lambda each: self._client_of(each, program))
+            for assignment in assignments
         ]
         self._engines = self._supervisors
         self._ready: EngineReady | None = None
 
-    def _client_of(self, config: EngineConfig, program: str) -> AsyncEngineClient:
-        return AsyncEngineClient(config, program=program, memories=self._experts.descriptors)
+    def _client_of(self, assignment: EngineAssignment, program: str) -> AsyncEngineClient:
+        return AsyncEngineClient(assignment, program=program, memories=self._experts.descriptors)
 
     async def __aenter__(self) -> ReplicasClient:
         await self.start()

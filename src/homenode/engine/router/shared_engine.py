@@ -6,7 +6,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Sequence
 
-from homenode.engine.config import EngineConfig
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.connection.engine_client import AsyncEngineClient
 from homenode.engine.fronts.fd_channel import door, send_fd
 from homenode.engine.fronts.messages import FrontHello
@@ -18,13 +18,13 @@ class SharedEngine(AsyncEngineClient):
 
     def __init__(
         self,
-        config: EngineConfig,
+        assignment: EngineAssignment,
         program: str,
         on_news: Callable[[], None],
         memories: Callable[[], Sequence[int]] = tuple,
     ) -> None:
         """`on_news` is called when `statistics` or `hindrance` have changed. `memories`: as of every engine."""
-        super().__init__(config, program=program, memories=memories)
+        super().__init__(assignment, program=program, memories=memories)
         self._on_news = on_news
         self._door: socket.socket | None = None
 

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from homenode.engine.config import EngineConfig
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.connection.engine_client import START_TIMEOUT_S, AsyncEngineClient
 from homenode.engine.experts.group import wants_shared_experts
 from homenode.engine.messages import EngineReady, EngineState, EngineStats, ReplicaStats
@@ -50,14 +50,14 @@ class EngineSupervisor(Generic[Client]):
 
     def __init__(
         self,
-        config: EngineConfig,
+        assignment: EngineAssignment,
         watcher: Watcher,
         restart_policy: RestartPolicy,
-        make: Callable[[EngineConfig], Client],
+        make: Callable[[EngineAssignment], Client],
     ) -> None:
         """`make` makes the engine's client, for each of its processes."""
-        self.number, self.node = (config.replica.number, config.replica.node) if config.replica else (0, None)
-        self._config, self._watcher, self._restart_policy, self._make = config, watcher, restart_policy, make
+        self.number, self.node = (assignment.number, assignment.replica.node if assignment.replica else None)
+        self._assignment, self._watcher, self._restart_policy, self._make = assignment, watcher, restart_policy, make
         self.client = self._new_client()
         self.state: EngineState = "loading"
         self.restarts, self.moved = 0, 0
@@ -120,7 +120,7 @@ class EngineSupervisor(Generic[Client]):
         """Wait, and have a new client; raises the error where there is no other try."""
         self._failures += 1
         if (
-            not wants_shared_experts(self._config)
+            not wants_shared_experts(self._assignment)
             or self._failures > self._restart_policy.first_tries
             or time.monotonic() >= deadline
         ):
@@ -150,7 +150,7 @@ class EngineSupervisor(Generic[Client]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _new_client(self) -> Client:
-        client = self._make(self._config)
+        client = self._make(self._assignment)
         client.on_engine_lost = lambda reason: self._lost(client, reason)
         return client
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from homenode.compute.ops import Backend, KvGeometry, PlacedBackend
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.backend import make_backend
 from homenode.engine.binding import EngineBinding
 from homenode.engine.config import EngineConfig
-from homenode.engine.devices import is_accelerator
 from homenode.engine.executor.expert_usage import count_expert_usage
 from homenode.engine.executor.inline import InlineExecutor
 from homenode.engine.experts.group import expert_group_rank, not_in_common
@@ -29,24 +29,23 @@ from homenode.engine.memory.headroom import headroom_of, memory_parts
 from homenode.engine.memory.huge_pages import on_small_pages
 from homenode.engine.memory.numa import leave_plan, settle_pages, spread_of, team_memory
 from homenode.engine.memory.report import log_memory
-from homenode.engine.memory.sizing import Sizes, chunk_of, growth_text, step_bytes
+from homenode.engine.memory.sizing import Sizes, chunk_of, growth_text, step_bytes, weights_problem
 from homenode.engine.messages import EngineReady
 from homenode.engine.model_path.locate import locate_model
 from homenode.engine.pinning import apply_binding, pin_current_thread
 from homenode.engine.plan.cpu_contention import spin_us, too_many_threads
-from homenode.engine.plan.device_detection import devices_of_service, memory_of_devices
+from homenode.engine.plan.device_detection import devices_of_service
 from homenode.engine.plan.engine_plan import EnginePlan
-from homenode.engine.plan.inline import sizes_of, step_and_kv_bytes, weights_shortage, with_nodes_named
+from homenode.engine.plan.inline import sizes_of
+from homenode.engine.plan.machine import read_machine
 from homenode.engine.plan.make import plan_engine
 from homenode.engine.plan.placement import UNPINNED, alone, team_groups, too_few_cores
 from homenode.engine.plan.settings_without_effect import settings_without_effect
 from homenode.engine.runtime.engine import Engine, Progress, make_scheduler, ready_message
 from homenode.engine.worker.runner import Runner
 from homenode.host.binding.huge_pages import disabled_for_this_process
-from homenode.host.discovery.read import read_host
 from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
-from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.parts import read_layer_split
 from homenode.model.spec import Checkpoint
@@ -62,7 +61,7 @@ if TYPE_CHECKING:
 
 @named_refusals("laying out the engine")
 def build_engine(
-    config: EngineConfig,
+    assignment: EngineAssignment,
     progress: Progress | None = None,
     lookahead: int = 1,
     own_process: bool = False,
@@ -80,22 +79,23 @@ def build_engine(
     wherever that is possible, and HostError when the machine refuses.
     """
     begin = time.monotonic()
-    config = locate_model(config)
-    everybody = devices_of_service(config)
-    devices = everybody[config.replica.number if config.replica else 0]
-    group_rank = expert_group_rank(config, everybody)
+    config = locate_model(assignment.config)
+    assignment, replica = replace(assignment, config=config), assignment.replica
+    everybody = devices_of_service(assignment)
+    devices = everybody[assignment.number]
+    group_rank = expert_group_rank(assignment, everybody)
     common = ExpertSharing(group_rank, dict(enumerate(experts))) if group_rank is not None and experts else None
-    findings = (*not_in_common(config, everybody), *settings_without_effect(config, devices, os.environ))
+    engines = replica.count if replica else None
+    findings = (*not_in_common(assignment, everybody), *settings_without_effect(config, devices, os.environ, engines))
     read_layer_split(config.parallel.layer_split)
     checkpoint = open_checkpoint(Path(str(config.model.path)))
-    if config.replica is not None and config.replica.allowed:
+    if replica is not None and replica.allowed:
         # the front, whose CPUs were inherited, may have moved to a few of them
-        pin_current_thread(config.replica.allowed)
-    host = read_host(LiveSource(), accelerators=any(map(is_accelerator, devices)))
-    memory = memory_of_devices(devices, config)
+        pin_current_thread(replica.allowed)
+    machine = read_machine(config, devices)
 
     def planned() -> EnginePlan:
-        return plan_engine(config, checkpoint, host, devices, memory, common)
+        return plan_engine(assignment, checkpoint, machine, common)
 
     plan = planned()
     if plan.executor == "inline":
@@ -121,17 +121,18 @@ def _build_inline(
         binding = alone(binding)
     if config.compute.backend == "torch":
         binding = replace(binding, others=())  # its threads are torch's own, which inherit where this process may be
-    crowded = () if config.replica else too_few_cores(host, binding)  # of several engines it is said with their places
+    crowded = () if plan.replica else too_few_cores(host, binding)  # of several engines it is said with their places
     # The plan was judged before this binds the process to its nodes: the kernel ends a process that wants more of them
     # than there is.
     findings += (*binding.findings, *crowded, *too_many_threads(host, binding), *apply_binding(binding))
     compute = replace(config.compute, spin_us=spin_us(config.compute.spin_us, host, binding))
     backend = make_backend(compute, binding.team, team_groups(host, binding.team), team_memory(binding, host))
-    budget = memory_budget(config, binding, already_held=mine.resident)
-    if short := weights_shortage(plan, budget):
-        raise with_nodes_named(plan, short, budget, mine.own)
+    budget = memory_budget(plan.assignment.memory_share, binding, already_held=mine.resident)
+    if mine.own > budget.size:
+        short = weights_problem(config, checkpoint.spec, mine, budget.size, several=plan.replica is not None)
+        raise plan.with_nodes_named(short, budget, mine.own)
     sizes_of(plan, budget, mine.own)
-    require_transfer(config, geometry, step_and_kv_bytes(plan, budget, mine.own))
+    require_transfer(config, plan.replica, geometry, plan.within_nodes(max(0, budget.size - mine.own)))
     mark_phase("plan")
     model = load_model(
         checkpoint,
@@ -144,8 +145,8 @@ def _build_inline(
         spread_of=spread_of(binding),
         experts=None if common is None else common.share(0),
     )
-    budget = memory_budget(config, binding, taken=mine.own)
-    sizes, left = sizes_of(plan, budget), step_and_kv_bytes(plan, budget, 0) - step_bytes(config, model.spec)
+    budget = memory_budget(plan.assignment.memory_share, binding, taken=mine.own)
+    sizes, left = sizes_of(plan, budget), plan.within_nodes(budget.size) - step_bytes(config, model.spec)
     mark_phase("weights")
     sharing = _sharing(config, checkpoint, layout, geometry, backend)
     growing = growing_backend(config, backend, [worker.device])

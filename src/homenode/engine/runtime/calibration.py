@@ -17,7 +17,7 @@ from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.worker_process import PROGRAM
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.layer_seconds import cache_file, keep_seconds, key_of, read_seconds
-from homenode.engine.plan.layout import WorkerPlan, config_of
+from homenode.engine.plan.layout import WorkerPlan, config_of_workers
 from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.step import StartSequence, Step, StepItem, StepResult, WorkerLimits
 from homenode.errors import HomenodeError
@@ -59,7 +59,7 @@ def _step_seconds(config: EngineConfig, worker: WorkerPlan, part: ModelPart, pro
     plan = replace(worker, number=0, part=part)
     executor = ProcessExecutor(
         [plan],
-        lambda w: Join(0, 0, small, w.device, part, w.binding, []),
+        lambda w: Join(0, 0, small, w.device, part, w.binding, [], memory_share=w.memory),
         lambda _: NoChannels(),
         small.parallel.worker_timeout,
         program,
@@ -114,8 +114,7 @@ def calibrated(planned: EnginePlan) -> bool:
     missing = {key: worker for key, worker in kinds.items() if key not in read_seconds(cache_file())}
     if len(kinds) == 1 or not missing:
         return False
-    found = {
-        key: layer_seconds(config_of(config, planned.layout, worker), spec, worker) for key, worker in missing.items()
-    }
+    own = config_of_workers(config, planned.layout)
+    found = {key: layer_seconds(own, spec, worker) for key, worker in missing.items()}
     keep_seconds(cache_file(), {key: seconds for key, seconds in found.items() if seconds is not None})
     return True

@@ -1,6 +1,6 @@
 """The engine as a process of its own: `python -m homenode.engine.runtime.process FD[,DOOR][:EXPERTS] PARENT [NAME]`.
 
-FD is one end of a socket pair. The first frame on it is the EngineConfig; after that messages as in engine/messages.py.
+FD is one end of a socket pair. The first frame on it is the EngineAssignment; after that messages as in engine/messages.py.
 Through DOOR come the streams of further fronts, if there are any (`fronts.front_mux`). EXPERTS are memfds joined by
 commas, one for each worker, where several engines keep experts in common (`experts.memory_files`). The process does not
 outlive its front: the kernel kills it when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG), and it ends by
@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NoReturn
 
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.child_process import LoadingProgress, call_itself, die_with_parent, in_words
-from homenode.engine.config import EngineConfig
 from homenode.engine.messages import EngineLoading, Fatal, ToEngine, ToFront
 from homenode.engine.wire import FrameSocket, decode_body
 from homenode.errors import HomenodeError, PeerError
@@ -40,7 +40,7 @@ _HANDING_OVER_ENDS_S = 3.0  # for other engines to hear that what was handed ove
 _log = logging.getLogger(__name__)
 
 Build = Callable[
-    [EngineConfig, Callable[[int, int], None], Sequence[int]], "Engine"
+    [EngineAssignment, Callable[[int, int], None], Sequence[int]], "Engine"
 ]  # with the memory for experts in common
 
 
@@ -71,7 +71,7 @@ def _main(front: FrameSocket, doors: list[socket.socket], parent: int, build: Bu
         if first is None:
             return 0
         mark_phase("wait for settings")
-        serve(front, decode_body(first, EngineConfig), build, doors, experts)
+        serve(front, decode_body(first, EngineAssignment), build, doors, experts)
     except BaseException as error:
         if not isinstance(error, HomenodeError):
             _log.exception("the engine failed")
@@ -90,15 +90,15 @@ def _import_engine() -> None:
         import homenode.engine.runtime.loop  # noqa: F401
 
 
-def _build(config: EngineConfig, progress: Callable[[int, int], None], experts: Sequence[int]) -> Engine:
+def _build(assignment: EngineAssignment, progress: Callable[[int, int], None], experts: Sequence[int]) -> Engine:
     from homenode.engine.runtime.build import build_engine  # heavy, and errors of its import are to be told as well
 
-    return build_engine(config, progress, own_process=True, experts=experts)
+    return build_engine(assignment, progress, own_process=True, experts=experts)
 
 
 def serve(
     front: FrameSocket,
-    config: EngineConfig,
+    assignment: EngineAssignment,
     build: Build,
     doors: Sequence[socket.socket] = (),
     experts: Sequence[int] = (),
@@ -108,10 +108,10 @@ def serve(
     """
     from homenode.engine.runtime.loop import EngineCore
 
-    inbox = Inbox() if config.transfer.on else SimpleQueue[object]()
+    inbox = Inbox() if assignment.config.transfer.on else SimpleQueue[object]()
     start_thread(threading.Thread(target=_read, args=(front, inbox), name="homenode-front", daemon=True))
     send = _further_fronts(front, inbox, doors) if doors else front.send
-    engine = build(config, LoadingProgress(lambda done, total: front.send(EngineLoading(done, total))), experts)
+    engine = build(assignment, LoadingProgress(lambda done, total: front.send(EngineLoading(done, total))), experts)
     try:
         agent = engine.kv_transfer.start(inbox.put) if engine.kv_transfer else None
         if isinstance(inbox, Inbox) and agent is not None:
@@ -126,7 +126,7 @@ def serve(
             inbox=inbox,
             agent=agent,
             headroom=engine.headroom,
-            log_stats=not config.disable_log_stats,
+            log_stats=not assignment.config.disable_log_stats,
         ).run()
     finally:
         if engine.kv_transfer is not None:

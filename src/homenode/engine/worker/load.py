@@ -58,8 +58,8 @@ def load_part(join: Join, progress: Progress, experts: int | None = None) -> Loa
     """Settle and load. `experts`: memory that belongs to `join.experts`. Raises as `build.build_engine`."""
     config, part = join.config, join.part
     checkpoint = open_checkpoint(Path(str(config.model.path)))
-    if config.replica is not None and config.replica.allowed:
-        pin_current_thread(config.replica.allowed)
+    if join.allowed_cpus:
+        pin_current_thread(tuple(join.allowed_cpus))
     host = read_host(LiveSource(), accelerators=False)
     binding = _binding_of(join)
     findings = (*too_many_threads(host, binding), *apply_binding(binding))
@@ -72,7 +72,12 @@ def load_part(join: Join, progress: Progress, experts: int | None = None) -> Loa
     config = replace(config, kv=replace(config.kv, kv_cache_memory=join.kv_cache_memory))
     if not is_accelerator(join.device):
         already_held = mine.resident + join.kv_there
-        resolve(config, checkpoint.spec, geometry, memory_left(config, binding, already_held=already_held) - mine.own)
+        resolve(
+            config,
+            checkpoint.spec,
+            geometry,
+            memory_left(join.memory_share, binding, already_held=already_held) - mine.own,
+        )
     model = load_model(
         checkpoint,
         backend,
@@ -131,7 +136,7 @@ def _sizes(
     what it needs is left alone.
     """
     if not is_accelerator(join.device):
-        return resolve(config, model.spec, geometry, memory_left(config, binding, mine.own, join.kv_there))
+        return resolve(config, model.spec, geometry, memory_left(join.memory_share, binding, mine.own, join.kv_there))
     if config.kv.kv_cache_memory is None:
         room = _device_room(config, join, model, backend, geometry)
         config = replace(config, kv=replace(config.kv, kv_cache_memory=room))

@@ -61,21 +61,19 @@ def planned_here(join: Join, index: int, count: int) -> Join:
     """
     import msgspec
 
+    from homenode.engine.assignment import EngineAssignment
     from homenode.engine.devices import is_accelerator
     from homenode.engine.plan.worker_bindings import worker_places
     from homenode.host.discovery.read import read_host
     from homenode.host.topology.source import LiveSource
 
     host = read_host(LiveSource(), accelerators=is_accelerator(join.device))
-    own = worker_places(host, replace(join.config, replica=None), [join.device] * count)
+    own = worker_places(host, EngineAssignment(join.config, numa_decision=join.numa_decision), [join.device] * count)
     there = own.bindings[index]
-    replica = join.config.replica
-    if replica is not None:
-        replica = replace(replica, binding=there, allowed=(), memory=host.allowance.memory_available // count)
-    config = replace(join.config, replica=replica)
+    config, share = join.config, host.allowance.memory_available // count
     if own.shared:
         config = replace(config, compute=replace(config.compute, spin_us=0))
-    return msgspec.structs.replace(join, binding=there, config=config)
+    return msgspec.structs.replace(join, binding=there, config=config, memory_share=share, allowed_cpus=[])
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from homenode.engine.config import EngineConfig
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.connection.early_start import ENGINE_PROGRAM
 from homenode.engine.experts.memory_files import ExpertMemoryFiles
 from homenode.engine.fronts.messages import (
@@ -63,7 +63,7 @@ class Coordinator:
 
     def __init__(
         self,
-        configs: Sequence[EngineConfig],
+        assignments: Sequence[EngineAssignment],
         server: ServerConfig,
         text: TextConfig,
         count: int,
@@ -72,21 +72,21 @@ class Coordinator:
         engine_program: str = ENGINE_PROGRAM,
         front_program: str = "homenode.server.fronts.main",
     ) -> None:
-        """`configs`: as `replica_configs` makes them. A single engine is not started again: whoever watches this
+        """`assignments`: as `replica_assignments` makes them. A single engine is not started again: whoever watches this
         process starts all anew.
         """
-        self._configs, self._server, self._text, self._count = configs, server, text, count
+        self._assignments, self._server, self._text, self._count = assignments, server, text, count
         self._restart_policy = restart_policy or RestartPolicy()
-        of_engines = self._restart_policy if len(configs) > 1 else replace(self._restart_policy, tries=0)
-        self._experts = ExpertMemoryFiles(configs)
+        of_engines = self._restart_policy if len(assignments) > 1 else replace(self._restart_policy, tries=0)
+        self._experts = ExpertMemoryFiles(assignments)
         self._supervisors = [
-            EngineSupervisor(config, self, of_engines, self._maker(number, engine_program))
-            for number, config in enumerate(configs)
+            EngineSupervisor(assignment, self, of_engines, self._maker(number, engine_program))
+            for number, assignment in enumerate(assignments)
         ]
-        self._blocks = [0] * len(configs)  # of each engine's KV memory, while it is there
+        self._blocks = [0] * len(assignments)  # of each engine's KV memory, while it is there
         self._fronts = FrontSupervisor(count, front_program, self._restart_policy, self)
         self._waiting: dict[int, set[int]] = {}  # requests that wait for an engine, by front
-        self._dispatch = dispatch_settings(configs[0])
+        self._dispatch = dispatch_settings(assignments[0].config)
         self._key, self._started = secrets.token_bytes(32), int(time.time())
         self._loads = RemoteLoad(Router(self._dispatch.block_size, self._dispatch.prefix_caching, self._key))
         self._ready: EngineReady | None = None
@@ -95,10 +95,10 @@ class Coordinator:
         self._draining = False
         self._lost: str | None = None
 
-    def _maker(self, number: int, program: str) -> Callable[[EngineConfig], SharedEngine]:
-        def made(config: EngineConfig) -> SharedEngine:
+    def _maker(self, number: int, program: str) -> Callable[[EngineAssignment], SharedEngine]:
+        def made(assignment: EngineAssignment) -> SharedEngine:
             return SharedEngine(
-                config, program, lambda: self._announce(self._supervisors[number]), self._experts.descriptors
+                assignment, program, lambda: self._announce(self._supervisors[number]), self._experts.descriptors
             )
 
         return made
@@ -113,7 +113,9 @@ class Coordinator:
         """
         self._listener = listener
         told = Progress(len(self._supervisors), progress)
-        prepare = Prepare(self._server, self._text, str(self._configs[0].model.path), str(self._metrics.path))
+        prepare = Prepare(
+            self._server, self._text, str(self._assignments[0].config.model.path), str(self._metrics.path)
+        )
         starting = [
             asyncio.ensure_future(supervisor.start(told.of(supervisor.number))) for supervisor in self._supervisors
         ]
@@ -287,5 +289,5 @@ class Coordinator:
         self._end_fronts(EnginesGone(self._lost), _ENDING_S)
 
     def _all_ready(self, parts: Sequence[EngineReady]) -> EngineReady:
-        bindings = [config.replica.binding for config in self._configs if config.replica is not None]
+        bindings = [each.replica.binding for each in self._assignments if each.replica is not None]
         return all_ready(parts, bindings) if len(parts) > 1 else parts[0]

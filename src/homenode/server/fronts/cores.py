@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from homenode.engine.config import EngineConfig
+from homenode.engine.assignment import EngineAssignment
 from homenode.host.discovery.read import read_host
 from homenode.host.placement.demand import Demand, Parallelism
 from homenode.host.placement.requirements import requirements
@@ -14,13 +14,15 @@ from homenode.host.topology.source import LiveSource
 from homenode.units import format_count
 
 
-def too_few_cores(configs: Sequence[EngineConfig], fronts: int, host: Host | None = None) -> tuple[Finding, ...]:
+def too_few_cores(
+    assignments: Sequence[EngineAssignment], fronts: int, host: Host | None = None
+) -> tuple[Finding, ...]:
     """A warning where there are fewer physical cores than `fronts`, engines, workers and the coordinator: A + DP + N +
     (1 if DP > 1).
     """
-    parallel = configs[0].parallel
+    parallel = assignments[0].config.parallel
     sizes = Parallelism(
-        data_parallel_size=len(configs),
+        data_parallel_size=len(assignments),
         tensor_parallel_size=parallel.tensor_parallel_size,
         pipeline_parallel_size=parallel.pipeline_parallel_size,
         api_server_count=fronts,
@@ -29,7 +31,7 @@ def too_few_cores(configs: Sequence[EngineConfig], fronts: int, host: Host | Non
     if needed.met:
         return ()
     message = (
-        f"{format_count(fronts, 'API server')}, {format_count(len(configs), 'engine')} with their workers and the coordinator want {format_count(needed.physical_cores, 'physical core')} "
+        f"{format_count(fronts, 'API server')}, {format_count(len(assignments), 'engine')} with their workers and the coordinator want {format_count(needed.physical_cores, 'physical core')} "
         f"({needed.formula}), and {needed.have_cores} are there: processes take turns"
     )
     return (

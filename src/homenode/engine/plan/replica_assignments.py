@@ -1,4 +1,4 @@
-"""From the settings of a service to those of each of its engines: reads the machine once, before any of them takes
+"""From the settings of a service to the assignment of each of its engines: reads the machine once, before any of them takes
 memory.
 """
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.config import EngineConfig
 from homenode.engine.memory.available import available_memory
@@ -24,13 +25,13 @@ from homenode.model.checkpoint.index import open_checkpoint
 from homenode.transfer.check import wrong_count
 
 
-def replica_configs(config: EngineConfig) -> tuple[EngineConfig, ...]:
-    """The config of each engine that --data-parallel-size or --numa replicate asks for; the one that was given when
-    that is one. Raises as `replica_places` and `numa_plan`.
+def replica_assignments(config: EngineConfig) -> tuple[EngineAssignment, ...]:
+    """The assignment of each engine that --data-parallel-size or --numa replicate asks for; that of an engine that is
+    alone when that is one. Raises as `replica_places` and `numa_plan`.
     """
     count = config.parallel.data_parallel_size
     if not config.may_be_several:
-        return (config,)
+        return (EngineAssignment(config),)
     if count > 1 and config.placement.numa is not None:
         raise UserError(
             f"--numa {config.placement.numa} and --data-parallel-size {count} both divide this host; give one of them "
@@ -39,13 +40,13 @@ def replica_configs(config: EngineConfig) -> tuple[EngineConfig, ...]:
         )
     host = read_host(LiveSource(), accelerators=False)
     if count > 1:
-        return configs_in(config, host, replica_places(host, config, count))
+        return assignments_in(config, host, replica_places(host, config, count))
     plan = _plan(config, host)
     bindings = node_places(config, host, plan)
     if len(bindings) > 1:
-        return configs_in(config, host, bindings)
+        return assignments_in(config, host, bindings)
     _require_ports(config, 1)
-    return (_with_numa_decision(config, plan),)
+    return (EngineAssignment(config, numa_decision=_numa_decision(config, plan)),)
 
 
 def _plan(config: EngineConfig, host: Host) -> NumaPlan:
@@ -55,14 +56,14 @@ def _plan(config: EngineConfig, host: Host) -> NumaPlan:
     )
 
 
-def _with_numa_decision(config: EngineConfig, plan: NumaPlan) -> EngineConfig:
-    """With what --numa auto has come to: its engine need not decide again, perhaps differently as other memory is free
+def _numa_decision(config: EngineConfig, plan: NumaPlan) -> Decision | None:
+    """What --numa auto has come to: its engine need not decide again, perhaps differently as other memory is free
     then.
     """
     if config.placement.numa != "auto":
-        return config
+        return None
     home = (plan.teams[0].node,) if plan.policy == "local" else ()
-    return replace(config, numa_decision=Decision(plan.policy, plan.why, home))
+    return Decision(plan.policy, plan.why, home)
 
 
 def node_places(config: EngineConfig, host: Host, plan: NumaPlan | None = None) -> tuple[EngineBinding, ...]:
@@ -90,11 +91,11 @@ def _choice(config: EngineConfig, host: Host) -> Callable[[Teams], Chosen]:
     """What settles --numa auto; the model's headers are read only where there is something to settle."""
     from homenode.engine.plan.inline import numa_choice  # opens the backend, which the front does not need otherwise
 
-    return numa_choice(config, open_checkpoint(Path(str(config.model.path))), host)
+    return numa_choice(EngineAssignment(config), open_checkpoint(Path(str(config.model.path))), host)
 
 
-def configs_in(config: EngineConfig, host: Host, bindings: Sequence[EngineBinding]) -> tuple[EngineConfig, ...]:
-    """A config for an engine in each of these places, with its share of the memory that is free now, and of the ports.
+def assignments_in(config: EngineConfig, host: Host, bindings: Sequence[EngineBinding]) -> tuple[EngineAssignment, ...]:
+    """An assignment for an engine in each of these places, with its share of the memory that is free now, and of the ports.
     UserError where there are not as many of these as engines have ranks.
     """
     _require_ports(config, len(bindings))
@@ -102,10 +103,9 @@ def configs_in(config: EngineConfig, host: Host, bindings: Sequence[EngineBindin
     capacities = [available_memory(binding) for binding in bindings]
     shares = memory_shares([(room.size, room.nodes) for room in capacities], Allowance.of_process().memory_available)
     return tuple(
-        replace(
-            config,
-            replica=Replica(number, len(bindings), binding, host.allowance.cpus, share),
-            transfer=config.transfer.of_engine(number, ranks),
+        EngineAssignment(
+            replace(config, transfer=config.transfer.of_engine(number, ranks)),
+            Replica(number, len(bindings), binding, host.allowance.cpus, share),
         )
         for number, (binding, share) in enumerate(zip(bindings, shares, strict=True))
     )
