@@ -237,6 +237,7 @@ def cpu_seconds(pid: int) -> float:
 FRONT = """
 import asyncio, sys
 from tests.engine.engines import config_for, greedy
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.connection.engine_client import AsyncEngineClient
 from homenode.engine.request import Request
 from pathlib import Path

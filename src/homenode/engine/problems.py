@@ -10,7 +10,7 @@ from homenode.errors import UserError
 T = TypeVar("T")
 
 
-class Problems:
+class SettingProblems:
     """Each problem once, by its message, in the order found."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.layout import Layout, WorkerPlan
 from homenode.engine.plan.machine import MachineFacts
 from homenode.engine.plan.placement import UNPINNED, auto_is_meant, place_engine
-from homenode.engine.problems import Problems
+from homenode.engine.problems import SettingProblems
 from homenode.errors import UserError
 from homenode.host.binding.mempolicy_fallback import MemoryPolicy
 from homenode.host.placement.numa_demand import Decision
@@ -91,7 +91,7 @@ def plan_inline(
     assignment: EngineAssignment,
     checkpoint: Checkpoint,
     machine: MachineFacts,
-    problems: Problems,
+    problems: SettingProblems,
     common: ExpertSharing | None = None,
 ) -> EnginePlan:
     """Decide everything about an engine that computes in its own process. What is wrong goes into `problems` as far as

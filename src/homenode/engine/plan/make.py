@@ -19,7 +19,7 @@ from homenode.engine.plan.inline import plan_inline
 from homenode.engine.plan.layout import executor_kind
 from homenode.engine.plan.machine import MachineFacts, read_machine
 from homenode.engine.plan.settings_without_effect import settings_without_effect
-from homenode.engine.problems import Problems
+from homenode.engine.problems import SettingProblems
 from homenode.errors import UserError
 from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
@@ -37,7 +37,7 @@ def plan_engine(
     """Everything that is decided about an engine before it is loaded: nothing is read here but what the settings name.
     `common`: where several engines keep experts in common. UserError, naming the setting, for what cannot be.
     """
-    problems = Problems()
+    problems = SettingProblems()
     plan = _plan(assignment, checkpoint, machine, common, problems)
     problems.require_none()
     return plan
@@ -48,7 +48,7 @@ def _plan(
     checkpoint: Checkpoint,
     machine: MachineFacts,
     common: ExpertSharing | None,
-    problems: Problems,
+    problems: SettingProblems,
 ) -> EnginePlan:
     """The same with what is wrong in `problems`, as far as the rest can be judged without it."""
     if executor_kind(assignment.config, machine.devices) == "inline":
@@ -67,7 +67,7 @@ def check_configs(config: EngineConfig) -> list[UserError]:
     """
     from homenode.engine.plan.replica_assignments import replica_assignments  # an engine starts sooner without
 
-    problems = Problems()
+    problems = SettingProblems()
     alone = EngineAssignment(replace(config, parallel=replace(config.parallel, data_parallel_size=1)))
     for assignment in problems.of(lambda: list(replica_assignments(config)), [alone]):
         problems.add(*check_config(assignment))
@@ -82,7 +82,7 @@ def check_config(assignment: EngineAssignment) -> list[UserError]:
     Raises what opening the model raises: without its figures nothing can be said.
     """
     config = locate_model(assignment.config)
-    assignment, problems = replace(assignment, config=config), Problems()
+    assignment, problems = replace(assignment, config=config), SettingProblems()
     try:
         everybody = devices_of_service(assignment)
         devices = everybody[assignment.number]

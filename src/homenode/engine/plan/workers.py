@@ -24,7 +24,7 @@ from homenode.engine.plan.layout import executor_kind, lay_out, with_memory
 from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.plan.replica_bindings import share_nodes
 from homenode.engine.plan.worker_bindings import worker_places
-from homenode.engine.problems import Problems
+from homenode.engine.problems import SettingProblems
 from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.host import Host
 from homenode.model.formats.expert_counts import read_placement
@@ -42,7 +42,7 @@ def plan_workers(
     devices: Sequence[str],
     devices_memory: Mapping[str, int] = MappingProxyType({}),
     common: ExpertSharing | None = None,
-    problems: Problems | None = None,
+    problems: SettingProblems | None = None,
 ) -> EnginePlan:
     """Decide everything. `devices_memory`: bytes that workers may take of accelerators, as far as known. `common`:
     where several engines keep experts in common. `problems`: where what is wrong goes as far as the rest can be judged
@@ -50,7 +50,7 @@ def plan_workers(
     or the host cannot hold.
     """
     config, replica = assignment.config, assignment.replica
-    found = Problems()
+    found = SettingProblems()
     found.add(*transfer_problems(config, replica, workers=devices))
     found.add(expert_settings_problem(assignment, checkpoint.spec))
     memory = found.of(lambda: with_kv_memory_variable(config, host), config).kv.kv_cache_memory
