@@ -187,6 +187,10 @@ void bind_recorder(nb::module_& m) {
           },
           nb::arg("table"), nb::arg("first") = 0, nb::arg("vocabulary") = 0)
       .def(
+          "stored_rows",
+          [](Recorder& r, std::shared_ptr<StoredTable> table) { return take(r.stored_rows(std::move(table))); },
+          nb::arg("table"))
+      .def(
           "received", [](Recorder& r, int64_t columns) { return take(r.received(columns)); }, nb::arg("columns"))
       .def(
           "sum", [](Recorder& r, const Tensor& x) { return take(r.sum(x)); }, nb::arg("x"))
@@ -221,19 +225,28 @@ void bind_recorder(nb::module_& m) {
           nb::arg("x"), nb::arg("angles"), nb::arg("head_dim"))
       .def(
           "attention",
-          [](Recorder& r, const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache,
-             const AttentionParams& params) { return take(r.attention(q, k, v, std::move(cache), params)); },
-          nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("cache"), nb::arg("params"))
+          [](Recorder& r, const Tensor& q, const std::optional<Tensor>& k, const std::optional<Tensor>& v,
+             std::shared_ptr<KvCache> cache, const AttentionParams& params) {
+            return take(r.attention(q, k.value_or(Tensor{}), v.value_or(Tensor{}), std::move(cache), params));
+          },
+          nb::arg("q"), nb::arg("k").none(), nb::arg("v").none(), nb::arg("cache"), nb::arg("params"))
       .def(
           "silu_mul", [](Recorder& r, const Tensor& x) { return take(r.silu_mul(x)); }, nb::arg("gate_up"))
       .def(
-          "gelu_mul", [](Recorder& r, const Tensor& x) { return take(r.gelu_mul(x)); }, nb::arg("gate_up"))
+          "gelu_mul",
+          [](Recorder& r, const Tensor& x, const std::optional<Tensor>& up) {
+            return take(r.gelu_mul(x, up.value_or(Tensor{})));
+          },
+          nb::arg("gate_up"), nb::arg("up").none() = nb::none())
       .def(
           "add", [](Recorder& r, const Tensor& x, const Tensor& y) { return take(r.add(x, y)); }, nb::arg("x"),
           nb::arg("y"))
       .def(
           "scale", [](Recorder& r, const Tensor& x, float factor) { return take(r.scale(x, factor)); }, nb::arg("x"),
           nb::arg("factor"))
+      .def(
+          "scale_by", [](Recorder& r, const Tensor& x, const Tensor& factor) { return take(r.scale_by(x, factor)); },
+          nb::arg("x"), nb::arg("factor"))
       .def(
           "soft_cap", [](Recorder& r, const Tensor& x, float cap) { return take(r.soft_cap(x, cap)); }, nb::arg("x"),
           nb::arg("cap"))

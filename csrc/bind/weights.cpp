@@ -10,6 +10,7 @@
 #include "kernels/kv_cache.h"
 #include "kernels/kv_memory.h"
 #include "kernels/packed_file.h"
+#include "kernels/stored_table.h"
 
 namespace homenode {
 namespace {
@@ -319,6 +320,15 @@ void bind_weights(nb::module_& m) {
   m.def("weights_from_packed", &read, nb::arg("pool"), nb::arg("fd"), nb::arg("weights"),
         nb::arg("arena").none() = nb::none(),
         "What `Weight.write` wrote at each offset, and the checksums of what was read.");
+  nb::class_<StoredTable>(m, "StoredTable",
+                          "A table that stays in its file; see homenode.compute.ops.Ops.stored_rows.");
+  m.def(
+      "stored_table",
+      [](int fd, int64_t offset, int format, int64_t rows, int64_t columns) {
+        return std::const_pointer_cast<StoredTable>(
+            take(StoredTable::open(fd, offset, static_cast<Format>(format), rows, columns)));
+      },
+      nb::arg("fd"), nb::arg("offset"), nb::arg("format"), nb::arg("rows"), nb::arg("columns"));
   nb::enum_<Sharing>(m, "Sharing", "What other processes may do with a memfd of ours.")
       .value("readable", Sharing::readable)
       .value("writable", Sharing::writable);

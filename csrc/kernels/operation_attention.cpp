@@ -32,8 +32,9 @@ void HeadRows::add_to(std::vector<Memory*>& touched) const {
 
 void AttentionOperation::fuse_producers() {
   q.fuse_producers(cache->shape().head_dim);
-  k.fuse_producers(cache->shape().head_dim);
+  if (stores()) k.fuse_producers(cache->shape().head_dim);
   for (const Tensor* x : {&q.x, &k.x, &v}) {
+    if (!x->value) continue;
     if (auto* product = dynamic_cast<LinearOperation*>(x->value->made_by)) product->name = "qkv";
   }
 }
@@ -57,21 +58,24 @@ void AttentionOperation::lower(Lowering& to) {
   Memory* own = to.own_scratch(AttentionScratch::thread_bytes(head_dim));
   Memory* partials = to.scratch(static_cast<size_t>(plan->partial_bytes()));
   const Kernels* table = &kernels(to.level());
-  std::vector<Memory*> touched = {memory_of(v)};
-  k.add_to(touched);
-  to.phase({"kv",
-            [=, this](const Step& step, int thread, int threads) {
-              const RowRange rows = rows_of(step.tokens, thread, threads);
-              write_keys_values(write(), step, *table, rows.begin, rows.end, 0, kv_heads);
-            },
-            true, [=](const Step& step) { return !plan->writes_alone(step); }},
-           touched);
+  std::vector<Memory*> touched;
+  if (stores()) {
+    touched.push_back(memory_of(v));
+    k.add_to(touched);
+    to.phase({"kv",
+              [=, this](const Step& step, int thread, int threads) {
+                const RowRange rows = rows_of(step.tokens, thread, threads);
+                write_keys_values(write(), step, *table, rows.begin, rows.end, 0, kv_heads);
+              },
+              true, [=](const Step& step) { return !plan->writes_alone(step); }},
+             touched);
+  }
   q.add_to(touched);
   touched.insert(touched.end(), {memory_of(out), own, partials});
   const float* sinks = params.sinks.value ? View(params.sinks).row(0) : nullptr;
   to.phase({"attention",
             [=, this, y = View(out)](const Step& step, int thread, int) {
-              const KvWrite fresh = write();
+              const KvWrite fresh = stores() ? write() : KvWrite{};
               const View queries(q.x);
               const AttentionCall call{queries.row(0),
                                        queries.stride(),
@@ -83,7 +87,7 @@ void AttentionOperation::lower(Lowering& to) {
                                        params.softcap,
                                        q.transform(),
                                        sinks,
-                                       plan->writes_alone(step) ? &fresh : nullptr};
+                                       stores() && plan->writes_alone(step) ? &fresh : nullptr};
               attend(call, step, *plan, AttentionScratch(own->data, own->own_bytes, partials->data, head_dim), *table,
                      claims, thread);
             }},

@@ -35,6 +35,8 @@ class AttentionOperation : public Operation {
                      const AttentionParams& how, Tensor to)
       : q(query), k(key), v(std::move(value)), cache(std::move(memory)), params(how), out(std::move(to)) {}
 
+  // Whether it has keys and values to write; without, k and v are empty handles.
+  bool stores() const { return v.value != nullptr; }
   // Norms and rotations of heads are done where heads are loaded.
   void fuse_producers() override;
   // Keys and values are written by the work items where each is read by one alone, else in a phase before.

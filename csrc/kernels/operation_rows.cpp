@@ -32,6 +32,16 @@ void EmbeddingOperation::lower(Lowering& to) {
            {memory_of(out)});
 }
 
+void StoredRowsOperation::lower(Lowering& to) {
+  to.phase({"stored rows",
+            [table = table.get(), y = View(out)](const Step& step, int thread, int threads) {
+              const RowRange rows = rows_of(step.tokens, thread, threads);
+              for (int r = rows.begin; r < rows.end; ++r) table->read(step.ids[static_cast<size_t>(r)], y.row(r));
+            },
+            true},
+           {memory_of(out)});
+}
+
 void RmsNormOperation::lower(Lowering& to) {
   to.phase({"norm",
             [x = View(x), w = View(weight), y = View(out), kind = out.rows, eps = eps,
@@ -47,7 +57,8 @@ void RmsNormOperation::lower(Lowering& to) {
 }
 
 void SelectOperation::lower(Lowering& to) {
-  to.phase({"select", [x = View(x), y = View(out)](const Step& step, int thread, int threads) {
+  to.phase({"select",
+            [x = View(x), y = View(out)](const Step& step, int thread, int threads) {
               const RowRange rows = rows_of(step.sampled, thread, threads);
               for (int r = rows.begin; r < rows.end; ++r) {
                 std::memcpy(y.row(r), x.row(step.sample_rows[static_cast<size_t>(r)]),
@@ -58,7 +69,8 @@ void SelectOperation::lower(Lowering& to) {
 }
 
 void RopeAnglesOperation::lower(Lowering& to) {
-  to.phase({"angles", [this, y = View(out)](const Step& step, int thread, int threads) {
+  to.phase({"angles",
+            [this, y = View(out)](const Step& step, int thread, int threads) {
               const auto half = static_cast<int64_t>(frequencies.size());
               const RowRange rows = rows_of(step.tokens, thread, threads);
               for (int r = rows.begin; r < rows.end; ++r) {
@@ -69,7 +81,8 @@ void RopeAnglesOperation::lower(Lowering& to) {
                   y.row(r)[half + i] = std::sin(angle) * scale;
                 }
               }
-            }, true},
+            },
+            true},
            {memory_of(out)});
 }
 
@@ -88,6 +101,7 @@ void RopeOperation::lower(Lowering& to) {
 }
 
 void GateOperation::fuse_producers() {
+  if (up.value) return;
   auto* product = maker_of<LinearOperation>(gate_up);
   if (!product || !product->can_gate()) return;
   product->fused = true;
@@ -102,14 +116,16 @@ bool GateOperation::fill(LinearOperation* reader) {
 void GateOperation::lower(Lowering& to) {
   if (product_) return product_->lower_gated(to, gate, out, reader_);
   const int64_t half = out.columns;
+  Tensor factor = up.value ? up : gate_up;
+  if (!up.value) factor.begin += half;
   to.phase({"gate",
-            [=, x = View(gate_up), y = View(out), kind = out.rows, multiply = gate_kernel(gate, to.level())](
-                const Step& step, int thread, int threads) {
+            [=, x = View(gate_up), z = View(factor), y = View(out), kind = out.rows,
+             multiply = gate_kernel(gate, to.level())](const Step& step, int thread, int threads) {
               for_pieces(rows_in(kind, step), half, thread, threads, [&](int64_t row, int64_t begin, int64_t count) {
-                multiply(x.row(row) + begin, x.row(row) + half + begin, y.row(row) + begin, count);
+                multiply(x.row(row) + begin, z.row(row) + begin, y.row(row) + begin, count);
               });
             }},
-           {memory_of(gate_up), memory_of(out)});
+           {memory_of(gate_up), memory_of(factor), memory_of(out)});
 }
 
 void AddOperation::fuse_producers() {
@@ -126,10 +142,12 @@ void AddOperation::lower(Lowering& to) {
     for (int64_t c = 0; c < x.columns(); ++c) sum.row(row)[c] = from[c] + y[c];
   };
   if (!norm_) {
-    return to.phase({"add", [=, y = View(y), kind = out.rows](const Step& step, int thread, int threads) {
+    return to.phase({"add",
+                     [=, y = View(y), kind = out.rows](const Step& step, int thread, int threads) {
                        const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
                        for (int r = rows.begin; r < rows.end; ++r) add(step, r, y.row(r));
-                     }, !selected_},
+                     },
+                     !selected_},
                     {memory_of(x), memory_of(y), memory_of(out)});
   }
   to.phase({"add norm",

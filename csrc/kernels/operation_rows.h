@@ -5,6 +5,7 @@
 
 #include "kernels/linear.h"
 #include "kernels/operation.h"
+#include "kernels/stored_table.h"
 
 namespace homenode {
 
@@ -18,6 +19,16 @@ class EmbeddingOperation : public Operation {
 
   std::shared_ptr<const Weight> table;
   int64_t first;  // id of its first row; ids that are not in it give zeros
+  Tensor out;
+};
+
+class StoredRowsOperation : public Operation {
+ public:
+  StoredRowsOperation(std::shared_ptr<const StoredTable> from, Tensor to)
+      : table(std::move(from)), out(std::move(to)) {}
+  void lower(Lowering&) override;
+
+  std::shared_ptr<const StoredTable> table;
   Tensor out;
 };
 
@@ -74,7 +85,9 @@ class RopeOperation : public Operation {
 // gated(gate) * up. Takes over the product that makes both halves, so that they never go through memory.
 class GateOperation : public Operation {
  public:
-  GateOperation(Tensor from, Activation how, Tensor to) : gate_up(std::move(from)), gate(how), out(std::move(to)) {}
+  // factor: what is multiplied with, where `from` is the gate alone; an empty handle where it is in its right half.
+  GateOperation(Tensor from, Tensor factor, Activation how, Tensor to)
+      : gate_up(std::move(from)), up(std::move(factor)), gate(how), out(std::move(to)) {}
   void fuse_producers() override;
   void lower(Lowering&) override;
 
@@ -82,7 +95,7 @@ class GateOperation : public Operation {
   // prepared rows instead.
   bool fill(LinearOperation* reader);
 
-  Tensor gate_up;
+  Tensor gate_up, up;
   Activation gate;
   Tensor out;
 

@@ -61,6 +61,12 @@ Result<Tensor> Recorder::embedding(std::shared_ptr<const Weight> table, int64_t 
   return append(std::make_unique<EmbeddingOperation>(std::move(table), first, out), out, {});
 }
 
+Result<Tensor> Recorder::stored_rows(std::shared_ptr<const StoredTable> table) {
+  const Tensor out = make(table->columns(), RowKind::tokens);
+  program_->bounds_.vocabulary = std::min(program_->bounds_.vocabulary, table->rows());
+  return append(std::make_unique<StoredRowsOperation>(std::move(table), out), out, {});
+}
+
 Result<Tensor> Recorder::rms_norm(const Tensor& x, const Tensor& weight, float eps) {
   if (auto error = check_input(x, "rms_norm")) return *error;
   if (weight.rows != RowKind::fixed || weight.fixed_rows != 1 || weight.columns < 1 || x.columns % weight.columns) {
@@ -91,12 +97,21 @@ Result<std::vector<Tensor>> Recorder::split(const Tensor& x, std::span<const int
   return parts;
 }
 
-Result<Tensor> Recorder::gated(const Tensor& gate_up, Activation gate) {
+Result<Tensor> Recorder::gated(const Tensor& gate_up, const Tensor& up, Activation gate) {
   const std::string operation = gate == Activation::gelu ? "gelu_mul" : "silu_mul";
   if (auto error = check_input(gate_up, operation.c_str())) return *error;
+  if (up.value) {
+    if (auto error = check_input(up, operation.c_str())) return *error;
+    if (gate_up.columns != up.columns || rows_made_of(gate_up) != rows_made_of(up)) {
+      return misuse(operation + ": rows of " + to_string(gate_up.columns) + " and " + to_string(up.columns) +
+                    " columns, or some selected and others not");
+    }
+    const Tensor out = make(up.columns, rows_made_of(gate_up));
+    return append(std::make_unique<GateOperation>(gate_up, up, gate, out), out, {{gate_up, up}});
+  }
   if (gate_up.columns % 2) return misuse(operation + ": rows of " + to_string(gate_up.columns) + " have no halves");
   const Tensor out = make(gate_up.columns / 2, rows_made_of(gate_up));
-  return append(std::make_unique<GateOperation>(gate_up, gate, out), out, {{gate_up}});
+  return append(std::make_unique<GateOperation>(gate_up, Tensor{}, gate, out), out, {{gate_up}});
 }
 
 Result<Tensor> Recorder::add(const Tensor& x, const Tensor& y) {
@@ -115,6 +130,12 @@ Result<Tensor> Recorder::scale(const Tensor& x, float factor) {
   if (auto error = check_input(x, "scale")) return *error;
   const Tensor out = make(x.columns, rows_made_of(x));
   return append(std::make_unique<ScaleOperation>(x, factor, out), out, {{x}});
+}
+
+Result<Tensor> Recorder::scale_by(const Tensor& x, const Tensor& factor) {
+  if (!factor.value || factor.rows != RowKind::fixed || factor.fixed_rows != 1 || factor.columns != 1)
+    return misuse("scale: a factor that is no parameter of one number");
+  return scale(x, View(factor).row(0)[0]);
 }
 
 Result<Tensor> Recorder::soft_cap(const Tensor& x, float cap) {

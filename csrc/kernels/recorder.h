@@ -8,6 +8,7 @@
 #include "kernels/operation_attention.h"
 #include "kernels/operation_moe.h"
 #include "kernels/program.h"
+#include "kernels/stored_table.h"
 
 namespace homenode {
 
@@ -21,6 +22,7 @@ class Recorder {
 
   // The table holds rows `first` on, of `vocabulary` in all (0: it holds all); ids elsewhere give zeros.
   Result<Tensor> embedding(std::shared_ptr<const Weight> table, int64_t first = 0, int64_t vocabulary = 0);
+  Result<Tensor> stored_rows(std::shared_ptr<const StoredTable> table);
   Result<Tensor> received(int64_t columns);
   Result<Tensor> sum(const Tensor& x);
   Result<Tensor> gather(const Tensor& x, std::vector<int64_t> widths);
@@ -31,12 +33,15 @@ class Recorder {
   Result<std::vector<Tensor>> split(const Tensor& x, std::span<const int64_t> widths);
   Result<Tensor> rope_angles(std::vector<float> inverse_frequencies, float scale);
   Result<Tensor> rope(const Tensor& x, const Tensor& angles, int head_dim);
+  // k and v: empty handles where nothing is stored.
   Result<Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache,
                            const AttentionParams&);
-  Result<Tensor> silu_mul(const Tensor& gate_up) { return gated(gate_up, Activation::silu); }
-  Result<Tensor> gelu_mul(const Tensor& gate_up) { return gated(gate_up, Activation::gelu); }
+  Result<Tensor> silu_mul(const Tensor& gate_up) { return gated(gate_up, {}, Activation::silu); }
+  // up: an empty handle where gate_up has both halves.
+  Result<Tensor> gelu_mul(const Tensor& gate_up, const Tensor& up = {}) { return gated(gate_up, up, Activation::gelu); }
   Result<Tensor> add(const Tensor& x, const Tensor& y);
   Result<Tensor> scale(const Tensor& x, float factor);
+  Result<Tensor> scale_by(const Tensor& x, const Tensor& factor);
   Result<Tensor> soft_cap(const Tensor& x, float cap);
   // residual, choice_bias: may be null. Pointers in the routing come from choice_bias and the weights.
   Result<Tensor> moe(const Tensor& x, const Tensor& logits, ExpertWeights, Routing, const Tensor* residual,
@@ -52,7 +57,7 @@ class Recorder {
   void name_head();
   // Appends an operation that makes `out` of these.
   Tensor append(std::unique_ptr<Operation>, const Tensor& out, std::span<const Tensor> inputs);
-  Result<Tensor> gated(const Tensor& gate_up, Activation);
+  Result<Tensor> gated(const Tensor& gate_up, const Tensor& up, Activation);
   std::optional<Error> check_input(const Tensor& x, const char* operation);
   std::optional<Error> check_linear(const Tensor& x, const std::vector<std::shared_ptr<const Weight>>& weights,
                                     const std::vector<Tensor>& biases);

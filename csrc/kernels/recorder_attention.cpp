@@ -34,16 +34,18 @@ Result<Tensor> Recorder::rope(const Tensor& x, const Tensor& angles, int head_di
 
 std::optional<Error> Recorder::check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const KvCache& cache,
                                                int layer, int window) {
+  const bool stores = k.value || v.value;
   for (const Tensor* t : {&q, &k, &v}) {
+    if (!stores && t != &q) continue;
     if (auto error = check_input(*t, "attention")) return error;
     if (t->rows == RowKind::sampled) return misuse("attention: rows after select");
   }
   const KvShape& shape = cache.shape();
   const int64_t width = int64_t(shape.kv_heads) * shape.head_dim;
-  if (k.columns != width || v.columns != width || q.columns < width || q.columns % width) {
-    return misuse("attention: q, k, v of " + to_string(q.columns) + ", " + to_string(k.columns) + ", " +
-                  to_string(v.columns) + " columns with KV memory of " + to_string(shape.kv_heads) + " heads of " +
-                  to_string(shape.head_dim));
+  const int64_t keys = stores ? k.columns : width, values = stores ? v.columns : width;
+  if (keys != width || values != width || q.columns < width || q.columns % width) {
+    return misuse("attention: q, k, v of " + to_string(q.columns) + ", " + to_string(keys) + ", " + to_string(values) +
+                  " columns with KV memory of " + to_string(shape.kv_heads) + " heads of " + to_string(shape.head_dim));
   }
   if (layer < 0 || layer >= shape.layers)
     return misuse("attention: layer " + to_string(layer) + " of " + to_string(shape.layers));
@@ -72,7 +74,9 @@ Result<Tensor> Recorder::attention(const Tensor& q, const Tensor& k, const Tenso
                   " query heads; wanted a parameter of that length");
   }
   const Tensor out = make(q.columns, RowKind::tokens);
-  return append(std::make_unique<AttentionOperation>(q, k, v, std::move(cache), params, out), out, {{q, k, v}});
+  const bool stores = v.value != nullptr;
+  auto operation = std::make_unique<AttentionOperation>(q, k, v, std::move(cache), params, out);
+  return stores ? append(std::move(operation), out, {{q, k, v}}) : append(std::move(operation), out, {{q}});
 }
 
 }  // namespace homenode

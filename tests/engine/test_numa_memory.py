@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from homenode.compute.ops import KvGeometry
 from homenode.compute.thread_memory import ThreadMemory
 from homenode.engine.binding import EngineBinding
 from homenode.engine.memory.node_capacity import KvCapacity, kv_capacity, kv_shares
@@ -20,6 +21,7 @@ from homenode.host.topology.host import Host
 from homenode.model.weights.node_placement import WeightNodes
 
 GIB = 1 << 30
+EIGHT_HEADS = KvGeometry.uniform(2, 8, 16, 64, "bf16")
 Lines = dict[str, list[dict[str, int]] | None]
 
 
@@ -152,15 +154,15 @@ def test_interleaved_kv_memory_lies_on_all_nodes_alike() -> None:
 
 
 def test_the_node_that_is_full_first_bounds_kv_memory() -> None:
-    found = kv_capacity(homes({0: 4 * GIB, 1: 4 * GIB}, {0: 16 * GIB, 1: 6 * GIB}), binding("shard"), 8)
+    found = kv_capacity(homes({0: 4 * GIB, 1: 4 * GIB}, {0: 16 * GIB, 1: 6 * GIB}), binding("shard"), EIGHT_HEADS)
     assert found == KvCapacity(4 * GIB, 1, 2 * GIB, 0.5)
     assert (
         "node 1 has 2GiB left beside its weights, for 50% of the KV memory"
         in found.explain(CapacityError("too much")).message
     )
-    assert kv_capacity(homes({0: GIB, 1: GIB}, {0: GIB // 2, 1: 6 * GIB}), binding("mirror"), 8) == KvCapacity(
-        0, 0, 0, 0.5
-    )
+    assert kv_capacity(
+        homes({0: GIB, 1: GIB}, {0: GIB // 2, 1: 6 * GIB}), binding("mirror"), EIGHT_HEADS
+    ) == KvCapacity(0, 0, 0, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +172,6 @@ def test_the_node_that_is_full_first_bounds_kv_memory() -> None:
 def test_where_one_node_holds_everything_its_memory_is_counted_as_a_whole(
     policy: str, changes: dict[str, object]
 ) -> None:
-    assert kv_capacity(homes({0: GIB, 1: GIB}, {0: GIB, 1: GIB}), binding(policy, **changes), 8) is None
-    assert kv_capacity(None, binding(None), 8) is None
-    assert kv_capacity(homes({0: GIB, 1: GIB}, {0: None, 1: None}), binding("shard"), 8) is None
+    assert kv_capacity(homes({0: GIB, 1: GIB}, {0: GIB, 1: GIB}), binding(policy, **changes), EIGHT_HEADS) is None
+    assert kv_capacity(None, binding(None), EIGHT_HEADS) is None
+    assert kv_capacity(homes({0: GIB, 1: GIB}, {0: None, 1: None}), binding("shard"), EIGHT_HEADS) is None

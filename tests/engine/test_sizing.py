@@ -33,7 +33,7 @@ LARGE = dataclasses.replace(
 
 
 def geometry(spec: ModelSpec, block_size: int = 64, dtype: str = "f32") -> KvGeometry:
-    return KvGeometry(spec.num_layers, spec.num_kv_heads, spec.head_dim, block_size, dtype)
+    return KvGeometry.uniform(spec.num_layers, spec.num_kv_heads, spec.head_dim, block_size, dtype)
 
 
 def config(**settings: Any) -> EngineConfig:

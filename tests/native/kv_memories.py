@@ -7,7 +7,7 @@ from homenode.compute.native.kv_memory import NativeKvMemory
 from homenode.compute.ops import KvGeometry
 from tests.native.kv_bytes import fill
 
-GEOMETRY = KvGeometry(2, 3, 16, 64, "bf16")
+GEOMETRY = KvGeometry.uniform(2, 3, 16, 64, "bf16")
 
 
 def shared_cache(backend: NativeBackend, geometry: KvGeometry, blocks: int, seed: int = 1) -> NativeKvMemory:

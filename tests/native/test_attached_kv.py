@@ -116,7 +116,7 @@ def test_blocks_that_are_not_attached_are_refused_and_numbers_are_not_used_again
 
 def test_memory_of_another_shape_is_refused() -> None:
     backend = NativeBackend([-1], spin_us=20)
-    cache = backend.kv_cache(KvGeometry(2, 2, 16, 32, "bf16"), 4, shared=True)
+    cache = backend.kv_cache(KvGeometry.uniform(2, 2, 16, 32, "bf16"), 4, shared=True)
     others = [
         (3, 2, 16, 32, "bf16"),
         (2, 1, 16, 32, "bf16"),
@@ -126,13 +126,13 @@ def test_memory_of_another_shape_is_refused() -> None:
     ]
     for layers, heads, head_dim, size, dtype in others:
         with pytest.raises(ValueError, match="are not those of the KV cache"):
-            backend.attach_kv(cache, backend.kv_pool(KvGeometry(layers, heads, head_dim, size, dtype), 2))
+            backend.attach_kv(cache, backend.kv_pool(KvGeometry.uniform(layers, heads, head_dim, size, dtype), 2))
 
 
 def test_what_is_attached_stays_mapped_and_goes_when_it_is_detached() -> None:
     backend = NativeBackend([-1], spin_us=20)
-    cache = backend.kv_cache(KvGeometry(2, 2, 16, 32, "bf16"), 4)
-    pool = backend.kv_pool(KvGeometry(2, 2, 16, 32, "bf16"), 5)
+    cache = backend.kv_cache(KvGeometry.uniform(2, 2, 16, 32, "bf16"), 4)
+    pool = backend.kv_pool(KvGeometry.uniform(2, 2, 16, 32, "bf16"), 5)
     first = backend.attach_kv(cache, backend.map_kv(pool.fd, pool.layout))
 
     def mappings() -> int:

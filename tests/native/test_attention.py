@@ -37,7 +37,7 @@ class Case:
 
     @property
     def geometry(self) -> KvGeometry:
-        return KvGeometry(2, self.kv_heads, self.head_dim, self.block_size, self.dtype)
+        return KvGeometry.uniform(2, self.kv_heads, self.head_dim, self.block_size, self.dtype)
 
     def inputs(self, seed: int = 0) -> list[FloatArray]:
         rng = np.random.default_rng(seed)

@@ -121,7 +121,7 @@ def test_the_kernel_is_asked_for_every_page() -> None:
     over = backend()
     kept = [
         over.weight_from_array(np.ones((640, 1024), np.float32), "F32", "copied"),
-        over.kv_cache(KvGeometry(2, 5, 64, 64, "bf16"), 50),
+        over.kv_cache(KvGeometry.uniform(2, 5, 64, 64, "bf16"), 50),
     ]
     seen = over.residency()
     if seen["weights"] is None:

@@ -27,7 +27,7 @@ def test_every_tile_arrives_where_the_tables_say_and_nothing_else_changes(
 ) -> None:
     rng = np.random.default_rng(from_size * 1000 + to_size)
     head_dim = int(rng.choice([2, 10, 16, 64]))  # int8 tiles of no whole number of lines among them
-    geometry = KvGeometry(int(rng.integers(1, 4)), int(rng.integers(1, 5)), head_dim, from_size, dtype)
+    geometry = KvGeometry.uniform(int(rng.integers(1, 4)), int(rng.integers(1, 5)), head_dim, from_size, dtype)
     source, target = shared_cache(backend, geometry, 11), pool(backend, replace(geometry, block_size=to_size), 12)
     tokens = int(rng.integers(200, 300))
     table, to_table = (
@@ -39,13 +39,14 @@ def test_every_tile_arrives_where_the_tables_say_and_nothing_else_changes(
     before = [region.copy() for region in whole(target)]
     found = copy_kv(target, to_table, source, table, first, pages, tokens)
     assert found == [
-        digest(source, table, p, tokens, from_size, range(geometry.kv_heads)) for p in range(first, first + pages)
+        digest(source, table, p, tokens, from_size, range(geometry.only_shape.kv_heads))
+        for p in range(first, first + pages)
     ]
     after = [region.copy() for region in whole(target)]
     for region, was in zip(whole(target), before, strict=True):
         region[:] = was
-    for layer in range(geometry.layers):
-        for head in range(geometry.kv_heads):
+    for layer in range(len(geometry.layers)):
+        for head in range(geometry.only_shape.kv_heads):
             span = (page_tiles(first, from_size, tokens)[0], page_tiles(first + pages - 1, from_size, tokens)[1])
             for wanted, there in zip(
                 tiles_of(source, table, layer, head, *span), tiles_of(target, to_table, layer, head, *span), strict=True
@@ -56,7 +57,7 @@ def test_every_tile_arrives_where_the_tables_say_and_nothing_else_changes(
 
 
 def test_some_heads_are_copied_to_other_heads(backend: NativeBackend) -> None:
-    source, target = shared_cache(backend, replace(GEOMETRY, kv_heads=5), 4), pool(backend, GEOMETRY, 4)
+    source, target = shared_cache(backend, KvGeometry.uniform(2, 5, 16, 64, "bf16"), 4), pool(backend, GEOMETRY, 4)
     kept = head_of(target, 1, 2, 0).copy()
     found = copy_kv(target, [2, 0], source, [3, 1], 0, 2, 100, source_heads=(2, 4), target_first_head=1)
     assert found == [digest(source, [3, 1], p, 100, 64, range(2, 4)) for p in range(2)]
@@ -76,7 +77,7 @@ def test_pages_that_are_not_there_are_left_out(backend: NativeBackend) -> None:
 
 
 def test_levels_threads_and_homes_change_no_digest() -> None:
-    geometry = KvGeometry(3, 5, 10, 96, "int8")
+    geometry = KvGeometry.uniform(3, 5, 10, 96, "int8")
     first = NativeBackend([-1], spin_us=20)
     source = shared_cache(first, geometry, 9)
     table = [8, 0, 3, 4, 1]
@@ -109,7 +110,7 @@ def test_private_memory_is_copied_and_digested_as_shared_memory(backend: NativeB
 
 @pytest.mark.parametrize("dtype", ["bf16", "int8"])
 def test_any_flipped_bit_and_any_two_words_exchanged_change_the_digest(backend: NativeBackend, dtype: str) -> None:
-    memory = pool(backend, KvGeometry(2, 2, 6, 32, dtype), 2)
+    memory = pool(backend, KvGeometry.uniform(2, 2, 6, 32, dtype), 2)
     rng, (data,) = np.random.default_rng(7), whole(memory)
     page = memory.layout.block_bytes
     wanted = memory.digests([1], 0, 1, 32)[0]
@@ -188,7 +189,7 @@ def test_words_that_hold_and_words_that_do_not() -> None:
 
 def test_an_epoch_that_changes_while_the_page_is_read_is_noticed() -> None:
     backend = NativeBackend([-1], spin_us=20)
-    geometry = KvGeometry(16, 8, 64, 1024, "f32")  # a page of 64 MiB: milliseconds
+    geometry = KvGeometry.uniform(16, 8, 64, 1024, "f32")  # a page of 64 MiB: milliseconds
     source, target, epochs = pool(backend, geometry, 1, 1), pool(backend, geometry, 1, 2), NativeEpochWords.create(1)
     (to,), (data,) = whole(target), whole(source)
     noticed, deadline = False, time.monotonic() + 60
@@ -266,7 +267,11 @@ def test_tables_that_do_not_fit_are_refused(change: dict[str, object], message: 
 def test_memories_of_other_shapes_are_refused() -> None:
     backend = NativeBackend([-1], spin_us=20)
     source = backend.kv_pool(GEOMETRY, 4)
-    for other in (replace(GEOMETRY, layers=3), replace(GEOMETRY, head_dim=18), replace(GEOMETRY, dtype="int8")):
+    for other in (
+        KvGeometry.uniform(3, 3, 16, 64, "bf16"),
+        KvGeometry.uniform(2, 3, 18, 64, "bf16"),
+        replace(GEOMETRY, dtype="int8"),
+    ):
         with pytest.raises(ValueError, match="differ in layers, head or type"):
             copy_kv(backend.kv_pool(other, 4), [0], source, [0], 0, 1, 64)
     with pytest.raises(ValueError, match="2 epochs for 1 pages"):

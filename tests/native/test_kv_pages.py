@@ -19,7 +19,7 @@ from homenode.host.binding.huge_pages import residences
 
 HUGE, SMALL = 2 << 20, 4096
 POPULATE = 23
-GEOMETRY = KvGeometry(layers=30, kv_heads=3, head_dim=64, block_size=64, dtype="bf16")  # 1.4 MiB a block
+GEOMETRY = KvGeometry.uniform(layers=30, kv_heads=3, head_dim=64, block_size=64, dtype="bf16")  # 1.4 MiB a block
 
 
 def _present(backend: NativeBackend) -> int:

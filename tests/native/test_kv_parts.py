@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from itertools import pairwise
 
 import msgspec
@@ -22,7 +21,7 @@ from homenode.model.part import IndexRange, ModelPart
 from homenode.model.partition import Alignment, divide, divide_heads
 from tests.native.kv_bytes import copies_of, digest, fill, wire_bytes
 
-WHOLE = KvGeometry(5, 3, 16, 64, "bf16")
+WHOLE = KvGeometry.uniform(5, 3, 16, 64, "bf16")
 BLOCKS = 7
 NOTHING = IndexRange(0, 0)
 DEGREES = [(1, 1), (2, 1), (1, 2), (3, 2), (2, 6), (5, 3), (1, 5)]  # stages, ranks; three KV heads
@@ -31,8 +30,10 @@ DEGREES = [(1, 1), (2, 1), (1, 2), (3, 2), (2, 6), (5, 3), (1, 5)]  # stages, ra
 def parts_of(stages: int, ranks: int) -> list[ModelPart]:
     """Layers of each stage, heads of each rank: uneven, and heads shared where there are more ranks."""
     layers, heads = (
-        divide(WHOLE.layers, stages),
-        divide_heads(2 * WHOLE.kv_heads, WHOLE.kv_heads, WHOLE.head_dim, ranks, Alignment()),
+        divide(len(WHOLE.layers), stages),
+        divide_heads(
+            2 * WHOLE.only_shape.kv_heads, WHOLE.only_shape.kv_heads, WHOLE.only_shape.key_width, ranks, Alignment()
+        ),
     )
     assert layers is not None and heads is not None
     return [
@@ -48,7 +49,7 @@ class Workers:
     def __init__(self, backend: NativeBackend, stages: int, ranks: int, block_size: int = 64) -> None:
         self.parts = parts_of(stages, ranks)
         self.geometries = [
-            replace(WHOLE, layers=p.layers.count, kv_heads=p.kv_heads.count, block_size=block_size) for p in self.parts
+            KvGeometry.uniform(p.layers.count, p.kv_heads.count, 16, block_size, "bf16") for p in self.parts
         ]
         self.file = KvFile(self.geometries, BLOCKS)
         self.caches = [self.lay(backend, number) for number in range(len(self.parts))]
@@ -74,7 +75,7 @@ def test_pages_are_the_same_whatever_the_degrees(
     table, own = [4, 0, 2, 5], [3, 1, 6, 2] if block_size == 64 else [6, 5, 4, 3, 2, 1, 0]
     tokens = 230 if block_size == 64 else 200
     pages = -(-tokens // 64)
-    wanted = [digest(plain, table, page, tokens, 64, range(WHOLE.kv_heads)) for page in range(pages)]
+    wanted = [digest(plain, table, page, tokens, 64, range(WHOLE.only_shape.kv_heads)) for page in range(pages)]
     assert copy_kv(there, own, plain, table, 0, pages, tokens) == wanted == there.digests(own, 0, pages, tokens, 64)
     for other_stages, other_ranks in DEGREES:
         other = Workers(backend, other_stages, other_ranks).memory
@@ -88,8 +89,8 @@ def test_every_rank_that_has_a_head_is_given_it(backend: NativeBackend) -> None:
     workers = Workers(backend, 2, 6)
     assert workers.memory.layout.has_copies
     copy_kv(workers.memory, [3], plain, [5], 0, 1, 64)
-    for layer in range(WHOLE.layers):
-        for head in range(WHOLE.kv_heads):
+    for layer in range(len(WHOLE.layers)):
+        for head in range(WHOLE.only_shape.kv_heads):
             copies = copies_of(workers.memory, layer, 3, head)
             assert len(copies) == 2
             assert all(np.array_equal(copy, copies_of(plain, layer, 5, head)[0]) for copy in copies)
@@ -168,7 +169,7 @@ def test_regions_that_do_not_make_up_a_memory_are_refused(backend: NativeBackend
     for gone in range(4):
         refused(*layout.regions[:gone], *layout.regions[gone + 1 :])
     for name, value in (
-        ("past_layer", WHOLE.layers + 1),
+        ("past_layer", len(WHOLE.layers) + 1),
         ("first_layer", -1),
         ("past_head", 4),
         ("first_head", -1),

@@ -24,7 +24,7 @@ _TURNS = 100_000
 
 def _memory(seed: int, block_size: int = 64) -> NativeKvMemory:
     memory = NativeBackend((-1,)).kv_pool(
-        KvGeometry(layers=2, kv_heads=3, head_dim=20, block_size=block_size, dtype="bf16"), _BLOCKS
+        KvGeometry.uniform(layers=2, kv_heads=3, head_dim=20, block_size=block_size, dtype="bf16"), _BLOCKS
     )
     drawn = random.Random(seed)
     for block in range(_BLOCKS):

@@ -43,7 +43,7 @@ def test_many_small_matrices_lie_on_few_huge_pages(threads: int) -> None:
 def test_kv_memory_is_counted_and_read_back_when_something_is_added() -> None:
     backend = NativeBackend([-1], spin_us=20)
     assert backend.statistics()["kv_pages"] == {"present": 0, "huge": 0}
-    geometry = KvGeometry(4, 2, 64, 64, "bf16")
+    geometry = KvGeometry.uniform(4, 2, 64, 64, "bf16")
     cache = backend.kv_cache(geometry, 128)
     seen = backend.statistics()
     assert seen["kv_bytes"] == cache.nbytes == 128 * geometry.block_bytes
@@ -53,7 +53,7 @@ def test_kv_memory_is_counted_and_read_back_when_something_is_added() -> None:
 
 def test_kv_memory_others_can_map_is_no_reason_to_ask_for_huge_pages() -> None:
     backend = NativeBackend([-1], spin_us=20)
-    geometry = KvGeometry(4, 2, 64, 64, "bf16")
+    geometry = KvGeometry.uniform(4, 2, 64, 64, "bf16")
     cache = backend.kv_cache(geometry, 600, shared=True)  # large enough to be told of
     seen = backend.statistics()
     assert (

@@ -31,7 +31,7 @@ def random_graph(backend: Backend, seed: int) -> Callable[[Ops], Tensor]:
     wide = backend.weight_from_array(matrix(2 * WIDTH, WIDTH, 3), "F32")
     norm, head_norm = backend.vector(matrix(1, WIDTH, 4) + 1), backend.vector(matrix(1, HEAD, 5) + 1)
     bias = backend.vector(matrix(1, WIDTH, 6))
-    cache = backend.kv_cache(KvGeometry(40, WIDTH // HEAD // 2, HEAD, 32, "f32"), 8)
+    cache = backend.kv_cache(KvGeometry.uniform(40, WIDTH // HEAD // 2, HEAD, 32, "f32"), 8)
     frequencies = np.array([1, 0.1, 0.01, 0.001], np.float32)
 
     def attend(ops: Ops, x: Tensor, layer: int) -> Tensor:
@@ -221,7 +221,7 @@ def test_arrays_of_other_shapes_are_refused() -> None:
 def test_shapes_that_do_not_fit_are_refused() -> None:
     backend = NativeBackend([-1])
     weight, x = backend.weight_from_array(matrix(6, 16, 0), "F32"), backend.constant(matrix(2, 16, 1))
-    cache = backend.kv_cache(KvGeometry(2, 1, 8, 32, "f32"), 2)
+    cache = backend.kv_cache(KvGeometry.uniform(2, 1, 8, 32, "f32"), 2)
     wrong: list[tuple[Callable[[Ops], Tensor], str]] = [
         (lambda ops: ops.linear(backend.constant(matrix(2, 15, 1)), [weight]), "16 columns for rows of 15"),
         (lambda ops: ops.linear(x, []), "no weights"),
@@ -264,11 +264,10 @@ def test_handles_of_another_program_are_refused() -> None:
 def test_impossible_kv_memory_is_refused() -> None:
     backend = NativeBackend([-1])
     for geometry, blocks, message in (
-        (KvGeometry(1, 1, 7, 32, "f32"), 1, "even head"),
-        (KvGeometry(1, 1, 8, 33, "f32"), 1, "multiple of 32"),
-        (KvGeometry(0, 1, 8, 32, "f32"), 1, "0 layers"),
-        (KvGeometry(1, 1, 8, 32, "f32"), 0, "0 KV blocks"),
-        (KvGeometry(90000, 90000, 4096, 65536, "f32"), 2**31 - 1, "address space"),
+        (KvGeometry.uniform(1, 1, 7, 32, "f32"), 1, "even head"),
+        (KvGeometry.uniform(1, 1, 8, 33, "f32"), 1, "multiple of 32"),
+        (KvGeometry.uniform(1, 1, 8, 32, "f32"), 0, "0 KV blocks"),
+        (KvGeometry.uniform(90000, 90000, 4096, 65536, "f32"), 2**31 - 1, "address space"),
     ):
         with pytest.raises(ValueError, match=message):
             backend.kv_cache(geometry, blocks)
@@ -289,7 +288,7 @@ def test_a_constant_shorter_than_the_step_is_refused() -> None:
 def test_statistics(level: str) -> None:
     backend = NativeBackend([-1, -1], level=level)
     backend.weight_from_array(matrix(64, 64, 0), "F32")
-    caches = [(KvGeometry(2, 1, 8, 32, "bf16"), 3), (KvGeometry(1, 3, 10, 96, "int8"), 5)]
+    caches = [(KvGeometry.uniform(2, 1, 8, 32, "bf16"), 3), (KvGeometry.uniform(1, 3, 10, 96, "int8"), 5)]
     for geometry, blocks in caches:
         backend.kv_cache(geometry, blocks)
     found = backend.statistics()

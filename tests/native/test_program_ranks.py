@@ -43,7 +43,7 @@ class Rank:
         )
         ids = tuple(range(rank, 6, 2)) if rank < 2 else (5,)
         self._experts = Experts(*([self.weight(WIDTH, WIDTH, 20 + 3 * e + i) for e in ids] for i in range(3)), ids)
-        self._cache = self.backend.kv_cache(KvGeometry(2, WIDTH // HEAD // 2, HEAD, 32, "f32"), 8)
+        self._cache = self.backend.kv_cache(KvGeometry.uniform(2, WIDTH // HEAD // 2, HEAD, 32, "f32"), 8)
 
     def weight(self, rows: int, columns: int, seed: int, shared: bool = False) -> Any:
         return self.backend.weight_from_array(

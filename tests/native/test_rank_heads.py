@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-from dataclasses import replace
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -18,7 +17,7 @@ from tests.native.kv_bytes import head_of
 from tests.native.kv_memories import pool, shared_cache
 
 _FORK = multiprocessing.get_context("fork")
-GEOMETRY = KvGeometry(2, 8, 16, 64, "bf16")
+GEOMETRY = KvGeometry.uniform(2, 8, 16, 64, "bf16")
 TABLE, TOKENS = [3, 1], 100
 PAGES = 2
 PATIENCE_S = 60.0
@@ -27,7 +26,7 @@ RANKS = [[(0, 4), (4, 8)], [(0, 3), (3, 6), (6, 8)], [(n, n + 1) for n in range(
 
 
 def part(heads: Heads) -> KvGeometry:
-    return replace(GEOMETRY, kv_heads=heads[1] - heads[0])
+    return KvGeometry.uniform(2, heads[1] - heads[0], 16, 64, "bf16")
 
 
 def _rank(number: int, sources: list[tuple[int, KvLayout, Heads]], targets: list[Heads], said: Connection) -> None:
@@ -68,7 +67,7 @@ def same_heads(memories: list[NativeKvMemory], ranks: list[Heads]) -> None:
     for memory, (first, past) in zip(memories, ranks, strict=True):
         for head in range(first, past):
             of, (its_first, _) = next((m, r) for m, r in zip(memories, ranks, strict=True) if r[0] <= head < r[1])
-            for layer in range(GEOMETRY.layers):
+            for layer in range(len(GEOMETRY.layers)):
                 for block in TABLE:
                     np.copyto(head_of(memory, layer, block, head - first), head_of(of, layer, block, head - its_first))
 

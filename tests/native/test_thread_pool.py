@@ -127,7 +127,7 @@ def test_threads_end_with_the_pool() -> None:
 def test_threads_are_pinned_and_the_caller_gets_its_cpus_back() -> None:
     cpus = sorted(os.sched_getaffinity(0))
     backend = NativeBackend(cpus, spin_us=0)
-    backend.kv_cache(KvGeometry(1, 1, 8, 32, "f32"), 4)  # a run of the pool
+    backend.kv_cache(KvGeometry.uniform(1, 1, 8, 32, "f32"), 4)  # a run of the pool
     affinities = [os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")]  # noqa: PTH208
     assert os.sched_getaffinity(0) == set(cpus)
     if len(cpus) > 1:

@@ -40,7 +40,7 @@ def matrix(name: str, rows: int, columns: int, target: str, size: int) -> Matrix
 EMBEDDING = matrix("model.embed_tokens.weight", 1000, 64, "Q8_0", 68_000)
 LAYERS = (matrix("a", 96, 64, "Q8_0", 6528), matrix("b", 64, 96, "BF16", 12288))
 HEAD = matrix("lm_head.weight", 1000, 64, "F16", 128_000)
-KV = KvGeometry(2, 2, 16, 32, "bf16")  # a token's key and value in a layer: 2 * 2 heads * 16 * 2 bytes = 128
+KV = KvGeometry.uniform(2, 2, 16, 32, "bf16")  # a token's key and value in a layer: 2 * 2 heads * 16 * 2 bytes = 128
 
 
 def test_the_slower_of_reading_and_multiplying_sets_the_least_time() -> None:

@@ -29,16 +29,17 @@ class Engine:
 
 def own_layout(geometry: KvGeometry, homes: int) -> KvLayout:
     """As a worker makes it: its heads shared among its homes, each a region with pages of its own."""
-    tile = 2 * 16 * geometry.head_dim
+    layers, (kv_heads, head_dim, _) = len(geometry.layers), geometry.only_shape
+    tile = 2 * 16 * head_dim
     head = 2 * geometry.block_size // 16 * tile
     regions, offset = [], 0
-    for first, past in ((geometry.kv_heads * i // homes, geometry.kv_heads * (i + 1) // homes) for i in range(homes)):
+    for first, past in ((kv_heads * i // homes, kv_heads * (i + 1) // homes) for i in range(homes)):
         if first < past:
             block = (past - first) * head
-            regions.append(KvRegion(first, past, offset, BLOCKS * block, block, head, -1, 0, geometry.layers))
-            offset += geometry.layers * BLOCKS * block + 256
+            regions.append(KvRegion(first, past, offset, BLOCKS * block, block, head, -1, 0, layers))
+            offset += layers * BLOCKS * block + 256
             offset += -offset % (2 << 20)
-    sizes = (geometry.layers, geometry.kv_heads, geometry.head_dim, geometry.block_size)
+    sizes = (layers, kv_heads, head_dim, geometry.block_size)
     return KvLayout(*sizes, "bf16", tile, BLOCKS, offset, tuple(regions))
 
 
@@ -53,7 +54,7 @@ def engines(draw: st.DrawFn, layers: int, kv_heads: int, group: int) -> Engine:
         for s, span in enumerate(cuts)
         for r, (query, kv) in enumerate(heads)
     ]
-    geometries = [KvGeometry(part.layers.count, part.kv_heads.count, 16, 32, "bf16") for part in parts]
+    geometries = [KvGeometry.uniform(part.layers.count, part.kv_heads.count, 16, 32, "bf16") for part in parts]
     layouts, shares = [own_layout(geometry, homes) for geometry in geometries], shares_of(geometries, BLOCKS)
     assert all(layout.nbytes <= share.nbytes for layout, share in zip(layouts, shares, strict=True))
     owners = [number for number, layout in enumerate(layouts) for _ in layout.regions]

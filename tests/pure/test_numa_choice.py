@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +18,7 @@ from homenode.model.weights.layout import MatrixLayout, WeightLayout
 from homenode.model.weights.numa_choice import cost_choice, measured_speeds, model_work
 from tests.placement_hosts import host
 
-GEOMETRY = KvGeometry(2, 2, 16, 64, "bf16")
+GEOMETRY = KvGeometry.uniform(2, 2, 16, 64, "bf16")
 
 
 @pytest.fixture
@@ -88,7 +87,7 @@ def test_of_a_part_what_is_there_counts(model: SimpleNamespace) -> None:
     parts = plan_parts(spec, {"intermediate": Alignment(), "query": Alignment()}, PartitionSpec(stages=2, ranks=2))
     first, last = (
         model_work(
-            spec, layout_of(model__embed_tokens__weight=(500, 64)), replace(GEOMETRY, layers=1, kv_heads=1), part
+            spec, layout_of(model__embed_tokens__weight=(500, 64)), KvGeometry.uniform(1, 1, 16, 64, "bf16"), part
         )
         for part in (parts[0], parts[2])
     )

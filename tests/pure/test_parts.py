@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from homenode.compute.ops import LayerKv
 from homenode.errors import UserError
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import ARCHITECTURES, architecture_of
@@ -19,8 +20,9 @@ from homenode.model.expert_placement import ExpertUse, place_experts
 from homenode.model.formats.expert_counts import read_placement
 from homenode.model.part import IndexRange, ModelPart
 from homenode.model.partition import Alignment, divide, divide_heads
-from homenode.model.parts import PartitionSpec, plan_parts, read_layer_split
+from homenode.model.parts import PartitionSpec, plan_parts, read_layer_split, with_donors
 from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec
+from homenode.model.weights.load import layers_kv
 from tests.model.toys import toy_spec
 
 STORIES = ModelSpec("llama", 64, 172, 5, 8, 4, 8, 512, 512, 1e-5, RopeSpec(), tie_word_embeddings=True)
@@ -283,3 +285,37 @@ def test_layers_of_stages() -> None:
     assert [p.layers for p in given] == [IndexRange(0, 2), IndexRange(2, 3)]
     assert [p.layers for p in even] == [IndexRange(0, 2), IndexRange(2, 2), IndexRange(4, 1)]
     assert [(p.first_stage, p.last_stage) for p in even] == [(True, False), (False, False), (False, True)]
+
+
+# Two kinds of layers; layer 1 attends to nothing; the last two read what layers 4 and 5 keep.
+UNLIKE = replace(
+    STORIES,
+    num_layers=8,
+    num_heads=4,
+    num_kv_heads=2,
+    layer_kv=(LayerKv(2, 8, 8), None, LayerKv(2, 8, 8), LayerKv(1, 16, 16), LayerKv(2, 8, 8), LayerKv(1, 16, 16), 4, 5),
+    layer_intermediate=(160,) * 6 + (320,) * 2,
+)
+
+
+def test_layers_of_unlike_heads_are_cut_each_by_its_own() -> None:
+    grains = {name: Alignment() for name in ("query", "intermediate", "hidden")}
+    parts = plan_parts(UNLIKE, grains, PartitionSpec(stages=2, ranks=2))
+    assert [part.layers for part in parts] == [IndexRange(0, 4), IndexRange(0, 4), IndexRange(4, 4), IndexRange(4, 4)]
+    assert parts[1].heads_in(0) == (IndexRange(2, 2), IndexRange(1, 1))
+    assert parts[1].heads_in(3) == (IndexRange(2, 2), IndexRange(0, 1))  # its one KV head is on both ranks
+    assert parts[3].intermediate_in(5) == IndexRange(80, 80) and parts[3].intermediate_in(6) == IndexRange(160, 160)
+    assert layers_kv(UNLIKE, parts[0]) == (LayerKv(1, 8, 8), LayerKv(1, 8, 8), LayerKv(1, 16, 16))
+    assert layers_kv(UNLIKE, parts[3]) == (LayerKv(1, 8, 8), LayerKv(1, 16, 16))
+    assert UNLIKE.cache_layers(0, 8) == {0: 0, 2: 1, 3: 2, 4: 3, 5: 4, 6: 3, 7: 4}
+    assert UNLIKE.cache_layers(4, 8) == {4: 0, 5: 1, 6: 0, 7: 1}
+
+
+def test_a_layer_stays_with_the_one_whose_keys_it_reads() -> None:
+    assert with_donors(UNLIKE, (4, 4)) == (4, 4)
+    assert with_donors(UNLIKE, (6, 2)) == (4, 4) == with_donors(UNLIKE, (5, 3))
+    assert with_donors(STORIES, (2, 3)) == (2, 3)
+    with pytest.raises(UserError, match="--pipeline-parallel-size 3: layers of this model read keys"):
+        with_donors(UNLIKE, (5, 1, 2))
+    with pytest.raises(UserError, match="--layer-split 6,2: layers from 6 on read keys and values of layer 4"):
+        plan_parts(UNLIKE, {}, PartitionSpec(stages=2, layers=(6, 2)))

@@ -192,7 +192,7 @@ def test_what_workers_need_for_layers_and_besides() -> None:
     config = EngineConfig.of(
         None, {"pipeline_parallel_size": 2, "max_num_batched_tokens": 8, "max_num_seqs": 8, "kv_cache_fraction": 0.5}
     )
-    geometry = KvGeometry(6, 2, 4, 32, "f32")
+    geometry = KvGeometry.uniform(6, 2, 4, 32, "f32")
     rest = step_bytes(config, spec)
     two_blocks_of_a_layer = 2 * geometry.block_bytes // 6
     assert with_the_rest(Needs(100, (500, 200)), config, spec, geometry, None) == Needs(

@@ -15,7 +15,7 @@ COLUMNS = (KV_HEADS * GROUP + 2 * KV_HEADS) * HEAD
 
 
 def geometry(dtype: str, block_size: int = BLOCK) -> KvGeometry:
-    return KvGeometry(layers=1, kv_heads=KV_HEADS, head_dim=HEAD, block_size=block_size, dtype=dtype)
+    return KvGeometry.uniform(layers=1, kv_heads=KV_HEADS, head_dim=HEAD, block_size=block_size, dtype=dtype)
 
 
 def step(counts: Sequence[int], contexts: Sequence[int], seed: int = 0) -> StepArrays:

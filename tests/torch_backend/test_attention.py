@@ -60,7 +60,9 @@ def test_ways_with_narrow_keys(way: str, window: int | None, softcap: float | No
 @pytest.mark.usefixtures("packages")
 def test_flash_reads_large_blocks_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "BLOCK", 256)
-    monkeypatch.setattr(steps, "geometry", lambda dtype: steps.KvGeometry(1, steps.KV_HEADS, steps.HEAD, 256, dtype))
+    monkeypatch.setattr(
+        steps, "geometry", lambda dtype: steps.KvGeometry.uniform(1, steps.KV_HEADS, steps.HEAD, 256, dtype)
+    )
     tables: list[object] = []
     module = sys.modules["flash_attn"]
     call: Callable[..., torch.Tensor] = module.flash_attn_varlen_func
@@ -134,7 +136,7 @@ def test_nobodys_garbage_reaches_nobody() -> None:
     for way in ("tiled", "sdpa"):
         backend = open_backend("torch:cpu", attention=way)
         cache = backend.kv_cache(steps.geometry("f32"), steps.BLOCKS)
-        cache.keys.fill_(torch.nan)
-        cache.values.fill_(torch.nan)
+        for side in (*cache.keys, *cache.values):
+            side.fill_(torch.nan)
         program = backend.compile(steps.attending(cache, None, None), StepLimits(512, 16, 512, steps.WIDEST))
         assert all(np.isfinite(np.asarray(program.run(each))).all() for each in steps.history())

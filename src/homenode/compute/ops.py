@@ -29,6 +29,7 @@ Tensor = Any  # a backend's activation or parameter handle, float32 [rows, colum
 Weight = Any  # a backend's packed matrix handle, [rows = output features, columns = input features]
 KvCache = Any  # a backend's paged KV memory handle
 StateMemory = Any  # a backend's handle of what layers keep of sequences besides keys and values
+StoredTable = Any  # a backend's handle of a table that stays in its file, [rows, columns]: see `Ops.stored_rows`
 Logits = (
     Any  # a backend's [sampled rows, vocabulary] handle, float32, valid until the next run of the program that made it
 )
@@ -96,23 +97,55 @@ ARRAY_TYPES = {int: np.int32, float: np.float32}  # of the arrays of a sampling 
 KV_DTYPES = {"f32": (4, 0), "bf16": (2, 0), "int8": (1, 4)}
 
 
-@dataclass(frozen=True)
-class KvGeometry:
-    """Shape of the paged KV memory. A block holds `block_size` tokens of every layer; its id is the same in
-    all layers.
+class LayerKv(NamedTuple):
+    """What one layer keeps of a token in KV memory: for each of `kv_heads` heads a key of `key_width` and a value of
+    `value_width` elements.
     """
 
-    layers: int
     kv_heads: int
-    head_dim: int
+    key_width: int
+    value_width: int
+
+    def token_bytes(self, dtype: str) -> int:
+        """Bytes of the keys and values of one token, the scales of int8 among them. `dtype`: one of KV_DTYPES."""
+        element, scale = KV_DTYPES[dtype]
+        return self.kv_heads * sum(width * element + scale for width in (self.key_width, self.value_width))
+
+
+@dataclass(frozen=True)
+class KvGeometry:
+    """Shape of the paged KV memory, layer by layer. A block holds `block_size` tokens of every layer; its id is the
+    same in all layers. Layers are those that keep keys and values of their own, which may be fewer than a model has.
+    """
+
+    layers: tuple[LayerKv, ...]
     block_size: int
     dtype: str  # one of KV_DTYPES
+
+    @classmethod
+    def uniform(cls, layers: int, kv_heads: int, head_dim: int, block_size: int, dtype: str) -> KvGeometry:
+        """Of `layers` layers of one shape, whose keys and values are `head_dim` wide."""
+        return cls((LayerKv(kv_heads, head_dim, head_dim),) * layers, block_size, dtype)
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block over all layers, keys and values, the scales of int8 among them."""
-        element, scale = KV_DTYPES[self.dtype]
-        return self.layers * self.kv_heads * 2 * self.block_size * (self.head_dim * element + scale)
+        return self.block_size * sum(layer.token_bytes(self.dtype) for layer in self.layers)
+
+    @property
+    def shapes(self) -> dict[LayerKv, list[int]]:
+        """The layers of each shape, shapes in the order of their first layers."""
+        found: dict[LayerKv, list[int]] = {}
+        for layer, shape in enumerate(self.layers):
+            found.setdefault(shape, []).append(layer)
+        return found
+
+    @property
+    def only_shape(self) -> LayerKv:
+        """The shape of all layers. ValueError where there is none or several."""
+        if len(self.shapes) != 1:
+            raise ValueError(f"KV memory of {len(self.shapes)} shapes of layers; wanted one")
+        return self.layers[0]
 
 
 @dataclass(frozen=True)
@@ -317,6 +350,9 @@ class Ops(Protocol):
         zeros.
         """
 
+    def stored_rows(self, table: StoredTable) -> Tensor:
+        """Rows of a table that stays in its file for the step's token ids: [tokens, columns of the table]."""
+
     def received(self, columns: int) -> Tensor:
         """The rows that the stage before this one computed, `StepArrays.hidden`: [tokens, columns]."""
 
@@ -330,9 +366,9 @@ class Ops(Protocol):
         widths[rank] columns.
         """
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor | int, eps: float) -> Tensor:
         """x / sqrt(mean(x^2) + eps) * weight over each group of len(weight) columns of x (per head when it is a head
-        wide).
+        wide). An int in place of a weight: over groups of so many columns, multiplied with nothing.
         """
 
     def linear(
@@ -360,8 +396,8 @@ class Ops(Protocol):
     def attention(
         self,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         cache: KvCache,
         layer: int,
         scale: float,
@@ -371,7 +407,8 @@ class Ops(Protocol):
         sinks: Tensor | None = None,
     ) -> Tensor:
         """Store k and v of the step's tokens in layer `layer` of the cache, then attend causally over each sequence's
-        context.
+        context. `layer` counts the layers of the cache, not those of the model. Without k and v nothing is stored: an
+        earlier call has stored the keys and values of this layer for the same tokens.
 
         Query head h reads KV head h // (q heads / KV heads). With `window`, position p sees positions above p - window
         only. With `softcap` (above 0), a score s becomes softcap * tanh(s / softcap) before the softmax, as in Gemma 2.
@@ -381,16 +418,16 @@ class Ops(Protocol):
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(left half of the columns) * right half."""
 
-    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+    def gelu_mul(self, gate_up: Tensor, up: Tensor | None = None) -> Tensor:
         """gelu(left half of the columns) * right half, gelu by way of tanh: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715
-        x^3))).
+        x^3))). With `up`, as wide as `gate_up`: gelu(all columns) * up.
         """
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """x + y, of equal shapes."""
 
-    def scale(self, x: Tensor, factor: float) -> Tensor:
-        """x * factor."""
+    def scale(self, x: Tensor, factor: float | Tensor) -> Tensor:
+        """x * factor: a number, or a parameter that is a vector of one."""
 
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
         """cap * tanh(x / cap), cap being above 0."""
@@ -501,6 +538,17 @@ class Backend(Protocol):
     def statistics(self) -> dict[str, Any]:
         """Frozen figures of the backend: ISA level, threads and their CPUs, bytes of weights and KV,
         huge-page share.
+        """
+
+
+@runtime_checkable
+class TableBackend(Protocol):
+    """A backend that has `Ops.stored_rows`."""
+
+    def stored_table(self, fd: int, offset: int, dtype: DType, rows: int, columns: int) -> StoredTable:
+        """A [rows, columns] table stored as `dtype` at `offset` of an open file, where it stays: it is no weight, takes
+        no memory, and its rows are read and decoded when a step asks for them. The descriptor may be closed.
+        UnsupportedError for a format that it cannot decode.
         """
 
 

@@ -38,7 +38,8 @@ class ModelPart:
     `vocabulary`: rows of the embedding table and of the output matrix, and `vocabulary_widths` how many each rank of
     the stage has, in their order. `experts`: for each of the layers here the experts that are here, ascending, none
     where the layer has an ordinary MLP; the inner columns of each are cut (`expert_intermediate`) unless experts are
-    divided as wholes. The router is with every rank.
+    divided as wholes. The router is with every rank. `layer_heads`: where layers have unlike heads, the query heads and
+    KV heads of each layer here, in place of `heads` and `kv_heads`; `layer_intermediate`: likewise.
     """
 
     layers: IndexRange
@@ -56,6 +57,8 @@ class ModelPart:
     experts: tuple[tuple[int, ...], ...] = ()
     head_counts: tuple[int, ...] = ()  # query heads of each rank of the stage, in their order
     state_groups: IndexRange = IndexRange(0, 1)  # of each layer's state: see `ModelSpec.state_groups`
+    layer_heads: tuple[tuple[IndexRange, IndexRange], ...] = ()
+    layer_intermediate: tuple[IndexRange, ...] = ()
 
     @classmethod
     def whole(cls, spec: ModelSpec) -> ModelPart:
@@ -77,7 +80,20 @@ class ModelPart:
             experts=tuple(every_expert(spec, layer) for layer in range(spec.num_layers)),
             head_counts=(spec.num_heads,),
             state_groups=IndexRange(0, spec.state_groups),
+            layer_heads=tuple(
+                (IndexRange(0, spec.num_heads), IndexRange(0, spec.heads_of(layer)[0]))
+                for layer in range(len(spec.layer_kv))
+            ),
+            layer_intermediate=tuple(IndexRange(0, count) for count in spec.layer_intermediate),
         )
+
+    def heads_in(self, layer: int) -> tuple[IndexRange, IndexRange]:
+        """The query heads and the KV heads that are here of a layer of the model."""
+        return self.layer_heads[layer - self.layers.first] if self.layer_heads else (self.heads, self.kv_heads)
+
+    def intermediate_in(self, layer: int) -> IndexRange:
+        """The inner columns that are here of the MLP of a layer of the model."""
+        return self.layer_intermediate[layer - self.layers.first] if self.layer_intermediate else self.intermediate
 
     @property
     def is_whole(self) -> bool:

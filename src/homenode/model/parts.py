@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TypeVar
 
 from homenode.errors import UserError
@@ -65,6 +65,27 @@ def read_layer_split(setting: str) -> tuple[int, ...] | None:
     return tuple(int(word) for word in words)
 
 
+def with_donors(spec: ModelSpec, layers: tuple[int, ...]) -> tuple[int, ...]:
+    """The layers of each stage, stages that would part a layer from the one whose keys and values it reads beginning as
+    many layers earlier as it takes. UserError where a stage would have none left.
+    """
+    cuts = list(accumulate(layers))[:-1]
+    while parted := [(cut, donor) for cut in cuts if (donor := _parted_donor(spec, cut)) is not None]:
+        cuts = [dict(parted).get(cut, cut) for cut in cuts]
+    moved = tuple(end - first for first, end in pairwise((0, *cuts, spec.num_layers)))
+    if min(moved) < 1:
+        raise UserError(
+            f"--pipeline-parallel-size {len(layers)}: layers of this model read keys and values of earlier ones and stay with them in one stage, so that one of {len(layers)} would have no layer; give fewer stages",
+            param="pipeline_parallel_size",
+        )
+    return moved
+
+
+def _parted_donor(spec: ModelSpec, cut: int) -> int | None:
+    """The first layer before `cut` whose keys and values a layer from `cut` on reads; None where there is none."""
+    return min((d for d in map(spec.donor_of, range(cut, spec.num_layers)) if d < cut), default=None)
+
+
 def _stages(spec: ModelSpec, how: PartitionSpec) -> tuple[IndexRange, ...]:
     if how.layers is None:
         ranges = divide(spec.num_layers, how.stages)
@@ -74,7 +95,7 @@ def _stages(spec: ModelSpec, how: PartitionSpec) -> tuple[IndexRange, ...]:
                 f"give {spec.num_layers} or less",
                 param="pipeline_parallel_size",
             )
-        return ranges
+        return _ranges_of(with_donors(spec, tuple(stage.count for stage in ranges)))
     told = ",".join(map(str, how.layers))
     if len(how.layers) != how.stages:
         raise UserError(
@@ -86,16 +107,26 @@ def _stages(spec: ModelSpec, how: PartitionSpec) -> tuple[IndexRange, ...]:
             f"--layer-split {told} adds up to {sum(how.layers)}; the model has {format_count(spec.num_layers, 'layer')}, and each stage needs one or more",
             param="layer_split",
         )
-    return tuple(IndexRange(end - count, count) for count, end in zip(how.layers, accumulate(how.layers), strict=True))
+    for stage in _ranges_of(how.layers):
+        if (donor := _parted_donor(spec, stage.first)) is not None:
+            raise UserError(
+                f"--layer-split {told}: layers from {stage.first} on read keys and values of layer {donor}, which is in an earlier stage; end that stage before layer {donor}",
+                param="layer_split",
+            )
+    return _ranges_of(how.layers)
+
+
+def _ranges_of(layers: Sequence[int]) -> tuple[IndexRange, ...]:
+    return tuple(IndexRange(end - count, count) for count, end in zip(layers, accumulate(layers), strict=True))
 
 
 @dataclass(frozen=True)
 class _RankShards:
     """What each rank has of every layer."""
 
-    heads: tuple[tuple[IndexRange, IndexRange], ...]
+    heads: Mapping[tuple[int, int], tuple[tuple[IndexRange, IndexRange], ...]]  # by KV heads and their elements
     vocabulary: tuple[IndexRange, ...]
-    intermediate: tuple[IndexRange, ...]
+    intermediate: Mapping[int, tuple[IndexRange, ...]]  # by its length
     expert: tuple[IndexRange, ...]
     shared: tuple[IndexRange, ...]
     state: tuple[IndexRange, ...]
@@ -113,15 +144,20 @@ class _RankShards:
             return _among(spec, how.ranks, what, alignments[name], lambda ranks: divide(count, ranks, alignments[name]))
 
         query = alignments.get("query", Alignment())
-        what = f"{format_count(spec.num_heads, 'query head')} of {format_count(spec.head_dim, 'element')} with {format_count(spec.num_kv_heads, 'KV head')}"
-        return cls(
-            heads=_among(
+
+        def heads(kv_heads: int, head_dim: int) -> tuple[tuple[IndexRange, IndexRange], ...]:
+            what = f"{format_count(spec.num_heads, 'query head')} of {format_count(head_dim, 'element')} with {format_count(kv_heads, 'KV head')}"
+            return _among(
                 spec,
                 how.ranks,
                 what,
                 query,
-                lambda ranks: divide_heads(spec.num_heads, spec.num_kv_heads, spec.head_dim, ranks, query),
-            ),
+                lambda ranks: divide_heads(spec.num_heads, kv_heads, head_dim, ranks, query),
+            )
+
+        every = range(spec.num_layers)
+        return cls(
+            heads={kind: heads(*kind) for kind in _kinds_of_heads(spec)},
             vocabulary=_among(
                 spec,
                 how.ranks,
@@ -129,7 +165,7 @@ class _RankShards:
                 Alignment(),
                 lambda ranks: divide(spec.vocab_size, ranks),
             ),
-            intermediate=inner("intermediate", spec.intermediate_size),
+            intermediate={size: inner("intermediate", size) for size in map(spec.intermediate_of, every)},
             expert=inner("expert_intermediate", moe.intermediate_size),
             shared=inner("shared_intermediate", moe.shared_intermediate_size),
             state=_among(
@@ -147,7 +183,8 @@ class _RankShards:
         self, spec: ModelSpec, how: PartitionSpec, stages: Sequence[IndexRange], stage: int, rank: int
     ) -> ModelPart:
         layers = stages[stage]
-        heads, kv_heads = self.heads[rank]
+        here = range(layers.first, layers.end)
+        heads, kv_heads = self.heads[_kinds_of_heads(spec)[0]][rank]
         return ModelPart(
             layers=layers,
             stage=stage,
@@ -156,15 +193,24 @@ class _RankShards:
             ranks=how.ranks,
             heads=heads,
             kv_heads=kv_heads,
-            intermediate=self.intermediate[rank],
+            intermediate=self.intermediate[spec.intermediate_of(0)][rank],
             vocabulary=self.vocabulary[rank],
             expert_intermediate=self.expert[rank],
             shared_intermediate=self.shared[rank],
             vocabulary_widths=tuple(piece.count for piece in self.vocabulary),
-            experts=tuple(_experts(spec, how, layer, stage)[rank] for layer in range(layers.first, layers.end)),
-            head_counts=tuple(of_rank.count for of_rank, _ in self.heads),
+            experts=tuple(_experts(spec, how, layer, stage)[rank] for layer in here),
+            head_counts=tuple(of_rank.count for of_rank, _ in self.heads[_kinds_of_heads(spec)[0]]),
             state_groups=self.state[rank],
+            layer_heads=tuple(self.heads[spec.heads_of(n)][rank] for n in here) if spec.layer_kv else (),
+            layer_intermediate=(
+                tuple(self.intermediate[spec.intermediate_of(n)][rank] for n in here) if spec.layer_intermediate else ()
+            ),
         )
+
+
+def _kinds_of_heads(spec: ModelSpec) -> list[tuple[int, int]]:
+    """KV heads and elements of a head of the model's layers, each kind once."""
+    return list(dict.fromkeys(map(spec.heads_of, range(spec.num_layers))))
 
 
 def _experts(spec: ModelSpec, how: PartitionSpec, layer: int, stage: int) -> Experts:

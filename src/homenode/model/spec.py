@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from homenode.compute.ops import Activation, ExpertScore, GroupScore, LayerState, Routing
+from homenode.compute.ops import Activation, ExpertScore, GroupScore, LayerKv, LayerState, Routing
 from homenode.dtypes import DType
 
 
@@ -97,9 +98,51 @@ class ModelSpec:
     layer_states: tuple[LayerState | None, ...] = ()
     state_groups: int = 1  # equal parts of heads and channels into which every state may be divided among ranks
 
+    # Of each layer what it keeps in KV memory; the number of an earlier layer whose keys and values it reads instead;
+    # or None where it attends to nothing. Empty: num_kv_heads heads of head_dim in every layer.
+    layer_kv: tuple[LayerKv | int | None, ...] = ()
+    layer_intermediate: tuple[int, ...] = ()  # of each layer, where they differ; empty: intermediate_size in all
+    dimensions: Mapping[str, int] = field(default_factory=dict)  # further lengths of tensors, which are never divided
+
     def state_of(self, layer: int) -> LayerState | None:
         """What a layer of the model keeps of a sequence besides keys and values, None where it keeps nothing."""
         return self.layer_states[layer] if self.layer_states else None
+
+    def donor_of(self, layer: int) -> int:
+        """The layer whose keys and values a layer's attention reads: itself, or an earlier one."""
+        kept = self.layer_kv[layer] if self.layer_kv else None
+        return kept if isinstance(kept, int) else layer
+
+    def kv_of(self, layer: int) -> LayerKv | None:
+        """The keys and values that a layer's attention reads, its own or its donor's; None where it has none."""
+        if not self.layer_kv:
+            return LayerKv(self.num_kv_heads, self.head_dim, self.head_dim)
+        kept = self.layer_kv[self.donor_of(layer)]
+        assert not isinstance(kept, int)  # a donor has its own
+        return kept
+
+    def heads_of(self, layer: int) -> tuple[int, int]:
+        """KV heads of a layer, and the elements of a head of its q, k and v rows. Where its keys and values are not as
+        wide as each other, those of the figures.
+        """
+        kv = self.kv_of(layer)
+        alike = kv is not None and kv.key_width == kv.value_width
+        return (kv.kv_heads, kv.key_width) if kv is not None and alike else (self.num_kv_heads, self.head_dim)
+
+    def intermediate_of(self, layer: int) -> int:
+        """Inner columns of a layer's MLP."""
+        return self.layer_intermediate[layer] if self.layer_intermediate else self.intermediate_size
+
+    def cache_layers(self, first: int, past: int) -> dict[int, int]:
+        """For each of layers first .. past - 1 that attends, the layer of a KV memory of those that holds what it reads.
+        KeyError where a layer's donor is not among them.
+        """
+        places: dict[int, int] = {}
+        for layer in range(first, past):
+            if self.kv_of(layer) is not None:
+                donor = self.donor_of(layer)
+                places[layer] = len(set(places.values())) if donor == layer else places[donor]
+        return places
 
     def window_of(self, layer: int) -> int | None:
         """Tokens of the sliding window of a layer of the model, None where it sees its whole context."""

@@ -86,7 +86,11 @@ def work_of(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry, part: M
         replace(work, flops_per_token=work.flops_per_token - operations),
         float(sum(m.target_bytes for m in sampled)),
         operations,
-        4.0 * part.heads.count * spec.head_dim * part.layers.count,
+        sum(
+            2.0 * part.heads_in(layer)[0].count * (kv.key_width + kv.value_width)
+            for layer in range(part.layers.first, part.layers.end)
+            if (kv := spec.kv_of(layer)) is not None
+        ),
     )
 
 

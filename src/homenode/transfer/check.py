@@ -26,11 +26,12 @@ _PORTS = ("pd_peer_init_port", "pd_peer_alloc_port", "pd_pull_done_port")
 @dataclass(frozen=True)
 class EngineFacts:
     """What of the engine's other settings handing KV over depends on. `block_bytes`: of a KV block, 0 while the model
-    is not known. `workers`: the devices of those that compute apart from the engine's own process; none: that one
+    is not known; `kv_shapes`: how many shapes its layers' keys and values have. `workers`: the devices of those that compute apart from the engine's own process; none: that one
     computes."""
 
     block_bytes: int = 0
     block_size: int = 0
+    kv_shapes: int = 1
     memory: int | None = None  # bytes that may be taken beside the KV memory; None: not known
     backend: str = "native"
     tensor_parallel_size: int = 1
@@ -290,5 +291,10 @@ def _engine(engine: EngineFacts) -> Iterator[UserError]:
     if engine.backend != "native":
         yield UnsupportedError(
             f"{named('pd_role')} needs --backend native: the {engine.backend} backend keeps KV where no other process can read it",
+            param="pd_role",
+        )
+    if engine.kv_shapes > 1:
+        yield UnsupportedError(
+            f"{named('pd_role')}: this model's layers have keys and values of {engine.kv_shapes} shapes; homenode hands KV over where all have one",
             param="pd_role",
         )

@@ -22,7 +22,7 @@ from homenode.transfer.weights_identity import weights_digest
 from tests.quantised_folders import FORMS, write_quantised
 
 BUILTIN = Path(__file__).resolve().parents[3] / "src/homenode/builtin"
-GEOMETRY = KvGeometry(layers=2, kv_heads=2, head_dim=8, block_size=64, dtype="f32")
+GEOMETRY = KvGeometry.uniform(layers=2, kv_heads=2, head_dim=8, block_size=64, dtype="f32")
 SENDER = TransferConfig(pd_role="sender")
 
 

@@ -178,7 +178,7 @@ def _result(
 
 
 def _geometry(name: str, kv_heads: int, head_dim: int, layers: int) -> KvGeometry:
-    return KvGeometry(layers, kv_heads, head_dim, _BLOCK, name)
+    return KvGeometry.uniform(layers, kv_heads, head_dim, _BLOCK, name)
 
 
 def _blocks(context: int) -> int:

@@ -10,6 +10,7 @@ would have it.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from homenode.bench.machine.ceilings import Operations, Work, path_of
@@ -49,13 +50,13 @@ class WorkCounter:
     def prefill_phases(self, tokens: int) -> dict[str, Work]:
         """The same by phase of the program: qkv, attention, o, gate_up, down, lm_head, ..."""
         last = self.spec.num_layers - 1  # whose attention is computed for the sampled token alone
-        pairs = sum(self._visible_pairs(0, tokens, layer) for layer in range(last)) + self._visible_pairs(
-            tokens - 1, 1, last
+        attention = self._attention(
+            lambda layer: (
+                self._visible_pairs(tokens - 1, 1, layer) if layer == last else self._visible_pairs(0, tokens, layer)
+            )
         )
-        attention = Work(
-            0.0, self._attention_operations(pairs)
-        )  # its keys and values are made in the step and need not come from memory
-        return self._matrices(tokens, sampled=1) | {"attention": attention}
+        # Its keys and values are made in the step and need not come from memory.
+        return self._matrices(tokens, sampled=1) | {"attention": Work(0.0, attention.operations)}
 
     def decode(self, batch: int, context: int) -> Work:
         """One step of one token for each of `batch` sequences, of `context` tokens before it, all of them sampled."""
@@ -63,8 +64,7 @@ class WorkCounter:
 
     def decode_phases(self, batch: int, context: int) -> dict[str, Work]:
         """The same by phase of the program."""
-        visible = batch * sum(self._visible_pairs(context, 1, layer) for layer in range(self.spec.num_layers))
-        attention = Work(visible * self._token_bytes(), self._attention_operations(visible))
+        attention = self._attention(lambda layer: batch * self._visible_pairs(context, 1, layer))
         return self._matrices(batch, sampled=batch) | {"attention": attention}
 
     def decoding(self, batch: int, context: int, steps: int) -> Work:
@@ -104,16 +104,17 @@ class WorkCounter:
         window = self.spec.window_of(layer) or start + count
         return sum(min(position + 1, window) for position in range(start, start + count))
 
-    def _token_bytes(self) -> float:
-        """Bytes of one token's key and value in one layer."""
-        g = self.geometry
-        return g.block_bytes / g.layers / g.block_size
-
-    def _attention_operations(self, pairs: int) -> Operations:
-        """A product with the key and one with the value, for each pair and query head."""
-        return Operations.of(
-            path_of(self.geometry.dtype.upper()), 4.0 * self.spec.num_heads * self.spec.head_dim * pairs
-        )
+    def _attention(self, pairs: Callable[[int], int]) -> Work:
+        """What all layers that attend read, the keys and values of each pair's token, and multiply: for each pair and
+        query head a product with the key and one with the value. `pairs`: of a layer.
+        """
+        total, dtype = _NOTHING, self.geometry.dtype
+        for layer in range(self.spec.num_layers):
+            if (kv := self.spec.kv_of(layer)) is not None:
+                products = 2.0 * self.spec.num_heads * (kv.key_width + kv.value_width) * pairs(layer)
+                operations = Operations.of(path_of(dtype.upper()), products)
+                total += Work(float(pairs(layer) * kv.token_bytes(dtype)), operations)
+        return total
 
 
 def _phase_of(name: str) -> str:

@@ -56,7 +56,7 @@ def _geometry(block_bytes: int) -> KvGeometry:
             f"KV blocks of {block_bytes} bytes cannot be measured; wanted a power of two, at least {_LEAST}"
         )
     tokens, heads = min(doublings, 2), min(max(doublings - 4, 0), 3)
-    return KvGeometry(1 << (doublings - tokens - heads), 1 << heads, _HEAD, 32 << tokens, "bf16")
+    return KvGeometry.uniform(1 << (doublings - tokens - heads), 1 << heads, _HEAD, 32 << tokens, "bf16")
 
 
 def _measure(backend: NativeBackend, geometry: KvGeometry, blocks: int, rounds: int) -> CopySpeed:

@@ -57,7 +57,9 @@ def compute_for(seconds: float) -> None:
 def page_geometry(page_bytes: int) -> KvGeometry:
     """KV memory whose block is one piece of so many bytes, a multiple of 16 KiB: one layer, one head, bf16."""
     head_dim = 128 if page_bytes < _LARGE_PAGE else 1024
-    return KvGeometry(layers=1, kv_heads=1, head_dim=head_dim, block_size=page_bytes // (4 * head_dim), dtype="bf16")
+    return KvGeometry.uniform(
+        layers=1, kv_heads=1, head_dim=head_dim, block_size=page_bytes // (4 * head_dim), dtype="bf16"
+    )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from homenode import _native
 from homenode.compute.kv_memory import KvLayout
 from homenode.compute.native.capability import available_levels, choose_level
+from homenode.compute.native.kv_layers import NativeKvLayers
 from homenode.compute.native.kv_memory import NativeKvMemory, map_memory, native_shape, pool
 from homenode.compute.native.kv_pages import KvPages, RegionPages
 from homenode.compute.native.meter import NativeMeter
@@ -24,6 +25,7 @@ from homenode.compute.native.refusals import host_errors, peer_errors
 from homenode.compute.native.shared_weights import NativeSharedWeights, shared_words
 from homenode.compute.ops import (
     IntArray,
+    KvCache,
     KvGeometry,
     MatrixPlacement,
     Ops,
@@ -205,6 +207,13 @@ class NativeBackend:
         self._shared_weight_bytes += weight.nbytes
         return weight
 
+    def stored_table(self, fd: int, offset: int, dtype: DType, rows: int, columns: int) -> _native.StoredTable:
+        """See `TableBackend.stored_table`."""
+        if dtype.gguf_id < 0 or not _native.can_decode(dtype.gguf_id):
+            raise UnsupportedError(f"the native core cannot read rows of {dtype.name} from a file", dtype=dtype.name)
+        with host_errors():
+            return _native.stored_table(fd, offset, dtype.gguf_id, rows, columns)
+
     def vector(self, array: npt.NDArray[Any]) -> _native.Tensor:
         """See `Backend.vector`."""
         return self.constant(np.ascontiguousarray(array).reshape(1, -1))
@@ -223,47 +232,54 @@ class NativeBackend:
         others_write: bool = False,
         share: tuple[int, int, int] | None = None,
         touched: bool = True,
-    ) -> _native.KvCache:
-        """See `Backend.kv_cache`. With `shared` it lies in a memfd (see `kv_memory`), which others may map: for
-        reading, or to write as well.
+    ) -> KvCache:
+        """See `Backend.kv_cache`: a `_native.KvCache`, or `NativeKvLayers` of layers of unlike shapes. With `shared` it
+        lies in a memfd (see `kv_memory`), which others may map: for reading, or to write as well.
 
         `share`: descriptor, offset and bytes of a memfd of somebody else's that it lies in instead, with what that
         holds. ValueError when it is too small. Without `touched` private memory is reserved only, and its pages are
-        taken and given back by `change_kv_pages`, or come when they are first written.
+        taken and given back by `change_kv_pages`, or come when they are first written. UnsupportedError for memory that
+        others map, of layers of unlike shapes.
         """
+        in_file, shapes = shared or share is not None, geometry.shapes
+        if in_file and len(shapes) != 1:
+            raise UnsupportedError(
+                f"KV memory of {len(shapes)} shapes of layers cannot be mapped by others; homenode shares one of layers alike"
+            )
         interleaved = self._memory is not None and self._memory.interleaved
         sharing = (_native.Sharing.writable if others_write else _native.Sharing.readable) if shared else None
         with host_errors():
-            cache = _native.kv_cache(
-                self._pool,
-                native_shape(geometry),
-                blocks,
-                arena=self._arena,
-                interleaved=interleaved,
-                sharing=sharing,
-                share=share,
-                touched=touched,
-            )
-        reserved = not touched and not shared and share is None
-        self._kv_reserved = self._pages_of(cache) if reserved else None
-        self._kv_bytes += cache.nbytes
-        self._kv_ranges, self._pages, self._residency = cache.ranges, None, None
-        self._kv_shared = shared or share is not None
-        return cache
+            caches = [
+                _native.kv_cache(
+                    self._pool,
+                    native_shape(replace(geometry, layers=(shape,) * len(layers))),
+                    blocks,
+                    arena=self._arena,
+                    interleaved=interleaved,
+                    sharing=sharing,
+                    share=share,
+                    touched=touched,
+                )
+                for shape, layers in shapes.items()
+            ]
+        reserved = not touched and not in_file
+        self._kv_reserved = KvPages([p for cache in caches for p in self._pages_of(cache)]) if reserved else None
+        self._kv_bytes += sum(cache.nbytes for cache in caches)
+        self._kv_ranges, self._pages, self._residency = [r for cache in caches for r in cache.ranges], None, None
+        self._kv_shared = in_file
+        return caches[0] if len(caches) == 1 else NativeKvLayers(geometry, caches, blocks)
 
     def state_memory(self, geometry: StateGeometry, slots: int) -> NoReturn:
         """UnsupportedError: the native core has no operation that keeps a state."""
         raise UnsupportedError("the native backend has no state memory for layers that keep a state")
 
-    def _pages_of(self, cache: _native.KvCache) -> KvPages:
+    def _pages_of(self, cache: _native.KvCache) -> list[RegionPages]:
         """The pages of a KV cache that is reserved only. Its regions are in the order of `ranges`."""
         regions = _native.KvMemory.of(cache).layout.regions
-        return KvPages(
-            [
-                RegionPages(at, size, region.block_stride, cache.blocks, cpus=self._touched_by(home, cache.refused))
-                for (at, size, home), region in zip(cache.ranges, regions, strict=True)
-            ]
-        )
+        return [
+            RegionPages(at, size, region.block_stride, cache.blocks, cpus=self._touched_by(home, cache.refused))
+            for (at, size, home), region in zip(cache.ranges, regions, strict=True)
+        ]
 
     def _touched_by(self, node_index: int, refused: int) -> tuple[int, ...]:
         """The CPUs of a node, where its memory comes from whoever touches it first and there are other homes.

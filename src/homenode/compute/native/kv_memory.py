@@ -219,13 +219,15 @@ def kv_type(dtype: str) -> _native.KvType:
 
 
 def native_shape(of: KvGeometry | KvLayout) -> _native.KvShape:
-    """UnsupportedError for a dtype the native core has no KV memory of."""
+    """UnsupportedError for a dtype the native core has no KV memory of, ValueError for layers of unlike shapes."""
+    if isinstance(of, KvGeometry):
+        layers, (kv_heads, head_dim, value_width) = len(of.layers), of.only_shape
+        if value_width != head_dim:
+            raise UnsupportedError(f"KV memory of keys of {head_dim} and values of {value_width} elements")
+    else:
+        layers, kv_heads, head_dim = of.layers, of.kv_heads, of.head_dim
     return _native.KvShape(
-        layers=of.layers,
-        kv_heads=of.kv_heads,
-        head_dim=of.head_dim,
-        block_size=of.block_size,
-        type=kv_type(of.dtype),
+        layers=layers, kv_heads=kv_heads, head_dim=head_dim, block_size=of.block_size, type=kv_type(of.dtype)
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import asdict
 import numpy as np
 
 from homenode import _native
+from homenode.compute.native.kv_layers import NativeKvLayers
 from homenode.compute.ops import Experts, FloatArray, Routing
 
 
@@ -26,6 +27,10 @@ class RecordingOps:
             raise ValueError(f"embedding: a table from row {first} of a vocabulary that is not said")
         return self._recorder.embedding(table, first, vocabulary or 0)
 
+    def stored_rows(self, table: _native.StoredTable) -> _native.Tensor:
+        """See `Ops.stored_rows`. A row that its file no longer has is NaN."""
+        return self._recorder.stored_rows(table)
+
     def received(self, columns: int) -> _native.Tensor:
         """See `Ops.received`. They are read where the caller of the step has them."""
         return self._recorder.received(columns)
@@ -38,8 +43,10 @@ class RecordingOps:
         """See `Ops.gather`. x itself where the program has no group, or a group of one."""
         return self._recorder.gather(x, list(widths))
 
-    def rms_norm(self, x: _native.Tensor, weight: _native.Tensor, eps: float) -> _native.Tensor:
+    def rms_norm(self, x: _native.Tensor, weight: _native.Tensor | int, eps: float) -> _native.Tensor:
         """See `Ops.rms_norm`."""
+        if isinstance(weight, int):
+            weight = _native.constant(np.ones((1, weight), np.float32))  # times 1 is the same to the last bit
         return self._recorder.rms_norm(x, weight, eps)
 
     def linear(
@@ -67,9 +74,9 @@ class RecordingOps:
     def attention(
         self,
         q: _native.Tensor,
-        k: _native.Tensor,
-        v: _native.Tensor,
-        cache: _native.KvCache,
+        k: _native.Tensor | None,
+        v: _native.Tensor | None,
+        cache: _native.KvCache | NativeKvLayers,
         layer: int,
         scale: float,
         window: int | None = None,
@@ -82,6 +89,8 @@ class RecordingOps:
             raise ValueError(f"an attention window of {window}; wanted at least 1, or None for no window")
         if softcap is not None and not softcap > 0:
             raise ValueError(f"attention scores capped at {softcap}; wanted more than 0, or None for no cap")
+        if isinstance(cache, NativeKvLayers):
+            cache, layer = cache.place(layer)
         params = _native.AttentionParams(
             layer=layer, scale=scale, window=window or 0, softcap=softcap or 0.0, sinks=sinks
         )
@@ -91,16 +100,18 @@ class RecordingOps:
         """See `Ops.silu_mul`."""
         return self._recorder.silu_mul(gate_up)
 
-    def gelu_mul(self, gate_up: _native.Tensor) -> _native.Tensor:
+    def gelu_mul(self, gate_up: _native.Tensor, up: _native.Tensor | None = None) -> _native.Tensor:
         """See `Ops.gelu_mul`."""
-        return self._recorder.gelu_mul(gate_up)
+        return self._recorder.gelu_mul(gate_up, up)
 
     def add(self, x: _native.Tensor, y: _native.Tensor) -> _native.Tensor:
         """See `Ops.add`."""
         return self._recorder.add(x, y)
 
-    def scale(self, x: _native.Tensor, factor: float) -> _native.Tensor:
+    def scale(self, x: _native.Tensor, factor: float | _native.Tensor) -> _native.Tensor:
         """See `Ops.scale`."""
+        if isinstance(factor, _native.Tensor):
+            return self._recorder.scale_by(x, factor)
         return self._recorder.scale(x, factor)
 
     def soft_cap(self, x: _native.Tensor, cap: float) -> _native.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from homenode.compute.reference.kv import ReferenceKvCache
 from homenode.compute.reference.ops import EagerOps
 from homenode.compute.reference.state import ReferenceStateMemory
 from homenode.dtypes import DType
-from homenode.errors import HostError
+from homenode.errors import HostError, UnsupportedError
 from homenode.units import format_count
 
 
@@ -78,6 +79,12 @@ class ReferenceBackend:
         """See `Backend.weight_from_array`."""
         return self._keep(formats.round_to(np.asarray(array, np.float32), target))
 
+    def stored_table(self, fd: int, offset: int, dtype: DType, rows: int, columns: int) -> StoredRows:
+        """See `TableBackend.stored_table`. UnsupportedError for a format this backend cannot decode."""
+        if dtype.name not in formats.DECODABLE:
+            raise UnsupportedError(f"the reference backend cannot read rows of {dtype.name} from a file")
+        return StoredRows(os.dup(fd), offset, dtype, rows, columns)
+
     def vector(self, array: npt.NDArray[Any]) -> FloatArray:
         """See `Backend.vector`."""
         return np.array(array, np.float32).reshape(-1)
@@ -116,6 +123,27 @@ class ReferenceBackend:
         kept = np.ascontiguousarray(matrix, np.float32)
         self._weight_bytes += kept.nbytes
         return kept
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """A table in a file, whose descriptor is its own: see `TableBackend.stored_table`."""
+
+    fd: int
+    offset: int
+    dtype: DType
+    rows: int
+    columns: int
+
+    def read(self, row: int) -> FloatArray:
+        """The values of a row, float32 [columns]. HostError when the file ends before it."""
+        size = self.dtype.row_bytes(self.columns)
+        stored = _read(self.fd, self.offset + row * size, size).reshape(1, size)
+        values: FloatArray = formats.decode(stored, self.dtype, 1, self.columns)[0]
+        return values
+
+    def __del__(self) -> None:
+        os.close(self.fd)
 
 
 class ReferenceProgram:

@@ -11,23 +11,23 @@ from homenode.compute.reference.formats import round_bf16
 
 
 class ReferenceKvCache:
-    """Keys and values in blocks, [layers, blocks, block_size, kv_heads, head_dim] each.
+    """Keys and values in blocks, of each layer [blocks, block_size, kv_heads, width] each.
 
     Held as float32 whatever the geometry says; with dtype "bf16" the values are rounded to bfloat16 when stored, with
     "int8" to whole multiples of a scale for each token and head.
     """
 
     def __init__(self, geometry: KvGeometry, blocks: int) -> None:
-        shape = (geometry.layers, blocks, geometry.block_size, geometry.kv_heads, geometry.head_dim)
         self.geometry = geometry
         self.blocks = blocks
-        self._keys = np.zeros(shape, np.float32)
-        self._values = np.zeros(shape, np.float32)
+        slots = (blocks, geometry.block_size)
+        self._keys = [np.zeros((*slots, of.kv_heads, of.key_width), np.float32) for of in geometry.layers]
+        self._values = [np.zeros((*slots, of.kv_heads, of.value_width), np.float32) for of in geometry.layers]
 
     @property
     def nbytes(self) -> int:
         """Bytes really held."""
-        return self._keys.nbytes + self._values.nbytes
+        return sum(side.nbytes for side in (*self._keys, *self._values))
 
     def check(self, block_row: IntArray, context: int) -> None:
         """ValueError unless `block_row` begins with the blocks of a context of this length."""
@@ -40,21 +40,19 @@ class ReferenceKvCache:
             )
 
     def store(self, layer: int, block_row: IntArray, positions: IntArray, keys: FloatArray, values: FloatArray) -> None:
-        """Put keys and values [n, kv_heads * head_dim] of a sequence's `positions` where its `block_row` says."""
+        """Put keys and values [n, kv_heads * width] of a sequence's `positions` where its `block_row` says."""
         size = self.geometry.block_size
-        where = (layer, block_row[positions // size], positions % size)
-        shape = (len(positions), self.geometry.kv_heads, self.geometry.head_dim)
+        where = (block_row[positions // size], positions % size)
         rounded = _AS_STORED[self.geometry.dtype]
-        self._keys[where] = rounded(keys.reshape(shape))
-        self._values[where] = rounded(values.reshape(shape))
+        for side, rows in ((self._keys[layer], keys), (self._values[layer], values)):
+            side[where] = rounded(rows.reshape(len(positions), *side.shape[2:]))
 
     def gather(self, layer: int, block_row: IntArray, context: int) -> tuple[FloatArray, FloatArray]:
-        """Keys and values of positions 0 .. context - 1: two contiguous arrays [kv_heads, context, head_dim]."""
+        """Keys and values of positions 0 .. context - 1: two contiguous arrays [kv_heads, context, width]."""
         used = block_row[: -(-context // self.geometry.block_size)]
-        shape = (-1, self.geometry.kv_heads, self.geometry.head_dim)
         keys, values = (
-            np.ascontiguousarray(side[layer, used].reshape(shape)[:context].transpose(1, 0, 2))
-            for side in (self._keys, self._values)
+            np.ascontiguousarray(side[used].reshape(-1, *side.shape[2:])[:context].transpose(1, 0, 2))
+            for side in (self._keys[layer], self._values[layer])
         )
         return keys, values
 

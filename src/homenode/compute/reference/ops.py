@@ -7,6 +7,7 @@ the order of every summation) never depend on what shares the batch: slow, and b
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,14 @@ class EagerOps:
         rows[here] = table[ids[here] - first]
         return rows
 
+    def stored_rows(self, table: Any) -> FloatArray:
+        """See `Ops.stored_rows`. ValueError for an id past the table."""
+        ids = self._step.ids
+        if len(ids) and not 0 <= ids.min() <= ids.max() < table.rows:
+            raise ValueError(f"token ids from {ids.min()} to {ids.max()} are outside a table of {table.rows} rows")
+        rows = [table.read(int(i)) for i in ids]
+        return np.stack(rows) if rows else np.zeros((0, table.columns), np.float32)
+
     def received(self, columns: int) -> FloatArray:
         """See `Ops.received`. ValueError when the step has no such rows."""
         hidden = self._step.hidden
@@ -60,11 +69,12 @@ class EagerOps:
         """See `Ops.gather`."""
         return x if self._group is None else self._group.gather(np.ascontiguousarray(x), widths)
 
-    def rms_norm(self, x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
+    def rms_norm(self, x: FloatArray, weight: FloatArray | int, eps: float) -> FloatArray:
         """See `Ops.rms_norm`."""
-        groups = np.ascontiguousarray(x).reshape(-1, len(weight))
+        columns, factor = (weight, np.float32(1)) if isinstance(weight, int) else (len(weight), weight)
+        groups = np.ascontiguousarray(x).reshape(-1, columns)
         mean = np.mean(np.square(groups), axis=1, keepdims=True, dtype=np.float32)
-        return np.asarray(groups / np.sqrt(mean + np.float32(eps)) * weight, np.float32).reshape(x.shape)
+        return np.asarray(groups / np.sqrt(mean + np.float32(eps)) * factor, np.float32).reshape(x.shape)
 
     def linear(
         self,
@@ -108,8 +118,8 @@ class EagerOps:
     def attention(
         self,
         q: FloatArray,
-        k: FloatArray,
-        v: FloatArray,
+        k: FloatArray | None,
+        v: FloatArray | None,
         cache: ReferenceKvCache,
         layer: int,
         scale: float,
@@ -120,18 +130,20 @@ class EagerOps:
     ) -> FloatArray:
         """See `Ops.attention`."""
         step = self._step
-        geometry = cache.geometry
-        out = np.empty(q.shape, np.float32)
+        shape = cache.geometry.layers[layer]
+        heads = q.shape[1] // shape.key_width
+        out = np.empty((len(q), heads * shape.value_width), np.float32)
         for i, context in enumerate(step.context_len):
             tokens = slice(step.query_start[i], step.query_start[i + 1])
             positions, block_row = step.positions[tokens], step.block_table[i]
             cache.check(block_row, int(context))
-            cache.store(layer, block_row, positions, k[tokens], v[tokens])
+            if k is not None and v is not None:
+                cache.store(layer, block_row, positions, k[tokens], v[tokens])
             keys, values = cache.gather(layer, block_row, int(context))
             for row, position in zip(range(tokens.start, tokens.stop), positions, strict=True):
                 first = 0 if window is None else max(0, int(position) - window + 1)
                 visible = slice(first, int(position) + 1)
-                query = q[row].reshape(geometry.kv_heads, -1, geometry.head_dim)
+                query = q[row].reshape(shape.kv_heads, -1, shape.key_width)
                 found = _attention_of_row(query, keys[:, visible], values[:, visible], scale, softcap, sinks)
                 out[row] = found.reshape(-1)
         return out
@@ -141,18 +153,19 @@ class EagerOps:
         half = gate_up.shape[1] // 2
         return silu_gated(gate_up[:, :half], gate_up[:, half:])
 
-    def gelu_mul(self, gate_up: FloatArray) -> FloatArray:
+    def gelu_mul(self, gate_up: FloatArray, up: FloatArray | None = None) -> FloatArray:
         """See `Ops.gelu_mul`."""
         half = gate_up.shape[1] // 2
-        return gelu_gated(gate_up[:, :half], gate_up[:, half:])
+        gate, up = (gate_up[:, :half], gate_up[:, half:]) if up is None else (gate_up, up)
+        return gelu_gated(gate, up)
 
     def add(self, x: FloatArray, y: FloatArray) -> FloatArray:
         """See `Ops.add`."""
         return x + y
 
-    def scale(self, x: FloatArray, factor: float) -> FloatArray:
+    def scale(self, x: FloatArray, factor: float | FloatArray) -> FloatArray:
         """See `Ops.scale`."""
-        return x * np.float32(factor)
+        return np.asarray(x * np.float32(np.asarray(factor).item()), np.float32)
 
     def soft_cap(self, x: FloatArray, cap: float) -> FloatArray:
         """See `Ops.soft_cap`."""

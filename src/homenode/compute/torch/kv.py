@@ -1,4 +1,4 @@
-"""Paged KV memory on a device: keys and values [layers, blocks + 1, block_size, kv_heads, head_dim] each.
+"""Paged KV memory on a device: keys and values of each layer [blocks + 1, block_size, kv_heads, width] each.
 
 The block behind the last is nobody's: rows that only fill up a captured step write there.
 """
@@ -21,46 +21,53 @@ class TorchKvCache:
 
     def __init__(self, geometry: KvGeometry, blocks: int, device: TorchDevice) -> None:
         g, kept = geometry, _KEPT[geometry.dtype]
-        shape = (g.layers, blocks + 1, g.block_size, g.kv_heads, g.head_dim)
+        slots = (blocks + 1, g.block_size)
         self.geometry = geometry
         self.blocks = blocks
         self.reads = torch.bfloat16 if g.dtype == "bf16" and device.narrow else torch.float32
-        self.keys = torch.zeros(shape, dtype=kept, device=device.device)
-        self.values = torch.zeros(shape, dtype=kept, device=device.device)
-        scales = shape[:-1] if g.dtype == "int8" else (0,)
-        self._key_scales = torch.zeros(scales, dtype=torch.float32, device=device.device)
-        self._value_scales = torch.zeros(scales, dtype=torch.float32, device=device.device)
+
+        def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device.device)
+
+        self.keys = [zeros(*slots, of.kv_heads, of.key_width, dtype=kept) for of in g.layers]
+        self.values = [zeros(*slots, of.kv_heads, of.value_width, dtype=kept) for of in g.layers]
+        scaled = [(*slots, of.kv_heads) if g.dtype == "int8" else (0,) for of in g.layers]
+        self._key_scales = [zeros(*shape, dtype=torch.float32) for shape in scaled]
+        self._value_scales = [zeros(*shape, dtype=torch.float32) for shape in scaled]
 
     @property
     def nbytes(self) -> int:
         """Bytes really held."""
-        return sum(t.nbytes for t in (self.keys, self.values, self._key_scales, self._value_scales))
+        return sum(t.nbytes for t in (*self.keys, *self.values, *self._key_scales, *self._value_scales))
 
     def store(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Put keys and values [n, kv_heads, head_dim] at `slots` [n], block * block_size + place within it."""
-        for side, scales, rows in ((self.keys, self._key_scales, keys), (self.values, self._value_scales, values)):
-            flat = side[layer].view(-1, *side.shape[3:])
+        """Put keys and values [n, kv_heads, width] at `slots` [n], block * block_size + place within it."""
+        for side, scales, rows in (
+            (self.keys[layer], self._key_scales[layer], keys),
+            (self.values[layer], self._value_scales[layer], values),
+        ):
+            flat = side.view(-1, *side.shape[2:])
             if self.geometry.dtype == "int8":
                 codes, scale = _int8(rows)
-                scales[layer].view(-1, side.shape[3])[slots] = scale
+                scales.view(-1, side.shape[2])[slots] = scale
                 flat[slots] = codes
             else:
                 flat[slots] = rows.to(side.dtype)
 
     def gather(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values at `slots` [...]: [..., kv_heads, head_dim] each, in the type `reads`."""
+        """Keys and values at `slots` [...]: [..., kv_heads, width] each, in the type `reads`."""
         keys, values = (
-            self._read(side[layer], scales, layer, slots)
+            self._read(side[layer], scales[layer], slots)
             for side, scales in ((self.keys, self._key_scales), (self.values, self._value_scales))
         )
         return keys, values
 
-    def _read(self, side: torch.Tensor, scales: torch.Tensor, layer: int, slots: torch.Tensor) -> torch.Tensor:
+    def _read(self, side: torch.Tensor, scales: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         flat = side.view(-1, *side.shape[2:])
         rows = flat[slots].to(self.reads)
         if self.geometry.dtype != "int8":
             return rows
-        return rows * scales[layer].view(-1, side.shape[2])[slots].unsqueeze(-1)
+        return rows * scales.view(-1, side.shape[2])[slots].unsqueeze(-1)
 
 
 def _int8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -68,6 +69,10 @@ class TorchOps:
         rows = table[torch.where(here, ids - first, 0)].float()
         return torch.where(here.unsqueeze(1), rows, 0)
 
+    def stored_rows(self, table: Any) -> torch.Tensor:
+        """See `Ops.stored_rows`. This backend is no `TableBackend`, so no model of it asks for them."""
+        raise UnsupportedError("stored_rows is not supported by the torch backend; use --backend native")
+
     def received(self, columns: int) -> torch.Tensor:
         """See `Ops.received`. ValueError when the step's rows are not so wide, or not there."""
         self._seen.hidden = columns
@@ -87,11 +92,11 @@ class TorchOps:
         """See `Ops.gather`."""
         return gather_columns(x, widths, self._group, self._device, self._seen_waiting)
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor | int, eps: float) -> torch.Tensor:
         """See `Ops.rms_norm`."""
-        groups = x.reshape(-1, weight.shape[0])
-        scale = torch.rsqrt(groups.square().mean(dim=1, keepdim=True) + eps)
-        return (groups * scale * weight).view(x.shape)
+        groups = x.reshape(-1, weight if isinstance(weight, int) else weight.shape[0])
+        scaled = groups * torch.rsqrt(groups.square().mean(dim=1, keepdim=True) + eps)
+        return (scaled if isinstance(weight, int) else scaled * weight).view(x.shape)
 
     def linear(
         self,
@@ -136,8 +141,8 @@ class TorchOps:
     def attention(
         self,
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
         cache: TorchKvCache,
         layer: int,
         scale: float,
@@ -147,18 +152,14 @@ class TorchOps:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `Ops.attention`."""
-        g, step = cache.geometry, self._step
+        shape, step, rows = cache.geometry.layers[layer], self._step, q.shape[0]
         self._seen.cache = cache
         if "written" not in step.planned:
-            step.planned["written"] = step.slots(step.sequence, step.positions, g.block_size)
-        rows = q.shape[0]
-        cache.store(
-            layer,
-            step.planned["written"],
-            k.reshape(rows, g.kv_heads, g.head_dim),
-            v.reshape(rows, g.kv_heads, g.head_dim),
-        )
-        queries = q.reshape(rows, g.kv_heads, -1, g.head_dim)
+            step.planned["written"] = step.slots(step.sequence, step.positions, cache.geometry.block_size)
+        if k is not None and v is not None:
+            keys, values = (side.reshape(rows, shape.kv_heads, -1) for side in (k, v))
+            cache.store(layer, step.planned["written"], keys, values)
+        queries = q.reshape(rows, shape.kv_heads, -1, shape.key_width)
         return self._attention(queries, cache, layer, step, Scoring(scale, window, softcap, sinks)).reshape(rows, -1)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -166,16 +167,16 @@ class TorchOps:
         gate, up = gate_up.chunk(2, dim=1)
         return silu(gate) * up
 
-    def gelu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def gelu_mul(self, gate_up: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
         """See `Ops.gelu_mul`."""
-        gate, up = gate_up.chunk(2, dim=1)
+        gate, up = gate_up.chunk(2, dim=1) if up is None else (gate_up, up)
         return gelu(gate) * up
 
     def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """See `Ops.add`."""
         return x + y
 
-    def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+    def scale(self, x: torch.Tensor, factor: float | torch.Tensor) -> torch.Tensor:
         """See `Ops.scale`."""
         return x * factor
 

@@ -76,9 +76,10 @@ class FlashInfer:
         """See `Attention`."""
         _refuse_sinks(how, "flashinfer")
         step.by_values = True
-        if ("flashinfer", how) not in step.planned:
-            step.planned[("flashinfer", how)] = self._plan(q, cache, step, how)
-        found = step.planned[("flashinfer", how)].run(
+        plan = ("flashinfer", how, q.shape[1:])
+        if plan not in step.planned:
+            step.planned[plan] = self._plan(q, cache, step, how)
+        found = step.planned[plan].run(
             q.reshape(q.shape[0], -1, q.shape[3]).to(cache.reads), (cache.keys[layer], cache.values[layer])
         )
         return torch.as_tensor(found).reshape(q.shape).float()

@@ -29,7 +29,7 @@ def shares_of(geometries: Sequence[KvGeometry], num_blocks: int) -> list[FileRan
     """
     shares, offset = [], 0
     for geometry in geometries:
-        nbytes = geometry.block_bytes * num_blocks + geometry.kv_heads * (_HUGE_PAGE + _SLACK)
+        nbytes = geometry.block_bytes * num_blocks + geometry.only_shape.kv_heads * (_HUGE_PAGE + _SLACK)
         nbytes += -nbytes % _HUGE_PAGE
         shares.append(FileRange(offset, nbytes))
         offset += nbytes

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from homenode.compute.ops import Backend
+from homenode.compute.ops import Backend, KvGeometry
 from homenode.engine.binding import EngineBinding
 from homenode.engine.config import EngineConfig
 from homenode.errors import CapacityError
@@ -62,7 +62,7 @@ def weight_nodes_of(
     return numa_layout(layout, host, demand, lambda _: decided, packed_group_bytes(backend), owners, replica).weights
 
 
-def kv_capacity(weight_nodes: WeightNodes | None, binding: EngineBinding, kv_heads: int) -> KvCapacity | None:
+def kv_capacity(weight_nodes: WeightNodes | None, binding: EngineBinding, geometry: KvGeometry) -> KvCapacity | None:
     """What the nodes leave for KV memory. None where one node holds everything, whose memory is counted as a whole, or
     nothing is known of them.
 
@@ -70,7 +70,11 @@ def kv_capacity(weight_nodes: WeightNodes | None, binding: EngineBinding, kv_hea
     """
     if weight_nodes is None or binding.numa == "replicate" or len(set(binding.thread_memory)) < 2:
         return None
-    shares = kv_shares(binding, kv_heads)
+    shares: dict[int, float] = {}
+    for shape, layers in geometry.shapes.items():
+        part = len(layers) * shape.token_bytes(geometry.dtype) * geometry.block_size / geometry.block_bytes
+        for node, share in kv_shares(binding, shape.kv_heads).items():
+            shares[node] = shares.get(node, 0.0) + part * share
     capacities = {node: capacity for node in shares if (capacity := weight_nodes.room.get(node)) is not None}
     left = {node: max(0, capacity - weight_nodes.nodes[node]) for node, capacity in capacities.items()}
     found = [KvCapacity(int(left[node] / shares[node]), node, left[node], shares[node]) for node in left]
@@ -78,7 +82,7 @@ def kv_capacity(weight_nodes: WeightNodes | None, binding: EngineBinding, kv_hea
 
 
 def kv_shares(binding: EngineBinding, kv_heads: int) -> Mapping[int, float]:
-    """The part of KV memory on each node that has some: whole heads, in proportion to threads
+    """The part of KV memory of layers alike on each node that has some: whole heads, in proportion to threads
     (csrc/kernels/kv_cache.cpp); pages in turn where they are interleaved.
     """
     nodes = tuple(dict.fromkeys(binding.thread_memory))

@@ -12,6 +12,8 @@ from homenode.engine.config import EngineConfig
 from homenode.engine.memory.sizing import problems
 from homenode.errors import CapacityError
 from homenode.model.hub.candidate import Candidate
+from homenode.model.part import ModelPart
+from homenode.model.weights.load import layers_kv
 from homenode.units import format_bytes, format_count
 
 
@@ -41,7 +43,7 @@ def memory_problem(candidate: Candidate, config: EngineConfig, available: int) -
         return ""
     kv = "bf16" if config.kv.kv_cache_dtype == "auto" else config.kv.kv_cache_dtype
     spec = candidate.spec
-    geometry = KvGeometry(spec.num_layers, spec.num_kv_heads, spec.head_dim, config.kv.block_size, kv)
+    geometry = KvGeometry(layers_kv(spec, ModelPart.whole(spec)), config.kv.block_size, kv)
     found = problems(config, spec, geometry, available - candidate.size)
     short = next((problem.message for problem in found if isinstance(problem, CapacityError)), "")
     return f"not enough memory beside its weights of {format_bytes(candidate.size)}: {short}" if short else ""

@@ -24,9 +24,10 @@ from homenode.engine.plan.node_policy import own_host
 from homenode.engine.plan.placement import UNPINNED
 from homenode.errors import CapacityError, UserError
 from homenode.host.topology.host import Host
+from homenode.model.part import ModelPart
 from homenode.model.spec import Checkpoint
 from homenode.model.weights.layout import WeightLayout
-from homenode.model.weights.load import plan_model
+from homenode.model.weights.load import layers_kv, plan_model
 from homenode.model.weights.node_placement import WeightNodes
 from homenode.units import format_bytes
 
@@ -58,7 +59,7 @@ class EnginePlan:
         """What the nodes leave for KV memory, which is spread over them as the compute threads are; None where it may
         come from any.
         """
-        return kv_capacity(self.weight_nodes, self.layout.workers[0].binding, self.checkpoint.spec.num_kv_heads)
+        return kv_capacity(self.weight_nodes, self.layout.workers[0].binding, self.whole_geometry)
 
     @property
     def config(self) -> EngineConfig:
@@ -132,7 +133,7 @@ class EnginePlan:
     def whole_geometry(self) -> KvGeometry:
         """Of the KV memory of all workers together."""
         spec = self.checkpoint.spec
-        return replace(self.geometries[0], layers=spec.num_layers, kv_heads=spec.num_kv_heads)
+        return replace(self.geometries[0], layers=layers_kv(spec, ModelPart.whole(spec)))
 
     def kept_as(self, backend: Backend) -> str:
         """How the weights are kept, in words: those of a whole model where that comes to the same."""

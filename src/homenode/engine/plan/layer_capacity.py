@@ -47,7 +47,8 @@ def with_the_rest(
     ranks, share, rest = config.parallel.tensor_parallel_size, needs.share, step_bytes(config, spec)
     if kv_memory is None:
         blocks = -(-min(model_length(config, spec), spec.max_position) // geometry.block_size)
-        layer = blocks * geometry.block_bytes / geometry.layers / min(ranks, geometry.kv_heads)
+        of_layers = (kv.token_bytes(geometry.dtype) / min(ranks, kv.kv_heads) for kv in geometry.layers)
+        layer = blocks * geometry.block_size * sum(of_layers) / spec.num_layers
         share += int(layer / config.kv.kv_cache_fraction)
     else:
         rest += kv_memory

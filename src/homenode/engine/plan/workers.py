@@ -29,7 +29,7 @@ from homenode.host.topology.allowance import Allowance
 from homenode.host.topology.host import Host
 from homenode.model.formats.expert_counts import read_placement
 from homenode.model.part import ModelPart
-from homenode.model.parts import PartitionSpec, plan_parts, read_layer_split
+from homenode.model.parts import PartitionSpec, plan_parts, read_layer_split, with_donors
 from homenode.model.spec import Checkpoint
 from homenode.model.weights.alignment import alignments_of
 from homenode.model.weights.load import kv_geometry_of, plan_model
@@ -79,6 +79,7 @@ def plan_workers(
             )
         else:
             layers = layers_alike(checkpoint.spec, whole, devices, config.parallel.tensor_parallel_size, without_kv)
+        layers = with_donors(checkpoint.spec, layers)
     parts = plan_parts(
         checkpoint.spec, alignments_of(checkpoint, kept.quantize), _division(config, checkpoint, layers, devices)
     )

@@ -201,7 +201,7 @@ def normed(ops: Ops, model: ForwardContext, x: Tensor, weight: Tensor) -> Tensor
 
 def project_qkv(ops: Ops, model: ForwardContext, layer: Layer, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """h through the three projections: q [tokens, query], k and v [tokens, kv] of the heads that are here, not yet
-    rotated.
+    rotated. For models whose layers have heads alike.
     """
     spec, part = model.spec, model.part
     biases = (layer.get("q_bias"), layer.get("k_bias"), layer.get("v_bias"))
@@ -266,7 +266,8 @@ def attended(
     k = ops.rope(k, rotation, spec.head_dim)
     sinks = model.parameters.layers[index].get("sinks")
     scale = spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale
-    return ops.attention(q, k, v, model.cache, index, scale, window(model, index), spec.attention_softcap, sinks=sinks)
+    where = model.cache_layers[model.part.layers.first + index]
+    return ops.attention(q, k, v, model.cache, where, scale, window(model, index), spec.attention_softcap, sinks=sinks)
 
 
 def gated_mlp(ops: Ops, model: ForwardContext, layer: Layer, x: Tensor) -> Tensor:

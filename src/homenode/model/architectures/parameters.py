@@ -30,7 +30,8 @@ class Parameter:
     where every expert of a layer has one: its handle is a list of them. `gguf_name` is the name in GGUF files, with
     `{layer}` likewise; the matrices of a layer's experts are stacked in one tensor there. `shape` holds names of
     `dimensions()`: two for a matrix [rows = outputs, columns = inputs], one for a vector. `when` says whether a part
-    of a model, or a layer of it, has the parameter. `key` is what the forward function calls it; `weights.layout` keeps
+    of a model, or a layer of it, has the parameter. `stays_in_file`: rows are read when a step asks for them. `key` is
+    what the forward function calls it; `weights.layout` keeps
     `embed`, `lm_head`, `router` and `shared_router` in wider formats.
     """
 
@@ -39,10 +40,13 @@ class Parameter:
     shape: tuple[str, ...]
     gguf_name: str
     when: Condition = always
+    stays_in_file: bool = False
 
     @property
     def kind(self) -> str:
-        """`matrix` (packed by the backend) or `vector` (float32)."""
+        """`matrix` (packed by the backend), `vector` (float32), or `table`, whose rows are read from its file."""
+        if self.stays_in_file:
+            return "table"
         return "matrix" if len(self.shape) == 2 else "vector"
 
     @property
@@ -70,8 +74,9 @@ class Parameters:
 @dataclass(frozen=True)
 class ForwardContext:
     """What a forward function is given besides the ops: figures of the whole model, and the part of it that is here:
-    its parameters, and the KV memory of its layers and heads for this program. `state`: the memory of what its layers
-    keep of sequences besides, and `state_layers` the number there of each layer that does, by its number in the model.
+    its parameters, and the KV memory of its layers and heads for this program. `cache_layers`: for each layer of the
+    model that attends here, the layer of the KV memory that it reads. `state`: the memory of what its layers keep of
+    sequences besides, and `state_layers` the number there of each layer that does, by its number in the model.
     """
 
     spec: ModelSpec
@@ -79,41 +84,48 @@ class ForwardContext:
     rope: Rope
     cache: KvCache
     part: ModelPart
+    cache_layers: Mapping[int, int]
     state: StateMemory = None
     state_layers: Mapping[int, int] = field(default_factory=dict)
 
 
-def dimensions(spec: ModelSpec) -> dict[str, int]:
-    """The lengths shapes are made of."""
+def dimensions(spec: ModelSpec, layer: int | None = None) -> dict[str, int]:
+    """The lengths shapes are made of, in a layer of the model, or outside the layers."""
     moe = spec.moe
+    kv_heads, head_dim = (spec.num_kv_heads, spec.head_dim) if layer is None else spec.heads_of(layer)
     return {
         "one": 1,
         "vocabulary": spec.vocab_size,
         "hidden": spec.hidden_size,
-        "intermediate": spec.intermediate_size,
+        "intermediate": spec.intermediate_size if layer is None else spec.intermediate_of(layer),
         "experts": moe.num_experts if moe else 0,
         "expert_intermediate": moe.intermediate_size if moe else 0,
         "shared_intermediate": moe.shared_intermediate_size if moe else 0,
         "heads": spec.num_heads,
-        "query": spec.num_heads * spec.head_dim,
-        "kv": spec.num_kv_heads * spec.head_dim,
-        "all_query": spec.num_heads * spec.head_dim,  # of what is normed together: no rank has a part of it
-        "all_kv": spec.num_kv_heads * spec.head_dim,
-        "head": spec.head_dim,
+        "query": spec.num_heads * head_dim,
+        "kv": kv_heads * head_dim,
+        "all_query": spec.num_heads * head_dim,  # of what is normed together: no rank has a part of it
+        "all_kv": kv_heads * head_dim,
+        "head": head_dim,
+        **spec.dimensions,
     }
 
 
-def ranges(spec: ModelSpec, part: ModelPart) -> dict[str, IndexRange]:
-    """What a part has of each dimension: all of those that are never divided."""
-    whole = {name: IndexRange(0, size) for name, size in dimensions(spec).items()}
+def ranges(spec: ModelSpec, part: ModelPart, layer: int | None = None) -> dict[str, IndexRange]:
+    """What a part has of each dimension in a layer of the model, or outside the layers: all of those that are never
+    divided.
+    """
+    whole = {name: IndexRange(0, size) for name, size in dimensions(spec, layer).items()}
+    heads, kv_heads = (part.heads, part.kv_heads) if layer is None else part.heads_in(layer)
+    head_dim = whole["head"].count
     return whole | {
         "vocabulary": part.vocabulary,
-        "intermediate": part.intermediate,
+        "intermediate": part.intermediate if layer is None else part.intermediate_in(layer),
         "expert_intermediate": part.expert_intermediate,
         "shared_intermediate": part.shared_intermediate,
-        "heads": part.heads,
-        "query": IndexRange(part.heads.first * spec.head_dim, part.heads.count * spec.head_dim),
-        "kv": IndexRange(part.kv_heads.first * spec.head_dim, part.kv_heads.count * spec.head_dim),
+        "heads": heads,
+        "query": IndexRange(heads.first * head_dim, heads.count * head_dim),
+        "kv": IndexRange(kv_heads.first * head_dim, kv_heads.count * head_dim),
     }
 
 
@@ -140,21 +152,16 @@ def expected_tensors(
     used; a layer's experts' matrices of one kind beside each other.
     """
     part = part or ModelPart.whole(spec)
-    sizes, has = dimensions(spec), ranges(spec, part)
 
-    # The same in every layer.
-    shapes = {p.key: (tuple(sizes[d] for d in p.shape), tuple(has[d] for d in p.shape)) for p in table}
-
-    def expected(parameter: Parameter, layer: int | None = None, expert: int | None = None) -> ExpectedTensor:
-        return ExpectedTensor(
-            parameter, layer, parameter.name.format(layer=layer, expert=expert), *shapes[parameter.key], expert
-        )
-
-    for parameter in table:
-        if not parameter.per_layer and parameter.when(spec, part, None):
-            yield expected(parameter)
-    for layer, experts in enumerate(part.experts, part.layers.first):
+    def expected(layer: int | None, experts: tuple[int, ...]) -> Iterator[ExpectedTensor]:
+        sizes, has = dimensions(spec, layer), ranges(spec, part, layer)
         for parameter in table:
-            if parameter.per_layer and parameter.when(spec, part, layer):
+            if parameter.per_layer == (layer is not None) and parameter.when(spec, part, layer):
+                shape, cut = tuple(sizes[d] for d in parameter.shape), tuple(has[d] for d in parameter.shape)
                 for expert in experts if parameter.per_expert else (None,):
-                    yield expected(parameter, layer, expert)
+                    name = parameter.name.format(layer=layer, expert=expert)
+                    yield ExpectedTensor(parameter, layer, name, shape, cut, expert)
+
+    yield from expected(None, ())
+    for layer, experts in enumerate(part.experts, part.layers.first):
+        yield from expected(layer, experts)

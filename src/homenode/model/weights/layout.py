@@ -152,6 +152,8 @@ def plan_layout(
     matrices, vector_bytes = [], 0
     for tensor in tensors:
         entry = tensor.entry
+        if tensor.expected.parameter.kind == "table":
+            continue
         if tensor.expected.parameter.kind == "vector":
             vector_bytes += 4 * tensor.shape[0]
             continue

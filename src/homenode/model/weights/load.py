@@ -14,6 +14,7 @@ from homenode.compute.ops import (
     FittingBackend,
     KvCache,
     KvGeometry,
+    LayerKv,
     MatrixPlacement,
     Ops,
     SharingBackend,
@@ -34,7 +35,7 @@ from homenode.model.weights.expert_table import expert_table, identity_of
 from homenode.model.weights.layout import WeightLayout, plan_layout
 from homenode.model.weights.names import MatchedTensor, match_tensors
 from homenode.model.weights.packed_cache import PackedCache, sources_of
-from homenode.model.weights.read import PlaceOf, Progress, SpreadOf, read_parameters
+from homenode.model.weights.read import PlaceOf, Progress, SpreadOf, read_parameters, require_tables
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class LoadedModel:
             self.rope,
             cache,
             self.part,
+            self.spec.cache_layers(self.part.layers.first, self.part.layers.end),
             state=state,
             state_layers=state_layers(self.spec, self.part),
         )
@@ -89,8 +91,20 @@ def kv_geometry_of(
         )
     if kv_dtype == "auto":
         kv_dtype = "f32" if layout.float32 else "bf16"
-    part = part or ModelPart.whole(spec)
-    return KvGeometry(part.layers.count, part.kv_heads.count, spec.head_dim, block_size, kv_dtype)
+    return KvGeometry(layers_kv(spec, part or ModelPart.whole(spec)), block_size, kv_dtype)
+
+
+def layers_kv(spec: ModelSpec, part: ModelPart) -> tuple[LayerKv, ...]:
+    """What each layer of a part's KV memory keeps: those layers of the part that have keys and values of their own, and
+    of them the KV heads that are here. A layer with one KV head whose keys and values are unlike has it on every rank.
+    """
+    found = []
+    for layer in range(part.layers.first, part.layers.end):
+        kv = spec.kv_of(layer)
+        if kv is not None and spec.donor_of(layer) == layer:
+            alike = kv.key_width == kv.value_width
+            found.append(kv._replace(kv_heads=part.heads_in(layer)[1].count) if alike else kv)
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -218,6 +232,7 @@ def _plan(checkpoint: Checkpoint, backend: Backend, quantize: str | None, dtype:
     architecture = architecture_of(checkpoint.spec.architecture)
     rope = rope_of(checkpoint.spec)
     matched = match_tensors(architecture, checkpoint, part)
+    require_tables(matched.tensors, backend)
     layout = plan_layout(
         matched.tensors,
         backend.weight_types(),

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from homenode.compute.ops import Backend, FloatArray, MatrixPlacement, Spread, Weight
-from homenode.errors import CheckpointError, HostError, InternalError
+from homenode.compute.ops import Backend, FloatArray, MatrixPlacement, Spread, TableBackend, Weight
+from homenode.errors import CheckpointError, HostError, InternalError, UnsupportedError
 from homenode.host.refusals import named_refusals
 from homenode.model.architectures.parameters import Parameters
 from homenode.model.formats import coded_rows
@@ -70,7 +70,11 @@ def read_parameters(
         for tensor in here:
             entry, expected = tensor.entry, tensor.expected
             with _said_of(entry):
-                if expected.parameter.kind == "vector":
+                if expected.parameter.kind == "table":
+                    assert isinstance(backend, TableBackend)  # `require_tables` has looked
+                    fd = files.open(entry.file)
+                    handles[entry.name] = backend.stored_table(fd, entry.offset, entry.dtype, *entry.shape)
+                elif expected.parameter.kind == "vector":
                     values = check_finite(_load_vector(files.open(entry.file), entry, expected.cut[0]), entry)
                     handles[entry.name] = backend.vector(values)
                 else:
@@ -85,10 +89,20 @@ def read_parameters(
     return _by_key(todo, handles, layers)
 
 
+def require_tables(tensors: Iterable[MatchedTensor], backend: Backend) -> None:
+    """UnsupportedError for a table that this backend cannot leave in its file, or that is no table there."""
+    for tensor in tensors:
+        if tensor.expected.parameter.kind == "table" and (tensor.entry.coded or not isinstance(backend, TableBackend)):
+            why = "as codes and scales" if tensor.entry.coded else f"with --backend {backend.name}"
+            raise UnsupportedError(
+                f"{tensor.entry.file}: {tensor.entry.name} {why} is not supported; homenode reads its rows from the file, as floats or GGUF blocks, with --backend native"
+            )
+
+
 def _extents(tensor: MatchedTensor, cache: PackedCache | None) -> list[Extent]:
     """Where the bytes lie that will be read of a tensor, in whole rows; nowhere where the packed cache has it."""
     entry, cut = tensor.entry, tensor.expected.cut
-    if cache is not None and cache.has(entry.name):
+    if tensor.expected.parameter.kind == "table" or (cache is not None and cache.has(entry.name)):
         return []
     if entry.coded or len(cut) != 2:
         return [(part.file, part.offset, part.nbytes) for part in entry.stored]
