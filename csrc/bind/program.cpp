@@ -95,7 +95,8 @@ void make_recorder(Recorder* self, std::shared_ptr<ThreadPool> pool, Level level
 
 Output run(Program& program, const Array1<int32_t>& ids, const Array1<int32_t>& positions,
            const Array1<int32_t>& query_start, const Array1<int32_t>& context_len, const Array2<int32_t>& block_table,
-           const Array1<int32_t>& sample_rows, const std::optional<Array2<float>>& hidden) {
+           const Array1<int32_t>& sample_rows, const std::optional<Array2<float>>& hidden,
+           const std::optional<Array2<int32_t>>& state) {
   StepInput input{span_of(ids),
                   span_of(positions),
                   span_of(query_start),
@@ -107,6 +108,12 @@ Output run(Program& program, const Array1<int32_t>& ids, const Array1<int32_t>& 
     input.hidden = hidden->data();
     input.hidden_rows = static_cast<int64_t>(hidden->shape(0)),
     input.hidden_columns = static_cast<int64_t>(hidden->shape(1));
+  }
+  if (state) {
+    if (state->shape(0) != 4)
+      raise({Fault::user, 0, "step arrays: state with other rows than slot, fresh, copy_to, copy_at"});
+    const auto row = [&](size_t i) { return std::span(state->data() + i * state->shape(1), state->shape(1)); };
+    input.state_slot = row(0), input.state_fresh = row(1), input.state_copy_to = row(2), input.state_copy_at = row(3);
   }
   auto output = [&] {
     nb::gil_scoped_release unlocked;
@@ -154,6 +161,10 @@ std::vector<std::tuple<uint64_t, uint64_t, int>> ranges_of(const Program& progra
     found.emplace_back(reinterpret_cast<uintptr_t>(range.memory.data), range.memory.bytes, range.home);
   }
   return found;
+}
+
+void check_slot(const StateMemory& memory, int64_t slot) {
+  if (slot < 0 || slot >= memory.slots()) raise({Fault::user, 0, "no such slot of the state memory"});
 }
 
 void bind_recorder(nb::module_& m) {
@@ -266,11 +277,87 @@ void bind_recorder(nb::module_& m) {
           },
           nb::arg("x"), nb::arg("y"), nb::arg("gate"))
       .def(
+          "short_convolution",
+          [](Recorder& r, const Tensor& x, const std::vector<Tensor>& weights, const std::vector<Tensor>& biases,
+             std::shared_ptr<StateMemory> memory, int layer,
+             bool silu) { return take(r.short_convolution(x, weights, biases, std::move(memory), layer, silu)); },
+          nb::arg("x"), nb::arg("weights"), nb::arg("biases"), nb::arg("memory"), nb::arg("layer"), nb::arg("silu"))
+      .def(
+          "delta_rule",
+          [](Recorder& r, const Tensor& qkv, const Tensor& beta, const Tensor& decay, const Tensor& decay_weight,
+             const Tensor& decay_bias, std::shared_ptr<StateMemory> memory, int layer, int key_heads,
+             bool interleaved) {
+            return take(r.delta_rule(qkv, beta, decay, decay_weight, decay_bias, std::move(memory),
+                                     {layer, key_heads, interleaved}));
+          },
+          nb::arg("qkv"), nb::arg("beta"), nb::arg("decay"), nb::arg("decay_weight"), nb::arg("decay_bias"),
+          nb::arg("memory"), nb::kw_only(), nb::arg("layer"), nb::arg("key_heads"), nb::arg("interleaved"))
+      .def(
+          "norm_gated",
+          [](Recorder& r, const Tensor& x, const Tensor& weight, const Tensor& gate, float eps) {
+            return take(r.norm_gated(x, weight, gate, eps));
+          },
+          nb::arg("x"), nb::arg("weight"), nb::arg("gate"), nb::arg("eps"))
+      .def(
+          "regroup",
+          [](Recorder& r, const Tensor& x, std::vector<int64_t> widths) {
+            return take(r.regroup(x, std::move(widths)));
+          },
+          nb::arg("x"), nb::arg("widths"))
+      .def(
+          "sigmoid_mul", [](Recorder& r, const Tensor& x, const Tensor& gate) { return take(r.sigmoid_mul(x, gate)); },
+          nb::arg("x"), nb::arg("gate"))
+      .def(
           "select", [](Recorder& r, const Tensor& x) { return take(r.select(x)); }, nb::arg("x"))
       .def("finish", [](Recorder& r, const Tensor& output) { return take(r.finish(output)); }, nb::arg("output"));
 }
 
 }  // namespace
+
+static void bind_state_memory(nb::module_& m) {
+  nb::class_<StateMemory>(m, "StateMemory", "Memory of what layers keep of sequences besides keys and values.")
+      .def_prop_ro("slots", &StateMemory::slots)
+      .def_prop_ro("nbytes", &StateMemory::bytes)
+      .def(
+          "copy_slot",
+          [](const StateMemory& memory, int64_t source, int64_t target) {
+            check_slot(memory, source), check_slot(memory, target);
+            memory.copy_slot(source, target);
+          },
+          nb::arg("source"), nb::arg("target"), "While no step runs.")
+      .def(
+          "read_slot",
+          [](const StateMemory& memory, int64_t slot) {
+            check_slot(memory, slot);
+            std::vector<float> values(static_cast<size_t>(memory.slot_floats()));
+            memory.read_slot(slot, values.data());
+            const size_t count = values.size();
+            return array_of(std::move(values), {count});
+          },
+          nb::arg("slot"),
+          "Of each layer the last inputs [taps, channels], then the matrices [heads, key_width, value_width]; float32.")
+      .def(
+          "write_slot",
+          [](const StateMemory& memory, int64_t slot, const Array1<float>& values) {
+            check_slot(memory, slot);
+            if (static_cast<int64_t>(values.size()) != memory.slot_floats())
+              raise({Fault::user, 0, "a slot of the state memory with another number of values"});
+            memory.write_slot(slot, values.data());
+          },
+          nb::arg("slot"), nb::arg("values"), "What read_slot gave. While no step runs.");
+  m.def(
+      "state_memory",
+      [](ThreadPool& pool, const std::vector<std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>>& layers,
+         int64_t slots) {
+        std::vector<StateShape> shapes;
+        for (const auto& [channels, taps, heads, key_width, value_width] : layers)
+          shapes.push_back({channels, taps, heads, key_width, value_width});
+        return take(StateMemory::create(pool, std::move(shapes), slots));
+      },
+      nb::arg("pool"), nb::arg("layers"), nb::arg("slots"),
+      "Zeros. Of each layer the channels and taps of its convolution, and heads, key width and value width of its "
+      "matrices.");
+}
 
 void bind_program(nb::module_& m) {
   nb::class_<Tensor>(m, "Tensor", "A handle on float32 rows.")
@@ -278,6 +365,7 @@ void bind_program(nb::module_& m) {
       .def_prop_ro("is_parameter", [](const Tensor& t) { return t.rows == RowKind::fixed; });
   m.def("constant", &make_constant, nb::arg("values"),
         "A parameter or constant input with a copy of a float32 [rows, columns] array.");
+  bind_state_memory(m);
   bind_recorder(m);
   nb::class_<Output>(m, "Output", "The rows a program computed; overwritten by its next run.")
       .def_ro("rows", &Output::rows)
@@ -289,7 +377,8 @@ void bind_program(nb::module_& m) {
           "A copy as an array.");
   nb::class_<Program>(m, "Program", "A recorded forward function.")
       .def("run", &run, nb::arg("ids"), nb::arg("positions"), nb::arg("query_start"), nb::arg("context_len"),
-           nb::arg("block_table"), nb::arg("sample_rows"), nb::arg("hidden") = nb::none(), nb::keep_alive<0, 1>())
+           nb::arg("block_table"), nb::arg("sample_rows"), nb::arg("hidden") = nb::none(),
+           nb::arg("state") = nb::none(), nb::keep_alive<0, 1>())
       .def_prop_ro("nbytes", &Program::bytes)
       .def_prop_ro(
           "ranges", &ranges_of,

@@ -67,6 +67,33 @@ struct Largest {
   bool nan;  // a NaN was seen (value and index mean nothing then)
 };
 
+// Tokens of a sequence through a panel of a head's state, 16 value columns of it: the gated delta rule. Of each token,
+// with the state S [key_width, 16]: r = (v - decay * S^T k) * beta; S = decay * S + k r^T; out = S^T q.
+struct DeltaArgs {
+  int tokens, key_width;
+  const float *q, *k;  // [tokens, key_width]
+  const float *decay, *beta;  // [tokens]
+  const float* v;  // [tokens, columns], v_stride from token to token
+  int64_t v_stride;
+  float* out;  // [tokens, columns], out_stride from token to token
+  int64_t out_stride;
+  int columns;  // that the panel has, at most 16
+  float* state;  // [key_width, 16]
+};
+
+// A token's outputs of a causal convolution of each channel by itself: bias + the sum of weight * input over `width`
+// tokens, the last of which is the token itself; then silu, if so.
+struct ConvolveArgs {
+  int width;
+  const float* const* inputs;  // [width] the channels of each token, the oldest first; null: zeros
+  const float* weights;  // [width, weight_stride]
+  int64_t weight_stride;
+  const float* bias;  // [count], or null
+  bool silu;
+  float* out;  // [count]
+  int64_t count;  // channels
+};
+
 // A digest of KV memory on its way: what one head of a page has added up to so far (see simd/kv_copy.h), and how many
 // lines that were.
 struct KvDigest {
@@ -128,6 +155,10 @@ struct Kernels {
   // Copies tiles past the caches and adds them to a digest. Who has called it for all there is calls fence_stores
   // (epoch_words.h) before others are told.
   void (*copy_tiles)(const TileRun&, KvDigest&);
+  // out = x / (1 + exp(-gate)); out may be x or gate.
+  void (*sigmoid_mul)(const float* gate, const float* x, float* out, int64_t count);
+  void (*convolve)(const ConvolveArgs&);
+  void (*delta_rule)(const DeltaArgs&);
 };
 
 const Kernels& kernels(Level);

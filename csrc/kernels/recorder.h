@@ -6,6 +6,7 @@
 
 #include "kernels/linear.h"
 #include "kernels/operation_attention.h"
+#include "kernels/operation_delta.h"
 #include "kernels/operation_moe.h"
 #include "kernels/program.h"
 #include "kernels/stored_table.h"
@@ -47,6 +48,15 @@ class Recorder {
   Result<Tensor> moe(const Tensor& x, const Tensor& logits, ExpertWeights, Routing, const Tensor* residual,
                      const Tensor* choice_bias = nullptr);
   Result<Tensor> add_gated(const Tensor& x, const Tensor& y, const Tensor& gate);
+  // biases: empty for none.
+  Result<Tensor> short_convolution(const Tensor& x, const std::vector<Tensor>& weights,
+                                   const std::vector<Tensor>& biases, std::shared_ptr<StateMemory>, int layer,
+                                   bool silu);
+  Result<Tensor> delta_rule(const Tensor& qkv, const Tensor& beta, const Tensor& decay, const Tensor& decay_weight,
+                            const Tensor& decay_bias, std::shared_ptr<StateMemory>, const DeltaParams&);
+  Result<Tensor> norm_gated(const Tensor& x, const Tensor& weight, const Tensor& gate, float eps);
+  Result<Tensor> regroup(const Tensor& x, std::vector<int64_t> widths);
+  Result<Tensor> sigmoid_mul(const Tensor& x, const Tensor& gate);
   Result<Tensor> select(const Tensor& x);
 
   // The finished program; nothing can be recorded after.
@@ -61,6 +71,7 @@ class Recorder {
   std::optional<Error> check_input(const Tensor& x, const char* operation);
   std::optional<Error> check_linear(const Tensor& x, const std::vector<std::shared_ptr<const Weight>>& weights,
                                     const std::vector<Tensor>& biases);
+  std::optional<Error> check_state(const StateMemory*, int layer, const char* operation);
   std::optional<Error> check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const KvCache& cache,
                                        int layer, int window);
 

@@ -76,6 +76,32 @@ std::optional<Error> check_sequence(const StepInput& in, const StepBounds& bound
   return {};
 }
 
+// A slot is one sequence's: nobody else reads it or is given a copy there.
+std::optional<Error> check_state(const StepInput& in, const StepBounds& bounds) {
+  const size_t s = in.context_len.size();
+  for (const auto* array : {&in.state_slot, &in.state_fresh, &in.state_copy_to, &in.state_copy_at}) {
+    if (array->size() != s)
+      return wrong("state arrays of " + to_string(array->size()) + " entries for " + to_string(s) + " sequences");
+  }
+  std::vector<int32_t> used;
+  for (size_t i = 0; i < s; ++i) {
+    const bool copied = in.state_copy_to[i] >= 0;
+    used.push_back(in.state_slot[i]);
+    if (copied) used.push_back(in.state_copy_to[i]);
+    const int64_t first = in.context_len[i] - (in.query_start[i + 1] - in.query_start[i]);
+    if (copied && (in.state_copy_at[i] < first || in.state_copy_at[i] >= in.context_len[i])) {
+      return wrong("sequence " + to_string(i) + " is to copy its state at position " + to_string(in.state_copy_at[i]) +
+                   "; the step has its positions " + to_string(first) + " to " + to_string(in.context_len[i] - 1));
+    }
+  }
+  std::sort(used.begin(), used.end());
+  if (used.front() < 0 || used.back() >= bounds.state_slots ||
+      std::adjacent_find(used.begin(), used.end()) != used.end())
+    return wrong("state slots " + to_string(used.front()) + " to " + to_string(used.back()) + " of " +
+                 to_string(bounds.state_slots) + "; wanted each once");
+  return {};
+}
+
 std::optional<Error> check(const StepInput& in, const StepBounds& bounds) {
   if (auto error = check_counts(in, bounds)) return error;
   for (size_t t = 0; t < in.ids.size(); ++t) {
@@ -86,6 +112,9 @@ std::optional<Error> check(const StepInput& in, const StepBounds& bounds) {
   }
   for (size_t i = 0; i < in.context_len.size(); ++i) {
     if (auto error = check_sequence(in, bounds, i)) return error;
+  }
+  if (bounds.state_slots) {
+    if (auto error = check_state(in, bounds)) return error;
   }
   for (size_t r = 0; r < in.sample_rows.size(); ++r) {
     const int64_t row = in.sample_rows[r];
@@ -110,6 +139,10 @@ std::optional<Error> Step::assign(const StepInput& in, const StepBounds& bounds)
   context_len.assign(in.context_len.begin(), in.context_len.end());
   block_table.assign(in.block_table.begin(), in.block_table.end());
   sample_rows.assign(in.sample_rows.begin(), in.sample_rows.end());
+  state_slot.assign(in.state_slot.begin(), in.state_slot.end());
+  state_fresh.assign(in.state_fresh.begin(), in.state_fresh.end());
+  state_copy_to.assign(in.state_copy_to.begin(), in.state_copy_to.end());
+  state_copy_at.assign(in.state_copy_at.begin(), in.state_copy_at.end());
   if (!bounds.blocks) return {};
   token_block.resize(in.ids.size());
   token_slot.resize(in.ids.size());

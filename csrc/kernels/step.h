@@ -22,6 +22,7 @@ struct StepBounds {
   int64_t blocks = 0;              // of the KV memory; 0: the program has none
   int block_size = 0;
   int64_t fixed_rows = INT32_MAX;  // rows of the shortest constant input
+  int64_t state_slots = 0;         // of the state memory; 0: the program has none
   int64_t received_columns = 0;    // of the rows that a step brings; 0: none
   std::vector<const KvCache*> caches = {};  // may have other memory attached, whose blocks are only read
 };
@@ -31,6 +32,8 @@ struct StepInput {
   std::span<const int32_t> ids, positions, query_start, context_len, block_table;
   int64_t block_table_width;
   std::span<const int32_t> sample_rows;
+  // Of programs with state memory.
+  std::span<const int32_t> state_slot = {}, state_fresh = {}, state_copy_to = {}, state_copy_at = {};
   const float* hidden = nullptr;  // [hidden_rows, hidden_columns], without a gap
   int64_t hidden_rows = 0, hidden_columns = 0;
 };
@@ -40,6 +43,7 @@ struct Step {
   std::vector<int32_t> ids, positions, query_start, context_len, sample_rows;
   std::vector<int32_t> block_table;  // [sequences, table_width]
   int64_t table_width = 0;
+  std::vector<int32_t> state_slot, state_fresh, state_copy_to, state_copy_at;
   std::vector<int32_t> token_block, token_slot;  // where each token's key and value go
 
   // Copies the input after checking it against the bounds; an Error says which value is wrong, and this step is

@@ -94,20 +94,20 @@ T taken(Result<T> result) {
   return std::move(result.value());
 }
 
-void check_linear(Random&);    // products and embeddings, of every format
+void check_linear(Random&);  // products and embeddings, of every format
 void check_attention(Random&);  // norms and rotations where heads are loaded, keys and values written in parts
-void check_copy(Random&);      // KV memory from one layout into another, and layouts that are made up
+void check_copy(Random&);  // KV memory from one layout into another, and layouts that are made up
 void check_elements(Random&);  // the kernels of kernels.h, one by one
-void check_packed(Random&);    // weights read, packed, written and read again
-void check_program(Random&);   // a layer of a model, its KV memory included
-void check_ranks(Random&);     // sums, gathers and rings of several processes, here threads
+void check_packed(Random&);  // weights read, packed, written and read again
+void check_program(Random&);  // a layer of a model, its KV memory included
+void check_ranks(Random&);  // sums, gathers and rings of several processes, here threads
 void check_sampling(Random&);
 void check_shared_weights(Random&);
 void check_stream(Random&);  // weights in memory that others map, too
 void check_stream(Random&);  // pages of KV memory through a socket, read and written in shares of any size
 void check_thread_pool(Random&);
 void check_lane(Random&);
-void check_levels(Random&);    // every kernel at every level against the scalar level
+void check_levels(Random&);  // every kernel at every level against the scalar level
 void print_levels();  // what check_levels has seen: "kernel <tab> level <tab> native or emulated <tab> largest difference" lines
 
 }  // namespace homenode::checks

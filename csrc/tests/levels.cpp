@@ -165,6 +165,7 @@ void compare_rows(Random& random) {
       {"silu_mul", [&](const Kernels& k, float* out) { k.silu_mul(x.get(), y.get(), out, n); }},
       {"gelu_mul", [&](const Kernels& k, float* out) { k.gelu_mul(x.get(), y.get(), out, n); }},
       {"clamped_mul", [&](const Kernels& k, float* out) { k.clamped_mul(x.get(), y.get(), out, n); }},
+      {"sigmoid_mul", [&](const Kernels& k, float* out) { k.sigmoid_mul(x.get(), y.get(), out, n); }},
       {"soft_cap", [&](const Kernels& k, float* out) { k.soft_cap(x.get(), 3, out, n); }},
       {"exponentials", [&](const Kernels& k, float* out) { k.exponentials(x.get(), out, n, top, 1.5f); }},
       {"sum_exponentials",
@@ -209,6 +210,37 @@ void compare_merge(Random& random) {
     note("merge", level, largest_difference(merged(level).data(), wanted.data(), wanted.size()), 2e-6);
 }
 
+// Outputs of some tokens of a panel, and the state after them; and those of a convolution.
+void compare_delta(Random& random) {
+  const int tokens = random.between(1, 9), width = random.between(1, 140), columns = random.between(1, 16);
+  const auto rows = size_t(tokens * width), found = size_t(tokens * columns), state = size_t(16 * width);
+  const Exact<float> q = reals(random, rows), k = reals(random, rows), v = reals(random, found),
+                     start = reals(random, state), decay = reals(random, size_t(tokens)),
+                     beta = reals(random, size_t(tokens));
+  for (size_t i = 0; i < rows; ++i) k[i] /= float(width);  // so that states stay about as large as they are
+  const auto after = [&](Level level) {
+    const Exact<float> all(found + state);
+    std::copy_n(start.get(), state, all.get() + found);
+    kernels(level).delta_rule({tokens, width, q.get(), k.get(), decay.get(), beta.get(), v.get(), columns, all.get(),
+                               columns, columns, all.get() + found});
+    return std::vector<float>(all.get(), all.get() + found + state);
+  };
+  const auto convolved = [&](Level level) {
+    const Exact<float> out(found);
+    const std::vector<const float*> inputs = {nullptr, v.get(), v.get()};
+    const Exact<float> weights = reals(random, 3 * found);
+    for (size_t i = 0; i < 3 * found; ++i) weights[i] = float(i % 7) - 3;
+    kernels(level).convolve(
+        {3, inputs.data(), weights.get(), int64_t(found), v.get(), true, out.get(), int64_t(found)});
+    return std::vector<float>(out.get(), out.get() + found);
+  };
+  const std::vector<float> wanted = after(Level::scalar), wanted_convolution = convolved(Level::scalar);
+  for (const Level level : levels()) {
+    note("delta_rule", level, largest_difference(after(level).data(), wanted.data(), wanted.size()), 1e-5);
+    note("convolve", level, largest_difference(convolved(level).data(), wanted_convolution.data(), found), 2e-6);
+  }
+}
+
 void compare_copies(Random& random) {
   const int64_t tile_bytes = 32 * random.between(1, 80), tiles = random.between(1, 16);
   const auto bytes = size_t(tile_bytes * tiles);
@@ -233,6 +265,7 @@ void check_levels(Random& random) {
   compare_attention(random, KvType::int8, "attention int8");
   compare_rows(random);
   compare_merge(random);
+  compare_delta(random);
   compare_copies(random);
 }
 

@@ -713,6 +713,29 @@ def constant(values: NDArray[np.float32]) -> Tensor:
     A parameter or constant input with a copy of a float32 [rows, columns] array.
     """
 
+class StateMemory:
+    """Memory of what layers keep of sequences besides keys and values."""
+
+    @property
+    def slots(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def copy_slot(self, source: int, target: int) -> None:
+        """While no step runs."""
+
+    def read_slot(self, slot: int) -> NDArray[np.float32]:
+        """
+        Of each layer the last inputs [taps, channels], then the matrices [heads, key_width, value_width]; float32.
+        """
+
+    def write_slot(self, slot: int, values: NDArray[np.float32]) -> None:
+        """What read_slot gave. While no step runs."""
+
+def state_memory(pool: ThreadPool, layers: Sequence[tuple[int, int, int, int, int]], slots: int) -> StateMemory:
+    """
+    Zeros. Of each layer the channels and taps of its convolution, and heads, key width and value width of its matrices.
+    """
+
 class StepLimits:
     """Upper bounds of the steps of a program."""
 
@@ -809,6 +832,31 @@ class Recorder:
         choice_bias: Tensor | None = None,
     ) -> Tensor: ...
     def add_gated(self, x: Tensor, y: Tensor, gate: Tensor) -> Tensor: ...
+    def short_convolution(
+        self,
+        x: Tensor,
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor],
+        memory: StateMemory,
+        layer: int,
+        silu: bool,
+    ) -> Tensor: ...
+    def delta_rule(
+        self,
+        qkv: Tensor,
+        beta: Tensor,
+        decay: Tensor,
+        decay_weight: Tensor,
+        decay_bias: Tensor,
+        memory: StateMemory,
+        *,
+        layer: int,
+        key_heads: int,
+        interleaved: bool,
+    ) -> Tensor: ...
+    def norm_gated(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor: ...
+    def regroup(self, x: Tensor, widths: Sequence[int]) -> Tensor: ...
+    def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor: ...
     def select(self, x: Tensor) -> Tensor: ...
     def finish(self, output: Tensor) -> Program: ...
 
@@ -837,6 +885,7 @@ class Program:
         block_table: NDArray[np.int32],
         sample_rows: NDArray[np.int32],
         hidden: NDArray[np.float32] | None = None,
+        state: NDArray[np.int32] | None = None,
     ) -> Output: ...
     @property
     def nbytes(self) -> int: ...

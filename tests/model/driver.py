@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from homenode.compute.ops import Backend, FloatArray, Program, StepArrays, StepLimits
+from homenode.compute.ops import Backend, FloatArray, IntArray, Program, StepArrays, StepLimits
+from homenode.model.state import state_geometry_of
 from homenode.model.weights.load import LoadedModel
 
 ROUNDING_LEVELS = frozenset(
@@ -27,6 +28,8 @@ class Sequence:
     tokens: list[int]
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
+    slot: int | None = None  # of its state
+    copy: tuple[int, int] | None = None  # the slot that gets a copy of its state, and the position after which
     logprobs: list[FloatArray] = field(default_factory=list)  # the distributions its new tokens were chosen from
 
 
@@ -48,11 +51,15 @@ class Driver:
         self._backend, self._model, self._block_size = backend, model, block_size
         self._free = list(range(blocks))
         random.Random(7).shuffle(self._free)
+        self._slots = list(range(17))
+        random.Random(8).shuffle(self._slots)
         if program is not None:
             self._program = program
             return
         cache = backend.kv_cache(model.kv_geometry(block_size, kv_dtype), blocks)
-        self._program = backend.compile(model.forward(cache), StepLimits(max_tokens, 16, max_tokens, blocks))
+        geometry = state_geometry_of(model.spec, model.part)
+        state = None if geometry is None else backend.state_memory(geometry, len(self._slots))
+        self._program = backend.compile(model.forward(cache, state), StepLimits(max_tokens, 16, max_tokens, blocks))
 
     def step(self, work: list[tuple[Sequence, int]], every_row: bool = False) -> FloatArray:
         """Compute the next `count` tokens of each sequence.
@@ -60,6 +67,8 @@ class Driver:
         Returns natural log-probabilities, float32 [rows, vocabulary]: of what follows each sequence's last token, or every token of the step.
         """
         for sequence, count in work:
+            if sequence.slot is None:
+                sequence.slot = self._slots.pop()
             while len(sequence.blocks) * self._block_size < sequence.computed + count:
                 sequence.blocks.append(self._free.pop())
         logits = self._program.run(self._arrays(work, every_row))
@@ -77,7 +86,17 @@ class Driver:
         rows = np.arange(len(ids)) if every_row else starts[1:] - 1
         context = [s.computed + n for s, n in work]
         arrays = (np.array(a, np.int32) for a in (ids, positions, starts, context, table, rows))
-        return StepArrays(*arrays)
+        return StepArrays(*arrays, **self._state_of(work))
+
+    def _state_of(self, work: list[tuple[Sequence, int]]) -> dict[str, IntArray]:
+        copies = [s.copy if s.copy and s.computed <= s.copy[1] < s.computed + n else (-1, -1) for s, n in work]
+        arrays = {
+            "state_slot": [s.slot for s, _ in work],
+            "state_fresh": [s.computed == 0 for s, _ in work],
+            "state_copy_to": [to for to, _ in copies],
+            "state_copy_at": [at for _, at in copies],
+        }
+        return {name: np.array(values, np.int32) for name, values in arrays.items()}
 
     def _logprobs(self, logits: object, rows: int) -> FloatArray:
         vocabulary = self._model.spec.vocab_size

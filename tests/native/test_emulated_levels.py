@@ -23,6 +23,7 @@ LEVELS = ("avx2vnni", "avx512", "avx512bf16", "amx")
 CHECKS = (
     ("attention", 5),
     ("copy", 20),
+    ("delta", 20),
     ("elements", 40),
     ("lane", 10),
     ("linear", 4),

@@ -28,6 +28,7 @@ CHECKS = [
         for check, rounds in (
             ("attention", 20),
             ("copy", 40),
+            ("delta", 40),
             ("elements", 40),
             ("lane", 30),
             ("linear", 10),
@@ -44,6 +45,7 @@ CHECKS = [
         ("thread", check, rounds)
         for check, rounds in (
             ("copy", 20),
+            ("delta", 20),
             ("lane", 30),
             ("linear", 5),
             ("packed", 5),

@@ -2,6 +2,7 @@
 #pragma once
 #include "kernels/simd/attention.h"
 #include "kernels/simd/attention_int8.h"
+#include "kernels/simd/delta.h"
 #include "kernels/simd/elements.h"
 #include "kernels/simd/kv_copy.h"
 #include "kernels/simd/kv_store.h"
@@ -27,6 +28,9 @@ constexpr Kernels kTable = {
     sum_exponentials,
     exponentials,
     copy_tiles,
+    sigmoid_mul,
+    convolve,
+    delta_rule,
 };
 
 }  // namespace

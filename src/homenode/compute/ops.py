@@ -179,6 +179,16 @@ class StateGeometry:
 
 
 @dataclass(frozen=True)
+class DeltaHeads:
+    """How the value heads of a gated delta rule find their key head among `key_heads`: value head h reads key head
+    h % key_heads where they are `interleaved`, else h // (value heads / key heads).
+    """
+
+    key_heads: int
+    interleaved: bool = False
+
+
+@dataclass(frozen=True)
 class StepLimits:
     """Upper bounds of a step; buffers are made for them once."""
 
@@ -451,6 +461,53 @@ class Ops(Protocol):
 
     def add_gated(self, x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
         """x + sigmoid(gate) * y, gate being [rows, 1]."""
+
+    def short_convolution(
+        self,
+        x: Tensor,
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor],
+        memory: StateMemory,
+        layer: int,
+        silu: bool,
+    ) -> Tensor:
+        """Each column of x convolved by itself over the sequence: bias + the sum of weight[j] * the column j - taps
+        tokens before, j from 0 to taps, zeros before the first token; then silu, if so.
+
+        Layer `layer` of the state memory has a convolution of x's columns; it keeps the last inputs. `weights`: vectors
+        [columns * (taps + 1)], a column's beside each other, of the columns in order; `biases` likewise, or none.
+        """
+
+    def delta_rule(
+        self,
+        qkv: Tensor,
+        beta: Tensor,
+        decay: Tensor,
+        decay_weight: Tensor,
+        decay_bias: Tensor,
+        memory: StateMemory,
+        layer: int,
+        heads: DeltaHeads,
+    ) -> Tensor:
+        """The gated delta rule (Yang et al. 2024) with the matrices of layer `layer` of the state memory: [tokens,
+        value heads * value width].
+
+        qkv: the queries of all key heads, their keys, the values of all value heads. beta and decay: [tokens, value
+        heads]. A head's q and k are divided by sqrt(sum of squares + 1e-6), q by sqrt(key width) as well. Of each
+        token in turn, S being the head's matrix: S = exp(decay_weight * softplus(decay + decay_bias)) * S;
+        r = (v - S^T k) * sigmoid(beta); S = S + k r^T; the output is S^T q.
+        """
+
+    def norm_gated(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
+        """rms_norm(x, weight, eps) * silu(gate), gate being as wide as x."""
+
+    def regroup(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+        """The columns of x, which are groups of parts of these widths, as all first parts, all second parts and so
+        on, each in the order of the groups.
+        """
+
+    def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x * sigmoid(gate), of equal shapes."""
 
     def select(self, x: Tensor) -> Tensor:
         """The rows named by the step's `sample_rows`."""

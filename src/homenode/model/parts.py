@@ -6,6 +6,7 @@ What cannot be cut is refused with the setting, the numbers and what would work.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -168,15 +169,7 @@ class _RankShards:
             intermediate={size: inner("intermediate", size) for size in map(spec.intermediate_of, every)},
             expert=inner("expert_intermediate", moe.intermediate_size),
             shared=inner("shared_intermediate", moe.shared_intermediate_size),
-            state=_among(
-                spec,
-                how.ranks,
-                f"the state of {format_count(spec.state_groups, 'group')} of heads",
-                Alignment(),
-                lambda ranks: divide(spec.state_groups, ranks),
-            )
-            if spec.layer_states
-            else (IndexRange(0, 1),) * how.ranks,
+            state=_state_groups(spec, how.ranks, alignments.get("delta_value", Alignment())),
         )
 
     def part(
@@ -211,6 +204,29 @@ class _RankShards:
 def _kinds_of_heads(spec: ModelSpec) -> list[tuple[int, int]]:
     """KV heads and elements of a head of the model's layers, each kind once."""
     return list(dict.fromkeys(map(spec.heads_of, range(spec.num_layers))))
+
+
+def _state_groups(spec: ModelSpec, ranks: int, alignment: Alignment) -> tuple[IndexRange, ...]:
+    """The groups of each state. Of a gated delta rule they are key heads, with their value heads, whose columns are
+    aligned.
+    """
+    delta = spec.delta
+    if ranks == 1 or not spec.layer_states:
+        return (IndexRange(0, spec.state_groups),) * ranks
+    if delta is not None and delta.interleaved:
+        raise UserError(
+            f"--tensor-parallel-size {ranks}: this GGUF file has the value heads of each key head apart, so that ranks have none of their own; "
+            "make stages (--pipeline-parallel-size), or give the model's folder",
+            param="tensor_parallel_size",
+        )
+    columns = delta.value_size // delta.key_heads if delta is not None else 1
+    units = [size // math.gcd(size, columns) for size in alignment.tries()]
+
+    def cut(count: int) -> tuple[IndexRange, ...] | None:
+        return next((found for unit in units if (found := divide(spec.state_groups, count, Alignment(unit)))), None)
+
+    what = f"the state of {format_count(spec.state_groups, 'group')} of heads"
+    return _among(spec, ranks, what, alignment, cut)
 
 
 def _experts(spec: ModelSpec, how: PartitionSpec, layer: int, stage: int) -> Experts:

@@ -63,6 +63,33 @@ class MoeSpec:
 
 
 @dataclass(frozen=True)
+class DeltaSpec:
+    """Layers with a gated delta rule in place of attention. Of their heads, `value_heads` of `value_width` have
+    a matrix each, and share `key_heads` of `key_width`: see compute.ops.DeltaHeads.
+    """
+
+    layers: tuple[int, ...]  # that have it, ascending
+    key_heads: int
+    value_heads: int
+    key_width: int
+    value_width: int
+    taps: int  # tokens before its own that the convolution of a channel reads
+    interleaved: bool = False
+    fused: bool = False  # one matrix projects to q, k, v and z, key head after key head
+    fused_gates: bool = False  # and one to b and a
+
+    @property
+    def key_size(self) -> int:
+        """Columns of the keys of all key heads."""
+        return self.key_heads * self.key_width
+
+    @property
+    def value_size(self) -> int:
+        """Columns of the values of all value heads."""
+        return self.value_heads * self.value_width
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """The figures of a decoder. Token ids are those of the model's own generation defaults."""
 
@@ -82,6 +109,7 @@ class ModelSpec:
     output_bias: bool = False  # o
     mlp_bias: bool = False
     moe: MoeSpec | None = None  # None: every layer has an ordinary MLP
+    delta: DeltaSpec | None = None  # None: every layer has attention
     sliding_window: int | None = None
     sliding_layers: tuple[bool, ...] = ()  # which layers use it; empty: all
     local_rope: RopeSpec | None = None  # of the layers that use it; None: that of all others
@@ -165,6 +193,7 @@ class TensorEntry:
         0  # GGUF llama q and k: rows of this many heads are interleaved (see Backend.weight_from_file)
     )
     times: float = 1.0  # multiplies every value of a matrix: GGUF files have it beside some (matrix_scales.py)
+    negative_exponential: bool = False  # of a vector -e^value is meant: folders hold decays as logarithms
     plus: float = 0.0  # added to every value of a vector: Gemma's folders hold norm weights less one
     coded: CodedMatrix | None = (
         None  # it lies there as several tensors; `dtype` and `nbytes` are those of what they are put together to

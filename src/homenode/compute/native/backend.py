@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -269,9 +269,12 @@ class NativeBackend:
         self._kv_shared = in_file
         return caches[0] if len(caches) == 1 else NativeKvLayers(geometry, caches, blocks)
 
-    def state_memory(self, geometry: StateGeometry, slots: int) -> NoReturn:
-        """UnsupportedError: the native core has no operation that keeps a state."""
-        raise UnsupportedError("the native backend has no state memory for layers that keep a state")
+    def state_memory(self, geometry: StateGeometry, slots: int) -> _native.StateMemory:
+        """See `Backend.state_memory`. Each thread's part is touched by that thread."""
+        with host_errors():
+            memory = _native.state_memory(self._pool, [astuple(layer) for layer in geometry.layers], slots)
+        self._kv_bytes += memory.nbytes
+        return memory
 
     def _pages_of(self, cache: _native.KvCache) -> list[RegionPages]:
         """The pages of a KV cache that is reserved only. Its regions are in the order of `ranges`."""
@@ -566,7 +569,14 @@ class NativeProgram:
         a = arrays
         with peer_errors():
             return self._program.run(
-                a.ids, a.positions, a.query_start, a.context_len, a.block_table, a.sample_rows, a.hidden
+                a.ids,
+                a.positions,
+                a.query_start,
+                a.context_len,
+                a.block_table,
+                a.sample_rows,
+                a.hidden,
+                _state_rows(a),
             )
 
     def expert_usage(self) -> npt.NDArray[np.uint64]:
@@ -588,6 +598,14 @@ class NativeProgram:
         measured.
         """
         return [PhaseTime(*line) for line in self._program.phase_times() if line[1]]
+
+
+def _state_rows(arrays: StepArrays) -> IntArray | None:
+    """The arrays of a step's state, one below the other; None where it has none."""
+    if arrays.state_slot is None:
+        return None
+    rows = (arrays.state_slot, arrays.state_fresh, arrays.state_copy_to, arrays.state_copy_at)
+    return np.ascontiguousarray(rows, np.int32)
 
 
 def _in_shared(placement: SharedPlacement) -> _native.WeightMemory:

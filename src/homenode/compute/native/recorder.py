@@ -12,7 +12,7 @@ import numpy as np
 
 from homenode import _native
 from homenode.compute.native.kv_layers import NativeKvLayers
-from homenode.compute.ops import Experts, FloatArray, Routing
+from homenode.compute.ops import DeltaHeads, Experts, FloatArray, Routing
 
 
 class RecordingOps:
@@ -148,6 +148,54 @@ class RecordingOps:
     def add_gated(self, x: _native.Tensor, y: _native.Tensor, gate: _native.Tensor) -> _native.Tensor:
         """See `Ops.add_gated`."""
         return self._recorder.add_gated(x, y, gate)
+
+    def short_convolution(
+        self,
+        x: _native.Tensor,
+        weights: Sequence[_native.Tensor],
+        biases: Sequence[_native.Tensor],
+        memory: _native.StateMemory,
+        layer: int,
+        silu: bool,
+    ) -> _native.Tensor:
+        """See `Ops.short_convolution`."""
+        return self._recorder.short_convolution(x, list(weights), list(biases), memory, layer, silu)
+
+    def delta_rule(
+        self,
+        qkv: _native.Tensor,
+        beta: _native.Tensor,
+        decay: _native.Tensor,
+        decay_weight: _native.Tensor,
+        decay_bias: _native.Tensor,
+        memory: _native.StateMemory,
+        layer: int,
+        heads: DeltaHeads,
+    ) -> _native.Tensor:
+        """See `Ops.delta_rule`."""
+        return self._recorder.delta_rule(
+            qkv,
+            beta,
+            decay,
+            decay_weight,
+            decay_bias,
+            memory,
+            layer=layer,
+            key_heads=heads.key_heads,
+            interleaved=heads.interleaved,
+        )
+
+    def norm_gated(self, x: _native.Tensor, weight: _native.Tensor, gate: _native.Tensor, eps: float) -> _native.Tensor:
+        """See `Ops.norm_gated`."""
+        return self._recorder.norm_gated(x, weight, gate, eps)
+
+    def regroup(self, x: _native.Tensor, widths: Sequence[int]) -> _native.Tensor:
+        """See `Ops.regroup`."""
+        return self._recorder.regroup(x, list(widths))
+
+    def sigmoid_mul(self, x: _native.Tensor, gate: _native.Tensor) -> _native.Tensor:
+        """See `Ops.sigmoid_mul`."""
+        return self._recorder.sigmoid_mul(x, gate)
 
     def select(self, x: _native.Tensor) -> _native.Tensor:
         """See `Ops.select`."""

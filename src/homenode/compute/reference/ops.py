@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from homenode.compute.expert_usage import ExpertUsage
-from homenode.compute.ops import Experts, FloatArray, Routing, StepArrays
+from homenode.compute.ops import DeltaHeads, Experts, FloatArray, Routing, StepArrays
 from homenode.compute.ranks import RankGroup
+from homenode.compute.reference import state
 from homenode.compute.reference.gates import gelu_gated, silu_gated
 from homenode.compute.reference.kv import ReferenceKvCache
 from homenode.compute.reference.moe import choose_experts, expert_output
+from homenode.compute.reference.state import ReferenceStateMemory
 
 
 class EagerOps:
@@ -205,6 +207,49 @@ class EagerOps:
         """See `Ops.add_gated`."""
         with np.errstate(over="ignore"):
             return np.asarray(x + 1 / (1 + np.exp(-gate)) * y, np.float32)
+
+    def short_convolution(
+        self,
+        x: FloatArray,
+        weights: Sequence[FloatArray],
+        biases: Sequence[FloatArray],
+        memory: ReferenceStateMemory,
+        layer: int,
+        silu: bool,
+    ) -> FloatArray:
+        """See `Ops.short_convolution`."""
+        added = np.concatenate(biases) if biases else None
+        return state.short_convolution(self._step, x, np.concatenate(weights), added, memory.tails[layer], silu)
+
+    def delta_rule(
+        self,
+        qkv: FloatArray,
+        beta: FloatArray,
+        decay: FloatArray,
+        decay_weight: FloatArray,
+        decay_bias: FloatArray,
+        memory: ReferenceStateMemory,
+        layer: int,
+        heads: DeltaHeads,
+    ) -> FloatArray:
+        """See `Ops.delta_rule`."""
+        matrices = memory.matrices[layer]
+        return state.delta_rule(self._step, qkv, beta, decay, decay_weight, decay_bias, matrices, heads)
+
+    def norm_gated(self, x: FloatArray, weight: FloatArray, gate: FloatArray, eps: float) -> FloatArray:
+        """See `Ops.norm_gated`."""
+        return silu_gated(gate, self.rms_norm(x, weight, eps))
+
+    def regroup(self, x: FloatArray, widths: Sequence[int]) -> FloatArray:
+        """See `Ops.regroup`."""
+        groups = np.ascontiguousarray(x).reshape(len(x), -1, sum(widths))
+        parts = np.split(groups, np.cumsum(widths)[:-1], axis=2)
+        return np.concatenate([part.reshape(len(x), -1) for part in parts], axis=1)
+
+    def sigmoid_mul(self, x: FloatArray, gate: FloatArray) -> FloatArray:
+        """See `Ops.sigmoid_mul`."""
+        with np.errstate(over="ignore"):
+            return np.asarray(x / (1 + np.exp(-gate)), np.float32)
 
     def select(self, x: FloatArray) -> FloatArray:
         """See `Ops.select`."""

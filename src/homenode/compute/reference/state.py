@@ -1,10 +1,16 @@
-"""State memory of the reference backend."""
+"""State memory of the reference backend, and what computes with it: the short convolution and the gated delta rule, one
+token after the other.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from homenode.compute.ops import StateGeometry
+from homenode.compute.ops import DeltaHeads, FloatArray, StateGeometry, StepArrays
+
+_NORM_EPSILON = np.float32(1e-6)  # of the lengths of queries and keys
 
 
 class ReferenceStateMemory:
@@ -24,3 +30,78 @@ class ReferenceStateMemory:
     def nbytes(self) -> int:
         """Bytes really held."""
         return sum(kept.nbytes for kept in (*self.tails, *self.matrices))
+
+
+def short_convolution(
+    step: StepArrays, x: FloatArray, weights: FloatArray, biases: FloatArray | None, tails: FloatArray, silu: bool
+) -> FloatArray:
+    """See `Ops.short_convolution`. weights: [columns * (taps + 1)]; tails: [slots, taps, columns]."""
+    taps, columns = tails.shape[1:]
+    by_tap = weights.reshape(columns, taps + 1).T
+    out = np.empty(x.shape, np.float32)
+    for row, slot, begins, copied_to in _rows(step):
+        if begins:
+            tails[slot] = 0
+        inputs = np.concatenate([tails[slot], x[row : row + 1]])
+        total = np.zeros(columns, np.float32) if biases is None else biases.copy()
+        for weight, values in zip(by_tap, inputs, strict=True):
+            total += weight * values
+        with np.errstate(over="ignore"):
+            out[row] = total / (1 + np.exp(-total)) if silu else total
+        tails[slot] = inputs[1:]
+        if copied_to is not None:
+            tails[copied_to] = tails[slot]
+    return out
+
+
+def delta_rule(
+    step: StepArrays,
+    qkv: FloatArray,
+    beta: FloatArray,
+    decay: FloatArray,
+    decay_weight: FloatArray,
+    decay_bias: FloatArray,
+    matrices: FloatArray,
+    how: DeltaHeads,
+) -> FloatArray:
+    """See `Ops.delta_rule`. matrices: [slots, heads, key_width, value_width]."""
+    heads, key_width, value_width = matrices.shape[1:]
+    numbers = np.arange(heads)
+    key_head = numbers % how.key_heads if how.interleaved else numbers // (heads // how.key_heads)
+    keys = how.key_heads * key_width
+    with np.errstate(over="ignore"):
+        share = np.asarray(1 / (1 + np.exp(-beta)), np.float32)
+        raised = decay + decay_bias
+        kept = np.exp(decay_weight * np.where(raised > 20, raised, np.log1p(np.exp(raised))))
+    out = np.empty((len(qkv), heads, value_width), np.float32)
+    for row, slot, begins, copied_to in _rows(step):
+        if begins:
+            matrices[slot] = 0
+        q = _unit(qkv[row, :keys].reshape(-1, key_width))[key_head] / np.sqrt(np.float32(key_width))
+        k = _unit(qkv[row, keys : 2 * keys].reshape(-1, key_width))[key_head]
+        v = qkv[row, 2 * keys :].reshape(heads, value_width)
+        state = matrices[slot] * kept[row, :, None, None]
+        change = (v - np.einsum("hkv,hk->hv", state, k)) * share[row, :, None]
+        matrices[slot] = state + k[:, :, None] * change[:, None, :]
+        out[row] = np.einsum("hkv,hk->hv", matrices[slot], q)
+        if copied_to is not None:
+            matrices[copied_to] = matrices[slot]
+    return out.reshape(len(qkv), -1)
+
+
+def _unit(heads: FloatArray) -> FloatArray:
+    return np.asarray(heads / np.sqrt(np.square(heads).sum(axis=-1, keepdims=True) + _NORM_EPSILON), np.float32)
+
+
+def _rows(step: StepArrays) -> Iterator[tuple[int, int, bool, int | None]]:
+    """Each row of a step in turn: its number, the slot of its sequence, whether the sequence's state begins there from
+    zeros, and the slot that gets a copy of the state after it. ValueError where the step has no slots.
+    """
+    if step.state_slot is None or step.state_fresh is None or step.state_copy_to is None or step.state_copy_at is None:
+        raise ValueError("the step names no slots of the state memory")
+    for i, slot in enumerate(step.state_slot):
+        first, past = int(step.query_start[i]), int(step.query_start[i + 1])
+        for row in range(first, past):
+            copied = step.state_copy_to[i] >= 0 and step.state_copy_at[i] == step.positions[row]
+            begins = bool(step.state_fresh[i]) and row == first
+            yield row, int(slot), begins, int(step.state_copy_to[i]) if copied else None

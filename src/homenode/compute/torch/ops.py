@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from homenode.compute.expert_usage import ExpertUsage
-from homenode.compute.ops import Experts, FloatArray, Routing
+from homenode.compute.ops import DeltaHeads, Experts, FloatArray, Routing
 from homenode.compute.ranks import RankGroup
 from homenode.compute.torch.device import TorchDevice
 from homenode.compute.torch.exchange import gather_columns, sum_over_ranks
@@ -212,6 +212,39 @@ class TorchOps:
     def add_gated(self, x: torch.Tensor, y: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """See `Ops.add_gated`."""
         return x + y / (1 + torch.exp(-gate))
+
+    def short_convolution(
+        self, x: object, weights: object, biases: object, memory: object, layer: int, silu: bool
+    ) -> torch.Tensor:
+        """UnsupportedError: torch has no state memory."""
+        raise no_state_memory()
+
+    def delta_rule(
+        self,
+        qkv: object,
+        beta: object,
+        decay: object,
+        decay_weight: object,
+        decay_bias: object,
+        memory: object,
+        layer: int,
+        heads: DeltaHeads,
+    ) -> torch.Tensor:
+        """UnsupportedError: torch has no state memory."""
+        raise no_state_memory()
+
+    def norm_gated(self, x: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, eps: float) -> torch.Tensor:
+        """See `Ops.norm_gated`."""
+        return torch.nn.functional.silu(gate) * self.rms_norm(x.contiguous(), weight, eps)
+
+    def regroup(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        """See `Ops.regroup`."""
+        groups = x.reshape(x.shape[0], -1, sum(widths))
+        return torch.cat([part.reshape(x.shape[0], -1) for part in groups.split(list(widths), dim=2)], dim=1)
+
+    def sigmoid_mul(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """See `Ops.sigmoid_mul`."""
+        return x * torch.sigmoid(gate)
 
     def select(self, x: torch.Tensor) -> torch.Tensor:
         """See `Ops.select`."""

@@ -11,7 +11,7 @@ from typing import Any
 from homenode.compute.ops import KvCache, StateMemory
 from homenode.model.architectures.rope import Rope
 from homenode.model.part import IndexRange, ModelPart
-from homenode.model.spec import ModelSpec
+from homenode.model.spec import DeltaSpec, ModelSpec
 
 # Of the figures, the part, and the number of a layer (None: of what is outside the layers).
 Condition = Callable[[ModelSpec, ModelPart, int | None], bool]
@@ -107,7 +107,26 @@ def dimensions(spec: ModelSpec, layer: int | None = None) -> dict[str, int]:
         "all_query": spec.num_heads * head_dim,  # of what is normed together: no rank has a part of it
         "all_kv": kv_heads * head_dim,
         "head": head_dim,
+        "query_and_gate": 2 * spec.num_heads * head_dim,
         **spec.dimensions,
+        **_delta_dimensions(spec.delta, spec.state_groups),
+    }
+
+
+def _delta_dimensions(delta: DeltaSpec | None, key_heads: int) -> dict[str, int]:
+    """Those of layers with a gated delta rule, for so many of their key heads and the value heads these serve."""
+    if delta is None:
+        return {}
+    heads = key_heads * (delta.value_heads // delta.key_heads)
+    key, value, width = key_heads * delta.key_width, heads * delta.value_width, delta.taps + 1
+    return {
+        "delta_heads": heads,
+        "delta_gates": 2 * heads,
+        "delta_key": key,
+        "delta_value": value,
+        "delta_fused": 2 * key + 2 * value,
+        "delta_key_taps": key * width,
+        "delta_value_taps": value * width,
     }
 
 
@@ -118,6 +137,9 @@ def ranges(spec: ModelSpec, part: ModelPart, layer: int | None = None) -> dict[s
     whole = {name: IndexRange(0, size) for name, size in dimensions(spec, layer).items()}
     heads, kv_heads = (part.heads, part.kv_heads) if layer is None else part.heads_in(layer)
     head_dim = whole["head"].count
+    before = _delta_dimensions(spec.delta, part.state_groups.first)
+    counts = _delta_dimensions(spec.delta, part.state_groups.count)
+    whole |= {name: IndexRange(before[name], count) for name, count in counts.items()}
     return whole | {
         "vocabulary": part.vocabulary,
         "intermediate": part.intermediate if layer is None else part.intermediate_in(layer),
@@ -125,6 +147,7 @@ def ranges(spec: ModelSpec, part: ModelPart, layer: int | None = None) -> dict[s
         "shared_intermediate": part.shared_intermediate,
         "heads": heads,
         "query": IndexRange(heads.first * head_dim, heads.count * head_dim),
+        "query_and_gate": IndexRange(2 * heads.first * head_dim, 2 * heads.count * head_dim),
         "kv": IndexRange(kv_heads.first * head_dim, kv_heads.count * head_dim),
     }
 

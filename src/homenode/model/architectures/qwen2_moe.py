@@ -26,9 +26,7 @@ EXPERT_FIELDS = frozenset(
 )
 ROUTER = "model.layers.{layer}.mlp.gate.weight"
 _SHARED = "mlp.shared_expert"
-PARAMETERS = (
-    *DENSE_PARAMETERS,
-    *common.EXPERTS,
+SHARED_EXPERT = (
     layer_weight(
         "shared_router", f"{_SHARED}_gate", "ffn_gate_inp_shexp", "one", "hidden", when=common.has_shared_expert
     ),
@@ -57,11 +55,14 @@ PARAMETERS = (
         when=common.has_shared_expert,
     ),
 )
+PARAMETERS = (*DENSE_PARAMETERS, *common.EXPERTS, *SHARED_EXPERT)
 
 
-def read_experts(config: FolderConfig, defaults: ExpertDefaults, layers: int, shared: int = 0) -> MoeSpec | None:
+def read_experts(
+    config: FolderConfig, defaults: ExpertDefaults, layers: int, shared: int = 0, *, normalise: bool = False
+) -> MoeSpec | None:
     """The experts of a Qwen; None where all layers are said to have an MLP. `shared`: of an expert that every token
-    uses, the size where the file does not say.
+    uses, the size where the file does not say; `normalise`: whether weights add up to 1, likewise.
     """
     fields = config.fields
     _, experts = config.experts(defaults)
@@ -69,7 +70,7 @@ def read_experts(config: FolderConfig, defaults: ExpertDefaults, layers: int, sh
     dense = tuple(layer for layer in range(layers) if layer in listed or experts == 0 or (layer + 1) % step)
     if len(dense) == layers:
         return None
-    normalise = fields.boolean("norm_topk_prob", False)
+    normalise = fields.boolean("norm_topk_prob", normalise)
     if shared:
         shared = fields.integer("shared_expert_intermediate_size", shared, maximum=limits.MOST_INTERMEDIATE)
     return config.moe(defaults, normalise=normalise, dense=dense, shared=shared)
@@ -96,8 +97,8 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
     return replace(spec, moe=config.moe(spec, ROUTER, normalise=False))
 
 
-def _with_shared_routers(tensors: Mapping[str, TensorEntry], _spec: ModelSpec) -> dict[str, TensorEntry]:
-    """What scales the shared expert is a matrix of one row, which GGUF files store as a vector."""
+def with_shared_routers(tensors: Mapping[str, TensorEntry], _spec: ModelSpec) -> dict[str, TensorEntry]:
+    """The tensors of a GGUF file. What scales the shared expert is a matrix of one row, which GGUF files store as a vector."""
     return {
         name: replace(entry, shape=(1, *entry.shape))
         if name.endswith(f"{_SHARED}_gate.weight") and len(entry.shape) == 1
@@ -113,7 +114,7 @@ ARCHITECTURE = Architecture(
         read_folder,
         fields=WINDOW_FIELDS | EXPERT_FIELDS | {"hidden_act", "qkv_bias", "shared_expert_intermediate_size"},
     ),
-    GgufFormat("qwen2moe", read_gguf, convert=_with_shared_routers),
+    GgufFormat("qwen2moe", read_gguf, convert=with_shared_routers),
     PARAMETERS,
     forward,
 )

@@ -40,6 +40,7 @@ class Defaults:
     theta: float = 10000.0
     local_theta: float | None = None  # of a rope of its own in layers with a window; None: all layers have one rope
     original_position: int | None = None  # length before an extension of the context; None: the longest position
+    intermediate: int | None = None  # of an MLP
     rotary_share: float = 1.0  # of a head's elements that turn
 
 
@@ -109,7 +110,9 @@ class FolderConfig:
         return ModelSpec(
             architecture=architecture,
             hidden_size=hidden,
-            intermediate_size=fields.integer("intermediate_size", maximum=limits.MOST_INTERMEDIATE),
+            intermediate_size=fields.integer(
+                "intermediate_size", defaults.intermediate, maximum=limits.MOST_INTERMEDIATE
+            ),
             num_layers=fields.integer("num_hidden_layers", maximum=limits.MOST_LAYERS),
             num_heads=heads,
             num_kv_heads=fields.integer("num_key_value_heads", defaults.kv_heads or heads, maximum=limits.MOST_HEADS),

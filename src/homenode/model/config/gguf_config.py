@@ -103,12 +103,14 @@ class GgufConfig:
         own_scale: bool = False,
         layers_differ: bool = False,
         head_dim: int | None = None,
+        intermediate: int | None = None,
     ) -> ModelSpec:
         """The figures that every decoder has. `theta`: of rope, where the file does not say. `whole_heads`: the
         converter reorders the rows of whole heads, so that a shorter rotation is refused; `own_scale`: the architecture
         reads `attention.scale` itself. `layers_differ`: layers may have unequal numbers of heads or lengths of the MLP,
         0 among them, which the architecture reads by `per_layer`; the figures are the largest then. `head_dim`: the
-        length of a head, where the architecture reads it itself.
+        length of a head, where the architecture reads it itself. `intermediate`: the length of an MLP, where the file
+        does not say.
         """
         fields = self.fields
         hidden = fields.integer("embedding_length", maximum=limits.MOST_HIDDEN)
@@ -123,7 +125,9 @@ class GgufConfig:
         return ModelSpec(
             architecture=architecture,
             hidden_size=hidden,
-            intermediate_size=self._largest("feed_forward_length", layers_differ, maximum=limits.MOST_INTERMEDIATE),
+            intermediate_size=self._largest(
+                "feed_forward_length", layers_differ, intermediate, limits.MOST_INTERMEDIATE
+            ),
             num_layers=self.layers,
             num_heads=heads,
             num_kv_heads=self._largest("attention.head_count_kv", layers_differ, heads),

@@ -38,8 +38,8 @@ _LOSSES = {
     "BF16": "rounded to 8 significant bits",
 }
 _WIDE = frozenset({"embed", "lm_head"})  # every token depends on these two: never narrower than Q8_0 by our own doing
-# Which experts compute hangs on these: a rounded logit would choose others. They are small.
-_EXACT = frozenset({"router", "shared_router"})
+# Which experts compute, and how fast a state decays, hangs on these. They are small.
+_EXACT = frozenset({"router", "shared_router", "delta_gates", "delta_b", "delta_a"})
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def _choose(tensor: MatchedTensor, weight_types: frozenset[str], quantize: str |
     """Target format of a matrix and the reason for it."""
     source = tensor.entry.dtype.name
     if source in _FLOATS and tensor.expected.parameter.key in _EXACT and "F32" in weight_types:
-        return "F32", "as stored" if source == "F32" else "float32, as it chooses the experts"
+        return "F32", "as stored" if source == "F32" else "float32, as a rounding would show"
     if source in _FLOATS and quantize is not None:
         if tensor.expected.parameter.key in _WIDE and quantize == "q4_0" and "Q8_0" in weight_types:
             return "Q8_0", "quantised at load; embedding and output keep 8 bits, as every token depends on them"

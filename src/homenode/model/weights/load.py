@@ -104,7 +104,8 @@ def layers_kv(spec: ModelSpec, part: ModelPart) -> tuple[LayerKv, ...]:
         if kv is not None and spec.donor_of(layer) == layer:
             alike = kv.key_width == kv.value_width
             found.append(kv._replace(kv_heads=part.heads_in(layer)[1].count) if alike else kv)
-    return tuple(found)
+    # Blocks are counted alike in all stages: one without attention has a layer of them that nobody reads
+    return tuple(found) or (LayerKv(1, 1, 1),)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,51 @@
+"""Qwen3-Next: gated delta nets, and attention with a gate in each fourth layer; experts, and one that every token uses,
+but for some layers with an MLP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from homenode.model.architectures import common, delta_net
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.qwen2_moe import EXPERT_FIELDS, ROUTER, SHARED_EXPERT, read_experts
+from homenode.model.architectures.qwen3_5_moe import convert_gguf
+from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.spec import ModelSpec
+
+NAME = "qwen3_next"
+DEFAULTS = Defaults(
+    max_position=32768, heads=16, kv_heads=2, vocab=151936, head_dim=256, rotary_share=0.25, intermediate=5632
+)
+EXPERTS = ExpertDefaults(experts=512, experts_per_token=10, size=512, keys=("num_experts", "num_local_experts"))
+PARAMETERS = (*delta_net.PARAMETERS, *common.GATE_UP_DOWN, *common.EXPERTS, *SHARED_EXPERT)
+
+
+def read_folder(config: FolderConfig) -> ModelSpec:
+    """The figures in config.json."""
+    spec = config.decoder(NAME, DEFAULTS, rotates_part=True)
+    moe = read_experts(config, EXPERTS, spec.num_layers, shared=512, normalise=True)
+    return replace(delta_net.read_folder(config, spec, fused=True), moe=moe)
+
+
+def read_gguf(config: GgufConfig) -> ModelSpec:
+    """The figures in a GGUF file."""
+    spec = config.decoder(NAME, intermediate=DEFAULTS.intermediate)
+    moe = config.moe(spec, ROUTER)
+    return replace(delta_net.read_gguf(config, spec, reordered=False, fused_gates=True), moe=moe)
+
+
+ARCHITECTURE = Architecture(
+    NAME,
+    FolderFormat(
+        "Qwen3NextForCausalLM",
+        read_folder,
+        fields=delta_net.FIELDS | EXPERT_FIELDS | {"num_local_experts", "shared_expert_intermediate_size"},
+        harmless={key: why for key, why in delta_net.HARMLESS.items() if key not in EXPERT_FIELDS},
+        convert=delta_net.convert_folder,
+    ),
+    GgufFormat("qwen3next", read_gguf, keys=delta_net.KEYS, names=delta_net.NAMES, convert=convert_gguf),
+    PARAMETERS,
+    delta_net.forward,
+)
