@@ -41,6 +41,8 @@ def limits_of(
     vocab_size: int = 40,
     max_sampled_rows: int = 16,
     chunk_blocks: int = 0,
+    state_slots: int = 0,
+    state_interval: int = 8,
 ) -> WorkerLimits:
     return WorkerLimits(
         num_blocks=num_blocks,
@@ -50,6 +52,8 @@ def limits_of(
         max_sampled_rows=max_sampled_rows,
         chunk_blocks=chunk_blocks,
         chunk_bytes=chunk_blocks * BLOCK_BYTES,
+        state_slots=state_slots,
+        state_interval=state_interval if state_slots else 0,
     )
 
 
@@ -265,6 +269,8 @@ class Bench:
         """Nothing is left of anything, and every request had its answer."""
         pool = self.scheduler._allocator.pool
         assert pool.num_owned == 0
+        states = self.scheduler._allocator.states
+        assert states is None or (states.num_owned, len(states._coming)) == (0, 0)
         assert self.executor.live == set(self.scheduler._allocator.ends) or self.executor._failed
         statistics = self.scheduler.statistics()
         assert (statistics.num_running, statistics.num_waiting, statistics.kv_usage) == (0, 0, 0.0)

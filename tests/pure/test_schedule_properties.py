@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,7 +69,14 @@ def _move_with_losses(bench: Bench, rng: random.Random) -> None:
         _move(bench, rng, arrivals=0.12)
 
 
-def _bench(rng: random.Random, lookahead: int, faults: bool = False, stages: int = 1, micro_batches: int = 0) -> Bench:
+def _bench(
+    rng: random.Random,
+    lookahead: int,
+    faults: bool = False,
+    stages: int = 1,
+    micro_batches: int = 0,
+    states: bool = False,
+) -> Bench:
     blocks, length = rng.choice([(16, 64), (12, 40), (24, 90), (60, 50), (8, 64)])
     seqs = rng.choice([1, 2, 5, 12])
     chunked = rng.random() < 0.75
@@ -80,6 +89,9 @@ def _bench(rng: random.Random, lookahead: int, faults: bool = False, stages: int
         max_preemptions=rng.choice([0, 1, 8]),
     )
     limits = limits_of(num_blocks=blocks, max_model_len=length, max_sampled_rows=max(seqs, rng.choice([1, 6, 30])))
+    if states:
+        slots, interval = rng.choice([1, 2, 3, seqs, seqs + 3, 40]), rng.choice([4, 8, 20, 400])
+        limits = msgspec.structs.replace(limits, state_slots=slots, state_interval=interval)
     lost = rng.sample(range(200), 4) if faults else []
 
     def fault(step: Step) -> Exception | None:
@@ -109,6 +121,19 @@ def test_any_life_keeps_every_promise(seed: int, faults: bool, lookahead: int) -
         bench.drain()
         _submit(bench, rng)
         assert bench.outputs[len(bench.requests) - 1][-1].finish_reason == "error"
+    bench.run()
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("faults", [False, True])
+@pytest.mark.parametrize("seed", range(25))
+def test_any_life_with_states_keeps_every_promise(seed: int, faults: bool, lookahead: int, stages: int) -> None:
+    """Whoever goes on from another state than that of its own tokens is found out by the scripted worker."""
+    rng = random.Random(seed)
+    bench = _bench(rng, lookahead if stages == 1 else 0, faults, stages, states=True)
+    for _ in range(300):
+        (_move_with_losses if faults else partial(_move, arrivals=0.12))(bench, rng)
     bench.run()
 
 

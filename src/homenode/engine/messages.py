@@ -108,6 +108,16 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
     outputs: list[Output]
 
 
+class StateFigures(msgspec.Struct, frozen=True, array_like=True):
+    """What becomes of the state memory: gauges of now, and counters since the start."""
+
+    slots: int = 0
+    used: int = 0  # slots of running sequences, and of snapshots that are being written
+    snapshots: int = 0  # slots that the prefix cache has
+    hits: int = 0  # requests that went on from a snapshot
+    recomputed_tokens: int = 0  # tokens that were computed again, as their KV was there, but no state after them
+
+
 class EngineStats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Engine to front: counters since the start and gauges of now; sent after a step at most every 100 ms, and when
     things come to rest.
@@ -133,6 +143,7 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
         0  # prompt tokens computed here, beyond the last one, of requests whose KV was to come from elsewhere
     )
     transfer: TransferFigures | None = None  # None: this engine hands no KV over
+    states: StateFigures | None = None  # None: no layer of the model keeps a state
 
 
 EngineState = Literal["loading", "ready", "silent", "restarting", "gone"]

@@ -20,6 +20,8 @@ class StartSequence(msgspec.Struct, frozen=True, array_like=True):
     token_ids: list[int]  # prompt and, after a preemption, the output so far
     num_prompt: int
     params: SamplingParams  # with seed set
+    state_slot: int = -1  # of a model whose layers keep a state: where that of this sequence lies
+    state_source: int = -1  # the slot that is copied there before anything is computed; -1: none is
 
 
 class StepItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -38,6 +40,8 @@ class StepItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     score_from: int = (
         -1
     )  # >= 0: also return log-probabilities of the prompt tokens at positions score_from + 1 .. start + count
+    state_copy_to: int = -1  # the slot that gets a copy of the state as it is after position `state_copy_at`; -1: none
+    state_copy_at: int = -1
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
@@ -100,3 +104,5 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):
         0  # KV blocks whose memory is taken and given back together; 0: all memory is there from the start
     )
     chunk_bytes: int = 0  # of such a chunk, all workers together
+    state_slots: int = 0  # of the state memory; 0: no layer of the model keeps a state
+    state_interval: int = 0  # positions between two snapshots of a state, a multiple of the block size

@@ -51,6 +51,7 @@ class _State:
     sums: list[tuple[int, int]] = field(default_factory=list)
     table: list[int] = field(default_factory=list)
     computed: int = 0
+    slot: int = -1  # of the state memory
 
 
 class ScriptedExecutor:
@@ -88,6 +89,7 @@ class ScriptedExecutor:
         self._memory: list[list[tuple[int, int] | None]] = [
             [None] * limits.block_size for _ in range(limits.num_blocks)
         ]
+        self._slots: list[tuple[int, int] | None] = [None] * limits.state_slots  # the last position, and all up to it
         self._present: set[int] = set()  # blocks whose pages were taken, where memory grows
         self._attached: dict[int, list[list[tuple[int, int] | None]]] = {}  # other memory, by its first block
         self._next_first = limits.num_blocks
@@ -230,6 +232,12 @@ class ScriptedExecutor:
         self._demand(start.params.seed is not None, f"sequence {start.seq} has no seed")
         self._last_seq = start.seq
         state = self._states[start.seq] = _State(list(start.token_ids), start.num_prompt, start.params)
+        state.slot = start.state_slot
+        if self._slots:
+            taken = [other.slot for other in self._states.values()]
+            self._demand(taken.count(state.slot) == 1, f"sequence {start.seq} is given another one's slot {state.slot}")
+            if start.state_source >= 0:
+                self._slots[state.slot] = self._slots[start.state_source]
         self._extend_sums(state)
 
     def _compute(self, item: StepItem, result: StepResult) -> None:
@@ -252,6 +260,8 @@ class ScriptedExecutor:
         self._demand(self._has_pages(item, state), f"sequence {item.seq} is computed in a block without pages")
         self._write(item, state)
         self._read_back(item, state, end)
+        if self._slots:
+            self._advance(item, state)
         state.computed = end
         if item.score_from >= 0:
             result.scored.append(self._score(item, state))
@@ -326,6 +336,25 @@ class ScriptedExecutor:
             )
             self._memory[block][position % size] = state.sums[position]
 
+    def _advance(self, item: StepItem, state: _State) -> None:
+        """Bring the sequence's state to the end of the item, and copy it on the way."""
+        held = self._slots[state.slot]
+        self._demand(
+            item.start == 0 or held == state.sums[item.start - 1],
+            f"sequence {item.seq} goes on at {item.start} from another state in slot {state.slot}: {held}",
+        )
+        end = item.start + item.count
+        self._slots[state.slot] = state.sums[end - 1]
+        if item.state_copy_to >= 0:
+            self._demand(
+                item.start <= item.state_copy_at < end, f"sequence {item.seq} is copied at {item.state_copy_at}"
+            )
+            self._demand(
+                all(other.slot != item.state_copy_to for other in self._states.values()),
+                f"sequence {item.seq} is copied to slot {item.state_copy_to}, which another one uses",
+            )
+            self._slots[item.state_copy_to] = state.sums[item.state_copy_at]
+
     def _read_back(self, item: StepItem, state: _State, end: int) -> None:
         size = self._limits.block_size
         for index, block in enumerate(state.table):
@@ -372,6 +401,7 @@ class ScriptedExecutor:
         self._states.clear()
         self._users.clear()
         self._memory = [[None] * self._limits.block_size for _ in range(self._limits.num_blocks)]
+        self._slots = [None] * self._limits.state_slots
         self._failed = True
 
     def _demand(self, condition: bool, complaint: str) -> None:

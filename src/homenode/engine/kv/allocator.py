@@ -12,6 +12,7 @@ from homenode.engine.kv.blocks import BlockPool
 from homenode.engine.kv.chunks import ChunkTable
 from homenode.engine.kv.prefix import PrefixCache
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
+from homenode.engine.kv.states import SlotAllocation, StatePool
 
 
 class KvAllocator:
@@ -27,9 +28,12 @@ class KvAllocator:
         enable_prefix_caching: bool,
         hash_seed: bytes | None = None,
         chunks: ChunkTable | None = None,
+        states: StatePool | None = None,
     ) -> None:
+        """`states`: of a model whose layers keep a state; None: none does."""
         self.block_size = block_size
         self.pool = BlockPool(num_blocks, chunks)
+        self.states = self.pool.states = states
         self.cache = PrefixCache(self.pool, block_size, enabled=enable_prefix_caching, seed=hash_seed)
         self.unused: list[
             str
@@ -46,6 +50,10 @@ class KvAllocator:
     def propose(self, sequence: Sequence) -> BlockAllocation:
         """The allocation a waiting sequence would get now, with the blocks found in the cache. Nothing is taken yet."""
         hits = [] if sequence.scoring else self.cache.lookup(sequence.chain, sequence.tokens)
+        state = None
+        if self.states is not None:
+            state = self._propose_state(self.states, sequence, len(hits))
+            hits = hits[: state.snapshot_at // self.block_size]
         found = len(hits) * self.block_size
         return BlockAllocation(
             seq=-1,
@@ -55,7 +63,35 @@ class KvAllocator:
             prefill_target=sequence.prefill_target,
             first_unscored=len(sequence.scores) - 1 if sequence.scoring else sequence.num_prompt,
             published=len(hits),
+            state=state,
         )
+
+    def _propose_state(self, states: StatePool, sequence: Sequence, hits: int) -> SlotAllocation:
+        """What it would get of the state memory: the last snapshot within the blocks that were found, and snapshots to
+        be taken at the last block end that an equal prompt would look up, where a lookup found more KV than state, and
+        every `interval` positions.
+        """
+        size, last = self.block_size, (len(sequence.tokens) - 1) // self.block_size
+        if not self.cache.enabled:
+            return SlotAllocation()
+        digests = sequence.chain.of(sequence.tokens, last)
+        found = states.find(digests[:hits])
+        ends = {last, hits, *range(0, last + 1, states.interval // size)}
+        return SlotAllocation(
+            origin=digests[found - 1] if found else None,
+            snapshot_at=found * size,
+            uncovered=(hits - found) * size,
+            wanted=[(end * size, digests[end - 1]) for end in sorted(ends) if end > found],
+        )
+
+    def leads_soon(self, sequence: Sequence, proposal: BlockAllocation) -> bool:
+        """Whether a running sequence is about to take a snapshot from which this one could go on later than from what
+        is there now: prompts that are equal, or begin alike, are computed once.
+        """
+        if self.states is None or proposal.state is None or sequence.scoring or not self.cache.enabled:
+            return False
+        last = (len(sequence.tokens) - 1) // self.block_size
+        return self.states.awaits(sequence.chain.between(sequence.tokens, proposal.scheduled // self.block_size, last))
 
     def admit(self, sequence: Sequence, proposal: BlockAllocation, spare: int) -> bool:
         """Give the proposal a handle and the blocks of all known tokens, or return False, having taken nothing, if they
@@ -64,10 +100,14 @@ class KvAllocator:
         One more token and `spare` blocks must fit as well, or the sequence would soon be preempted. Taking all blocks
         at once keeps a prompt in one piece and means that a prefill, once begun, never runs out of memory.
         """
+        if self.states is not None and not self.states.num_available:
+            return False
         blocks = self.take(proposal.blocks, proposal.prefill_target, self.blocks_for(len(sequence.tokens) + 1) + spare)
         if blocks is None:
             return False
         proposal.blocks = blocks
+        if self.states is not None and proposal.state is not None:
+            self.states.begin(proposal.state)
         self.start(sequence, proposal)
         return True
 
@@ -146,6 +186,8 @@ class KvAllocator:
 
     def _release(self, allocation: BlockAllocation) -> None:
         self.pool.release(self.pool.own(allocation.blocks))
+        if self.states is not None and allocation.state is not None:
+            self.states.release(allocation.state)
         if allocation.placed:
             self.unused.append(allocation.placed)
 
@@ -158,6 +200,9 @@ class KvAllocator:
         allocation.published = self.cache.publish(
             sequence.chain, sequence.tokens, allocation.blocks, allocation.published, allocation.computed
         )
+        if self.states is not None and allocation.state is not None and allocation.state.writing:
+            digests = sequence.chain.of(sequence.tokens, allocation.published)
+            self.states.publish(allocation.state, digests, allocation.prefill_target, self.pool.digests)
 
     def num_returning(self) -> int:
         """Blocks that steps in flight will bring back."""
@@ -178,6 +223,8 @@ class KvAllocator:
         allocation = sequence.allocation
         if allocation is None:
             return 0
+        if allocation.state is not None:
+            return allocation.scheduled - allocation.state.snapshot_at
         shared = len(self.pool.own(allocation.blocks)) - self.num_exclusive(allocation)
         return max(0, allocation.scheduled - shared * self.block_size)
 

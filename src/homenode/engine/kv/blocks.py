@@ -13,10 +13,11 @@ prompt is given up before its beginning, which more prompts share.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from homenode.engine.kv.chunks import ChunkTable
 from homenode.engine.kv.runs import FreeRuns
+from homenode.engine.kv.states import StatePool
 from homenode.errors import InternalError
 from homenode.units import format_count
 
@@ -33,6 +34,7 @@ class BlockPool:
         self._unused: OrderedDict[int, None] = OrderedDict()  # cached blocks nobody refers to, oldest first
         self._digest_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
+        self.states: StatePool | None = None  # whose snapshots go with the blocks at their ends
 
     @property
     def num_free(self) -> int:
@@ -128,6 +130,11 @@ class BlockPool:
             found.append(block)
         return found
 
+    @property
+    def digests(self) -> Collection[bytes]:
+        """Those that content can be found under."""
+        return self._block_of.keys()
+
     def own(self, blocks: Iterable[int]) -> list[int]:
         """Those of a table that are of this pool; the others are another engine's, or not known yet."""
         return [block for block in blocks if 0 <= block < self.num_blocks]
@@ -147,6 +154,8 @@ class BlockPool:
         self._unused.clear()
         self._digest_of.clear()
         self._block_of.clear()
+        if self.states is not None:
+            self.states.forget_all()
 
     def secure(self, blocks: Iterable[int]) -> bool:
         """Have the pages of these blocks taken if they are not there. False: the machine has no memory for
@@ -201,4 +210,7 @@ class BlockPool:
                 )
 
     def _forget(self, block: int) -> None:
-        del self._block_of[self._digest_of.pop(block)]
+        digest = self._digest_of.pop(block)
+        del self._block_of[digest]
+        if self.states is not None:
+            self.states.forget(digest)

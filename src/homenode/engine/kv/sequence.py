@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from homenode.engine.kv.prefix import HashChain
+from homenode.engine.kv.states import SlotAllocation
 from homenode.engine.request import Request, TokenLogprob
 from homenode.sampling import SamplingParams
 from homenode.transfer.seam import Offered
@@ -35,6 +36,7 @@ class BlockAllocation:
         -1
     )  # while it decodes: up to this position there is nothing to look at, neither a block it lacks nor its end
     placed: str = ""  # the ticket whose pages it reads where another engine has them
+    state: SlotAllocation | None = None  # of a model whose layers keep a state
 
     @property
     def decoding(self) -> bool:

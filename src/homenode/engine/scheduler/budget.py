@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
+from homenode.engine.kv.states import StatePool
 from homenode.engine.step import StepItem
 
 _NO_BLOCKS: list[int] = []
@@ -34,8 +35,16 @@ class StepPlan:
         """There is nothing to compute."""
         return not (self.decodes or self.parts)
 
-    def decode(self, sequences: list[Sequence], allocations: list[BlockAllocation], block_size: int) -> None:
-        """Compute the next position of these sequences, which have a block for it."""
+    def decode(
+        self,
+        sequences: list[Sequence],
+        allocations: list[BlockAllocation],
+        block_size: int,
+        states: StatePool | None = None,
+    ) -> None:
+        """Compute the next position of these sequences, which have a block for it, and a slot in `states` where there
+        are any.
+        """
         number, add = self.number, self.decodes.append
         self.decoding, self.allocations = sequences, allocations
         for allocation in allocations:
@@ -45,9 +54,16 @@ class StepPlan:
             if at < allocation.unchecked_until:
                 add(StepItem(allocation.seq, at, 1, _NO_BLOCKS, True))
             else:
-                add(StepItem(allocation.seq, at, 1, allocation.blocks[allocation.sent_blocks :], True))
+                new_blocks = allocation.blocks[allocation.sent_blocks :]
                 allocation.sent_blocks = len(allocation.blocks)
-                allocation.unchecked_until = min(allocation.sent_blocks * block_size, allocation.last - 1)
+                until = allocation.sent_blocks * block_size
+                if states is None or allocation.state is None:
+                    add(StepItem(allocation.seq, at, 1, new_blocks, True))
+                else:
+                    to = states.write_answer(allocation.state, at + 1)
+                    add(StepItem(allocation.seq, at, 1, new_blocks, True, state_copy_to=to, state_copy_at=at))
+                    until -= at + 1 < until  # the last position of a block is looked at again: a snapshot follows it
+                allocation.unchecked_until = min(until, allocation.last - 1)
         self.tokens_left -= len(sequences)
         self.rows_left -= len(sequences)
 

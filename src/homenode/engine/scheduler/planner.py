@@ -57,7 +57,7 @@ class Planner:
         # All but these decode, and have a block for it.
         stopped = [s for s in self.running if s.allocation.scheduled >= s.allocation.unchecked_until]  # type: ignore[union-attr]
         decoding = self._planned_decodes(plan, stopped)
-        plan.decode(decoding, allocations_of(decoding), self._allocator.block_size)
+        plan.decode(decoding, allocations_of(decoding), self._allocator.block_size, self._allocator.states)
         prompts = [s for s in stopped if (r := s.allocation) and not r.decoding]
         if self._config.enable_chunked_prefill and self._batching.stages > 1:
             waiting = self.waiting.num_prompt_tokens + sum(
@@ -159,9 +159,12 @@ class Planner:
 
     def _prefill_count(self, sequence: Sequence, allocation: BlockAllocation, plan: StepPlan) -> int:
         config = self._config
-        return prefill_count(
+        count = prefill_count(
             sequence, allocation, plan, max_tokens=config.max_num_batched_tokens, chunked=config.enable_chunked_prefill
         )
+        if allocation.state is None or self._allocator.states is None or not config.enable_chunked_prefill:
+            return count
+        return self._allocator.states.reach(allocation.state, allocation.scheduled, count)
 
     def _admit(self, plan: StepPlan) -> None:
         """Start waiting sequences, strictly in order: one that does not fit yet is not overtaken, or a long prompt
@@ -184,6 +187,8 @@ class Planner:
         if sequence.kv_import is not None:
             return self._start_fetching(sequence)
         proposal = self._allocator.propose(sequence)
+        if self._allocator.leads_soon(sequence, proposal):
+            return False
         count = self._prefill_count(sequence, proposal, plan)
         nothing_left = proposal.scheduled >= proposal.prefill_target  # it is computed for another engine only
         if (count <= 0 and not nothing_left) or not self._allocator.admit(sequence, proposal, self.spare):

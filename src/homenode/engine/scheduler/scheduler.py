@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.chunks import ChunkTable, PageChange
 from homenode.engine.kv.imports import KvImports
+from homenode.engine.kv.states import StatePool
 from homenode.engine.messages import EngineStats
 from homenode.engine.scheduler.arrivals import Arrivals
 from homenode.engine.scheduler.counters import SchedulerCounters
@@ -80,12 +81,17 @@ class Scheduler:
         _check(config, limits)
         self._batching = batching = MicroBatching(stages, lookahead, micro_batches)
         chunks = ChunkTable(limits.num_blocks, limits.chunk_blocks) if limits.chunk_blocks else None
+        states = None
+        if limits.state_slots:
+            interval = limits.state_interval if kv.enable_prefix_caching else 0
+            states = StatePool(limits.state_slots, interval, limits.block_size)
         self._allocator = allocator = KvAllocator(
             limits.num_blocks,
             limits.block_size,
             enable_prefix_caching=kv.enable_prefix_caching,
             hash_seed=hash_seed,
             chunks=chunks,
+            states=states,
         )
         self._growth = (
             None if chunks is None else Growth(allocator.pool, chunks, limits.chunk_bytes, kv.kv_cache_release)

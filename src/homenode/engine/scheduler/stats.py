@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from homenode.engine.kv.allocator import KvAllocator
-from homenode.engine.messages import EngineStats
+from homenode.engine.messages import EngineStats, StateFigures
 from homenode.engine.scheduler.counters import SchedulerCounters
 from homenode.engine.scheduler.growth import Growth, GrowthStats
 from homenode.engine.scheduler.kv_coordinator import KvCoordinator
@@ -53,7 +53,14 @@ class SchedulerStats:
             rejected=dict(counters.rejected),
             kv_released_bytes=growth.released,
             kv_growths_refused=growth.refused,
+            states=self._of_states(),
         )
+
+    def _of_states(self) -> StateFigures | None:
+        """Of the state memory, of a model with one."""
+        if (states := self._allocator.states) is None:
+            return None
+        return StateFigures(states.num_slots, states.num_owned, states.num_snapshots, states.hits, states.uncovered)
 
     def audit(self) -> None:
         """Every KV block is free, cached or owned, and every live request runs or waits. InternalError if not.
@@ -63,6 +70,8 @@ class SchedulerStats:
         staying = [s.allocation for s in self._planner.running if s.allocation]
         tables = [allocation.blocks for allocation in (*staying, *self._allocator.leaving())]
         pool.audit(map(pool.own, [*tables, *self._coordinator.tables()]))
+        if (states := self._allocator.states) is not None:
+            states.audit([stay.state for stay in (*staying, *self._allocator.leaving()) if stay.state], pool.digests)
         if any(
             len(pool.own(allocation.blocks)) < len(allocation.blocks) and not allocation.placed
             for allocation in staying

@@ -24,8 +24,10 @@ class StepBuilder:
         for sequence, allocation, count in plan.parts:
             if not allocation.started:
                 allocation.started = True
+                state = allocation.state
+                slots = (-1, -1) if state is None else (state.slot, state.source)
                 starts.append(
-                    StartSequence(allocation.seq, sequence.tokens.copy(), sequence.num_prompt, sequence.params)
+                    StartSequence(allocation.seq, sequence.tokens.copy(), sequence.num_prompt, sequence.params, *slots)
                 )
             parts.append((sequence, allocation, self._part(sequence, allocation, count)))
         items = [*plan.decodes, *[item for _, _, item in parts]] if parts else plan.decodes
@@ -42,6 +44,8 @@ class StepBuilder:
         allocation.sent_blocks = self._allocator.blocks_for(end)
         allocation.scheduled = end
         allocation.last_step = self.number
+        states, state = self._allocator.states, allocation.state
+        copy_to = -1 if states is None or state is None else states.write(state, start, end)
         return StepItem(
             seq=allocation.seq,
             start=start,
@@ -49,4 +53,6 @@ class StepBuilder:
             new_blocks=allocation.blocks[known : allocation.sent_blocks],
             sample=sequence.samples and end >= allocation.prefill_target,
             score_from=first_scored if first_scored < min(end, sequence.num_prompt - 1) else -1,
+            state_copy_to=copy_to,
+            state_copy_at=-1 if copy_to < 0 or state is None else state.writing[-1][0] - 1,
         )

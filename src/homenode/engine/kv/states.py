@@ -1,0 +1,174 @@
+"""Slots of the state memory: what recurrent layers keep of sequences, and snapshots of it for the prefix cache.
+
+A state has all tokens so far in it: unlike KV blocks it can neither be cut back nor shared, and every step overwrites
+it in place. So a running sequence owns a slot, and what others can go on from is a snapshot in a slot of its own, which
+is taken when the state stands exactly at the end of a KV block, and found under the hash of that block. A slot is in
+exactly one of three places:
+
+    owned     it is a running sequence's, or a step in flight writes a snapshot to it
+    snapshot  it can be found; given up least recently used first, and when the KV block at its end is given up
+    free      nothing in it is worth keeping
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from homenode.errors import InternalError
+from homenode.units import format_count
+
+
+@dataclass(eq=False, slots=True)
+class SlotAllocation:
+    """What one stay of a sequence has of the state memory. Positions are those of `BlockAllocation`: a state at
+    position p has the tokens before p in it.
+    """
+
+    slot: int = -1
+    source: int = -1  # the slot of a snapshot that is copied to `slot` before the first step; -1: nothing is
+    origin: bytes | None = None  # the digest that its state is found under at the start; None: it begins with nothing
+    snapshot_at: int = 0  # the newest position up to which a later stay need not compute again
+    uncovered: int = 0  # positions that are computed again, as their KV was found, but no state after them
+    wanted: list[tuple[int, bytes]] = field(default_factory=list)  # snapshots to come: position and digest, ascending
+    writing: list[tuple[int, int]] = field(default_factory=list)  # position and slot of snapshots in steps in flight
+    answer_digest: bytes | None = None  # of its newest snapshot of the answer, which the next one takes the place of
+
+
+class StatePool:
+    """Slots 0 .. num_slots - 1. `interval`: positions between two snapshots of one sequence, a multiple of the block
+    size; 0: no snapshots are taken.
+    """
+
+    def __init__(self, num_slots: int, interval: int, block_size: int) -> None:
+        self.num_slots = num_slots
+        self.interval = interval
+        self._block_size = block_size
+        self.hits = 0  # stays that began with a snapshot
+        self.uncovered = 0  # positions that were computed again, as their KV was there, but no state
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._snapshots: OrderedDict[bytes, int] = OrderedDict()  # slots by digest, the least recently used first
+        self._coming: Counter[bytes] = Counter()  # digests of the snapshots that running sequences want
+
+    @property
+    def num_available(self) -> int:
+        """Slots that can be handed out now: free ones and those of snapshots."""
+        return len(self._free) + len(self._snapshots)
+
+    @property
+    def num_owned(self) -> int:
+        """Slots of running sequences, and of snapshots that are being written."""
+        return self.num_slots - self.num_available
+
+    @property
+    def num_snapshots(self) -> int:
+        """Snapshots that can be found."""
+        return len(self._snapshots)
+
+    def find(self, digests: Sequence[bytes]) -> int:
+        """The most of the first of these blocks after which there is a snapshot."""
+        return next((count for count in range(len(digests), 0, -1) if digests[count - 1] in self._snapshots), 0)
+
+    def awaits(self, digests: Sequence[bytes]) -> bool:
+        """Whether a running sequence is about to take a snapshot after one of these blocks."""
+        return bool(self._coming) and any(digest in self._coming for digest in digests)
+
+    def begin(self, stay: SlotAllocation) -> None:
+        """Give a stay its slot. InternalError when there is none: ask `num_available` first."""
+        if stay.origin is not None:
+            self._snapshots.move_to_end(stay.origin)
+            stay.source = self._snapshots[stay.origin]
+            self.hits += 1
+        slot = self._take()
+        if slot is None:
+            raise InternalError("a slot of the state memory is wanted, and all are in use")
+        stay.slot = slot
+        if stay.source == slot:  # no other could be had: the stay goes on where the snapshot was
+            stay.source = -1
+        self.uncovered += stay.uncovered
+        self._coming.update(digest for _, digest in stay.wanted)
+
+    def reach(self, stay: SlotAllocation, start: int, count: int) -> int:
+        """How many of `count` positions from `start` on one step may compute, as it can write one snapshot only."""
+        ends = [at for at, _ in stay.wanted if start < at <= start + count]
+        return ends[0] - start if len(ends) > 1 else count
+
+    def write(self, stay: SlotAllocation, start: int, end: int) -> int:
+        """The slot for a snapshot in the step that computes positions start .. end - 1 of a prompt: the last that is
+        wanted there; -1: none. The last entry of `stay.writing` says at which position.
+        """
+        passed = sum(at <= end for at, _ in stay.wanted)
+        at = stay.wanted[passed - 1][0] if passed else 0
+        self._drop_wanted(stay, passed)
+        return self._write(stay, at) if at > start else -1
+
+    def write_answer(self, stay: SlotAllocation, end: int) -> int:
+        """The same for the step that computes position end - 1 of an answer: at the end of every block."""
+        return self._write(stay, end) if self.interval and end % self._block_size == 0 else -1
+
+    def publish(self, stay: SlotAllocation, digests: Sequence[bytes], prompt: int, findable: Collection[bytes]) -> None:
+        """The steps that computed all of these blocks are done: let the snapshots at their ends be found, of which the
+        KV can be (`findable`). Up to position `prompt` they are of a prompt.
+        """
+        while stay.writing and stay.writing[0][0] <= len(digests) * self._block_size:
+            at, slot = stay.writing.pop(0)
+            digest = digests[at // self._block_size - 1]
+            if digest in self._snapshots or digest not in findable:
+                self._free.append(slot)
+                continue
+            self._snapshots[digest] = slot
+            stay.snapshot_at = at
+            if at > prompt:
+                if stay.answer_digest is not None:
+                    self.forget(stay.answer_digest)
+                stay.answer_digest = digest if at % self.interval else None
+
+    def release(self, stay: SlotAllocation) -> None:
+        """A stay is over, and no step in flight contains it."""
+        self._free += [stay.slot, *(slot for _, slot in stay.writing)]
+        stay.writing = []
+        self._drop_wanted(stay, len(stay.wanted))
+
+    def forget(self, digest: bytes) -> None:
+        """The KV block of this digest was given up, and with it goes the snapshot at its end, if there is one."""
+        if (slot := self._snapshots.pop(digest, None)) is not None:
+            self._free.append(slot)
+
+    def forget_all(self) -> None:
+        """No snapshot can be found any more."""
+        self._free += self._snapshots.values()
+        self._snapshots.clear()
+
+    def audit(self, stays: Iterable[SlotAllocation], findable: Collection[bytes]) -> None:
+        """Check every slot against the stays that there are. InternalError names the first in the wrong place."""
+        places = Counter(slot for stay in stays for slot in (stay.slot, *(slot for _, slot in stay.writing)))
+        places.update(self._free)
+        places.update(self._snapshots.values())
+        for slot in range(self.num_slots):
+            if places[slot] != 1:
+                where = f"{format_count(places[slot], 'place')} of owned, free and snapshots"
+                raise InternalError(f"slot {slot} of the state memory is in {where}", slot=slot)
+        if any(digest not in findable for digest in self._snapshots):
+            raise InternalError("a snapshot of a state can be found, and the KV block at its end cannot")
+
+    def _write(self, stay: SlotAllocation, at: int) -> int:
+        slot = self._take()
+        if slot is None:
+            return -1
+        stay.writing.append((at, slot))
+        return slot
+
+    def _take(self) -> int | None:
+        """A free slot, or that of the least recently used snapshot."""
+        if self._free:
+            return self._free.pop()
+        return self._snapshots.popitem(last=False)[1] if self._snapshots else None
+
+    def _drop_wanted(self, stay: SlotAllocation, count: int) -> None:
+        """The first `count` that a stay wanted are not to come any more."""
+        for _, digest in stay.wanted[:count]:
+            self._coming[digest] -= 1
+            if not self._coming[digest]:
+                del self._coming[digest]
+        del stay.wanted[:count]
