@@ -83,7 +83,7 @@ def test_a_format_nobody_knows(checkpoint: ArrayCheckpoint, reference: Backend) 
         (
             {"architecture": "mamba"},
             UnsupportedError,
-            "'mamba' is not supported; known: gemma2, gemma3, granite, llama, mistral, mixtral, olmo2, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe",
+            "'mamba' is not supported; known: .*gemma2, gemma3, .*llama, .*mixtral, .*qwen2_moe",
         ),
         ({"rope": RopeSpec(kind="proportional")}, UnsupportedError, "'proportional' is not supported"),
         ({"rope": RopeSpec(theta=float("nan"))}, CheckpointError, "theta is nan"),

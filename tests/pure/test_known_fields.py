@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from homenode.errors import UnsupportedError
+from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.architectures.registry import ARCHITECTURES
 from homenode.model.checkpoint.folder_spec import spec_from_config
 from homenode.model.checkpoint.index import open_checkpoint
@@ -62,7 +62,7 @@ def test_the_table_of_fields_that_are_read_is_what_the_code_asks_for(architectur
         try:
             fields = Fields(Path("config.json"), config)
             spec_from_config(FolderConfig(fields, Fields(Path("g"), {}), has_output=True, storage="F32"))
-        except UnsupportedError:
+        except (UnsupportedError, CheckpointError):  # the toy's figures do not fit every class's own
             pass
         asked |= config.names
     files = {"quantization_config", "compression_config", "quantization"}  # read before the figures are
@@ -139,7 +139,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "attention to what comes later, of a Gemma": ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     "a part of a head": ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
     "a part of a head, in the table": ("qwen3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, "partial_rotary_factor"),
-    "yarn with frequencies as they come out": ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": False}}, "yarn without truncation"),
     "layers of two kinds": ("mistral", {"sliding_window": 7, "layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
     "windows of a class without": ("llama", {"layer_types": ["sliding_attention"] * 2}, "layer_types"),
     "capped scores": ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),

@@ -86,6 +86,7 @@ def test_every_element_is_with_as_many_ranks_as_said(
     kv_heads = Counter(kv for part in parts[:ranks] for kv in range(part.kv_heads.first, part.kv_heads.end))
     for expected in expected_tensors(table, spec):
         divided = set(expected.parameter.shape) & {
+            "heads",
             "query",
             "vocabulary",
             "intermediate",

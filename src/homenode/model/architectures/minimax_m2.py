@@ -73,7 +73,7 @@ ARCHITECTURE = Architecture(
         "MiniMaxM2ForCausalLM",
         read_folder,
         fields=frozenset(
-            "hidden_act num_local_experts num_experts num_experts_per_tok rotary_dim scoring_func".split()
+            "hidden_act num_local_experts num_experts num_experts_per_tok rotary_dim scoring_func topk_method".split()
         ),
     ),
     GgufFormat("minimax-m2", read_gguf),

@@ -193,6 +193,8 @@ class GgufConfig:
         file does not say; `group_score`: see compute.ops.Routing.
         """
         fields, layers, inner = self.fields, spec.num_layers, spec.intermediate_size
+        if scores == (1,):
+            self._refuse_other_routing()
         scored = fields.integer("expert_gating_func", scores[0], minimum=0) or scores[0]
         if scored not in scores:
             wanted = " or ".join(f"{each} ({_SCORES[each]})" for each in scores)
@@ -209,7 +211,9 @@ class GgufConfig:
                 seen="no layer with a router",
                 wanted="ffn_gate_inp.weight in the layers that have experts",
             )
-        shared = next((size for layer in range(layers) if layer not in dense if (size := self._shared_size(layer))), 0)
+        shared = next(
+            (found for layer in range(layers) if layer not in dense if (found := self._shared_size(layer))), 0
+        )
         return MoeSpec(
             num_experts=fields.integer("expert_count", maximum=limits.MOST_EXPERTS),
             experts_per_token=used,
@@ -227,6 +231,17 @@ class GgufConfig:
             groups_chosen=fields.integer("expert_group_used_count", 1, minimum=0) or 1,
             group_score=group_score,
         )
+
+    def _refuse_other_routing(self) -> None:
+        """UnsupportedError where experts are chosen or weighted in another way than by a softmax over all."""
+        fields = self.fields
+        for key in ("expert_gating_func", "expert_group_count", "expert_group_used_count"):
+            if (seen := fields.integer(key, 1, minimum=0)) not in (0, 1):
+                raise UnsupportedError(
+                    f"{self.path}: {key} {seen} is not supported; homenode runs a softmax over all experts"
+                )
+        if (scale := fields.number("expert_weights_scale", 1.0, least=0.0)) not in (0.0, 1.0):
+            raise UnsupportedError(f"{self.path}: expert_weights_scale {scale:g} is not supported; homenode wants 1")
 
     def _shared_size(self, layer: int) -> int:
         """Inner columns of the expert that every token uses in a layer, by the matrix that is there; 0: there is none."""
