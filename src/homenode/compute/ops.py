@@ -116,11 +116,13 @@ class LayerKv(NamedTuple):
 class KvGeometry:
     """Shape of the paged KV memory, layer by layer. A block holds `block_size` tokens of every layer; its id is the
     same in all layers. Layers are those that keep keys and values of their own, which may be fewer than a model has.
+    `state`: what layers keep of a sequence besides, in slots beside the blocks; None: nothing.
     """
 
     layers: tuple[LayerKv, ...]
     block_size: int
     dtype: str  # one of KV_DTYPES
+    state: StateGeometry | None = None
 
     @classmethod
     def uniform(cls, layers: int, kv_heads: int, head_dim: int, block_size: int, dtype: str) -> KvGeometry:

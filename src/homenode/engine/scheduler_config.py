@@ -84,6 +84,14 @@ class KvConfig:
         choices=("auto", "f32", "bf16", "int8"),
     )
     enable_prefix_caching: bool = option(True, "Reuse the KV blocks of equal prompt beginnings.")
+    state_snapshot_interval: int = option(
+        0,
+        "Of models whose layers keep a state beside keys and values: tokens of a prompt after which the prefix cache keeps "
+        "a snapshot of it, rounded up to whole blocks; 1: after every block. 0: as many tokens as take as much KV memory as "
+        "a state.",
+        parse=parse_tokens,
+        minimum=0,
+    )
 
 
 def check_config(config: SchedulerConfig, kv: KvConfig, max_model_len: int) -> list[UserError]:

@@ -31,6 +31,11 @@ class ReferenceStateMemory:
         """Bytes really held."""
         return sum(kept.nbytes for kept in (*self.tails, *self.matrices))
 
+    def copy_slot(self, source: int, target: int) -> None:
+        """See `StateMemory.copy_slot`."""
+        for kept in (*self.tails, *self.matrices):
+            kept[target] = kept[source]
+
 
 def short_convolution(
     step: StepArrays, x: FloatArray, weights: FloatArray, biases: FloatArray | None, tails: FloatArray, silu: bool

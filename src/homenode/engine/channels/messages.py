@@ -94,6 +94,7 @@ class Fits(msgspec.Struct, frozen=True, tag=True):
     seconds: float
     notes: list[str] = []
     shared_weight_bytes: int = 0  # of experts that other engines keep, beside `weight_bytes` of its own
+    state_slots: int = 0  # of the state memory that would fit beside the blocks; 0: no layer of it keeps a state
 
 
 class Lay(msgspec.Struct, frozen=True, tag=True):
@@ -101,11 +102,13 @@ class Lay(msgspec.Struct, frozen=True, tag=True):
 
     `share`: of the file that comes with the frame, where it is to lie, with what it holds; None: in memory of its own.
     `grows`: that is reserved only, where the worker's backend can, and `Pages` say what of it is to be there.
+    `state_slots`: of the state memory, where layers of the worker keep a state.
     """
 
     num_blocks: int
     share: FileRange | None = None
     grows: bool = False
+    state_slots: int = 0
 
 
 class Laid(msgspec.Struct, frozen=True, tag=True):

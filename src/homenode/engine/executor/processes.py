@@ -125,9 +125,10 @@ class ProcessExecutor:
         with self._changed:
             self._pool.kv_file = kv_file
             self._limits, self._num_blocks = limits, limits.num_blocks
+            self._state_slots = limits.state_slots
             self._pool.grows = limits.chunk_blocks > 0
             for handle in self.handles:
-                self._pool.lay(handle, self._num_blocks)
+                self._pool.lay(handle, self._num_blocks, self._state_slots)
         self._wait(lambda: self._serving, "ready")
 
     def kv_layouts(self) -> list[KvLayout]:
@@ -382,7 +383,7 @@ class ProcessExecutor:
             )
             self._lose({handle.plan.number: text})
         else:
-            self._pool.lay(handle, self._num_blocks)
+            self._pool.lay(handle, self._num_blocks, self._state_slots)
 
     def _is_laid(self, handle: WorkerHandle) -> None:
         if handle.answers == 0 and handle.state == "laying":

@@ -86,12 +86,12 @@ class WorkerPool:
                 channels, descriptors = self._channels.of(number)
                 handle.process.socket.send(Forget(self._generation, channels), descriptors)
 
-    def lay(self, handle: WorkerHandle, num_blocks: int) -> None:
-        """Have a worker take KV memory, or reserve it where that `grows`."""
+    def lay(self, handle: WorkerHandle, num_blocks: int, state_slots: int) -> None:
+        """Have a worker take KV memory, or reserve it where that `grows`, and state memory."""
         handle.state, handle.answers = "laying", handle.answers + 1
         file = self.kv_file
         if file is None:
-            handle.process.socket.send(Lay(num_blocks, grows=self.grows))
+            handle.process.socket.send(Lay(num_blocks, grows=self.grows, state_slots=state_slots))
         else:
             handle.process.socket.send(Lay(num_blocks, file.shares[handle.plan.number]), [file.fd])
         for message, fd in self._attached.of(handle.plan.part):

@@ -11,6 +11,7 @@ from homenode.engine.devices import CPU
 from homenode.engine.experts.sizing import Kept
 from homenode.engine.kv.release import floor_bytes
 from homenode.engine.memory.growth import taken_whole_because
+from homenode.engine.memory.state_sizing import state_bytes, state_interval, state_memory_problem, state_slots
 from homenode.engine.scheduler_config import check_config as check_scheduler
 from homenode.engine.step import WorkerLimits
 from homenode.errors import CapacityError, UserError
@@ -40,6 +41,8 @@ class Sizes:
     vocab_size: int
     chunk_blocks: int = 0  # of KV memory that grows, see `chunk_of`
     chunk_bytes: int = 0
+    state_slots: int = 0  # of models whose layers keep a state, see `state_sizing`
+    state_interval: int = 0
 
     def step_limits(self) -> StepLimits:
         """Bounds of a step, for the program's buffers."""
@@ -56,6 +59,8 @@ class Sizes:
             max_sampled_rows=self.max_sampled_rows,
             chunk_blocks=self.chunk_blocks,
             chunk_bytes=self.chunk_bytes,
+            state_slots=self.state_slots,
+            state_interval=self.state_interval,
         )
 
 
@@ -68,15 +73,17 @@ def resolve(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory_
     found = problems(config, spec, geometry, memory_available)
     if found:
         raise found[0]
-    length = model_length(config, spec)
+    length, left = model_length(config, spec), memory_available - step_bytes(config, spec)
     return Sizes(
         max_model_len=length,
         block_size=config.kv.block_size,
-        num_blocks=num_blocks(config, geometry, length, memory_available - step_bytes(config, spec)),
+        num_blocks=num_blocks(config, geometry, length, left),
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_sampled_rows=sampled_rows(config, spec.vocab_size),
         vocab_size=spec.vocab_size,
+        state_slots=state_slots(config, geometry, kv_bytes(config, left)),
+        state_interval=state_interval(config, geometry),
     )
 
 
@@ -121,7 +128,9 @@ def num_blocks(config: EngineConfig, geometry: KvGeometry, max_model_len: int, m
     more than --max-num-seqs sequences of full length could fill: memory beyond that would be touched at start for
     nothing.
     """
-    fitting = kv_bytes(config, memory_available) // geometry.block_bytes
+    both = kv_bytes(config, memory_available)
+    states = state_bytes(geometry, state_slots(config, geometry, both))
+    fitting = (both - states) // geometry.block_bytes
     if config.kv.kv_cache_memory is not None:
         return fitting
     return min(fitting, config.scheduler.max_num_seqs * -(-max_model_len // geometry.block_size))
@@ -230,16 +239,22 @@ def _kv_problem(
             f"available beside the weights and the buffers of a step; lower it",
             param="kv_cache_memory",
         )
+    if problem := state_memory_problem(config, geometry, kv_bytes(config, memory_available)):
+        return problem
     needed = -(-max_model_len // geometry.block_size)
     fitting = num_blocks(config, geometry, max_model_len, memory_available)
     if fitting >= needed:
         return None
     held = fitting * geometry.block_size
+    whole = kv_bytes(config, memory_available)
+    states = state_bytes(geometry, state_slots(config, geometry, whole))
+    held_bytes, enough = whole - states, needed * geometry.block_bytes * (2 if states else 1)
+    beside = f" (beside {format_bytes(states)} of states)" if states else ""
     advice = f"set --max-model-len to {held} or less, or " if held else ""
     return CapacityError(
         f"one sequence of --max-model-len {max_model_len} needs {format_count(needed, 'KV block')} of {format_count(geometry.block_size, 'token')} "
-        f"({format_bytes(needed * geometry.block_bytes)}), but {format_bytes(kv_bytes(config, memory_available))} of KV memory hold {fitting}; "
-        f"{advice}give --kv-cache-memory at least {format_bytes(needed * geometry.block_bytes)}",
+        f"({format_bytes(needed * geometry.block_bytes)}), but {format_bytes(held_bytes)} of KV memory{beside} hold {fitting}; "
+        f"{advice}give --kv-cache-memory at least {format_bytes(enough)}",
         param="kv_cache_memory" if config.kv.kv_cache_memory is not None else "max_model_len",
     )
 

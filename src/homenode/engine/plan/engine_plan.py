@@ -26,6 +26,7 @@ from homenode.errors import CapacityError, UserError
 from homenode.host.topology.host import Host
 from homenode.model.part import ModelPart
 from homenode.model.spec import Checkpoint
+from homenode.model.state import state_geometry_of
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.load import layers_kv, plan_model
 from homenode.model.weights.node_placement import WeightNodes
@@ -133,7 +134,8 @@ class EnginePlan:
     def whole_geometry(self) -> KvGeometry:
         """Of the KV memory of all workers together."""
         spec = self.checkpoint.spec
-        return replace(self.geometries[0], layers=layers_kv(spec, ModelPart.whole(spec)))
+        layers, state = layers_kv(spec, ModelPart.whole(spec)), state_geometry_of(spec)
+        return replace(self.geometries[0], layers=layers, state=state)
 
     def kept_as(self, backend: Backend) -> str:
         """How the weights are kept, in words: those of a whole model where that comes to the same."""

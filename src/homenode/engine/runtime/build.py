@@ -155,9 +155,10 @@ def _build_inline(
         cache = growing.kv_cache(geometry, sizes.num_blocks, touched=False)
     else:
         cache = sharing.kv_cache(sizes.num_blocks) if sharing else backend.kv_cache(geometry, sizes.num_blocks)
-    program = backend.compile(model.forward(cache), sizes.step_limits())
+    state = backend.state_memory(geometry.state, sizes.state_slots) if geometry.state else None
+    program = backend.compile(model.forward(cache, state), sizes.step_limits())
     mark_phase("KV memory and buffers")
-    runner = Runner(program, backend, sizes.block_size, eos_token_ids=model.spec.eos_token_ids)
+    runner = Runner(program, backend, sizes.block_size, eos_token_ids=model.spec.eos_token_ids, state=state)
     # The thread of the steps is the first of the team while it computes; staying there it is not moved about between
     # two steps.
     cpu = binding.team[0] if compute.backend == "native" else UNPINNED

@@ -18,6 +18,7 @@ from homenode.engine.executor.launch import make_executor
 from homenode.engine.memory.growth import taken_whole_because
 from homenode.engine.memory.headroom import Headroom, headroom_of, memory_parts
 from homenode.engine.memory.sizing import Sizes, chunk_of_parts, growth_text, resolve
+from homenode.engine.memory.state_sizing import state_interval
 from homenode.engine.messages import EngineReady
 from homenode.engine.pinning import pin_current_thread
 from homenode.engine.plan.engine_plan import EnginePlan
@@ -80,8 +81,10 @@ def _sizes(planned: EnginePlan, fits: Sequence[Fits]) -> Sizes:
     spec, geometry = planned.checkpoint.spec, planned.geometries[0]
     blocks = min(fit.num_blocks for fit in fits)
     enough = replace(planned.config, kv=replace(planned.config.kv, kv_cache_memory=blocks * geometry.block_bytes))
-    sizes = resolve(enough, spec, geometry, 2 * blocks * geometry.block_bytes + _MANY)
-    sizes = replace(sizes, num_blocks=blocks)
+    sizes = resolve(enough, spec, replace(geometry, state=None), 2 * blocks * geometry.block_bytes + _MANY)
+    slots = min((fit.state_slots for fit in fits if fit.state_slots), default=0)
+    interval = state_interval(planned.config, planned.whole_geometry)
+    sizes = replace(sizes, num_blocks=blocks, state_slots=slots, state_interval=interval)
     return replace(sizes, **chunk_of_parts(planned.geometries, blocks)) if _grows(planned) else sizes
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from homenode.engine.executor.base import Executor
 from homenode.engine.memory.headroom import Headroom
 from homenode.engine.memory.sizing import Sizes
+from homenode.engine.memory.state_sizing import state_bytes
 from homenode.engine.messages import EngineReady
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.scheduler.scheduler import Scheduler
@@ -76,6 +77,8 @@ def ready_message(
             "load_seconds": round(seconds, 3),
             "notes": list(notes),
             "kv_bytes": sum(sizes.num_blocks * geometry.block_bytes for geometry in plan.geometries),
+            "state_slots": sizes.state_slots,
+            "state_bytes": sum(state_bytes(geometry, sizes.state_slots) for geometry in plan.geometries),
             "kv_dtype": plan.geometries[0].dtype,
             "kv_grows": sizes.chunk_blocks > 0,
             **details,

@@ -63,7 +63,17 @@ def build_batch(items: Sequence[StepItem], table: SequenceTable) -> Batch:
         block_table=block_table(slots, ends, table),
         sample_rows=sample_rows,
     )
+    if table.has_state:
+        add_state(arrays, items, slots, table)
     return Batch(arrays, row_slots, [item.seq for item in items if item.sample], spans)
+
+
+def add_state(arrays: StepArrays, items: Sequence[StepItem], slots: SlotArray, table: SequenceTable) -> None:
+    """Say in the arrays of a step where the states of its sequences lie, which begin, and which are copied."""
+    arrays.state_slot = table.state_slot[slots]
+    arrays.state_fresh = (arrays.positions[arrays.query_start[:-1]] == 0).astype(np.int32)
+    arrays.state_copy_to = np.fromiter((item.state_copy_to for item in items), np.int32, len(items))
+    arrays.state_copy_at = np.fromiter((item.state_copy_at for item in items), np.int32, len(items))
 
 
 def _check(items: Sequence[StepItem], slots: SlotArray, starts: IntArray, ends: IntArray, table: SequenceTable) -> None:

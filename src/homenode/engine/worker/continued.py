@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from homenode.compute.ops import StepArrays
 from homenode.engine.step import StepItem
-from homenode.engine.worker.batch import Batch, block_table, build_batch
+from homenode.engine.worker.batch import Batch, add_state, block_table, build_batch
 from homenode.engine.worker.sequences import SequenceTable
 
 
@@ -67,4 +67,6 @@ class Batches:
         arrays = StepArrays(
             table.last_token[slots], before.positions + 1, before.query_start, ends, blocks, before.sample_rows
         )
+        if table.has_state:
+            add_state(arrays, items, slots, table)
         return Batch(arrays, slots, last.sampled, last.spans)

@@ -128,9 +128,9 @@ class _Post:
         while True:
             epoch, message, descriptors = self._todo.get()
             match message:
-                case Lay(num_blocks, share, grows):
+                case Lay(num_blocks, share, grows, state_slots):
                     memory = None if share is None else (descriptors[0], share)
-                    self._kv = self._worker.lay(num_blocks, memory, grows)
+                    self._kv = self._worker.lay(num_blocks, memory, grows, state_slots)
                     _close_all(descriptors)
                     self._laid = True
                     self._engine.send(self._prepared(epoch))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from homenode.compute.ops import Backend, Program, StepArrays
+from homenode.compute.ops import Backend, Program, StateMemory, StepArrays
 from homenode.engine.channels.base import WorkerChannels
 from homenode.engine.step import Step, StepResult
 from homenode.engine.worker.continued import Batches
@@ -35,15 +35,18 @@ class Runner:
         part: ModelPart | None = None,
         channels: WorkerChannels | None = None,
         columns: int = 0,
+        state: StateMemory = None,
     ) -> None:
         """`eos_token_ids`: what a sequence with `min_tokens` may not draw before it has them. `part`: of the model,
-        None: all of it. `channels`: to other workers, None: there are none. `columns`: of the rows between stages.
+        None: all of it. `channels`: to other workers, None: there are none. `columns`: of the rows between stages. `state`: the state memory of
+        the program, None: no layer here keeps a state.
         """
         self._program, self._backend, self._clock = program, backend, clock
         self._draws = part is None or part.last_stage
         self._answers = part is None or part.rank == 0
         self._channels, self._columns = channels or WorkerChannels(), columns
-        self._table = SequenceTable(block_size, eos_token_ids)
+        self._state = state
+        self._table = SequenceTable(block_size, eos_token_ids, has_state=state is not None)
         self._batches = Batches(self._table)
         self._sampler = Sampler(backend, self._table)
         self.waited_s = 0.0
@@ -71,6 +74,8 @@ class Runner:
             self._table.end(seq)
         for start in step.starts:
             self._table.start(start)
+            if self._state is not None and start.state_source >= 0:
+                self._state.copy_slot(start.state_source, start.state_slot)
         if not step.items:
             return StepResult(step.number, [])
         batch = self._batches.build(step.items)

@@ -65,8 +65,10 @@ class TokenCounts:
 class SequenceTable:
     """The sequences of one worker. Arrays are indexed by slot."""
 
-    def __init__(self, block_size: int, eos_token_ids: Sequence[int] = ()) -> None:
+    def __init__(self, block_size: int, eos_token_ids: Sequence[int] = (), *, has_state: bool = False) -> None:
+        """`has_state`: layers here keep a state of each sequence, in the slot of the state memory that it was given."""
         self.block_size = block_size
+        self.has_state = has_state
         self._eos = tuple(eos_token_ids)
         self._slots: dict[int, int] = {}
         self._free = list(range(_FIRST_SLOTS - 1, 0, -1))
@@ -78,6 +80,7 @@ class SequenceTable:
         self.last_token = np.zeros(_FIRST_SLOTS, np.int32)
         self.num_prompt = np.zeros(_FIRST_SLOTS, np.int32)
         self.num_blocks = np.zeros(_FIRST_SLOTS, np.int32)
+        self.state_slot = np.zeros(_FIRST_SLOTS, np.int32)
         self.blocks = np.zeros((_FIRST_SLOTS, _FIRST_BLOCKS), np.int32)
         self.settings = SamplingArrays.of(_FIRST_SLOTS, temperature=0.0).settings  # of unused slots: greedy draws
         self.seed = np.zeros(_FIRST_SLOTS, np.uint64)
@@ -119,6 +122,7 @@ class SequenceTable:
         self.last_token[slot] = known[-1]
         self.num_prompt[slot] = start.num_prompt
         self.num_blocks[slot] = 0
+        self.state_slot[slot] = start.state_slot
         self._set_sampling(slot, start.params)
 
     def end(self, seq: int) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from homenode.compute.kv_memory import KvLayout
-from homenode.compute.ops import GrowingBackend, KvCache, Program
+from homenode.compute.ops import GrowingBackend, KvCache, Program, StateMemory
 from homenode.engine.channels.base import WorkerChannels
 from homenode.engine.channels.messages import FileRange, Fits, Join, RunStep, WorkerStepDone
 from homenode.engine.experts.usage import EXPERT_USES, Table, of_part
@@ -27,6 +27,7 @@ class PartWorker:
         self._join = join
         self._loaded: LoadedPart | None = None
         self._cache: KvCache | None = None
+        self._state: StateMemory = None  # where layers keep a state
         self._growing: GrowingBackend | None = None  # whose KV memory is taken when it is used
         self._shared: SharedKv | None = None
         self._program: Program | None = None
@@ -42,14 +43,23 @@ class PartWorker:
         begin = time.monotonic()
         loaded = self._loaded = load_part(self._join, progress, experts)
         kept = loaded.kept
-        return Fits(loaded.sizes.num_blocks, kept.own, time.monotonic() - begin, list(loaded.notes), kept.common)
+        sizes, seconds = loaded.sizes, time.monotonic() - begin
+        return Fits(sizes.num_blocks, kept.own, seconds, list(loaded.notes), kept.common, sizes.state_slots)
 
-    def lay(self, num_blocks: int, memory: tuple[int, FileRange] | None = None, grows: bool = False) -> KvLayout | None:
+    def lay(
+        self,
+        num_blocks: int,
+        memory: tuple[int, FileRange] | None = None,
+        grows: bool = False,
+        state_slots: int = 0,
+    ) -> KvLayout | None:
         """Take KV memory; where that is to lie in a share of a file, how it does. The descriptor stays the caller's.
-        `grows`: see `Lay`.
+        `grows`, `state_slots`: see `Lay`.
         """
         loaded = self._loaded = replace(self._part, sizes=replace(self._part.sizes, num_blocks=num_blocks))
         self._program = None
+        if (state := loaded.geometry.state) is not None:
+            self._state = loaded.backend.state_memory(state, state_slots)
         if memory is None:
             growing = loaded.backend if grows and isinstance(loaded.backend, GrowingBackend) else None
             self._growing = growing
@@ -87,7 +97,9 @@ class PartWorker:
         assert self._cache is not None  # `lay` comes first
         if self._program is None or part.ranks > 1:  # a program is bound to its group
             before = self._uses()
-            self._program = loaded.backend.compile(loaded.model.forward(self._cache), loaded.limits, links.group)
+            self._program = loaded.backend.compile(
+                loaded.model.forward(self._cache, self._state), loaded.limits, links.group
+            )
             self._counts = (self._program, before)
         self._runner = Runner(
             self._program,
@@ -97,6 +109,7 @@ class PartWorker:
             part=part,
             channels=links,
             columns=loaded.model.spec.hidden_size,
+            state=self._state,
         )
 
     def compute(self, work: RunStep) -> WorkerStepDone:

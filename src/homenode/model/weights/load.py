@@ -28,7 +28,7 @@ from homenode.model.architectures.registry import architecture_of
 from homenode.model.architectures.rope import Rope, rope_of
 from homenode.model.part import ModelPart
 from homenode.model.spec import Checkpoint, ModelSpec, TensorEntry
-from homenode.model.state import state_layers
+from homenode.model.state import state_geometry_of, state_layers
 from homenode.model.weights.expert_memory import SharedExperts
 from homenode.model.weights.expert_share import ExpertShare
 from homenode.model.weights.expert_table import expert_table, identity_of
@@ -91,7 +91,8 @@ def kv_geometry_of(
         )
     if kv_dtype == "auto":
         kv_dtype = "f32" if layout.float32 else "bf16"
-    return KvGeometry(layers_kv(spec, part or ModelPart.whole(spec)), block_size, kv_dtype)
+    part = part or ModelPart.whole(spec)
+    return KvGeometry(layers_kv(spec, part), block_size, kv_dtype, state_geometry_of(spec, part))
 
 
 def layers_kv(spec: ModelSpec, part: ModelPart) -> tuple[LayerKv, ...]:
