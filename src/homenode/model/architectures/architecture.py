@@ -53,7 +53,7 @@ class GgufFormat:
     architectures that have that name. `read`: the figures. `keys`: those that `read` asks for besides those of every
     architecture (`known_keys.READ`). `names`: tensors that are no parameter by themselves, such as several matrices in
     one: their name in the file -> the Hugging Face name, both with `{layer}`. `convert`: what the tensors are turned
-    to, such as rows of q and k in another order.
+    to, such as rows of q and k in another order. `with_or_without_experts`: files of both kinds are of it.
     """
 
     name: str
@@ -62,6 +62,7 @@ class GgufFormat:
     keys: frozenset[str] = frozenset()
     names: Mapping[str, str] = field(default_factory=dict)
     convert: Conversion = _as_stored
+    with_or_without_experts: bool = False
 
 
 @dataclass(frozen=True)

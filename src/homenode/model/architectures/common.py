@@ -178,9 +178,12 @@ def enter(ops: Ops, model: ForwardContext) -> Tensor:
     """The rows that the first of this stage's layers begins with: from the embedding table, or from the
     stage before.
     """
+    return embedded(ops, model) if model.part.first_stage else ops.received(model.spec.hidden_size)
+
+
+def embedded(ops: Ops, model: ForwardContext) -> Tensor:
+    """The rows of the embedding table for the step's tokens, scaled as the model has it."""
     part, scale = model.part, model.spec.embedding_scale
-    if not part.first_stage:
-        return ops.received(model.spec.hidden_size)
     table = model.parameters.top["embed"]
     if part.ranks == 1:
         x = ops.embedding(table)

@@ -34,7 +34,7 @@ def gguf_architecture(path: Path, metadata: Mapping[str, Any]) -> Architecture:
     refuse_embedding_gguf(path, metadata, name)
     refuse_active_keys(path, metadata, name, frozenset().union(*(each.gguf.keys for each in named)))
     fields, experts = figures_of(path, metadata), num_experts(path, metadata)
-    fitting = [each for each in named if each.has_experts == (experts > 0)]
+    fitting = [each for each in named if each.gguf.with_or_without_experts or each.has_experts == (experts > 0)]
     if not fitting and not experts:
         raise fields.wrong("expert_count", None, "the number of experts")
     if not fitting:

@@ -81,9 +81,12 @@ class FolderConfig:
         """Of the config.json, for messages."""
         return self.fields.path
 
-    def decoder(self, architecture: str, defaults: Defaults, *, rotates_part: bool = False) -> ModelSpec:
+    def decoder(
+        self, architecture: str, defaults: Defaults, *, rotates_part: bool = False, far_head_dim: int | None = None
+    ) -> ModelSpec:
         """The figures that every decoder has. `rotates_part`: the class follows `partial_rotary_factor`; the others
-        leave it alone, or fail on it.
+        leave it alone, or fail on it. `far_head_dim`: the length of a head in layers that see their whole context,
+        where the architecture reads it itself; the figure is the larger one then.
         """
         self.refuse_later_context("is_causal", True)
         if not rotates_part:
@@ -103,10 +106,12 @@ class FolderConfig:
             defaults.theta,
             defaults.local_theta,
             position,
-            head_dim,
+            far_head_dim or head_dim,
             defaults.original_position,
             defaults.rotary_share,
         )
+        if local_rope is not None and far_head_dim is not None:
+            local_rope = replace(local_rope, rotary_dim=head_dim)
         return ModelSpec(
             architecture=architecture,
             hidden_size=hidden,
@@ -116,7 +121,7 @@ class FolderConfig:
             num_layers=fields.integer("num_hidden_layers", maximum=limits.MOST_LAYERS),
             num_heads=heads,
             num_kv_heads=fields.integer("num_key_value_heads", defaults.kv_heads or heads, maximum=limits.MOST_HEADS),
-            head_dim=head_dim,
+            head_dim=max(head_dim, far_head_dim or 0),
             vocab_size=vocab,
             max_position=extended_position(rope, position),
             rms_norm_eps=fields.number("rms_norm_eps", defaults.norm_eps, most=1.0),

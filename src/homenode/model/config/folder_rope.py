@@ -10,6 +10,8 @@ from homenode.model.formats.fields import Fields
 from homenode.model.formats.reading import quoted
 from homenode.model.spec import RopeSpec
 
+NEVER_TURNS = 1e30  # the divisor of a frequency, here as in GGUF files, of a pair of elements that stands still
+
 
 def ropes_from_config(
     fields: Fields,
@@ -76,6 +78,10 @@ def _rope(
     key = "original_max_position_embeddings"
     original = fields.optional_integer(key, maximum=limits.MOST_POSITION) or original_position
     original = original or table.integer(key, position, maximum=limits.MOST_POSITION)
+    if kind == "proportional":  # all of the head's pairs, of which only the first turn
+        turning = (head_dim if rotary is None else rotary) // 2
+        factor = table.number("factor", 1.0, most=1e6)
+        return RopeSpec(theta=theta, factors=(factor,) * turning + (NEVER_TURNS,) * (head_dim // 2 - turning))
     if kind == "default":
         return RopeSpec(theta=theta, rotary_dim=rotary)
     if kind == "linear":

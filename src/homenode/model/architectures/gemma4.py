@@ -1,0 +1,438 @@
+"""Gemma 4, its text: Gemma 3's sandwich of norms with layers of two kinds, those with a window and those without, which
+have unlike heads; values are normed and scores are not scaled; a number multiplies each layer's result.
+
+Small sizes: the last layers read keys and values of the last layer of their kind that has its own, and each layer
+takes in a row of a large table by token, which stays in its file. Large ones: keys are the values as well in layers
+without a window, and experts are beside the MLP.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from homenode.compute.ops import LayerKv, Ops, Tensor
+from homenode.errors import UnsupportedError
+from homenode.model.architectures import common, gemma2
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.common import layer_weight
+from homenode.model.architectures.parameters import ForwardContext, Parameter, always
+from homenode.model.config.folder_config import GELU, Defaults, FolderConfig
+from homenode.model.config.folder_rope import NEVER_TURNS
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.formats import limits
+from homenode.model.formats.reading import damaged, quoted
+from homenode.model.formats.stacked_experts import StackedExperts
+from homenode.model.part import ModelPart
+from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec, TensorEntry
+
+NAME = "gemma4"
+DEFAULTS = Defaults(
+    max_position=131072, heads=8, kv_heads=4, vocab=262144, head_dim=256, bos_id=2, eos_id=1, theta=1e6, local_theta=1e4
+)
+PATTERN = 6  # each layer of that number sees its whole context, the others a window
+HEAD_DIM, TURNING = 512, 0.25  # of layers without a window, and how much of it turns
+PER_LAYER = 256  # elements that a layer takes in for each token
+FIELDS = frozenset(
+    "hidden_activation sliding_window use_bidirectional_attention attention_bias final_logit_softcapping "
+    "vocab_size_per_layer_input hidden_size_per_layer_input attention_k_eq_v num_kv_shared_layers enable_moe_block "
+    "use_double_wide_mlp num_experts top_k_experts moe_intermediate_size global_head_dim num_global_key_value_heads "
+    "per_layer_config".split()
+)
+KEYS = frozenset(
+    "attention.key_length_swa attention.value_length_swa attention.shared_kv_layers rope.freq_base_swa "
+    "rope.dimension_count_swa embedding_length_per_layer_input final_logit_softcapping".split()
+)
+STACKED = StackedExperts(
+    "experts.gate_up_proj",
+    "experts.down_proj",
+    ("experts.{expert}.gate_proj", "experts.{expert}.up_proj", "experts.{expert}.down_proj"),
+)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """`per_layer`: elements that a layer takes in for each token, 0: none; `keys_as_values`: in layers without a
+    window; `scaled`: layers have a number that multiplies their result.
+    """
+
+    per_layer: int
+    keys_as_values: bool
+    scaled: bool = True
+
+
+def _of(spec: ModelSpec) -> Figures:
+    assert isinstance(spec.own, Figures)
+    return spec.own
+
+
+def _takes_in(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
+    return _of(spec).per_layer > 0
+
+
+def _has_embedding(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
+    return common.has_embedding(spec, part, layer) or _takes_in(spec, part, layer)
+
+
+def _has_keys(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
+    return layer is None or spec.donor_of(layer) == layer
+
+
+def _has_values(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
+    keys_alone = _of(spec).keys_as_values and layer is not None and spec.window_of(layer) is None
+    return _has_keys(spec, part, layer) and not keys_alone
+
+
+def _is_scaled(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
+    return _of(spec).scaled
+
+
+_INNER = ("expert_intermediate", "hidden")
+_EMBED, *_HEAD = common.EMBEDDING_AND_HEAD
+_Q, _K, _V, _O = common.PROJECTIONS
+_Q_NORM, _K_NORM = common.HEAD_NORMS
+PARAMETERS = (
+    replace(_EMBED, when=_has_embedding),
+    *_HEAD,
+    Parameter(
+        "per_layer_table",
+        "model.embed_tokens_per_layer.weight",
+        ("per_layer_vocabulary", "all_per_layer"),
+        "per_layer_token_embd.weight",
+        _takes_in,
+        stays_in_file=True,
+    ),
+    Parameter(
+        "per_layer_projection",
+        "model.per_layer_model_projection.weight",
+        ("all_per_layer", "hidden"),
+        "per_layer_model_proj.weight",
+        _takes_in,
+    ),
+    Parameter(
+        "per_layer_norm",
+        "model.per_layer_projection_norm.weight",
+        ("per_layer",),
+        "per_layer_proj_norm.weight",
+        _takes_in,
+    ),
+    layer_weight("input_norm", "input_layernorm", "attn_norm", "hidden"),
+    _Q,
+    replace(_K, when=_has_keys),
+    replace(_V, when=_has_values),
+    _O,
+    _Q_NORM,
+    replace(_K_NORM, when=_has_keys),
+    layer_weight("attended_norm", "post_attention_layernorm", "post_attention_norm", "hidden"),
+    layer_weight("post_norm", "pre_feedforward_layernorm", "ffn_norm", "hidden"),
+    *(replace(matrix, when=always) for matrix in common.GATE_UP_DOWN),
+    layer_weight("mlp_norm", "post_feedforward_layernorm", "post_ffw_norm", "hidden"),
+    layer_weight("router", "router.proj", "ffn_gate_inp", "experts", "hidden", when=common.has_experts),
+    Parameter(
+        "router_scale",
+        "model.layers.{layer}.router.scale",
+        ("hidden",),
+        "blk.{layer}.ffn_gate_inp.scale",
+        common.has_experts,
+    ),
+    Parameter(
+        "expert_scales",
+        "model.layers.{layer}.router.per_expert_scale",
+        ("experts",),
+        "blk.{layer}.ffn_down_exps.scale",
+        common.has_experts,
+    ),
+    layer_weight("expert_gate", STACKED.experts[0], "ffn_gate_exps", *_INNER, when=common.has_experts),
+    layer_weight("expert_up", STACKED.experts[1], "ffn_up_exps", *_INNER, when=common.has_experts),
+    layer_weight("expert_down", STACKED.experts[2], "ffn_down_exps", *reversed(_INNER), when=common.has_experts),
+    layer_weight("dense_norm", "post_feedforward_layernorm_1", "post_ffw_norm_1", "hidden", when=common.has_experts),
+    layer_weight(
+        "expert_input_norm", "pre_feedforward_layernorm_2", "pre_ffw_norm_2", "hidden", when=common.has_experts
+    ),
+    layer_weight("expert_norm", "post_feedforward_layernorm_2", "post_ffw_norm_2", "hidden", when=common.has_experts),
+    layer_weight("per_layer_gate", "per_layer_input_gate", "inp_gate", "per_layer", "hidden", when=_takes_in),
+    layer_weight("per_layer_out", "per_layer_projection", "proj", "hidden", "per_layer", when=_takes_in),
+    layer_weight("per_layer_out_norm", "post_per_layer_input_norm", "post_norm", "hidden", when=_takes_in),
+    Parameter(
+        "layer_scale",
+        "model.layers.{layer}.layer_scalar",
+        ("one",),
+        "blk.{layer}.layer_output_scale.weight",
+        _is_scaled,
+    ),
+)
+
+
+def _shared(own: list[LayerKv], sliding: tuple[bool, ...], first: int) -> tuple[LayerKv | int, ...]:
+    """What each layer keeps, those from `first` on reading the last layer before it of their kind. ValueError where
+    there is none.
+    """
+    last = {kind: max(layer for layer in range(first) if sliding[layer] == kind) for kind in set(sliding)}
+    return tuple(kv if layer < first else last[sliding[layer]] for layer, kv in enumerate(own))
+
+
+def _with_layers(config: FolderConfig | GgufConfig, spec: ModelSpec, own: list[LayerKv], shared: int) -> ModelSpec:
+    """The figures with what each layer keeps, the last `shared` of them nothing of their own."""
+    sliding = spec.sliding_layers or (False,) * spec.num_layers
+    try:
+        kept = _shared(own, sliding, spec.num_layers - shared)
+    except ValueError as error:
+        wanted = "a layer of each kind before them, whose keys and values they read"
+        raise damaged(config.path, "layers that share keys and values", seen=shared, wanted=wanted) from error
+    for kv in own:
+        if spec.num_heads % kv.kv_heads:
+            raise damaged(
+                config.path, "key-value heads of a layer", seen=kv.kv_heads, wanted=f"a divisor of {spec.num_heads}"
+            )
+    return replace(
+        spec,
+        layer_kv=kept,
+        num_kv_heads=max(kv.kv_heads for kv in own),
+        embedding_scale=math.sqrt(spec.hidden_size),
+        attention_scale=1.0,
+    )
+
+
+def _with_inputs(spec: ModelSpec, figures: Figures, vocabulary: int) -> ModelSpec:
+    return replace(
+        spec,
+        own=figures,
+        dimensions={
+            "per_layer": figures.per_layer,
+            "all_per_layer": figures.per_layer * spec.num_layers,
+            "per_layer_vocabulary": vocabulary,
+        },
+    )
+
+
+def _far_heads(config: FolderConfig, layer: int, default: tuple[int | None, int]) -> tuple[int | None, int]:
+    """KV heads (None: as in other layers) and length of a head of a layer, by `per_layer_config` where that is there."""
+    table = config.fields.table("per_layer_config")
+    if table is None:
+        return default
+    own = table.optional_table(str(layer))
+    if own is None:
+        return None, config.fields.integer("head_dim", DEFAULTS.head_dim, maximum=limits.MOST_HEAD_DIM)
+    if other := set(own.names()) - {"head_dim", "num_key_value_heads"}:
+        raise UnsupportedError(
+            f"{config.path}: per_layer_config with {quoted(min(other))} is not supported; homenode reads head_dim and num_key_value_heads there"
+        )
+    heads = own.optional_integer("num_key_value_heads", maximum=limits.MOST_HEADS)
+    return heads, own.optional_integer("head_dim", maximum=limits.MOST_HEAD_DIM) or default[1]
+
+
+def read_folder(config: FolderConfig) -> ModelSpec:
+    """The figures in config.json."""
+    fields = config.fields
+    config.refuse_activation("hidden_activation", GELU)
+    if (later := fields.text("use_bidirectional_attention")) not in ("", "vision"):
+        raise UnsupportedError(
+            f"{config.path}: use_bidirectional_attention {quoted(later)} is not supported; homenode runs causal models"
+        )
+    same = fields.boolean("attention_k_eq_v", False)
+    heads = fields.optional_integer("num_global_key_value_heads", maximum=limits.MOST_HEADS) if same else None
+    far = heads, fields.integer("global_head_dim", HEAD_DIM, maximum=limits.MOST_HEAD_DIM)
+    layers = fields.integer("num_hidden_layers", maximum=limits.MOST_LAYERS)
+    kinds = fields.texts("layer_types") or tuple(
+        "sliding_attention" if slides else "full_attention" for slides in gemma2.window_layers(layers, PATTERN)
+    )
+    full = [layer for layer, kind in enumerate((*kinds[: layers - 1], "full_attention")) if kind == "full_attention"]
+    by_layer = {layer: _far_heads(config, layer, far) for layer in full}
+    if len({head_dim for _, head_dim in by_layer.values()}) > 1:
+        raise UnsupportedError(f"{config.path}: full_attention layers with unlike head_dim are not supported")
+    spec = config.decoder(NAME, DEFAULTS, rotates_part=True, far_head_dim=by_layer[full[0]][1])
+    spec = config.with_window_in(spec, config.window(default=512), lambda n: gemma2.window_layers(n, PATTERN))
+    spec = replace(spec, rope=_far_rope(config, spec, by_layer[full[0]][1]))
+    if spec.sliding_layers:
+        spec = replace(spec, sliding_layers=(*spec.sliding_layers[:-1], False))  # the class has the last layer so
+    near = fields.integer("head_dim", DEFAULTS.head_dim, maximum=limits.MOST_HEAD_DIM)
+    own = []
+    for layer in range(spec.num_layers):
+        kv_heads, head_dim = by_layer.get(layer, (None, near))
+        own.append(LayerKv(kv_heads or spec.num_kv_heads, head_dim, head_dim))
+    shared = fields.integer("num_kv_shared_layers", 0, minimum=0, maximum=spec.num_layers - 1)
+    spec = _with_layers(config, spec, own, shared)
+    if fields.boolean("use_double_wide_mlp", False) and shared:
+        inner = spec.intermediate_size
+        spec = replace(spec, layer_intermediate=(inner,) * (spec.num_layers - shared) + (2 * inner,) * shared)
+    taken = fields.integer("hidden_size_per_layer_input", PER_LAYER, minimum=0, maximum=limits.MOST_HIDDEN)
+    vocabulary = fields.integer("vocab_size_per_layer_input", DEFAULTS.vocab, maximum=limits.MOST_VOCAB)
+    if taken and vocabulary < spec.vocab_size:
+        raise fields.wrong("vocab_size_per_layer_input", vocabulary, f"the {spec.vocab_size} of vocab_size or more")
+    return replace(
+        _with_inputs(spec, Figures(taken, same), vocabulary),
+        logits_softcap=gemma2.softcap(config, "final_logit_softcapping", None),
+        moe=_moe(config) if fields.boolean("enable_moe_block", False) else None,
+    )
+
+
+def _far_rope(config: FolderConfig, spec: ModelSpec, head_dim: int) -> RopeSpec:
+    """The rope of layers without a window: of all their pairs, the first of which turn."""
+    part = None if head_dim == spec.head_dim else head_dim
+    if config.fields.table("rope_parameters") is None:
+        turning = int(head_dim * TURNING) // 2
+        factors = (1.0,) * turning + (NEVER_TURNS,) * (head_dim // 2 - turning)
+        return replace(spec.rope, rotary_dim=part, factors=factors)
+    if spec.rope.rotary_dim is not None:
+        raise UnsupportedError(
+            f"{config.path}: partial_rotary_factor with a rope that is not proportional is not supported in {NAME}"
+        )
+    return replace(spec.rope, rotary_dim=part)
+
+
+def _moe(config: FolderConfig) -> MoeSpec:
+    fields = config.fields
+    return MoeSpec(
+        num_experts=fields.integer("num_experts", maximum=limits.MOST_EXPERTS),
+        experts_per_token=fields.integer("top_k_experts", maximum=limits.MOST_EXPERTS),
+        intermediate_size=fields.integer("moe_intermediate_size", maximum=limits.MOST_INTERMEDIATE),
+        normalise=True,
+        activation="gelu",
+    )
+
+
+def read_gguf(config: GgufConfig) -> ModelSpec:
+    """The figures in a GGUF file."""
+    fields = config.fields
+    far, near = (fields.integer(f"attention.key_length{kind}", maximum=limits.MOST_HEAD_DIM) for kind in ("", "_swa"))
+    for kind, length in (("", far), ("_swa", near)):
+        for key in (f"attention.value_length{kind}", f"rope.dimension_count{kind}"):
+            if (seen := fields.integer(key, length)) != length:
+                raise UnsupportedError(
+                    f"{config.path}: {key} {seen} is not supported in {NAME}; homenode wants the {length} of its heads"
+                )
+    spec = config.decoder(NAME, theta=DEFAULTS.theta, own_scale=True, layers_differ=True, head_dim=far)
+    sliding = config.marked_layers("attention.sliding_window_pattern")
+    if sliding is None:
+        raise fields.wrong("attention.sliding_window_pattern", None, "a truth value for each layer")
+    if not all(sliding) and not spec.rope.factors:
+        raise damaged(config.path, "rope_freqs.weight", seen="none", wanted="the divisors of layers without a window")
+    near_theta = fields.number("rope.freq_base_swa", DEFAULTS.local_theta, above=1.0, most=limits.MOST_THETA)
+    heads = config.per_layer("attention.head_count_kv")
+    own = [LayerKv(n, *(2 * (near if slides else far,))) for n, slides in zip(heads, sliding, strict=True)]
+    shared = fields.integer("attention.shared_kv_layers", 0, minimum=0, maximum=spec.num_layers - 1)
+    inner = config.per_layer("feed_forward_length", maximum=limits.MOST_INTERMEDIATE)
+    spec = replace(
+        spec,
+        local_rope=RopeSpec(theta=near_theta, rotary_dim=near),
+        sliding_window=config.window() if any(sliding) else None,
+        sliding_layers=sliding if any(sliding) else (),
+        layer_intermediate=inner if len(set(inner)) > 1 else (),
+        logits_softcap=fields.optional_number("final_logit_softcapping", least=0.0) or None,
+    )
+    spec = _with_layers(config, spec, own, shared)
+    taken = fields.integer("embedding_length_per_layer_input", 0, minimum=0, maximum=limits.MOST_HIDDEN)
+    values = [f"model.layers.{layer}.self_attn.v_proj.weight" in config.tensors for layer in range(spec.num_layers)]
+    same = any(
+        not has and not slides and isinstance(kept, LayerKv)
+        for has, slides, kept in zip(values, sliding, spec.layer_kv, strict=True)
+    )
+    scaled = "model.layers.0.layer_scalar" in config.tensors
+    if fields.integer("expert_count", 0, minimum=0):
+        moe = config.moe(spec, "model.layers.{layer}.router.proj.weight")
+        spec = replace(spec, moe=replace(moe, activation="gelu", dense_layers=()))
+    return _with_inputs(spec, Figures(taken, same, scaled), spec.vocab_size)
+
+
+def without_unread(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+    """The tensors but for keys and values of layers that read those of others, which some files hold all the same."""
+    unread = {
+        f"model.layers.{layer}.self_attn.{name}.weight"
+        for layer in range(spec.num_layers)
+        if spec.donor_of(layer) != layer
+        for name in ("k_proj", "v_proj", "k_norm", "v_norm")
+    }
+    return {name: entry for name, entry in tensors.items() if name not in unread}
+
+
+def from_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+    """The tensors of a folder, experts one by one."""
+    return STACKED.split(without_unread(tensors, spec), spec)
+
+
+def taken_in(ops: Ops, model: ForwardContext) -> tuple[Tensor, ...]:
+    """What each layer of the model takes in: a part of the token's row of the table, and one of its embedding's
+    projection.
+    """
+    spec, top = model.spec, model.parameters.top
+    width = _of(spec).per_layer
+    of_token = ops.scale(ops.stored_rows(top["per_layer_table"]), math.sqrt(width))
+    projected = ops.linear(common.embedded(ops, model), (top["per_layer_projection"],))
+    of_embedding = common.normed(ops, model, ops.scale(projected, spec.hidden_size**-0.5), top["per_layer_norm"])
+    both = ops.scale(ops.add(of_embedding, of_token), 2**-0.5)
+    return tuple(ops.split(both, [width] * spec.num_layers))
+
+
+def attended(ops: Ops, model: ForwardContext, index: int, x: Tensor, rotation: Tensor) -> Tensor:
+    """What layer `index` of this stage attends to, by keys and values of its own, or by those of its donor."""
+    layer, number, eps = model.parameters.layers[index], model.part.layers.first + index, model.spec.rms_norm_eps
+    _, head_dim = model.spec.heads_of(number)
+    h = common.normed(ops, model, x, layer["input_norm"])
+    weights = [layer[name] for name in ("q", "k", "v") if name in layer]
+    rows = ops.linear(h, weights)
+    k = v = None
+    if "k" in layer:
+        heads, kv_heads = model.part.heads_in(number)
+        counts = (heads.count, *(kv_heads.count,) * (len(weights) - 1))
+        rows, k, *values = ops.split(rows, [count * head_dim for count in counts])
+        v = ops.rms_norm(values[0] if values else k, head_dim, eps)
+        k = ops.rope(common.normed(ops, model, k, layer["k_norm"]), rotation, head_dim)
+    q = ops.rope(common.normed(ops, model, rows, layer["q_norm"]), rotation, head_dim)
+    return ops.attention(q, k, v, model.cache, model.cache_layers[number], 1.0, common.window(model, index))
+
+
+def fed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:
+    """What the MLP of layer `index` of this stage makes of x, and its experts beside it, where it has some."""
+    layer = model.parameters.layers[index]
+    h = common.normed(ops, model, x, layer["post_norm"])
+    inner = ops.gelu_mul(ops.linear(h, (layer["gate"], layer["up"])))
+    out = common.project_out(ops, model, inner, layer["down"], None, None)
+    if "router" not in layer:
+        return out
+    scored = ops.scale(common.normed(ops, model, x, layer["router_scale"]), model.spec.hidden_size**-0.5)
+    logits = ops.linear(scored, (layer["router"],))
+    h = common.normed(ops, model, x, layer["expert_input_norm"])
+    chosen = common.over_ranks(ops, model, common.add_experts(ops, model, index, h, logits, None))
+    out = common.normed(ops, model, out, layer["dense_norm"])
+    return ops.add(out, common.normed(ops, model, chosen, layer["expert_norm"]))
+
+
+def forward(ops: Ops, model: ForwardContext) -> Tensor:
+    """Logits of the step's selected rows, or the rows for the next stage."""
+    x = common.enter(ops, model)
+    inputs = taken_in(ops, model) if "per_layer_table" in model.parameters.top else ()
+    far = common.angles(ops, model.rope)
+    near = common.angles(ops, model.rope.local or model.rope)
+    for index, layer in enumerate(model.parameters.layers):
+        rotation = far if common.window(model, index) is None else near
+        inner = common.select_last(ops, model, index, attended(ops, model, index, x, rotation))
+        out = common.project_out(ops, model, inner, layer["o"], None, None)
+        x = ops.add(common.select_last(ops, model, index, x), common.normed(ops, model, out, layer["attended_norm"]))
+        out = fed_forward(ops, model, index, x)
+        x = ops.add(x, common.normed(ops, model, out, layer["mlp_norm"]))
+        if inputs:
+            taken = common.select_last(ops, model, index, inputs[model.part.layers.first + index])
+            gated = ops.gelu_mul(ops.linear(x, (layer["per_layer_gate"],)), taken)
+            out = ops.linear(gated, (layer["per_layer_out"],))
+            x = ops.add(x, common.normed(ops, model, out, layer["per_layer_out_norm"]))
+        if "layer_scale" in layer:
+            x = ops.scale(x, layer["layer_scale"])
+    return common.leave(ops, model, x)
+
+
+ARCHITECTURE = Architecture(
+    NAME,
+    FolderFormat(
+        "Gemma4ForCausalLM",
+        read_folder,
+        fields=FIELDS,
+        harmless=gemma2.HARMLESS,
+        model_types=("gemma4_text", "gemma4_unified_text"),
+        picture_classes=("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration"),
+        convert=from_folder,
+    ),
+    GgufFormat("gemma4", read_gguf, keys=KEYS, convert=without_unread, with_or_without_experts=True),
+    PARAMETERS,
+    forward,
+)
