@@ -38,13 +38,12 @@ class Case:
     interleaved: bool = False
     seed: int = 0
     gguf_name: str = ""
-    bound: float = BOUND
 
 
 def check_folder(case: Case, folder: Path, backend: Backend) -> None:
     """Logits and greedy tokens of the folder that transformers saves."""
     with quiet_and_on_one_thread():
-        _check(folder, make_model(case.kind, case.changes, folder, seed=case.seed), backend, case.bound)
+        _check(folder, make_model(case.kind, case.changes, folder, seed=case.seed), backend)
 
 
 def check_gguf(case: Case, folder: Path, backend: Backend) -> None:
@@ -53,18 +52,26 @@ def check_gguf(case: Case, folder: Path, backend: Backend) -> None:
     """
     with quiet_and_on_one_thread():
         theirs = make_model(case.kind, case.changes, folder, seed=case.seed)
-        _check(write_gguf(case, theirs, folder / "model.gguf"), theirs, backend, case.bound)
+        _check(write_gguf(case, theirs, folder / "model.gguf"), theirs, backend)
 
 
 def check_stacked_gguf(case: Case, folder: Path, backend: Backend) -> None:
     """The same of a GGUF file with the tensors that the parameter table names, those of experts stacked."""
     with quiet_and_on_one_thread():
         theirs = make_model(case.kind, case.changes, folder, seed=case.seed)
-        _check(write_stacked_gguf(case, folder, folder / "model.gguf"), theirs, backend, case.bound)
+        _check(write_stacked_gguf(case, folder, folder / "model.gguf"), theirs, backend)
 
 
-def write_stacked_gguf(case: Case, folder: Path, file: Path) -> Path:
-    """The model of a folder as a GGUF file, all of it F32: what the folder is read to, under the names of the table."""
+def _as_floats(_name: str, values: FloatArray) -> tuple[Any, str]:
+    return values, "F32"
+
+
+def write_stacked_gguf(
+    case: Case, folder: Path, file: Path, store: Callable[[str, FloatArray], tuple[Any, str]] = _as_floats
+) -> Path:
+    """The model of a folder as a GGUF file: what the folder is read to, under the names of the table. `store`: of a
+    tensor's name and values, what is written for it, and of which type; all as it is, as F32, unless given.
+    """
     import gguf
 
     model = load_model(open_checkpoint(folder), ReferenceBackend())
@@ -80,7 +87,9 @@ def write_stacked_gguf(case: Case, folder: Path, file: Path) -> Path:
             if parameter.key in owner:
                 values = owner[parameter.key]
                 stacked = np.stack(values) if isinstance(values, list) else values
-                writer.add_tensor(parameter.gguf_name.format(layer=layer), np.ascontiguousarray(stacked, np.float32))
+                stored = parameter.gguf_name.format(layer=layer)
+                data, kind = store(stored, np.ascontiguousarray(stacked, np.float32))
+                writer.add_tensor(stored, data, raw_dtype=gguf.GGMLQuantizationType[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -125,12 +134,12 @@ def write_gguf(case: Case, theirs: Any, file: Path) -> Path:
     return file
 
 
-def _check(path: Path, theirs: Any, backend: Backend, bound: float) -> None:
+def _check(path: Path, theirs: Any, backend: Backend) -> None:
     model = load_model(open_checkpoint(path), backend)
     driver = Driver(model, backend)
     for prompt in prompts():
         wanted = logprobs(theirs, prompt)
-        assert spread_error(driver.prefill(prompt)[1], wanted) < bound
+        assert spread_error(driver.prefill(prompt)[1], wanted) < BOUND
         tokens, lead = greedy(theirs, prompt, STEPS)
         assert lead >= LEAST_LEAD, "the toy model hesitates between two tokens: choose another seed"
         (ours,) = Driver(model, backend).generate([prompt], STEPS, chunk=7)
