@@ -1,0 +1,127 @@
+"""Write the table of families in docs/models.md from the architectures there are and the tests that compare them:
+`python -m tools.models_table` (a test holds the page up to date).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from homenode.model.architectures.architecture import Architecture
+from homenode.model.architectures.registry import ARCHITECTURES
+from tests.checkpoints import TOYS
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "models.md"
+BEGIN, END = "<!-- families: written by tools/models_table.py -->", "<!-- end of families -->"
+_BITS = {"Q4_K_M": 4.85, "Q8_0": 8.5}  # of a weight, on average
+# By architecture: sizes that people run, as (name, billions of weights).
+SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
+    "deepseek_v2": (("DeepSeek V2 Lite", 15.7), ("V2", 236)),
+    "deepseek_v3": (("DeepSeek V3, R1, V3.1", 671), ("Kimi K2, K2.5", 1026)),
+    "deepseek_v32": (("DeepSeek V3.2", 671),),
+    "gemma": (("Gemma 2B", 2.5), ("7B", 8.5)),
+    "gemma2": (("Gemma 2 2B", 2.6), ("9B", 9.2), ("27B", 27.2)),
+    "gemma3": (("Gemma 3 270M", 0.27), ("1B", 1.0), ("4B", 3.9), ("12B", 11.8), ("27B", 27.0)),
+    "gemma4": (("Gemma 4 E2B", 5.1), ("E4B", 8.0), ("12B", 12.0), ("26B-A4B", 26.0), ("31B", 31.0)),
+    "glm4_moe": (("GLM-4.5-Air", 107), ("GLM-4.5, 4.6, 4.7", 355)),
+    "glm4_moe_lite": (("GLM-4.7-Flash", 30),),
+    "glm_moe_dsa": (("GLM-5", 744),),
+    "gpt_oss": (("gpt-oss-20b", 20.9), ("gpt-oss-120b", 117)),
+    "granite": (("Granite 3.3 2B", 2.5), ("8B", 8.2)),
+    "llama": (("SmolLM2 135M", 0.135), ("Llama 3.2 1B", 1.2), ("3B", 3.2), ("3.1 8B", 8.0), ("3.3 70B", 70.6)),
+    "minimax_m2": (("MiniMax-M2, M2.1, M2.5", 229),),
+    "mistral": (("Mistral 7B", 7.2), ("Nemo", 12.2), ("Small 3.2", 23.6)),
+    "mistral4": (("Mistral 4", 119),),
+    "mixtral": (("Mixtral 8x7B", 46.7), ("8x22B", 141)),
+    "olmo2": (("OLMo 2 1B", 1.5), ("7B", 7.3), ("13B", 13.7), ("32B", 32.2)),
+    "phi3": (("Phi 3.5 mini", 3.8), ("Phi 4", 14.7)),
+    "qwen2": (("Qwen 2.5 0.5B", 0.5), ("7B", 7.6), ("32B", 32.8), ("72B", 72.7)),
+    "qwen2_moe": (("Qwen 1.5 MoE-A2.7B", 14.3), ("Qwen 2 57B-A14B", 57.4)),
+    "qwen3": (("Qwen 3 0.6B", 0.75), ("4B", 4.0), ("8B", 8.2), ("14B", 14.8), ("32B", 32.8)),
+    "qwen3_5": (("Qwen 3.5 0.8B", 0.8), ("4B", 4.2), ("9B", 9.0), ("27B (3.5 to 3.8)", 27)),
+    "qwen3_5_moe": (("Qwen 3.5 and 3.6 35B-A3B", 35), ("122B-A10B", 122), ("397B-A17B", 397)),
+    "qwen3_moe": (("Qwen 3 30B-A3B", 30.5), ("235B-A22B", 235), ("Coder 480B-A35B", 480)),
+    "qwen3_next": (("Qwen3-Next 80B-A3B", 80),),
+}
+# By architecture: what is worth knowing of it.
+NOTES: Mapping[str, str] = {
+    "deepseek_v3": "DeepSeek V3, R1 and V3.1, Kimi K2; the cache keeps latents",
+    "gemma2": "scores and logits capped, every other layer with a window",
+    "gemma4": "per-layer embeddings, layers that read the keys and values of others",
+    "gpt_oss": "MXFP4 stays at 4 bits",
+    "granite": "Granite 3, the dense ones, with their multipliers",
+    "llama": "Llama 2 and 3 and models of their shape",
+    "mistral": "sliding window",
+    "mixtral": "GGUF files with stacked experts and older ones with a tensor for each",
+    "phi3": "longrope: the factors for long contexts where `--max-model-len` is above the original length, else the others",
+    "qwen2_moe": "shared expert with its gate, layers with an MLP instead",
+    "qwen3_moe": "layers with an MLP instead",
+}
+# By architecture: what people ask for that it does not do, besides what the code tells; it is refused by name.
+LIMITS: Mapping[str, tuple[str, ...]] = {
+    "gemma4": ("sound",),
+    "gpt_oss": ("other gates than `swiglu_limit` 7",),
+    "llama": ("rope scaling but linear, llama3, yarn, and dynamic up to the original context",),
+    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), ("GGUF files with a window within the context",)),
+}
+
+
+def table() -> str:
+    """The table as Markdown."""
+    lines = [
+        "| Hugging Face class | GGUF `general.architecture` | sizes that people run: GiB in Q4_K_M, in Q8_0 | notes | compared | not supported |",
+        "|---|---|---|---|---|---|",
+    ]
+    for architecture in sorted(ARCHITECTURES.values(), key=lambda each: each.name):
+        name = architecture.name
+        cells = (
+            ", ".join((architecture.folder.class_name, *architecture.folder.picture_classes)),
+            architecture.gguf.name,
+            "; ".join(f"{size}: {_memory(billions)}" for size, billions in SIZES[name]),
+            NOTES.get(name, ""),
+            ", ".join(_compared(architecture)),
+            "; ".join(_not_supported(architecture)),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _memory(billions: float) -> str:
+    sizes = (billions * 1e9 * bits / 8 / 2**30 for bits in _BITS.values())
+    return ", ".join(f"{size:.1f}" if size < 10 else f"{size:.0f}" for size in sizes)
+
+
+def _compared(architecture: Architecture) -> tuple[str, ...]:
+    """What tests compare with transformers: its folder, and its GGUF file, by itself or as the folder's values."""
+    tests = [text for text in _tests() if _names(text, architecture)]
+    gguf = architecture.name in TOYS or any(re.search(r"check_(stacked_)?gguf\(", text) for text in tests)
+    return tuple(kind for kind, there in (("folder", bool(tests)), ("GGUF", gguf)) if there)
+
+
+def _not_supported(architecture: Architecture) -> tuple[str, ...]:
+    pictures = ("pictures",) if architecture.folder.picture_classes else ()
+    return (*pictures, *LIMITS.get(architecture.name, ()))
+
+
+def _tests() -> list[str]:
+    return [file.read_text(encoding="utf-8") for file in sorted((ROOT / "tests" / "model").glob("*.py"))]
+
+
+def _names(text: str, architecture: Architecture) -> bool:
+    """Whether a test makes models of it: by its name, or what config.json may call it."""
+    kinds = "|".join((architecture.name, *architecture.folder.model_types))
+    return re.search(rf'(Case\(|: \()\s*"({kinds})"', text) is not None
+
+
+def page() -> str:
+    """The whole page, with the table as it is now."""
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
