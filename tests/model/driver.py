@@ -21,6 +21,9 @@ def rounds_activations(backend: Backend) -> bool:
     return backend.statistics().get("level") in ROUNDING_LEVELS
 
 
+STATE_SLOTS = 17
+
+
 @dataclass
 class Sequence:
     """Tokens known so far, how many of them are in the cache, and the blocks that hold them."""
@@ -51,14 +54,14 @@ class Driver:
         self._backend, self._model, self._block_size = backend, model, block_size
         self._free = list(range(blocks))
         random.Random(7).shuffle(self._free)
-        self._slots = list(range(17))
+        self._slots = list(range(STATE_SLOTS))
         random.Random(8).shuffle(self._slots)
         if program is not None:
             self._program = program
             return
         cache = backend.kv_cache(model.kv_geometry(block_size, kv_dtype), blocks)
         geometry = state_geometry_of(model.spec, model.part)
-        state = None if geometry is None else backend.state_memory(geometry, len(self._slots))
+        state = None if geometry is None else backend.state_memory(geometry, STATE_SLOTS)
         self._program = backend.compile(model.forward(cache, state), StepLimits(max_tokens, 16, max_tokens, blocks))
 
     def step(self, work: list[tuple[Sequence, int]], every_row: bool = False) -> FloatArray:

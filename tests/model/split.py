@@ -14,9 +14,10 @@ from homenode.compute.reference import ReferenceBackend, ThreadRanks
 from homenode.model.part import ModelPart
 from homenode.model.parts import PartitionSpec, plan_parts
 from homenode.model.spec import Checkpoint
+from homenode.model.state import state_geometry_of
 from homenode.model.weights.alignment import alignments_of
 from homenode.model.weights.load import LoadedModel, load_model
-from tests.model.driver import Driver
+from tests.model.driver import STATE_SLOTS, Driver
 
 RANK_TIMEOUT_S = 60.0
 BLOCKS, BLOCK_SIZE = 64, 32
@@ -63,9 +64,11 @@ def split_driver(
             stages.append([])
             last = model, backend
         cache = backend.kv_cache(model.kv_geometry(BLOCK_SIZE, kv_dtype), BLOCKS)
+        geometry = state_geometry_of(model.spec, model.part)
+        state = None if geometry is None else backend.state_memory(geometry, STATE_SLOTS)
         limits = StepLimits(512, 16, 512, BLOCKS)
         stages[-1].append(
-            backend.compile(model.forward(cache), limits, group.ranks[part.rank] if how.ranks > 1 else None)
+            backend.compile(model.forward(cache, state), limits, group.ranks[part.rank] if how.ranks > 1 else None)
         )
     assert last is not None
     return Driver(*last, block_size=BLOCK_SIZE, blocks=BLOCKS, program=SplitProgram(stages))

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="needs torch, which the `torch` dependency group installs")
 pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
 
 from homenode.compute.ops import Backend
+from homenode.compute.reference import ReferenceBackend
+from homenode.errors import CheckpointError, UnsupportedError, UserError
+from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.parts import PartitionSpec, plan_parts
+from homenode.model.weights.alignment import alignments_of
+from homenode.model.weights.load import load_model
 from tests.model.conftest import make_backend
-from tests.model.parity import Case, check_folder
+from tests.model.delta_gguf import write_delta_gguf
+from tests.model.driver import Driver, Sequence
+from tests.model.parity import Case, check_folder, spread_error
+from tests.model.transformers_models import logprobs, make_model, prompts, quiet_and_on_one_thread
 
 pytestmark = pytest.mark.torch
 
@@ -50,6 +61,137 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return make_backend(request.param, rounding=False)
 
 
+@pytest.fixture(scope="module")
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Case, Path, Any]:
+    """A case, its folder, and the model of transformers."""
+    case, folder = CASES[request.param], tmp_path_factory.mktemp("delta") / request.param
+    with quiet_and_on_one_thread():
+        return case, folder, make_model(case.kind, case.changes, folder, seed=case.seed)
+
+
+def check(path: Path, theirs: Any, backend: Backend) -> None:
+    """Logits of a prompt that is computed in uneven pieces."""
+    model = load_model(open_checkpoint(path), backend)
+    prompt = prompts((45,))[0]
+    with quiet_and_on_one_thread():
+        wanted = logprobs(theirs, prompt)
+    assert spread_error(Driver(model, backend).prefill(prompt, chunk=11)[1], wanted) < BOUND
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_folder_has_the_tokens_of_transformers(case: Case, tmp_path: Path, backend: Backend) -> None:
     check_folder(case, tmp_path, backend)
+
+
+GGUF_NAMES = {"qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe"}
+
+
+@pytest.mark.parametrize("made", CASES, indirect=True)
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "apart"])
+def test_a_gguf_file_has_the_logits_of_transformers(
+    made: tuple[Case, Path, Any], fused: bool, backend: Backend
+) -> None:
+    """Value heads in turn, decays that are not to be exponentiated, sections of positions that change nothing, and a
+    block behind the layers that predicts further tokens.
+    """
+    case, folder, theirs = made
+    file = folder / f"{fused}.gguf"
+    keys = {} if fused else {"rope.dimension_sections": [2, 1, 1, 0]}
+    check(write_delta_gguf(theirs, file, GGUF_NAMES[case.kind], fused=fused, predicts=True, keys=keys), theirs, backend)
+
+
+@pytest.mark.parametrize("made", ["qwen3_5"], indirect=True)
+def test_layers_with_a_state_may_be_listed(made: tuple[Case, Path, Any], backend: Backend) -> None:
+    _, folder, theirs = made
+    keys = {"attention.recurrent_layers": [True, True, True, False], "full_attention_interval": 3}
+    check(write_delta_gguf(theirs, folder / "listed.gguf", "qwen35", keys=keys), theirs, backend)
+
+
+@pytest.mark.parametrize("made", ["qwen3_5", "qwen3_5_moe"], indirect=True)
+def test_the_text_of_a_model_that_sees_pictures(made: tuple[Case, Path, Any], tmp_path: Path, backend: Backend) -> None:
+    """With sections of positions, tensors for pictures and a block that predicts further tokens."""
+    from safetensors.numpy import load_file, save_file
+
+    case, folder, theirs = made
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_parameters"] |= {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    whole = "Qwen3_5MoeForConditionalGeneration" if "moe" in case.kind else "Qwen3_5ForConditionalGeneration"
+    text = {key: value for key, value in config.items() if key != "architectures"}
+    told = {
+        "architectures": [whole],
+        "model_type": case.kind.removesuffix("_text"),
+        "text_config": text,
+        "vision_config": {},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    tensors = {
+        name.replace("model.", "model.language_model.", 1): values
+        for name, values in load_file(folder / "model.safetensors").items()
+    }
+    further = {
+        "model.visual.patch_embed.weight": (8, 8),
+        "mtp.fc.weight": (64, 128),
+        "mtp.layers.0.self_attn.q_proj.weight": (4, 4),
+    }
+    tensors |= {name: np.ones(shape, np.float32) for name, shape in further.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    check(tmp_path, theirs, backend)
+
+
+@pytest.mark.parametrize("made", CASES, indirect=True)
+def test_cuts_company_and_copies_change_no_bit(made: tuple[Case, Path, Any], backend: Backend) -> None:
+    _, folder, _ = made
+    model = load_model(open_checkpoint(folder), backend)
+    prompt, other = prompts((50, 21))
+    _, whole = Driver(model, backend).prefill(prompt)
+    for chunk in (1, 3, 32, 49):
+        assert np.array_equal(Driver(model, backend).prefill(prompt, chunk=chunk)[1], whole)
+    driver = Driver(model, backend)
+    first, second = Sequence(list(other)), Sequence(list(prompt))
+    rows = driver.step([(first, 21), (second, 17)], every_row=True)
+    second.copy = (16, 30)  # the slot, and the position after which it gets the state
+    rows = np.concatenate([rows[21:], driver.step([(second, 33)], every_row=True)])
+    assert np.array_equal(rows, whole)
+    again = Sequence(list(prompt), 31, second.blocks, slot=16)
+    assert np.array_equal(driver.step([(again, 19)], every_row=True), whole[31:])
+
+
+@pytest.mark.parametrize("made", ["qwen3_5_moe"], indirect=True)
+def test_a_file_with_value_heads_in_turn_is_not_divided_among_ranks(made: tuple[Case, Path, Any]) -> None:
+    _, folder, theirs = made
+    checkpoint = open_checkpoint(write_delta_gguf(theirs, folder / "ranks.gguf", "qwen35moe"))
+    with pytest.raises(UserError, match="value heads of each key head apart"):
+        plan_parts(checkpoint.spec, alignments_of(checkpoint), PartitionSpec(ranks=2))
+    assert len(plan_parts(checkpoint.spec, alignments_of(checkpoint), PartitionSpec(stages=2))) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "problem"),
+    [
+        ({"attn_output_gate": False}, UnsupportedError, "attn_output_gate false is not supported"),
+        ({"attention_bias": True}, UnsupportedError, "attention_bias true is not supported"),
+        ({"hidden_act": "gelu"}, UnsupportedError, "hidden_act 'gelu' is not supported"),
+        ({"linear_num_value_heads": 5}, CheckpointError, "a multiple of 2 key heads"),
+        ({"linear_num_key_heads": 0}, CheckpointError, "linear_num_key_heads"),
+        ({"layer_types": ["linear_attention", "sliding_attention"] * 2}, CheckpointError, "layer_types"),
+        ({"linear_conv_kernel_dim": 5}, CheckpointError, "conv1d.weight"),
+        ({"linear_value_head_dim": 8}, CheckpointError, "of q, k and v"),
+        ({"architectures": ["Qwen4ExpForCausalLM"], "model_type": "qwen4_exp"}, UnsupportedError, "Qwen4Exp"),
+    ],
+)
+@pytest.mark.parametrize("made", ["qwen3_5"], indirect=True)
+def test_what_cannot_be_run_is_refused_by_name(
+    made: tuple[Case, Path, Any], tmp_path: Path, change: dict[str, Any], error: type[Exception], problem: str
+) -> None:
+    _, folder, _ = made
+    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | change))
+    with pytest.raises(error, match=problem):
+        load_model(open_checkpoint(tmp_path), ReferenceBackend())
+
+
+@pytest.mark.parametrize("made", ["qwen3_5"], indirect=True)
+def test_torch_has_no_state_memory(made: tuple[Case, Path, Any]) -> None:
+    backend = make_backend("torch", rounding=False)
+    with pytest.raises(UnsupportedError, match="no state memory"):
+        Driver(load_model(open_checkpoint(made[1]), backend), backend)

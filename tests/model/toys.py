@@ -11,11 +11,12 @@ import numpy as np
 
 from homenode.compute.ops import FloatArray
 from homenode.dtypes import BY_NAME, DType
+from homenode.model.architectures.delta_net import with_delta
 from homenode.model.architectures.glm4_moe import HeadNorms
 from homenode.model.architectures.granite import Multipliers
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import architecture_of
-from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec, TensorEntry
+from homenode.model.spec import DeltaSpec, ModelSpec, MoeSpec, RopeSpec, TensorEntry
 
 MIXTURES = {
     "mixtral": MoeSpec(num_experts=4, experts_per_token=2, intermediate_size=96, normalise=True),
@@ -25,6 +26,8 @@ MIXTURES = {
     "qwen3_moe": MoeSpec(num_experts=9, experts_per_token=4, intermediate_size=33, normalise=True, dense_layers=(0,)),
     "gpt_oss": MoeSpec(4, 2, 96, True, score="chosen_softmax", activation="clamped"),
     "glm4_moe": MoeSpec(8, 3, 40, True, 48, (0,), score="sigmoid", epsilon=1e-20, scale=2.5, groups=4, groups_chosen=2),
+    "qwen3_next": MoeSpec(5, 2, 40, True, 56, (1,)),
+    "qwen3_5_moe": MoeSpec(7, 3, 40, True, 48),
     "minimax_m2": MoeSpec(num_experts=6, experts_per_token=3, intermediate_size=40, normalise=True, score="sigmoid"),
 }
 _BIASED = ("qwen2", "qwen2_moe", "gpt_oss", "glm4_moe")
@@ -37,6 +40,12 @@ GEMMAS = {
 }
 
 WINDOWED: dict[str, dict[str, Any]] = {"gpt_oss": {"sliding_window": 6, "sliding_layers": (True, False, True)}}
+# Of all layers but the last: key heads and value heads, their widths, and tokens that a convolution looks back.
+DELTAS = {
+    "qwen3_next": DeltaSpec((), 6, 12, 10, 12, 3, fused=True, fused_gates=True),
+    "qwen3_5": DeltaSpec((), 6, 6, 16, 8, 2),
+    "qwen3_5_moe": DeltaSpec((), 6, 18, 8, 18, 5),
+}
 OWN: dict[str, object] = {"granite": Multipliers(residual=0.5, logits=2.0), "glm4_moe": HeadNorms(True)}
 
 
@@ -48,7 +57,10 @@ def toy_spec(architecture: str = "llama", **changes: object) -> ModelSpec:
         attention_bias=architecture in _BIASED, output_bias=architecture == "gpt_oss", moe=MIXTURES.get(architecture),
     )  # fmt: skip
     spec = replace(spec, own=OWN.get(architecture), **(GEMMAS | WINDOWED).get(architecture, {}))
-    return replace(spec, **changes)  # type: ignore[arg-type]
+    spec = replace(spec, **changes)  # type: ignore[arg-type]
+    if delta := DELTAS.get(architecture):
+        return with_delta(spec, replace(delta, layers=tuple(range(spec.num_layers - 1))))
+    return spec
 
 
 def toy_arrays(spec: ModelSpec, seed: int = 0) -> dict[str, FloatArray]:

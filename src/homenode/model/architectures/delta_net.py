@@ -126,7 +126,7 @@ def read_folder(config: FolderConfig, spec: ModelSpec, *, fused: bool = False) -
     )
     if delta.value_heads % delta.key_heads:
         raise fields.wrong("linear_num_value_heads", delta.value_heads, f"a multiple of {delta.key_heads} key heads")
-    return _with_delta(spec, delta)
+    return with_delta(spec, delta)
 
 
 def read_gguf(config: GgufConfig, spec: ModelSpec, *, reordered: bool, fused_gates: bool = False) -> ModelSpec:
@@ -155,10 +155,10 @@ def read_gguf(config: GgufConfig, spec: ModelSpec, *, reordered: bool, fused_gat
         fused=any(f"{_MIXER}.in_proj_qkvz.weight".format(layer=layer) in config.tensors for layer in layers),
         fused_gates=fused_gates,
     )
-    return _with_delta(spec, delta)
+    return with_delta(spec, delta)
 
 
-def _with_delta(spec: ModelSpec, delta: DeltaSpec) -> ModelSpec:
+def with_delta(spec: ModelSpec, delta: DeltaSpec) -> ModelSpec:
     """The figures of a model, some of whose layers keep a state in place of keys and values."""
     if not delta.layers:
         return spec
