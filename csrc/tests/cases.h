@@ -97,6 +97,7 @@ T taken(Result<T> result) {
 void check_linear(Random&);  // products and embeddings, of every format
 void check_attention(Random&);  // norms and rotations where heads are loaded, keys and values written in parts
 void check_copy(Random&);  // KV memory from one layout into another, and layouts that are made up
+void check_delta(Random&);  // short convolutions and the gated delta rule
 void check_elements(Random&);  // the kernels of kernels.h, one by one
 void check_packed(Random&);  // weights read, packed, written and read again
 void check_program(Random&);  // a layer of a model, its KV memory included

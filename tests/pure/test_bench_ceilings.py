@@ -122,6 +122,12 @@ def test_of_experts_those_count_that_tokens_choose() -> None:
     assert work.decode(3, 0).operations.int8 == 3 * 2 * (2 * 96 * 64)
 
 
+@pytest.mark.parametrize("name", ["mlp.gate", "mlp.router", "block_sparse_moe.gate"])
+def test_routers_are_a_phase_of_their_own(name: str) -> None:
+    router = matrix(f"model.layers.0.{name}.weight", 8, 64, "F32", 2048)
+    assert WorkCounter(WeightLayout((router,), 0), spec(), KV).decode_phases(1, 0)["router"].bytes == 2048
+
+
 def test_windows_bound_what_a_token_sees_in_the_layers_that_have_them() -> None:
     full = WorkCounter(WeightLayout(LAYERS, 0), spec(), KV).decode(1, 100).bytes
     one = WorkCounter(WeightLayout(LAYERS, 0), spec(window=8, sliding=(True, False)), KV).decode(1, 100).bytes

@@ -119,7 +119,7 @@ class WorkCounter:
 
 def _phase_of(name: str) -> str:
     """The phase that multiplies with a matrix of the layers."""
-    if re.search(r"\.(mlp|block_sparse_moe)\.gate\.weight$", name):
+    if re.search(r"\.(mlp|block_sparse_moe)\.(gate|router)\.weight$", name):
         return "router"
     role = name.removesuffix(".weight").rpartition(".")[2]
     if _OF_EXPERT.search(name):
