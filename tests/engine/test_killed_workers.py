@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from homenode.engine.api.local import LocalEngine
+from homenode.engine.executor import launch
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
-from homenode.engine.runtime import build_workers
 from tests.engine.engines import PATIENCE_S, greedy, tokens_of
 from tests.engine.mortal_worker import MARKS
 from tests.engine.test_golden import golden
@@ -41,9 +41,9 @@ def mortal_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
     monkeypatch.setenv(MARKS, str(tmp_path))
     monkeypatch.setattr(
-        build_workers,
+        launch,
         "make_executor",
-        functools.partial(build_workers.make_executor, program="tests.engine.mortal_worker"),
+        functools.partial(launch.make_executor, program="tests.engine.mortal_worker"),
     )
     yield
 

@@ -16,7 +16,7 @@ from homenode.engine.backend import make_backend
 from homenode.engine.binding import EngineBinding, Replica
 from homenode.engine.channels.messages import Join
 from homenode.engine.config import ComputeConfig, EngineConfig
-from homenode.engine.executor.launch import join_of
+from homenode.engine.executor.join import join_of
 from homenode.engine.executor.worker_pool import replace_join
 from homenode.engine.kv_transfer.checks import kept_as, targets_of
 from homenode.engine.memory import available

@@ -15,8 +15,8 @@ import pytest
 
 from homenode import LLM, SamplingParams
 from homenode.engine.binding import EngineBinding
+from homenode.engine.executor import inline_workers
 from homenode.engine.memory import numa
-from homenode.engine.runtime import build
 from homenode.errors import HostError
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
@@ -144,7 +144,7 @@ def moved_while_loading(monkeypatch: pytest.MonkeyPatch) -> None:
         move(os.getpid(), (max(parts, key=lambda part: part.size).address, AWAY), WHOLE[0].id)
         return settle(backend, binding, host)
 
-    monkeypatch.setattr(build, "settle_pages", after_moving)
+    monkeypatch.setattr(inline_workers, "settle_pages", after_moving)
 
 
 @pytest.mark.usefixtures("moved_while_loading")

@@ -76,6 +76,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     )
     memory_share: int | None = None  # bytes it may take for weights, buffers and KV memory; None: whatever is free
     allowed_cpus: list[int] = []  # that the engine was allowed when it began; empty: those this process has
+    nodes_memory: int | None = None  # bytes for buffers and KV memory that nodes have, where it is spread over several
     numa_decision: Decision | None = None  # what --numa auto has come to for the whole engine
 
 

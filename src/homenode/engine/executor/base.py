@@ -3,10 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from homenode.engine.kv.chunks import PageChange
 from homenode.engine.step import Step, StepResult, WorkerLimits
+
+if TYPE_CHECKING:
+    from homenode.compute.ops import Backend
+    from homenode.engine.channels.messages import Fits
+    from homenode.engine.kv_transfer.setup import KvTransferLink, KvTransferSetup
+    from homenode.host.topology.finding import Finding
+
+
+LoadProgress = Callable[[int, int], None]  # is told (bytes taken in, bytes in all)
+
+
+class EngineWorkers(Protocol):
+    """What computes a plan, from its start to the executor that gives it steps."""
+
+    @property
+    def backend(self) -> Backend:
+        """What maps KV memory that is handed over; after `start`."""
+
+    def start(self, progress: LoadProgress | None = None) -> Sequence[Fits]:
+        """Load all parts of the model; what each worker says fits, in their order. Raises what the engine's starter is
+        to be told of.
+        """
+
+    def lay(self, limits: WorkerLimits, sharing: KvTransferSetup | None = None) -> Executor:
+        """Take KV memory of `limits.num_blocks` blocks, such as `sharing` can hand over if it is given, and prepare to
+        compute. Raises as `start`.
+        """
+
+    def findings(self) -> tuple[Finding, ...]:
+        """What is to be told of the memory taken so far, beside the notes of `Fits`. HostError under --numa-strict."""
+
+    def hand_over(self, sharing: KvTransferSetup) -> KvTransferLink:
+        """The agent that hands over the KV memory laid with `sharing`. Raises as `KvTransferLink`."""
+
+    def close(self) -> None:
+        """End what was started and not closed by its executor."""
 
 
 class Executor(Protocol):

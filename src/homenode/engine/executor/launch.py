@@ -3,36 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from homenode.compute.ops import Backend
+from homenode.engine.backend import make_backend
 from homenode.engine.channels.base import Channels, MakeChannels
-from homenode.engine.channels.messages import Join
-from homenode.engine.devices import is_accelerator
+from homenode.engine.channels.messages import Fits
+from homenode.engine.executor.base import LoadProgress
+from homenode.engine.executor.join import join_of
+from homenode.engine.executor.kv_file import KvFile, joined
 from homenode.engine.executor.processes import ProcessExecutor
 from homenode.engine.executor.worker_process import PROGRAM
 from homenode.engine.plan.engine_plan import EnginePlan
-from homenode.engine.plan.layout import WorkerPlan, config_of_workers
+from homenode.engine.plan.layout import WorkerPlan
+from homenode.engine.plan.placement import UNPINNED
+from homenode.engine.step import WorkerLimits
+from homenode.errors import InternalError
+from homenode.host.topology.finding import Finding
 from homenode.model.spec import ModelSpec
 
+if TYPE_CHECKING:
+    from homenode.engine.kv_transfer.setup import KvTransferLink, KvTransferSetup
 
-def join_of(planned: EnginePlan, worker: WorkerPlan) -> Join:
-    """What a worker of the plan is told first, when it is started for the first time."""
-    config, layout, common = planned.config, planned.layout, planned.common
-    # The engine has moved to the CPUs of `layout.loop`, which its workers would inherit.
-    allowed = planned.replica.allowed if planned.replica else planned.host.allowance.cpus if layout.loop else ()
-    return Join(
-        worker.number,
-        0,
-        config_of_workers(config, layout),
-        worker.device,
-        worker.part,
-        worker.binding,
-        [],
-        config.kv.kv_cache_memory if is_accelerator(worker.device) else planned.kv_memory,
-        experts=common.group_rank if common is not None and common.memories else None,
-        memory_share=worker.memory,
-        allowed_cpus=list(allowed),
-        numa_decision=planned.assignment.numa_decision,
-    )
+
+class ProcessWorkers:
+    """`EngineWorkers` of a plan whose workers are processes, of this host or of a Ray cluster."""
+
+    def __init__(self, plan: EnginePlan) -> None:
+        self._plan, self._executor = plan, make_executor(plan)
+        self._file: KvFile | None = None
+
+    @property
+    def backend(self) -> Backend:
+        """One of the engine's process itself, which computes nothing: it maps the workers' memory."""
+        return make_backend(self._plan.config.compute, (UNPINNED,))
+
+    def start(self, progress: LoadProgress | None = None) -> Sequence[Fits]:
+        """See `EngineWorkers.start`."""
+        return self._executor.start(progress)
+
+    def lay(self, limits: WorkerLimits, sharing: KvTransferSetup | None = None) -> ProcessExecutor:
+        """See `EngineWorkers.lay`. KV memory that others read and write is a file that all workers have a part of."""
+        if sharing is not None:
+            self._file = KvFile(self._plan.geometries, limits.num_blocks)
+        self._executor.lay(limits, self._file)
+        return self._executor
+
+    def findings(self) -> tuple[Finding, ...]:
+        """See `EngineWorkers.findings`; workers tell theirs when they start."""
+        return ()
+
+    def hand_over(self, sharing: KvTransferSetup) -> KvTransferLink:
+        """See `EngineWorkers.hand_over`."""
+        file, executor = self._file, self._executor
+        if file is None:
+            raise InternalError("the KV memory of these workers was not laid into a file")
+        parts = [worker.part for worker in self._plan.layout.workers]
+        return sharing.hand_over_file(file.fd, joined(parts, executor.kv_layouts(), file.shares), executor)
+
+    def close(self) -> None:
+        """See `EngineWorkers.close`."""
+        self._executor.close()
 
 
 def make_executor(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from homenode.compute.ops import Backend, GrowingBackend
 from homenode.engine.config import EngineConfig
 from homenode.engine.devices import CPU
-from homenode.engine.kv.chunks import PageChange
 
 
 def taken_whole_because(config: EngineConfig, devices: Sequence[str]) -> str | None:
@@ -21,14 +19,3 @@ def taken_whole_because(config: EngineConfig, devices: Sequence[str]) -> str | N
     if config.compute.backend != "native" or CPU not in devices:
         return "only the native core reserves memory without taking it"
     return None
-
-
-def growing_backend(config: EngineConfig, backend: Backend, devices: Sequence[str]) -> GrowingBackend | None:
-    """The backend, if its KV memory is to be taken when it is used."""
-    grows = taken_whole_because(config, devices) is None
-    return backend if grows and isinstance(backend, GrowingBackend) else None
-
-
-def page_changer(backend: GrowingBackend) -> Callable[[Sequence[PageChange]], None]:
-    """What carries out changes of the pages of a backend's KV memory."""
-    return lambda changes: backend.change_kv_pages([(c.first, c.past, bool(c.presence)) for c in changes])

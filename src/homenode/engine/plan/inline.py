@@ -14,14 +14,14 @@ from homenode.engine.devices import CPU
 from homenode.engine.experts.group import expert_settings_problem
 from homenode.engine.experts.sizing import ExpertSharing, missing_layout
 from homenode.engine.kv_transfer.checks import transfer_problems
-from homenode.engine.memory.available import MemoryBudget, budget_on
+from homenode.engine.memory.available import budget_on
 from homenode.engine.memory.node_capacity import weight_nodes_of
-from homenode.engine.memory.sizing import Sizes, resolve, with_kv_memory_variable
+from homenode.engine.memory.sizing import with_kv_memory_variable
 from homenode.engine.memory.state_sizing import state_support_problem
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.layout import Layout, WorkerPlan
 from homenode.engine.plan.machine import MachineFacts
-from homenode.engine.plan.placement import UNPINNED, auto_is_meant, place_engine
+from homenode.engine.plan.placement import UNPINNED, alone, auto_is_meant, place_engine, too_few_cores
 from homenode.engine.problems import SettingProblems
 from homenode.errors import UserError
 from homenode.host.binding.mempolicy_fallback import MemoryPolicy
@@ -136,13 +136,19 @@ def plan_bound(
         assignment.number if assignment.replica else None,
         common.owners(wanted, whole) if common else {},
     )
+    # Of several engines it is said with their places.
+    crowded = () if assignment.replica else too_few_cores(host, binding)
     budget = budget_on(host, binding, policy, assignment.memory_share)
     name = assignment.process_name or "homenode"
     return EnginePlan(
         assignment,
         checkpoint,
         host,
-        Layout((WorkerPlan(0, name, CPU, whole, binding, budget.size, budget.nodes),)),
+        Layout(
+            (WorkerPlan(0, name, CPU, whole, binding, budget.size, budget.nodes),),
+            alone(binding).free_of_compute,
+            findings=(*binding.findings, *crowded),
+        ),
         (weights,),
         (kv_geometry_of(spec, weights, config.kv.block_size, config.kv.kv_cache_dtype),),
         config.kv.kv_cache_memory,
@@ -150,12 +156,3 @@ def plan_bound(
         executor="inline",
         weight_nodes=nodes,
     )
-
-
-def sizes_of(plan: EnginePlan, budget: MemoryBudget, weights: int = 0) -> Sizes:
-    """What the engine is laid out for, with `weights` bytes still to be read."""
-    left = plan.within_nodes(max(0, budget.size - weights))
-    try:
-        return resolve(plan.config, plan.checkpoint.spec, plan.geometries[0], left)
-    except UserError as error:
-        raise plan.with_nodes_named(error, budget, weights) from None

@@ -4,55 +4,39 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from homenode.compute.ops import Backend, KvGeometry, PlacedBackend
+from homenode.compute.ops import Backend
 from homenode.engine.assignment import EngineAssignment
-from homenode.engine.backend import make_backend
-from homenode.engine.binding import EngineBinding
-from homenode.engine.config import EngineConfig
+from homenode.engine.channels.messages import Fits
+from homenode.engine.executor.base import EngineWorkers, Executor
 from homenode.engine.executor.expert_usage import count_expert_usage
-from homenode.engine.executor.inline import InlineExecutor
+from homenode.engine.executor.inline_workers import InlineWorkers
 from homenode.engine.experts.group import expert_group_rank, not_in_common
-from homenode.engine.experts.sizing import ExpertSharing, Kept
-from homenode.engine.experts.usage import EXPERT_USES, of_part
-from homenode.engine.kv_transfer.checks import kept_as, require_transfer, targets_of
-from homenode.engine.memory.available import memory_budget
-from homenode.engine.memory.growth import growing_backend, page_changer
-from homenode.engine.memory.headroom import headroom_of, memory_parts
-from homenode.engine.memory.huge_pages import on_small_pages
-from homenode.engine.memory.numa import leave_plan, settle_pages, spread_of, team_memory
-from homenode.engine.memory.report import log_memory
-from homenode.engine.memory.sizing import Sizes, chunk_of, growth_text, step_bytes, weights_problem
+from homenode.engine.experts.sizing import ExpertSharing
+from homenode.engine.memory.growth import taken_whole_because
+from homenode.engine.memory.headroom import Headroom, headroom_of, memory_parts
+from homenode.engine.memory.sizing import Sizes, chunk_of_parts, growth_text, resolve, step_bytes
+from homenode.engine.memory.state_sizing import state_interval
 from homenode.engine.messages import EngineReady
 from homenode.engine.model_path.locate import locate_model
-from homenode.engine.pinning import apply_binding, pin_current_thread
-from homenode.engine.plan.cpu_contention import spin_us, too_many_threads
+from homenode.engine.pinning import pin_current_thread
 from homenode.engine.plan.device_detection import devices_of_service
 from homenode.engine.plan.engine_plan import EnginePlan
-from homenode.engine.plan.inline import sizes_of
+from homenode.engine.plan.layout import WorkerPlan
 from homenode.engine.plan.machine import read_machine
 from homenode.engine.plan.make import plan_engine
-from homenode.engine.plan.placement import UNPINNED, alone, team_groups, too_few_cores
 from homenode.engine.plan.settings_without_effect import settings_without_effect
 from homenode.engine.runtime.engine import Engine, Progress, make_scheduler, ready_message
-from homenode.engine.worker.runner import Runner
-from homenode.host.binding.huge_pages import disabled_for_this_process
 from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.parts import read_layer_split
-from homenode.model.spec import Checkpoint
-from homenode.model.weights.layout import WeightLayout
-from homenode.model.weights.load import LoadedModel, load_model
-from homenode.model.weights.packed_cache import packed_folder
-from homenode.start_phases import mark_phase
 from homenode.transfer.fingerprint import fingerprint_of
 
 if TYPE_CHECKING:
@@ -97,142 +81,146 @@ def build_engine(
     def planned() -> EnginePlan:
         return plan_engine(assignment, checkpoint, machine, common)
 
-    plan = planned()
+    plan = _measured(planned)
+    if found := plan.problems():
+        raise found[0]
+    plan = replace(plan, layout=replace(plan.layout, findings=(*findings, *plan.layout.findings)))
+    workers = _workers(plan, own_process)
+    try:
+        return _started(plan, workers, progress, lookahead, micro_batches, begin)
+    except BaseException:
+        workers.close()
+        raise
+
+
+def _measured(plan_again: Callable[[], EnginePlan]) -> EnginePlan:
+    """The plan with what each worker may take of the memory that is free now, and what layers take on each device."""
+    plan = plan_again()
     if plan.executor == "inline":
-        return _build_inline(plan, findings, progress, lookahead, own_process, begin)
-    from homenode.engine.runtime.build_workers import build_engine_of_workers  # needs what starts processes
+        return plan
+    from homenode.engine.plan.workers import with_available_memory  # an inline engine starts sooner without
+    from homenode.engine.runtime.calibration import calibrated
 
-    return build_engine_of_workers(plan, planned, findings, progress, lookahead, own_process, micro_batches, begin)
+    plan = with_available_memory(plan)
+    return with_available_memory(plan_again()) if calibrated(plan) else plan
 
 
-def _build_inline(
+def _workers(plan: EnginePlan, own_process: bool) -> EngineWorkers:
+    """What computes the plan, not started yet."""
+    if plan.executor == "inline":
+        return InlineWorkers(plan, own_process)
+    from homenode.engine.executor.launch import ProcessWorkers  # needs what starts processes
+
+    if own_process and plan.layout.loop:
+        pin_current_thread(plan.layout.loop)
+    return ProcessWorkers(plan)
+
+
+def _started(
     plan: EnginePlan,
-    findings: tuple[Finding, ...],
+    workers: EngineWorkers,
     progress: Progress | None,
     lookahead: int,
-    own_process: bool,
+    micro_batches: int,
     begin: float,
 ) -> Engine:
-    """An engine that computes in this process. `begin`: when the start began, by `time.monotonic`."""
-    config, checkpoint, host, common = plan.config, plan.checkpoint, plan.host, plan.common
-    (worker,), (layout,), (geometry,) = plan.layout.workers, plan.weights, plan.geometries
-    binding, whole, mine = worker.binding, worker.part, plan.kept(worker)
-    if own_process:
-        binding = alone(binding)
-    if config.compute.backend == "torch":
-        binding = replace(binding, others=())  # its threads are torch's own, which inherit where this process may be
-    crowded = () if plan.replica else too_few_cores(host, binding)  # of several engines it is said with their places
-    # The plan was judged before this binds the process to its nodes: the kernel ends a process that wants more of them
-    # than there is.
-    findings += (*binding.findings, *crowded, *too_many_threads(host, binding), *apply_binding(binding))
-    compute = replace(config.compute, spin_us=spin_us(config.compute.spin_us, host, binding))
-    backend = make_backend(compute, binding.team, team_groups(host, binding.team), team_memory(binding, host))
-    budget = memory_budget(plan.assignment.memory_share, binding, already_held=mine.resident)
-    if mine.own > budget.size:
-        short = weights_problem(config, checkpoint.spec, mine, budget.size, several=plan.replica is not None)
-        raise plan.with_nodes_named(short, budget, mine.own)
-    sizes_of(plan, budget, mine.own)
-    require_transfer(config, plan.replica, geometry, plan.within_nodes(max(0, budget.size - mine.own)))
-    mark_phase("plan")
-    model = load_model(
-        checkpoint,
-        backend,
-        quantize=config.model.quantize,
-        dtype=config.model.dtype,
-        max_model_len=config.model.max_model_len,
-        progress=progress,
-        packed_cache=packed_folder(config.model.packed_cache, Path(str(config.model.path))),
-        spread_of=spread_of(binding),
-        experts=None if common is None else common.share(0),
-    )
-    budget = memory_budget(plan.assignment.memory_share, binding, taken=mine.own)
-    sizes, left = sizes_of(plan, budget), plan.within_nodes(budget.size) - step_bytes(config, model.spec)
-    mark_phase("weights")
-    sharing = _sharing(config, checkpoint, layout, geometry, backend)
-    growing = growing_backend(config, backend, [worker.device])
-    if growing is not None:
-        sizes = replace(sizes, **chunk_of(geometry, sizes.num_blocks))
-        cache = growing.kv_cache(geometry, sizes.num_blocks, touched=False)
-    else:
-        cache = sharing.kv_cache(sizes.num_blocks) if sharing else backend.kv_cache(geometry, sizes.num_blocks)
-    state = backend.state_memory(geometry.state, sizes.state_slots) if geometry.state else None
-    program = backend.compile(model.forward(cache, state), sizes.step_limits())
-    mark_phase("KV memory and buffers")
-    runner = Runner(program, backend, sizes.block_size, eos_token_ids=model.spec.eos_token_ids, state=state)
-    # The thread of the steps is the first of the team while it computes; staying there it is not moved about between
-    # two steps.
-    cpu = binding.team[0] if compute.backend == "native" else UNPINNED
-    spec = model.spec
-    executor = count_expert_usage(
-        InlineExecutor(
-            runner,
-            sizes.worker_limits(),
-            lambda: (
-                backend.statistics() | ({EXPERT_USES: of_part(whole, spec, program.expert_usage())} if spec.moe else {})
-            ),
-            cpu=cpu,
-            change_pages=None if growing is None else page_changer(growing),
-        ),
-        config,
-        spec,
-    )
-    with ExitStack() as undone:
-        undone.callback(executor.close)  # its thread would keep all that was made, and the team's threads
-        scheduler = make_scheduler(plan, executor.limits(), lookahead, hash_seed=sharing.hash_seed if sharing else None)
-        if isinstance(backend, PlacedBackend):
-            findings += settle_pages(backend, binding, host)
-            log_memory(backend, binding, host)
-            if own_process:
-                leave_plan(binding, backend.planned())
-        findings += on_small_pages(backend.statistics(), host.transparent_huge_pages, disabled_for_this_process())
-        ready = _ready(plan, sizes, model, mine, backend, time.monotonic() - begin, binding, findings, left)
-        kv_transfer = None
-        if sharing is not None:
-            kv_transfer = sharing.hand_over(cache)
-            ready.details["kv_transfer"] = msgspec.to_builtins(kv_transfer.published)
-        undone.pop_all()
-    headroom = None if growing is None else headroom_of(memory_parts(binding))
-    return Engine(scheduler, executor, ready, kv_transfer, headroom)
+    """The engine of a plan and its workers. `begin`: when the start began, by `time.monotonic`."""
+    fits = workers.start(progress)
+    sizes = _sizes(plan, fits)
+    sharing = _sharing(plan, workers.backend) if plan.config.transfer.on else None
+    executor = count_expert_usage(workers.lay(sizes.worker_limits(), sharing), plan.config, plan.checkpoint.spec)
+    hash_seed = sharing.hash_seed if sharing is not None else None
+    scheduler = make_scheduler(plan, executor.limits(), lookahead, micro_batches, hash_seed)
+    findings = (*plan.layout.findings, *workers.findings())
+    ready = _ready(plan, executor, sizes, fits, findings, time.monotonic() - begin)
+    kv_transfer = None
+    if sharing is not None:
+        kv_transfer = workers.hand_over(sharing)
+        ready.details["kv_transfer"] = msgspec.to_builtins(kv_transfer.published)
+    return Engine(scheduler, executor, ready, kv_transfer, _headroom(plan) if sizes.chunk_blocks else None)
 
 
-def _sharing(
-    config: EngineConfig, checkpoint: Checkpoint, layout: WeightLayout, geometry: KvGeometry, backend: Backend
-) -> KvTransferSetup | None:
-    """What makes KV memory that other engines can be given; None where none is handed over."""
-    if not config.transfer.on:
-        return None
+def _sizes(plan: EnginePlan, fits: Sequence[Fits]) -> Sizes:
+    """What the engine is laid out for: the fewest blocks over all workers."""
+    spec, geometry = plan.checkpoint.spec, plan.geometries[0]
+    blocks = min(fit.num_blocks for fit in fits)
+    enough = replace(plan.config, kv=replace(plan.config.kv, kv_cache_memory=blocks * geometry.block_bytes))
+    sizes = resolve(enough, spec, replace(geometry, state=None), 2 * blocks * geometry.block_bytes + _MANY)
+    slots = min((fit.state_slots for fit in fits if fit.state_slots), default=0)
+    interval = state_interval(plan.config, plan.whole_geometry)
+    sizes = replace(sizes, num_blocks=blocks, state_slots=slots, state_interval=interval)
+    return replace(sizes, **chunk_of_parts(plan.geometries, blocks)) if _grows(plan) else sizes
+
+
+def _grows(plan: EnginePlan) -> bool:
+    """Whether KV memory is taken when it is used."""
+    return taken_whole_because(plan.config, [worker.device for worker in plan.layout.workers]) is None
+
+
+_MANY = 1 << 62  # bytes: that there is memory enough was looked at by each worker
+
+
+def _sharing(plan: EnginePlan, backend: Backend) -> KvTransferSetup:
+    """What makes this engine's KV known to others, and KV memory that they can be given."""
     from homenode.engine.kv_transfer.setup import KvTransferSetup  # needs the native core
 
+    config, geometry = plan.config, plan.whole_geometry
     fingerprint = fingerprint_of(
-        config.transfer, checkpoint, geometry, kept_as(config, targets_of(layout)), config.model.max_model_len
+        config.transfer, plan.checkpoint, geometry, plan.kept_as(backend), config.model.max_model_len
     )
     return KvTransferSetup(config.transfer, backend, geometry, fingerprint)
 
 
+def _headroom(plan: EnginePlan) -> Callable[[], Headroom]:
+    """What the nodes of all workers together can give, and this machine."""
+    bindings = [worker.binding for worker in plan.layout.workers]
+    return headroom_of(tuple(dict.fromkeys(part for binding in bindings for part in memory_parts(binding))))
+
+
 def _ready(
     plan: EnginePlan,
+    executor: Executor,
     sizes: Sizes,
-    model: LoadedModel,
-    mine: Kept,
-    backend: Backend,
-    seconds: float,
-    binding: EngineBinding,
+    fits: Sequence[Fits],
     findings: Sequence[Finding],
-    left: int,
+    seconds: float,
 ) -> EngineReady:
+    layout = plan.layout
+    notes = dict.fromkeys(note for fit in fits for note in fit.notes)
+    notes |= dict.fromkeys(finding.text for finding in findings if finding.severity != "info")
     return ready_message(
         plan,
         sizes,
         seconds,
-        notes=[
-            *model.layout.notes,
-            *model.notes,
-            *(finding.text for finding in findings if finding.severity != "info"),
-        ],
-        weight_bytes=mine.own,
-        shared_weight_bytes=mine.common,
-        kv_growth=growth_text(plan.config, sizes, plan.geometries[0], left),
-        compute=backend.statistics(),
-        numa=binding.numa,
-        free_cpus=list(binding.free_of_compute),  # where a front disturbs nobody
+        notes=list(notes),
+        weight_bytes=sum(fit.weight_bytes for fit in fits),
+        shared_weight_bytes=sum(fit.shared_weight_bytes for fit in fits),
+        kv_growth=_growth(plan, sizes),
+        compute=executor.statistics(),
+        numa=next((worker.binding.numa for worker in layout.workers if worker.binding.numa), None),
+        free_cpus=list(layout.loop),
+        **({} if plan.executor == "inline" else {"stages": [_stage(worker) for worker in layout.workers]}),
     )
+
+
+def _growth(plan: EnginePlan, sizes: Sizes) -> str:
+    """See `growth_text`, of all workers together."""
+    left = sum(plan.left(worker) or 0 for worker in plan.layout.workers)
+    devices = [worker.device for worker in plan.layout.workers]
+    if plan.executor == "inline":
+        left -= step_bytes(plan.config, plan.checkpoint.spec)
+    return growth_text(plan.config, sizes, plan.whole_geometry, left, devices)
+
+
+def _stage(worker: WorkerPlan) -> dict[str, Any]:
+    part, binding = worker.part, worker.binding
+    layers = [part.layers.first, part.layers.end - 1]
+    return {
+        "worker": worker.number,
+        "stage": part.stage,
+        "rank": part.rank,
+        "device": worker.device,
+        "layers": layers,
+        "cpus": list(binding.team),
+        "numa": binding.numa,
+    }

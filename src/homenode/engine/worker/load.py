@@ -27,8 +27,11 @@ from homenode.host.discovery.read import read_host
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import LiveSource
 from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.spec import Checkpoint
+from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.load import LoadedModel, kv_geometry_of, load_model, plan_model
 from homenode.model.weights.packed_cache import packed_folder
+from homenode.start_phases import mark_phase
 
 _SAMPLED_PAGES = 2048
 _LEFT_TO_THE_DEVICE = 1 << 62  # bytes: what an accelerator cannot hold it says by itself
@@ -37,7 +40,8 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class LoadedPart:
-    """`kept`: what it has of the weights. `sizes.num_blocks`: KV blocks that would fit here. `notes`: worth telling an
+    """`kept`: what it has of the weights. `sizes.num_blocks`: KV blocks that would fit here. `binding`: of
+    its process. `notes`: worth telling an
     operator.
     """
 
@@ -46,6 +50,8 @@ class LoadedPart:
     kept: Kept
     geometry: KvGeometry
     sizes: Sizes
+    binding: EngineBinding
+    host: Host
     notes: tuple[str, ...] = ()
 
     @property
@@ -54,30 +60,47 @@ class LoadedPart:
         return self.sizes.step_limits()
 
 
-def load_part(join: Join, progress: Progress, experts: int | None = None) -> LoadedPart:
+@dataclass(frozen=True)
+class InsideEngine:
+    """Of a worker in the engine's own process: what that knows already. `owns_process`: nothing else lives in it, so
+    that all its threads may be kept off the CPUs that compute.
+    """
+
+    checkpoint: Checkpoint
+    host: Host
+    layout: WeightLayout
+    owns_process: bool
+
+
+def load_part(
+    join: Join, progress: Progress, experts: int | None = None, inside: InsideEngine | None = None
+) -> LoadedPart:
     """Settle and load. `experts`: memory that belongs to `join.experts`. Raises as `build.build_engine`."""
     config, part = join.config, join.part
-    checkpoint = open_checkpoint(Path(str(config.model.path)))
+    checkpoint = inside.checkpoint if inside else open_checkpoint(Path(str(config.model.path)))
     if join.allowed_cpus:
         pin_current_thread(tuple(join.allowed_cpus))
-    host = read_host(LiveSource(), accelerators=False)
-    binding = _binding_of(join)
+    host = inside.host if inside else read_host(LiveSource(), accelerators=False)
+    binding = _binding_of(join, inside is None or inside.owns_process)
+    # The plan was judged before this binds the process to its nodes: the kernel ends a process that wants more of them
+    # than there is.
     findings = (*too_many_threads(host, binding), *apply_binding(binding))
     backend = _backend(join, host, binding)
     as_asked = config.model
-    layout = plan_model(checkpoint, backend, quantize=as_asked.quantize, dtype=as_asked.dtype, part=part)
+    layout = (
+        inside.layout
+        if inside
+        else plan_model(checkpoint, backend, quantize=as_asked.quantize, dtype=as_asked.dtype, part=part)
+    )
     common = None if join.experts is None or experts is None else ExpertSharing(join.experts, {join.number: experts})
     mine = kept_of(layout, part, common, join.number)
     geometry = kv_geometry_of(checkpoint.spec, layout, config.kv.block_size, config.kv.kv_cache_dtype, part)
     config = replace(config, kv=replace(config.kv, kv_cache_memory=join.kv_cache_memory))
     if not is_accelerator(join.device):
         already_held = mine.resident + join.kv_there
-        resolve(
-            config,
-            checkpoint.spec,
-            geometry,
-            memory_left(join.memory_share, binding, already_held=already_held) - mine.own,
-        )
+        left = memory_left(join.memory_share, binding, already_held=already_held) - mine.own
+        resolve(config, checkpoint.spec, geometry, _within_nodes(join, left))
+    mark_phase("plan")
     model = load_model(
         checkpoint,
         backend,
@@ -91,21 +114,39 @@ def load_part(join: Join, progress: Progress, experts: int | None = None) -> Loa
         experts=None if common is None else common.share(join.number),
     )
     sizes = _sizes(config, join, binding, model, mine, backend, geometry)
-    if isinstance(backend, PlacedBackend):
-        findings += away_from_home(backend.residency(None if len(host.nodes) > 1 else _SAMPLED_PAGES), binding, host)
-        log_memory(backend, binding, host)
-        leave_plan(binding, backend.planned())
+    mark_phase("weights")
     notes = (*model.layout.notes, *model.notes, *(finding.text for finding in findings if finding.severity != "info"))
-    return LoadedPart(backend, model, mine, geometry, sizes, notes)
+    return LoadedPart(backend, model, mine, geometry, sizes, binding, host, notes)
 
 
-def _binding_of(join: Join) -> EngineBinding:
-    """Where this worker's process is. The threads of torch on the CPU inherit that, as nobody pins them: they are where
+def check_pages(loaded: LoadedPart) -> tuple[str, ...]:
+    """What is to be told of where the memory of a worker's process lies; it is logged, and left for `homenode verify`.
+    HostError under --numa-strict.
+    """
+    backend, binding, host = loaded.backend, loaded.binding, loaded.host
+    if not isinstance(backend, PlacedBackend):
+        return ()
+    seen = backend.residency(None if len(host.nodes) > 1 else _SAMPLED_PAGES)
+    findings = away_from_home(seen, binding, host)
+    log_memory(backend, binding, host)
+    leave_plan(binding, backend.planned())
+    return tuple(finding.text for finding in findings if finding.severity != "info")
+
+
+def _within_nodes(join: Join, size: int) -> int:
+    return size if join.nodes_memory is None else min(size, join.nodes_memory)
+
+
+def _binding_of(join: Join, owns_process: bool) -> EngineBinding:
+    """Where this worker's process is; other threads of one that is not its own are left where they are. The threads of torch on the CPU inherit that, as nobody pins them: they are where
     a team of the native core would be.
     """
     if is_torch(join.device) and not is_accelerator(join.device):
         return replace(join.binding, others=tuple(cpu for cpu in join.binding.team if cpu != UNPINNED))
-    return alone(join.binding)
+    binding = alone(join.binding) if owns_process else join.binding
+    if join.config.compute.backend == "torch":
+        return replace(binding, others=())  # its threads are torch's own, which inherit where this process may be
+    return binding
 
 
 def _backend(join: Join, host: Host, binding: EngineBinding) -> Backend:
@@ -136,7 +177,12 @@ def _sizes(
     what it needs is left alone.
     """
     if not is_accelerator(join.device):
-        return resolve(config, model.spec, geometry, memory_left(join.memory_share, binding, mine.own, join.kv_there))
+        return resolve(
+            config,
+            model.spec,
+            geometry,
+            _within_nodes(join, memory_left(join.memory_share, binding, mine.own, join.kv_there)),
+        )
     if config.kv.kv_cache_memory is None:
         room = _device_room(config, join, model, backend, geometry)
         config = replace(config, kv=replace(config.kv, kv_cache_memory=room))

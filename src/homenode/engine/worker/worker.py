@@ -14,17 +14,18 @@ from homenode.compute.ops import GrowingBackend, KvCache, Program, StateMemory
 from homenode.engine.channels.base import WorkerChannels
 from homenode.engine.channels.messages import FileRange, Fits, Join, RunStep, WorkerStepDone
 from homenode.engine.experts.usage import EXPERT_USES, Table, of_part
-from homenode.engine.worker.load import LoadedPart, load_part
+from homenode.engine.worker.load import InsideEngine, LoadedPart, check_pages, load_part
 from homenode.engine.worker.runner import Runner
 from homenode.engine.worker.shared_kv import SharedKv
 from homenode.errors import InternalError
 
 
 class PartWorker:
-    """What `worker.main` runs: a part of a model. For one thread, but for `statistics`."""
+    """What `worker.main` and `executor.inline_workers` run: a part of a model. For one thread, but for `statistics`."""
 
-    def __init__(self, join: Join) -> None:
-        self._join = join
+    def __init__(self, join: Join, inside: InsideEngine | None = None) -> None:
+        """`inside`: of a worker in the engine's own process."""
+        self._join, self._inside = join, inside
         self._loaded: LoadedPart | None = None
         self._cache: KvCache | None = None
         self._state: StateMemory = None  # where layers keep a state
@@ -41,10 +42,11 @@ class PartWorker:
         engine is to be told of.
         """
         begin = time.monotonic()
-        loaded = self._loaded = load_part(self._join, progress, experts)
+        loaded = self._loaded = load_part(self._join, progress, experts, self._inside)
+        notes = loaded.notes if self._inside else (*loaded.notes, *check_pages(loaded))
         kept = loaded.kept
         sizes, seconds = loaded.sizes, time.monotonic() - begin
-        return Fits(sizes.num_blocks, kept.own, seconds, list(loaded.notes), kept.common, sizes.state_slots)
+        return Fits(sizes.num_blocks, kept.own, seconds, list(notes), kept.common, sizes.state_slots)
 
     def lay(
         self,
@@ -52,14 +54,18 @@ class PartWorker:
         memory: tuple[int, FileRange] | None = None,
         grows: bool = False,
         state_slots: int = 0,
+        make_cache: Callable[[int], KvCache] | None = None,
     ) -> KvLayout | None:
         """Take KV memory; where that is to lie in a share of a file, how it does. The descriptor stays the caller's.
-        `grows`, `state_slots`: see `Lay`.
+        `grows`, `state_slots`: see `Lay`. `make_cache`: makes it for so many blocks, in place of the backend.
         """
-        loaded = self._loaded = replace(self._part, sizes=replace(self._part.sizes, num_blocks=num_blocks))
+        loaded = self._loaded = replace(self.loaded, sizes=replace(self.loaded.sizes, num_blocks=num_blocks))
         self._program = None
         if (state := loaded.geometry.state) is not None:
             self._state = loaded.backend.state_memory(state, state_slots)
+        if make_cache is not None:
+            self._cache = make_cache(num_blocks)
+            return None
         if memory is None:
             growing = loaded.backend if grows and isinstance(loaded.backend, GrowingBackend) else None
             self._growing = growing
@@ -93,7 +99,7 @@ class PartWorker:
 
     def prepare(self, links: WorkerChannels) -> None:
         """Know of no sequence, and go on with these channels."""
-        loaded, part = self._part, self._join.part
+        loaded, part = self.loaded, self._join.part
         assert self._cache is not None  # `lay` comes first
         if self._program is None or part.ranks > 1:  # a program is bound to its group
             before = self._uses()
@@ -112,30 +118,45 @@ class PartWorker:
             state=self._state,
         )
 
-    def compute(self, work: RunStep) -> WorkerStepDone:
-        """Do a step."""
+    @property
+    def runner(self) -> Runner:
+        """What executes steps; InternalError before `prepare`."""
         if self._runner is None:
             raise InternalError("a step came before the memory for it was laid out")
-        result = self._runner.execute(work.step, work.drawn)
-        return WorkerStepDone(result, self._runner.waited_s)
+        return self._runner
 
-    def statistics(self) -> dict[str, Any]:
-        """Figures of what computes. From any thread."""
+    @property
+    def cache(self) -> KvCache:
+        """The KV memory; InternalError before `lay`."""
+        if self._cache is None:
+            raise InternalError("the KV memory was not laid out yet")
+        return self._cache
+
+    def compute(self, work: RunStep) -> WorkerStepDone:
+        """Do a step."""
+        result = self.runner.execute(work.step, work.drawn)
+        return WorkerStepDone(result, self.runner.waited_s)
+
+    def statistics(self, plain: bool = True) -> dict[str, Any]:
+        """Figures of what computes, fit for a message where they are to be `plain`. From any thread."""
         if self._loaded is None:
             return {}
         uses = self._uses()
-        return self._loaded.backend.statistics() | ({} if uses is None else {EXPERT_USES: uses.tolist()})
+        return self._loaded.backend.statistics() | (
+            {} if uses is None else {EXPERT_USES: uses.tolist() if plain else uses}
+        )
 
     def _uses(self) -> Table | None:
         """How often experts were computed here; None where no layer has any."""
-        if self._counts is None or not (spec := self._part.model.spec).moe:
+        if self._counts is None or not (spec := self.loaded.model.spec).moe:
             return None
         program, before = self._counts
         own = of_part(self._join.part, spec, program.expert_usage())
         return own if before is None else own + before
 
     @property
-    def _part(self) -> LoadedPart:
+    def loaded(self) -> LoadedPart:
+        """What `load` has made; InternalError before it."""
         if self._loaded is None:
             raise InternalError("the part was not loaded yet")
         return self._loaded
