@@ -22,7 +22,7 @@ from tests.engine.live import LiveServer
 
 # A start is as long as what it imports. Whoever adds to it looks first whether the module is needed before the port is open.
 _MOST_MODULES_OF_FRONT = 580
-_MOST_MODULES_OF_ENGINE = 575
+_MOST_MODULES_OF_ENGINE = 585
 _WITHOUT = ("numpy", "rich", "torch", "homenode.simulate", "homenode.model.checkpoint.index")  # of the front
 
 

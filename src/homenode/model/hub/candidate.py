@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from homenode.errors import UserError
 from homenode.model.hub.repository import HubFile
-from homenode.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from homenode.model.spec import ModelSpec  # imports numpy, which a front does not wait for
 
 
 @dataclass(frozen=True)
