@@ -58,6 +58,9 @@ NOTES: Mapping[str, str] = {
     "phi3": "longrope: the factors for long contexts where `--max-model-len` is above the original length, else the others",
     "qwen2_moe": "shared expert with its gate, layers with an MLP instead",
     "qwen3_moe": "layers with an MLP instead",
+    **dict.fromkeys(
+        ("qwen3_5", "qwen3_5_moe", "qwen3_next"), "gated delta nets beside attention with a gate; CPU threads only"
+    ),
 }
 # By architecture: what people ask for that it does not do, besides what the code tells; it is refused by name.
 LIMITS: Mapping[str, tuple[str, ...]] = {
@@ -96,7 +99,9 @@ def _memory(billions: float) -> str:
 def _compared(architecture: Architecture) -> tuple[str, ...]:
     """What tests compare with transformers: its folder, and its GGUF file, by itself or as the folder's values."""
     tests = [text for text in _tests() if _names(text, architecture)]
-    gguf = architecture.name in TOYS or any(re.search(r"check_(stacked_)?gguf\(", text) for text in tests)
+    gguf = architecture.name in TOYS or any(
+        re.search(r"(check|write)_(stacked_|delta_)?gguf\(", text) for text in tests
+    )
     return tuple(kind for kind, there in (("folder", bool(tests)), ("GGUF", gguf)) if there)
 
 

@@ -55,9 +55,10 @@ def write_delta_gguf(
     fused: bool = True,
     predicts: bool = False,
     keys: Mapping[str, Any] | None = None,
+    dtype: str | None = None,
 ) -> Path:
     """The model that transformers has, all of it F32. `fused`: as older converters left q, k, v and z of Qwen3-Next, in
-    one matrix; `predicts`: behind the layers is a block that predicts further tokens; `keys`: further ones.
+    one matrix; `predicts`: behind the layers is a block that predicts further tokens; `keys`: further ones; `dtype`: that the matrices of linear_attn are stored as, where their columns fill blocks.
     """
     import gguf
 
@@ -87,7 +88,12 @@ def write_delta_gguf(
             f"blk.{last}.{each}": np.ones((4, 4), np.float32) for each in ("nextn.eh_proj.weight", "attn_q.weight")
         }
     for stored, values in tensors.items():
-        writer.add_tensor(stored, np.ascontiguousarray(values, np.float32))
+        plain = np.ascontiguousarray(values, np.float32)
+        if dtype and ".ssm_" in stored and plain.ndim == 2 and plain.shape[1] % 32 == 0:
+            kind = gguf.GGMLQuantizationType[dtype]
+            writer.add_tensor(stored, gguf.quants.quantize(plain, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(stored, plain)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -38,12 +38,13 @@ class Case:
     interleaved: bool = False
     seed: int = 0
     gguf_name: str = ""
+    bound: float = BOUND
 
 
 def check_folder(case: Case, folder: Path, backend: Backend) -> None:
     """Logits and greedy tokens of the folder that transformers saves."""
     with quiet_and_on_one_thread():
-        _check(folder, make_model(case.kind, case.changes, folder, seed=case.seed), backend)
+        _check(folder, make_model(case.kind, case.changes, folder, seed=case.seed), backend, case.bound)
 
 
 def check_gguf(case: Case, folder: Path, backend: Backend) -> None:
@@ -52,14 +53,14 @@ def check_gguf(case: Case, folder: Path, backend: Backend) -> None:
     """
     with quiet_and_on_one_thread():
         theirs = make_model(case.kind, case.changes, folder, seed=case.seed)
-        _check(write_gguf(case, theirs, folder / "model.gguf"), theirs, backend)
+        _check(write_gguf(case, theirs, folder / "model.gguf"), theirs, backend, case.bound)
 
 
 def check_stacked_gguf(case: Case, folder: Path, backend: Backend) -> None:
     """The same of a GGUF file with the tensors that the parameter table names, those of experts stacked."""
     with quiet_and_on_one_thread():
         theirs = make_model(case.kind, case.changes, folder, seed=case.seed)
-        _check(write_stacked_gguf(case, folder, folder / "model.gguf"), theirs, backend)
+        _check(write_stacked_gguf(case, folder, folder / "model.gguf"), theirs, backend, case.bound)
 
 
 def _as_floats(_name: str, values: FloatArray) -> tuple[Any, str]:
@@ -134,12 +135,12 @@ def write_gguf(case: Case, theirs: Any, file: Path) -> Path:
     return file
 
 
-def _check(path: Path, theirs: Any, backend: Backend) -> None:
+def _check(path: Path, theirs: Any, backend: Backend, bound: float) -> None:
     model = load_model(open_checkpoint(path), backend)
     driver = Driver(model, backend)
     for prompt in prompts():
         wanted = logprobs(theirs, prompt)
-        assert spread_error(driver.prefill(prompt)[1], wanted) < BOUND
+        assert spread_error(driver.prefill(prompt)[1], wanted) < bound
         tokens, lead = greedy(theirs, prompt, STEPS)
         assert lead >= LEAST_LEAD, "the toy model hesitates between two tokens: choose another seed"
         (ours,) = Driver(model, backend).generate([prompt], STEPS, chunk=7)

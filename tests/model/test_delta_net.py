@@ -14,15 +14,15 @@ pytest.importorskip("transformers", reason="needs transformers, which the `torch
 
 from homenode.compute.ops import Backend
 from homenode.compute.reference import ReferenceBackend
-from homenode.errors import CheckpointError, UnsupportedError, UserError
+from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.parts import PartitionSpec, plan_parts
-from homenode.model.weights.alignment import alignments_of
+from homenode.model.parts import PartitionSpec
 from homenode.model.weights.load import load_model
 from tests.model.conftest import make_backend
 from tests.model.delta_gguf import write_delta_gguf
 from tests.model.driver import Driver, Sequence
 from tests.model.parity import Case, check_folder, spread_error
+from tests.model.split import split_driver
 from tests.model.transformers_models import logprobs, make_model, prompts, quiet_and_on_one_thread
 
 pytestmark = pytest.mark.torch
@@ -157,12 +157,16 @@ def test_cuts_company_and_copies_change_no_bit(made: tuple[Case, Path, Any], bac
 
 
 @pytest.mark.parametrize("made", ["qwen3_5_moe"], indirect=True)
-def test_a_file_with_value_heads_in_turn_is_not_divided_among_ranks(made: tuple[Case, Path, Any]) -> None:
+@pytest.mark.parametrize("dtype", [None, "Q8_0"])
+def test_value_heads_in_turn_go_with_their_key_head(made: tuple[Case, Path, Any], dtype: str | None) -> None:
+    """A rank has a run of rows, and of columns, for each of a key head's value heads."""
     _, folder, theirs = made
-    checkpoint = open_checkpoint(write_delta_gguf(theirs, folder / "ranks.gguf", "qwen35moe"))
-    with pytest.raises(UserError, match="value heads of each key head apart"):
-        plan_parts(checkpoint.spec, alignments_of(checkpoint), PartitionSpec(ranks=2))
-    assert len(plan_parts(checkpoint.spec, alignments_of(checkpoint), PartitionSpec(stages=2))) == 2
+    file = write_delta_gguf(theirs, folder / f"ranks-{dtype}.gguf", "qwen35moe", dtype=dtype)
+    checkpoint, backend, prompt = open_checkpoint(file), ReferenceBackend(), prompts((20,))[0]
+    _, whole = Driver(load_model(checkpoint, backend), backend, kv_dtype="f32").prefill(prompt)
+    for how in (PartitionSpec(ranks=2), PartitionSpec(stages=2, ranks=2)):
+        _, parts = split_driver(checkpoint, how, kv_dtype="f32").prefill(prompt)
+        assert spread_error(parts, whole) < BOUND
 
 
 @pytest.mark.parametrize(

@@ -17,15 +17,24 @@ from homenode.model.spec import ModelSpec
 
 @dataclass(frozen=True)
 class IndexRange:
-    """Elements first .. first + count - 1 of a dimension."""
+    """Elements first .. first + count - 1 of a dimension; or of `runs` equal ones, count elements in all, each begins
+    `apart` elements behind the one before.
+    """
 
     first: int
     count: int
+    runs: int = 1
+    apart: int = 0
 
     @property
     def end(self) -> int:
         """The first element after it."""
-        return self.first + self.count
+        return self.first + self.count // self.runs + (self.runs - 1) * self.apart
+
+    @property
+    def pieces(self) -> tuple[IndexRange, ...]:
+        """The runs, each by itself."""
+        return tuple(IndexRange(self.first + n * self.apart, self.count // self.runs) for n in range(self.runs))
 
 
 @dataclass(frozen=True)

@@ -213,14 +213,12 @@ def _state_groups(spec: ModelSpec, ranks: int, alignment: Alignment) -> tuple[In
     delta = spec.delta
     if ranks == 1 or not spec.layer_states:
         return (IndexRange(0, spec.state_groups),) * ranks
-    if delta is not None and delta.interleaved:
-        raise UserError(
-            f"--tensor-parallel-size {ranks}: this GGUF file has the value heads of each key head apart, so that ranks have none of their own; "
-            "make stages (--pipeline-parallel-size), or give the model's folder",
-            param="tensor_parallel_size",
-        )
     columns = delta.value_size // delta.key_heads if delta is not None else 1
+    if delta is not None and delta.interleaved:  # a rank has a run of columns for each of a key head's value heads
+        columns = delta.value_width
     units = [size // math.gcd(size, columns) for size in alignment.tries()]
+    if delta is not None and delta.interleaved:
+        units = [unit for unit in units if delta.key_heads % unit == 0]  # so that all runs begin at such a place
 
     def cut(count: int) -> tuple[IndexRange, ...] | None:
         return next((found for unit in units if (found := divide(spec.state_groups, count, Alignment(unit)))), None)

@@ -130,6 +130,19 @@ def _delta_dimensions(delta: DeltaSpec | None, key_heads: int) -> dict[str, int]
     }
 
 
+def _delta_ranges(delta: DeltaSpec | None, key_heads: IndexRange) -> dict[str, IndexRange]:
+    """What of these some key heads and their value heads have, which may be apart from each other."""
+    before, counts = (_delta_dimensions(delta, count) for count in (key_heads.first, key_heads.count))
+    found = {name: IndexRange(before[name], count) for name, count in counts.items()}
+    if delta is None or not delta.interleaved:
+        return found
+    turns = delta.value_heads // delta.key_heads
+    for name in ("delta_heads", "delta_value", "delta_value_taps"):
+        of_head = counts[name] // counts["delta_heads"]
+        found[name] = IndexRange(key_heads.first * of_head, counts[name], turns, delta.key_heads * of_head)
+    return found
+
+
 def ranges(spec: ModelSpec, part: ModelPart, layer: int | None = None) -> dict[str, IndexRange]:
     """What a part has of each dimension in a layer of the model, or outside the layers: all of those that are never
     divided.
@@ -137,9 +150,7 @@ def ranges(spec: ModelSpec, part: ModelPart, layer: int | None = None) -> dict[s
     whole = {name: IndexRange(0, size) for name, size in dimensions(spec, layer).items()}
     heads, kv_heads = (part.heads, part.kv_heads) if layer is None else part.heads_in(layer)
     head_dim = whole["head"].count
-    before = _delta_dimensions(spec.delta, part.state_groups.first)
-    counts = _delta_dimensions(spec.delta, part.state_groups.count)
-    whole |= {name: IndexRange(before[name], count) for name, count in counts.items()}
+    whole |= _delta_ranges(spec.delta, part.state_groups)
     return whole | {
         "vocabulary": part.vocabulary,
         "intermediate": part.intermediate if layer is None else part.intermediate_in(layer),

@@ -22,6 +22,7 @@ from homenode.host.refusals import named_refusals
 from homenode.model.architectures.parameters import Parameters
 from homenode.model.formats import coded_rows
 from homenode.model.formats.fallback_decode import iter_decoded_rows
+from homenode.model.formats.reading import read_at
 from homenode.model.part import IndexRange
 from homenode.model.spec import TensorEntry
 from homenode.model.weights.expert_memory import SharedExperts
@@ -104,7 +105,7 @@ def _extents(tensor: MatchedTensor, cache: PackedCache | None) -> list[Extent]:
     entry, cut = tensor.entry, tensor.expected.cut
     if tensor.expected.parameter.kind == "table" or (cache is not None and cache.has(entry.name)):
         return []
-    if entry.coded or len(cut) != 2:
+    if entry.coded or len(cut) != 2 or cut[0].runs > 1:
         return [(part.file, part.offset, part.nbytes) for part in entry.stored]
     row_bytes = entry.dtype.row_bytes(entry.shape[1])
     return [(entry.file, entry.offset + cut[0].first * row_bytes, cut[0].count * row_bytes)]
@@ -197,8 +198,11 @@ class _Files:
 def _load_matrix(backend: Backend, fd: int, tensor: MatchedTensor, target: str, spread: MatrixPlacement) -> Weight:
     entry, (rows, columns) = tensor.entry, tensor.expected.cut
     if entry.dtype.name not in READ_BY_BACKENDS or entry.times != 1.0:
-        return backend.weight_from_array(_decode(entry, rows, columns), target, spread)
+        blocks = [[_decode(entry, run, piece) for piece in columns.pieces] for run in rows.pieces]
+        return backend.weight_from_array(np.block(blocks), target, spread)
     row_bytes = entry.dtype.row_bytes(entry.shape[1])
+    if rows.runs > 1 or columns.runs > 1:
+        return _load_runs(backend, tensor, target, spread)
     return backend.weight_from_file(
         fd,
         entry.offset + rows.first * row_bytes + entry.dtype.row_bytes(columns.first),
@@ -210,6 +214,22 @@ def _load_matrix(backend: Backend, fd: int, tensor: MatchedTensor, target: str, 
         spread,
         row_bytes if columns.count < entry.shape[1] else 0,
     )
+
+
+def _load_runs(backend: Backend, tensor: MatchedTensor, target: str, spread: MatrixPlacement) -> Weight:
+    """A matrix of which several runs of rows, or of columns, are wanted: put together in memory."""
+    entry, (rows, columns) = tensor.entry, tensor.expected.cut
+    width, of = entry.dtype.row_bytes(entry.shape[1]), entry.dtype.row_bytes
+    joined = os.memfd_create("homenode-runs", os.MFD_CLOEXEC)
+    with os.fdopen(joined, "wb") as file:
+        for piece in rows.pieces:
+            stored = np.frombuffer(
+                read_at(entry.file, entry.offset + piece.first * width, piece.count * width), np.uint8
+            )
+            runs = [stored.reshape(-1, width)[:, of(run.first) : of(run.end)] for run in columns.pieces]
+            file.write(np.concatenate(runs, axis=1).tobytes())
+        file.flush()
+        return backend.weight_from_file(joined, 0, entry.dtype, rows.count, columns.count, target, 0, spread)
 
 
 def _load_coded(backend: Backend, tensor: MatchedTensor, target: str, spread: MatrixPlacement) -> Weight:
@@ -244,6 +264,8 @@ def _load_vector(fd: int, entry: TensorEntry, cut: IndexRange) -> FloatArray:
     """Some of a vector as float32. Nearly all are stored so: a read from the open file is then a fraction of
     the work.
     """
+    if cut.runs > 1:
+        return np.concatenate([_load_vector(fd, entry, piece) for piece in cut.pieces])
     if entry.coded:
         column = replace(entry, shape=(*entry.shape, 1))
         return coded_rows.decoded(column, (cut.first, cut.end), (0, 1))[:, 0] + np.float32(entry.plus)
