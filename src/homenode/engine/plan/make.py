@@ -20,7 +20,7 @@ from homenode.engine.plan.layout import executor_kind
 from homenode.engine.plan.machine import MachineFacts, read_machine
 from homenode.engine.plan.settings_without_effect import settings_without_effect
 from homenode.engine.problems import SettingProblems
-from homenode.errors import UnsupportedError, UserError
+from homenode.errors import UserError
 from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
 from homenode.model.checkpoint.index import open_checkpoint
@@ -51,10 +51,6 @@ def _plan(
     problems: SettingProblems,
 ) -> EnginePlan:
     """The same with what is wrong in `problems`, as far as the rest can be judged without it."""
-    if checkpoint.spec.layer_states:
-        raise UnsupportedError(
-            f"{checkpoint.path}: layers of {checkpoint.spec.architecture} keep a state besides keys and values, which engines do not hold yet; use a model whose layers all have attention"
-        )
     if executor_kind(assignment.config, machine.devices) == "inline":
         return plan_inline(assignment, checkpoint, machine, problems, common)
     from homenode.engine.plan.workers import plan_workers  # an inline engine starts sooner without
