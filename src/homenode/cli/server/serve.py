@@ -191,9 +191,15 @@ def _announce(url: str, ready: Any, fronts: int = 1) -> None:
     _LOG.info(
         "%s",
         f"ready {url}  {_fronts(fronts)}{_engines(details)}{_workers(details)}{details.get('architecture')}, weights {format_bytes(int(details.get('weight_bytes', 0)))}{_in_common(details)}, "
-        f"KV {'up to ' if details.get('kv_grows') else ''}{format_bytes(int(details.get('kv_bytes', 0)))} ({details.get('kv_dtype')}, {format_count(tokens, 'token')}), "
+        f"KV {'up to ' if details.get('kv_grows') else ''}{format_bytes(int(details.get('kv_bytes', 0)))} ({details.get('kv_dtype')}, {format_count(tokens, 'token')}), {_states(details)}"
         f"{_huge_pages(compute)}{format_count(compute.get('threads', 1), 'thread')}, {compute.get('level', '')}, loaded in {details.get('load_seconds')} s",
     )
+
+
+def _states(details: Mapping[str, Any]) -> str:
+    """The state memory beside KV, of models whose layers keep a state."""
+    slots = details.get("state_slots", 0)
+    return f"states {format_bytes(int(details['state_bytes']))} ({format_count(slots, 'slot')}), " if slots else ""
 
 
 def _fronts(count: int) -> str:

@@ -22,15 +22,23 @@ def since_start(before: EngineStats, now: EngineStats) -> EngineStats:
     """Counters over a restart: those of the engine that was lost and those of its successor. Gauges are of now."""
     counters = {name: getattr(before, name) + getattr(now, name) for name in _COUNTERS}
     rejected, transfer = _sum([before.rejected, now.rejected]), figures.over_restart(before.transfer, now.transfer)
-    return msgspec.structs.replace(now, **counters, rejected=rejected, transfer=transfer)
+    states = now.states
+    if before.states is not None:
+        after = states or msgspec.structs.replace(before.states, used=0, snapshots=0, hits=0, recomputed_tokens=0)
+        states = msgspec.structs.replace(
+            after,
+            hits=before.states.hits + after.hits,
+            recomputed_tokens=before.states.recomputed_tokens + after.recomputed_tokens,
+        )
+    return msgspec.structs.replace(now, **counters, rejected=rejected, transfer=transfer, states=states)
 
 
 def at_rest(last: EngineStats) -> EngineStats:
     """Of an engine that is no more: what it had counted, and nothing running."""
     transfer = None if last.transfer is None else figures.at_rest(last.transfer)
-    return msgspec.structs.replace(
-        last, num_running=0, num_waiting=0, waiting_for_kv=0, kv_usage=0.0, compute={}, transfer=transfer
-    )
+    states = None if last.states is None else msgspec.structs.replace(last.states, used=0, snapshots=0)
+    gauges = {"num_running": 0, "num_waiting": 0, "waiting_for_kv": 0, "kv_usage": 0.0}
+    return msgspec.structs.replace(last, **gauges, compute={}, transfer=transfer, states=states)
 
 
 def total(parts: Sequence[EngineStats]) -> EngineStats:
@@ -57,6 +65,8 @@ def all_ready(parts: Sequence[EngineReady], bindings: Sequence[EngineBinding]) -
             "weight_bytes": sum(_number(part, "weight_bytes") for part in parts),
             "shared_weight_bytes": sum(_number(part, "shared_weight_bytes") for part in parts),
             "kv_bytes": sum(_number(part, "kv_bytes") for part in parts),
+            "state_slots": sum(_number(part, "state_slots") for part in parts),
+            "state_bytes": sum(_number(part, "state_bytes") for part in parts),
             "kv_growth": f"each of {format_count(len(parts), 'engine')}: {growth}"
             if (growth := first.details.get("kv_growth"))
             else "",

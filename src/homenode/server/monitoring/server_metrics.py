@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from homenode.engine.messages import EngineState, EngineStats, ReplicaStats
 from homenode.server.interfaces.client import EngineClient
 from homenode.server.monitoring.experts import expert_metrics
+from homenode.server.monitoring.states import state_metrics
 from homenode.server.monitoring.transfer import transfer_metrics
 from homenode.server.monitoring.workers import worker_metrics
 from homenode.start_phases import marked_phases, phases_since, process_began
@@ -142,6 +143,7 @@ class _EngineCollector(Collector):
             yield from transfer_metrics(names, parts)
         yield from worker_metrics(names, parts)
         yield from expert_metrics(names, parts)
+        yield from state_metrics(names, parts)
         yield from self._lives(names)
         yield from _start_phases(self._model, self._client.ready.details.get("start_phases"))
 
