@@ -164,6 +164,8 @@ ALWAYS: dict[str, str] = {
     "--threads-per-core --json",
     "chat": f"{_WEIGHTS} --system --max-tokens --temperature --seed --stop --threads --numa --threads-per-core --tokenizer "
     "--chat-template --chat-template-timeout --links",
+    "render": "--messages --tools --template --chat-template-kwargs --json",
+    "parse": "--text --tools --template --format --reasoning-parser --chat-template-kwargs",
     "host": "--from",
     "host show": "--json",
     "plan": "--json",

@@ -23,6 +23,8 @@ _COMMANDS = {
     "proxy": ("homenode.cli.server.proxy:proxy", "Put one address in front of prefill and decode servers."),
     "generate": ("homenode.cli.generation.generate:generate", "Continue one prompt and print the result."),
     "chat": ("homenode.cli.generation.chat:chat", "Talk to a model in the terminal."),
+    "render": ("homenode.cli.generation.render:render", "Print what a model sees of a conversation, text and tokens."),
+    "parse": ("homenode.cli.generation.parse:parse", "Print the message that a model's text is understood as."),
     "models": ("homenode.cli.models.group:models", "List the models in the Hub cache, remove them, say which fit."),
     "host": (
         "homenode.cli.placement.host:host",

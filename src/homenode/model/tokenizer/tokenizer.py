@@ -192,6 +192,20 @@ class Tokenizer:
         """Whether the model came with a chat template."""
         return bool(self._templates)
 
+    def template_source(self, with_tools: bool = False) -> str | None:
+        """The text of the chat template for conversations, or for those `with_tools`; None where there is none."""
+        template = self._templates.get(self._template_name(with_tools))
+        return template.source if template else None
+
+    @property
+    def response_template(self) -> Any:
+        """What tokenizer_config.json says about the form of answers, None where it says nothing."""
+        return self._config.get("response_template")
+
+    def _template_name(self, with_tools: bool) -> str:
+        name = "tool_use" if with_tools and "tool_use" in self._templates else "default"
+        return name if name in self._templates else next(iter(self._templates), name)
+
     def render_chat(
         self,
         /,
@@ -206,9 +220,7 @@ class Tokenizer:
         UserError when there is no template, it refuses the messages or takes too long, OverloadedError when others
         take all the time.
         """
-        name = "tool_use" if tools and "tool_use" in self._templates else "default"
-        if name not in self._templates:
-            name = next(iter(self._templates), name)
+        name = self._template_name(bool(tools))
         template = self._templates.get(name)
         if template is None:
             raise UserError(

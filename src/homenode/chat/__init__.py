@@ -1,0 +1,6 @@
+"""What a model writes, understood as a message: content, thoughts and tool calls apart.
+
+`parser` is the way in: it is fed text in pieces of any size and gives deltas (`reading.parts`). `choice` decides from a
+chat template how a model writes its calls and thoughts; `formats` has one file for each form of calls and is scanned;
+`reading` has what they stand on. Nothing here does I/O or knows a tokenizer.
+"""

@@ -1,0 +1,28 @@
+"""Hermes, Qwen 2.5 and 3, Granite 4: one JSON object between <tool_call> tags for each call."""
+
+from __future__ import annotations
+
+from homenode.chat.formats import ToolFormat
+from homenode.chat.reading.call_objects import read_call
+from homenode.chat.reading.reader import Marker, Reader
+from homenode.chat.reading.source import Reading
+
+CALL = Marker("<tool_call>")
+_END = "</tool_call>"
+
+
+def read_tagged_call(reader: Reader) -> Reading[None]:
+    """What follows `CALL`: a call, or content."""
+    if (yield from read_call(reader)):
+        yield from reader.source.skip_space()
+        if (yield from reader.source.accept(_END)):
+            return
+    reader.give_back()
+
+
+def _read(reader: Reader) -> Reading[None]:
+    while (yield from reader.read_content((CALL,))):
+        yield from read_tagged_call(reader)
+
+
+FORMATS = [ToolFormat(("hermes", "qwen", "qwen2_5", "qwen3", "granite4"), _read, (("<tool_call>",),))]

@@ -1,0 +1,112 @@
+"""Forms in which models write their thoughts, by name, and how thoughts are told from content."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+
+from homenode.chat.reading.source import Reading, TextSource
+from homenode.chat.reading.writer import Writer
+
+RAW = "none"  # thoughts stay in the content as the model wrote them
+
+
+@dataclass(frozen=True)
+class ThoughtForm:
+    """`begin` and `end` enclose thoughts: anywhere in a message, or where not `anywhere` at its beginning only, because
+    they are no tokens of their own and may stand in a text. `opened`: thoughts have begun unless the prompt shows the
+    opposite. `wrappers` enclose the answer and are left out.
+    """
+
+    begin: str = ""
+    end: str = ""
+    anywhere: bool = False
+    opened: bool = False
+    wrappers: tuple[str, ...] = ()
+
+
+_THINK = ThoughtForm("<think>", "</think>")
+_THINK_OPENED = ThoughtForm("<think>", "</think>", opened=True)
+
+FORMS: dict[str, ThoughtForm] = {
+    RAW: ThoughtForm(),
+    "think": _THINK,
+    "qwen3": _THINK,
+    "smollm3": _THINK,
+    "glm45": _THINK,
+    "kimi_k2": _THINK,
+    "deepseek_v3": _THINK,
+    "deepseek_r1": _THINK_OPENED,
+    "minimax_m2": _THINK_OPENED,
+    "granite_think": ThoughtForm("<think>", "</think>", wrappers=("<response>", "</response>")),
+    "granite": ThoughtForm("Here is my thought process:", "Here is my response:"),
+    "mistral": ThoughtForm("[THINK]", "[/THINK]", anywhere=True),
+    "gemma4": ThoughtForm("<|channel>thought", "<channel|>", anywhere=True),
+    "seed_oss": ThoughtForm("<seed:think>", "</seed:think>"),
+    "cohere_command3": ThoughtForm(
+        "<|START_THINKING|>", "<|END_THINKING|>", anywhere=True, wrappers=("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+    ),
+    "openai": ThoughtForm(),  # the format of calls has channels, of which one is for thoughts
+}
+
+
+def is_open(form: ThoughtForm, prompt: str) -> bool:
+    """Whether a text behind `prompt` begins inside thoughts. What other turns wrote does not matter, as their thoughts
+    are closed.
+    """
+    if not form.begin:
+        return False
+    opened, closed = prompt.rfind(form.begin), prompt.rfind(form.end)
+    if opened > closed:
+        return not prompt[opened + len(form.begin) :].strip()
+    return form.opened and not (closed >= 0 and not prompt[closed + len(form.end) :].strip())
+
+
+class Thoughts:
+    """The thoughts of one message."""
+
+    def __init__(self, form: ThoughtForm, begins_open: bool, raw: bool = False) -> None:
+        """`raw`: thoughts are written as content, markers included; calls within them are none even so."""
+        self._form, self._open, self._raw = form, begins_open, raw
+        self.markers: tuple[str, ...] = (() if raw else form.wrappers) + ((form.begin,) if form.anywhere else ())
+
+    def read_first(self, source: TextSource, writer: Writer) -> Reading[bool]:
+        """Thoughts at the beginning of a message. False where there are none, with white space taken."""
+        if not self._form.begin:
+            return False
+        source.forget()
+        yield from source.skip_space()
+        if not (yield from source.accept(self._form.begin)) and not self._open:
+            return False
+        yield from self._read(source, writer)
+        return True
+
+    def read_marked(self, source: TextSource, writer: Writer, marker: str) -> Reading[None]:
+        """What follows one of `markers`, which was taken."""
+        if marker == self._form.begin:
+            yield from self._read(source, writer)
+
+    def _read(self, source: TextSource, writer: Writer) -> Reading[None]:
+        """Write thoughts to their end."""
+        write = writer.write_content if self._raw else writer.write_thoughts
+        if self._raw:
+            write(source.taken())  # the marker
+        plain = _not(self._form.end[0])
+        while (yield from source.peek()):
+            source.forget()
+            if run := source.take_run(plain):
+                write(run)
+            elif (yield from source.accept(self._form.end)):
+                if self._raw:
+                    write(source.taken())
+                else:
+                    writer.end_thoughts()
+                return
+            else:
+                write(source.take())
+
+
+@functools.lru_cache(maxsize=64)
+def _not(first: str) -> re.Pattern[str]:
+    return re.compile(f"[^{re.escape(first)}]+")

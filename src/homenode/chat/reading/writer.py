@@ -1,0 +1,90 @@
+"""Collects the deltas of a message, and leaves out the white space that formats put around calls and thoughts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from homenode.chat.reading.parts import CallDelta, ContentDelta, Delta, ReasoningDelta
+
+
+class Writer:
+    """Deltas that were not taken yet.
+
+    White space at the end of content is held until it is known what follows: it belongs to the format where that is a
+    call, and to the text otherwise.
+    """
+
+    def __init__(self, new_id: Callable[[], str]) -> None:
+        self._new_id = new_id
+        self._deltas: list[Delta] = []
+        self._space: list[str] = []  # of content, not written yet
+        self._thought_space: list[str] = []
+        self._before_call = ""  # white space between the last content and the calls behind it
+        self._has_content = self._has_thoughts = False
+        self._behind_call = self._behind_thoughts = False
+        self._calls = 0
+
+    def take(self) -> list[Delta]:
+        """The deltas since the last time."""
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def write_content(self, text: str) -> None:
+        """More text for the user."""
+        if self._behind_thoughts and not (text := text.lstrip("\r\n")):
+            return  # the template's
+        if not text:
+            return
+        self._behind_thoughts = False
+        if self._behind_call and (bare := text.lstrip()):
+            self._space.append(text[: len(text) - len(bare)])
+            text = bare
+        body = text.rstrip()
+        if body:
+            self._deltas.append(ContentDelta(self._held_space() + body))
+            self._has_content, self._behind_call = True, False
+        if len(body) < len(text):
+            self._space.append(text[len(body) :])
+
+    def _held_space(self) -> str:
+        space = "".join(self._space)
+        self._space = []
+        if not self._behind_call:
+            return space
+        return max(self._before_call, space, key=len) if self._has_content else ""
+
+    def write_thoughts(self, text: str) -> None:
+        """More thoughts; line breaks at their beginning and white space at their end are left out."""
+        if not self._has_thoughts and not self._thought_space and not (text := text.lstrip("\r\n")):
+            return
+        body = text.rstrip()
+        if body:
+            self._deltas.append(ReasoningDelta("".join(self._thought_space) + body))
+            self._thought_space, self._has_thoughts = [], True
+        if len(body) < len(text):
+            self._thought_space.append(text[len(body) :])
+
+    def end_thoughts(self) -> None:
+        """The thoughts are over; further ones begin on a line of their own."""
+        self._thought_space = ["\n"] if self._has_thoughts else []
+        self._behind_thoughts = True
+
+    def begin_call(self, call_id: str | None, name: str) -> int:
+        """A call begins; its number."""
+        if not self._behind_call:
+            self._before_call = "".join(self._space)
+        self._space, self._behind_call, self._behind_thoughts = [], True, False
+        index, self._calls = self._calls, self._calls + 1
+        self._deltas.append(CallDelta(index, "", call_id or self._new_id(), name))
+        return index
+
+    def write_arguments(self, index: int, text: str) -> None:
+        """More arguments of a call that has begun."""
+        if text:
+            self._deltas.append(CallDelta(index, text))
+
+    def end(self) -> None:
+        """The message is over."""
+        if self._space and not self._behind_call:
+            self._deltas.append(ContentDelta("".join(self._space)))
+        self._space = []

@@ -1,0 +1,52 @@
+"""Thoughts apart from content."""
+
+from __future__ import annotations
+
+import pytest
+
+from homenode.errors import UserError
+
+from .messages import parse
+
+CALL = '<tool_call>{"name": "list_trains", "arguments": {}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("form", "prompt", "text", "reasoning", "content"),
+    [
+        ("think", "", "<think>\nhm\n\nso\n</think>\n\n  Yes\n", "hm\n\nso", "  Yes\n"),
+        ("think", "", "Yes <think>no</think>", "", "Yes <think>no</think>"),
+        ("think", "user<think>\n", "hm</think>Yes", "hm", "Yes"),
+        ("think", "<think>a</think>b<think>", "<think>hm</think>Yes", "hm", "Yes"),
+        ("think", "<think>\n\n</think>\n\n", "Yes", "", "Yes"),
+        ("think", "", "<think>never", "never", ""),
+        ("think", "", "<think></think>\n", "", ""),
+        ("deepseek_r1", "", "hm</think>Yes</think>", "hm", "Yes</think>"),
+        ("deepseek_r1", "<think>\n\n</think>\n", "Yes", "", "Yes"),
+        ("mistral", "", "So. [THINK]a[/THINK]b[THINK]c[/THINK]d", "a\nc", "So. bd"),
+        ("granite_think", "", "<think>a</think><response>b</response>", "a", "b"),
+        ("granite", "", "Here is my thought process: a\nHere is my response: b", " a", " b"),
+        ("gemma4", "", "<|channel>thought\na\n<channel|>b", "a", "b"),
+        ("cohere_command3", "", "<|START_THINKING|>a<|END_THINKING|><|START_RESPONSE|>b<|END_RESPONSE|>", "a", "b"),
+        ("none", "", "<think>a</think>b", "", "<think>a</think>b"),
+    ],
+)
+def test_thoughts_are_told_from_content(form: str, prompt: str, text: str, reasoning: str, content: str) -> None:
+    message = parse(text, "hermes", thoughts=form, prompt=prompt)
+    assert (message.reasoning, message.content) == (reasoning, content)
+    assert parse(list(text), "hermes", thoughts=form, prompt=prompt) == message
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_call_within_thoughts_is_a_thought(raw: bool) -> None:
+    message = parse(f"<think>{CALL}</think>\n{CALL}", "hermes", thoughts="think", raw=raw)
+    assert len(message.calls) == 1
+    assert message.reasoning == ("" if raw else CALL)
+    assert message.content == (f"<think>{CALL}</think>" if raw else "")
+
+
+def test_a_name_that_there_is_not_is_refused_with_those_there_are() -> None:
+    with pytest.raises(UserError, match=r"no reasoning parser 'x'; there are .*qwen3"):
+        parse("", thoughts="x")
+    with pytest.raises(UserError, match=r"no tool call parser 'x'; there are .*hermes"):
+        parse("", "x")
