@@ -188,7 +188,8 @@ def _swallows_space(metadata: Mapping[str, Any]) -> Callable[[str], bool]:
 def _add_bos_and_eos(tokenizer: Tokenizer, tokens: Sequence[str], metadata: Mapping[str, Any], kind: str) -> None:
     pre = str(metadata.get("tokenizer.ggml.pre") or "default")
     usual = kind != "gpt2" or pre_tokenizer(pre).begins_with_bos
-    bos = _token(tokens, metadata, "bos") if metadata.get("tokenizer.ggml.add_bos_token", usual) else None
+    begins = kind == "gemma4" or metadata.get("tokenizer.ggml.add_bos_token", usual)  # early gemma4 files deny it
+    bos = _token(tokens, metadata, "bos") if begins else None
     eos = _token(tokens, metadata, "eos") if metadata.get("tokenizer.ggml.add_eos_token", False) else None
     surround(tokenizer, bos, eos)
 

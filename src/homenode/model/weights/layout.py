@@ -260,6 +260,10 @@ def _choose_coded(source: str, weight_types: frozenset[str]) -> tuple[str, str]:
     """The same of a matrix that lies there as codes and scales, which `source` holds once they are put together."""
     if source in weight_types and source not in _FLOATS:
         return source, "the same codes" + ("; zero points as minimums, rounded to float16" if source == "Q4_1" else "")
+    if source == "F8_E4M3":
+        target = _first_with_kernel(source, weight_types)
+        loss = _LOSSES["BF16"] if target == "BF16" else "no value changes"
+        return target, f"times its scale, {loss}; --quantize q8_0 takes half the memory"
     target = _first_with_kernel("codes and scales", weight_types)
     if source not in _FLOATS:
         return target, f"{source} has no kernel here: converted"
