@@ -22,7 +22,7 @@ LEAST_RECIPES = 20
 _BASES = (ROOT, ROOT / "src/homenode", ROOT / "csrc")
 _CODE = re.compile(r"`([^`\n]+)`")
 _PATH = re.compile(r"((?:[\w.-]+/)+[\w.{},*-]+|[\w-]+\.(?:py|pyi|cpp|h|txt))(?::([\w.:]+))?")
-_GREP = re.compile(r"^`git grep -l(w?) '?([^' ]+)'? -- ([^`]+)` finds exactly", re.MULTILINE)
+_GREP = re.compile(r"^`git grep -l(i?w?)E? '?([^' ]+)'? -- ([^`]+)` finds exactly", re.MULTILINE)
 _SUFFIXES = (".py", ".pyi", ".cpp", ".h", ".txt")
 
 
@@ -145,8 +145,22 @@ def test_a_recipe_lists_exactly_the_files_that_hold_its_example(title: str) -> N
         for path in expanded(match[1])
         if (place := find(path)) is not None
     }
-    pattern = re.compile(rf"\b(?:{command[2]})\b" if command[1] else command[2])
+    flags = re.IGNORECASE if "i" in command[1] else 0
+    pattern = re.compile(rf"\b(?:{command[2]})\b" if "w" in command[1] else command[2], flags)
     assert listed == matching(pattern, command[3].split()), command[0]
+
+
+@pytest.mark.parametrize("title", recipes() if (ROOT / "docs/where.md").exists() else [])
+def test_a_recipe_names_the_tests_to_add_to(title: str) -> None:
+    _, _, then = recipes()[title].partition("finds exactly these files.")
+    named = [match[1] for code in _CODE.findall(then) if (match := _PATH.fullmatch(code))]
+    tests = [path for path in named if path.startswith("tests/") and find(path) is not None]
+    assert then.strip().startswith("Then: ") and tests, "no test is named behind `Then:`"
+
+
+def test_what_every_change_touches_is_said_once() -> None:
+    beginning = text_of("docs/where.md").partition("\n## ")[0]
+    assert "changes/README.md" in beginning and "make stubs" in beginning and "docs/glossary.md" in beginning
 
 
 @cache

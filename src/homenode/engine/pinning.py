@@ -32,11 +32,11 @@ def apply_binding(binding: EngineBinding, kernel: Syscalls | None = None) -> tup
         findings = bind_memory(binding.memory_nodes, kernel).findings
         _bring_along(binding.memory_nodes, kernel)
     if binding.others:
-        findings += pin_current_thread(binding.others, kernel)
+        findings += pin_process_threads(binding.others, kernel)
     return findings
 
 
-def pin_current_thread(cpus: tuple[int, ...], kernel: Syscalls | None = None) -> tuple[Finding, ...]:
+def pin_process_threads(cpus: tuple[int, ...], kernel: Syscalls | None = None) -> tuple[Finding, ...]:
     """Bind every thread of this process to these CPUs; later ones inherit it. A finding tells when something else binds
     it as well.
     """

@@ -19,6 +19,7 @@ from homenode.cli.placement.given_settings import check_settings, cpu_binding_of
 from homenode.cli.placement.plan_flags import PlanFlags, with_plan_flags
 from homenode.cli.placement.planning import demand_from_flags, plan_for
 from homenode.errors import PlacementError, UserError
+from homenode.host.placement.strategy import Strategy
 
 if TYPE_CHECKING:
     from homenode.host.binding.claims import ClaimTable
@@ -168,7 +169,7 @@ def _switched_off(flags: PlanFlags, host: Host) -> str:
 
     if off := cpu_binding_off(flags, host, flags.chosen_strategy):
         return off.message + "."
-    npus = flags.chosen_strategy == "numa-bind" and host.accelerators.kind == "npu"
+    npus = flags.chosen_strategy == Strategy.NUMA_BIND and host.accelerators.kind == "npu"
     if not npus and not is_ascend(flags.chosen_strategy):
         return ""
     return next((finding.message for finding in arm_gate(host.machine)), "")
@@ -177,7 +178,11 @@ def _switched_off(flags: PlanFlags, host: Host) -> str:
 def _unplanned(flags: PlanFlags, host: Host, demand: Demand, error: PlacementError, strict: bool) -> BindingPlan:
     """A rank that cannot be planned runs unbound, with one warning; what the user wrote wrongly is refused before
     anything starts."""
-    if strict or flags.chosen_strategy in ("numa-bind", "cpu-threads") or error.code.startswith(("bad_", "no_such")):
+    if (
+        strict
+        or flags.chosen_strategy in (Strategy.NUMA_BIND, Strategy.CPU_THREADS)
+        or error.code.startswith(("bad_", "no_such"))
+    ):
         raise error
     rank = "" if demand.local_rank is None else f" in rank {demand.local_rank}"
     return BindingPlan(None, host, lines=(f"warning: not bound{rank}: {error.message}",))
@@ -203,7 +208,7 @@ def _planned(flags: PlanFlags, host: Host, demand: Demand, plan: Plan) -> Bindin
         from homenode.host.placement.policies.ascend import log_lines
 
         mode = (
-            "topo-affinity"
+            Strategy.TOPO_AFFINITY
             if any(finding.code == "topo_affinity_missing" for finding in plan.findings)
             else plan.strategy
         )

@@ -11,6 +11,7 @@ import click
 
 from homenode.cli.placement.plan_flags import PlanFlags
 from homenode.errors import UserError
+from homenode.host.placement.strategy import Strategy
 
 if TYPE_CHECKING:
     from homenode.host.placement.demand import Demand
@@ -93,7 +94,7 @@ def cpu_binding_off(flags: PlanFlags, host: Host, strategy: str) -> Finding | No
     from homenode.host.placement.settings_read import is_ascend
     from homenode.host.topology.finding import Finding
 
-    ascend = is_ascend(strategy) or (strategy == "numa-bind" and host.accelerators.kind == "npu")
+    ascend = is_ascend(strategy) or (strategy == Strategy.NUMA_BIND and host.accelerators.kind == "npu")
     if not ascend or cpu_binding_enabled(flags.additional_config, flags.cpu_binding):
         return None
     by = "enable_cpu_binding is false in --additional-config" if flags.cpu_binding is None else "--no-cpu-binding"

@@ -14,6 +14,7 @@ import click
 
 from homenode.cli.flags.suggestions import SuggestingChoice
 from homenode.errors import UserError
+from homenode.host.placement.strategy import Strategy
 
 if TYPE_CHECKING:
     from homenode.host.topology.source import Source
@@ -55,12 +56,12 @@ class PlanFlags:
     def chosen_strategy(self) -> str:
         """What was asked for, in whichever way; `fair` when nothing was."""
         if self.numa_bind:
-            if self.strategy not in (None, "numa-bind"):
+            if self.strategy not in (None, Strategy.NUMA_BIND):
                 raise UserError(
                     f"--numa-bind and --strategy {self.strategy} contradict each other; give one", param="--numa-bind"
                 )
-            return "numa-bind"
-        return self.strategy or ("cpu-threads" if self.cpu_threads_bind is not None else "fair")
+            return Strategy.NUMA_BIND
+        return self.strategy or (Strategy.CPU_THREADS if self.cpu_threads_bind is not None else Strategy.FAIR)
 
 
 _COUNT = click.IntRange(1, 4096)

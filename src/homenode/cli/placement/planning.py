@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from homenode.cli.placement.given_settings import check_settings, cpu_binding_off, settings_without_effect
 from homenode.cli.placement.plan_flags import PlanFlags, open_source
+from homenode.host.placement.strategy import Strategy
 
 if TYPE_CHECKING:
     from homenode.host.placement.demand import Claim, Demand
@@ -79,7 +80,7 @@ def _demand(
         visible=seen.devices,
         local_rank=flags.local_rank,
         before_start=before_start,
-        reserve_cpus=reserve_cpus(flags.reserve_cpus, env, cpu_workers=flags.chosen_strategy == "cpu-threads"),
+        reserve_cpus=reserve_cpus(flags.reserve_cpus, env, cpu_workers=flags.chosen_strategy == Strategy.CPU_THREADS),
         parallelism=parallelism,
         numa_bind_nodes=flags.numa_bind_nodes or None,
         numa_bind_cpus=flags.numa_bind_cpus or None,

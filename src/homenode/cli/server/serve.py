@@ -172,10 +172,10 @@ def _client(assignments: Sequence[EngineAssignment]) -> AsyncEngineClient | Repl
 
 def _keep_off_compute(ready: Any) -> None:
     """Move to the CPUs on which the engine does not compute, if it left any."""
-    from homenode.engine.pinning import pin_current_thread
+    from homenode.engine.pinning import pin_process_threads
 
     if cpus := tuple(ready.details.get("free_cpus", ())):
-        for finding in pin_current_thread(cpus):
+        for finding in pin_process_threads(cpus):
             _LOG.warning("%s", finding.text)
 
 

@@ -24,6 +24,7 @@ from homenode.host.placement.numa_policy import Chosen, Teams, home_team, numa_p
 from homenode.host.placement.plan import Plan, WorkerBinding
 from homenode.host.placement.requirements import requirements
 from homenode.host.placement.select import make_plan
+from homenode.host.placement.strategy import Strategy
 from homenode.host.placement.threads_bind import AUTO
 from homenode.host.placement.variables import (
     memory_nodes,
@@ -90,17 +91,17 @@ def plan_workers(config: PlacementConfig, host: Host, workers: int, local_rank: 
         given = replace(
             demand, numa_bind_nodes=config.numa_bind_nodes or None, numa_bind_cpus=config.numa_bind_cpus or None
         )
-        return make_plan("numa-bind", host, given)
+        return make_plan(Strategy.NUMA_BIND, host, given)
     if lists is None and nodes is None:
         return None
-    return make_plan("cpu-threads", host, demand)
+    return make_plan(Strategy.CPU_THREADS, host, demand)
 
 
 def place_worker(
     plan: Plan, worker: WorkerBinding, threads: int | None, host: Host, reserve: int | None
 ) -> EngineBinding:
     """The place that a plan of `plan_workers` gives one of its workers."""
-    if plan.strategy == "numa-bind":
+    if plan.strategy == Strategy.NUMA_BIND:
         return _within(plan, worker, threads, host, reserve)
     return _on_list(plan, worker, threads, host)
 

@@ -25,7 +25,7 @@ from homenode.engine.memory.sizing import Sizes, chunk_of_parts, growth_text, re
 from homenode.engine.memory.state_sizing import state_interval
 from homenode.engine.messages import EngineReady
 from homenode.engine.model_path.locate import locate_model
-from homenode.engine.pinning import pin_current_thread
+from homenode.engine.pinning import pin_process_threads
 from homenode.engine.plan.device_detection import devices_of_service
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.layout import WorkerPlan
@@ -75,7 +75,7 @@ def build_engine(
     checkpoint = open_checkpoint(Path(str(config.model.path)))
     if replica is not None and replica.allowed:
         # the front, whose CPUs were inherited, may have moved to a few of them
-        pin_current_thread(replica.allowed)
+        pin_process_threads(replica.allowed)
     machine = read_machine(config, devices)
 
     def planned() -> EnginePlan:
@@ -112,7 +112,7 @@ def _workers(plan: EnginePlan, own_process: bool) -> EngineWorkers:
     from homenode.engine.executor.launch import ProcessWorkers  # needs what starts processes
 
     if own_process and plan.layout.loop:
-        pin_current_thread(plan.layout.loop)
+        pin_process_threads(plan.layout.loop)
     return ProcessWorkers(plan)
 
 

@@ -20,7 +20,7 @@ from homenode.engine.memory.available import memory_left
 from homenode.engine.memory.numa import away_from_home, leave_plan, spread_of, team_memory
 from homenode.engine.memory.report import log_memory
 from homenode.engine.memory.sizing import Sizes, resolve
-from homenode.engine.pinning import apply_binding, pin_current_thread
+from homenode.engine.pinning import apply_binding, pin_process_threads
 from homenode.engine.plan.cpu_contention import spin_us, too_many_threads
 from homenode.engine.plan.placement import UNPINNED, alone, team_groups
 from homenode.host.discovery.read import read_host
@@ -79,7 +79,7 @@ def load_part(
     config, part = join.config, join.part
     checkpoint = inside.checkpoint if inside else open_checkpoint(Path(str(config.model.path)))
     if join.allowed_cpus:
-        pin_current_thread(tuple(join.allowed_cpus))
+        pin_process_threads(tuple(join.allowed_cpus))
     host = inside.host if inside else read_host(LiveSource(), accelerators=False)
     binding = _binding_of(join, inside is None or inside.owns_process)
     # The plan was judged before this binds the process to its nodes: the kernel ends a process that wants more of them

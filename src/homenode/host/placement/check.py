@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable
 from homenode.cpuset import format_cpu_list
 from homenode.host.placement.device_nodes import local_nodes
 from homenode.host.placement.plan import Plan, WorkerBinding
+from homenode.host.placement.strategy import Strategy
 from homenode.host.topology.accelerators.cells import noted
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host
 from homenode.units import format_count
 
 # Two pools under numa-bind share their node by the meaning of the flag; `fair` promises that no two ever meet.
-_OVERLAP_SEVERITY = {"fair": "error", "numa-bind": "info"}
+_OVERLAP_SEVERITY: dict[str, str] = {Strategy.FAIR: "error", Strategy.NUMA_BIND: "info"}
 _UNEVEN = 0.75  # pools count as uneven when the smallest has less than this part of the largest
 _MOSTLY_LOCAL = 0.5
 _OF_VENDORS_TOOLS = (
@@ -36,7 +37,7 @@ def check(host: Host, plan: Plan) -> tuple[Finding, ...]:
 
 def tool_findings(host: Host, plan: Plan) -> tuple[Finding, ...]:
     """What vendors' tools failed to tell, for a plan that rests on it: devices may be missing, or be misplaced."""
-    if plan.strategy == "cpu-threads":
+    if plan.strategy == Strategy.CPU_THREADS:
         return ()
     errors = (noted(error) for error in host.accelerators.errors)
     return tuple(
@@ -46,7 +47,7 @@ def tool_findings(host: Host, plan: Plan) -> tuple[Finding, ...]:
 
 def places_devices(plan: Plan) -> bool:
     """Whether the plan's devices are accelerators; they are numbers of CPU workers otherwise."""
-    return plan.devices_total > 0 and plan.strategy != "cpu-threads"
+    return plan.devices_total > 0 and plan.strategy != Strategy.CPU_THREADS
 
 
 def chips_by_device(host: Host, plan: Plan) -> dict[int, Accelerator]:
@@ -98,7 +99,7 @@ def _pools_overlap(host: Host, plan: Plan) -> Iterable[Finding]:
     for device, cpus in plan.pools.items():
         for cpu in cpus:
             users.setdefault(cpu, []).append(str(device))
-    if plan.strategy == "fair":
+    if plan.strategy == Strategy.FAIR:
         for place in plan.processes:
             for cpu in place.cpus:
                 users.setdefault(cpu, []).append(place.name)
@@ -168,7 +169,7 @@ def _allow_more(host: Host, local_nodes: tuple[int, ...], plan: Plan) -> str:
         return f"Allow CPUs of {format_cpu_list(own)} (cpuset, taskset), or use devices near the allowed ones."
     return (
         "--strategy fair shares the device's own node first."
-        if plan.strategy != "fair"
+        if plan.strategy != Strategy.FAIR
         else "Allow more CPUs of that node."
     )
 
@@ -197,7 +198,7 @@ def _nearer_memory(host: Host, local_nodes: Iterable[int], plan: Plan) -> str:
         )
     return (
         "--strategy fair takes memory from the device's own node."
-        if plan.strategy != "fair"
+        if plan.strategy != Strategy.FAIR
         else "See cpuset.mems and the node's memory."
     )
 

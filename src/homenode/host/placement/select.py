@@ -10,15 +10,16 @@ from homenode.errors import PlacementError
 from homenode.host.placement.check import check, tool_findings
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.plan import Plan
+from homenode.host.placement.strategy import Strategy
 from homenode.host.topology.host import Host
 
-STRATEGIES = {
-    "fair": "disjoint pools of whole cores, each device its share of its own node first (default)",
-    "ascend": "the documented Ascend selection: global-slice on A3, topo-affinity on every other type",
-    "global-slice": "the allowed CPUs cut evenly by logical NPU number",
-    "topo-affinity": "CPUs that the vendor's tool reports as near, extended to the next node",
-    "numa-bind": "vLLM's --numa-bind: one node or CPU list for each visible device",
-    "cpu-threads": "one CPU worker for each memory node, or the lists given (VLLM_CPU_OMP_THREADS_BIND)",
+STRATEGIES: dict[str, str] = {
+    Strategy.FAIR.value: "disjoint pools of whole cores, each device its share of its own node first (default)",
+    Strategy.ASCEND.value: "the documented Ascend selection: global-slice on A3, topo-affinity on every other type",
+    Strategy.GLOBAL_SLICE.value: "the allowed CPUs cut evenly by logical NPU number",
+    Strategy.TOPO_AFFINITY.value: "CPUs that the vendor's tool reports as near, extended to the next node",
+    Strategy.NUMA_BIND.value: "vLLM's --numa-bind: one node or CPU list for each visible device",
+    Strategy.CPU_THREADS.value: "one CPU worker for each memory node, or the lists given (VLLM_CPU_OMP_THREADS_BIND)",
 }
 
 

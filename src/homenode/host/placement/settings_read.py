@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from homenode.errors import UserError
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.parallelism import world_size
+from homenode.host.placement.strategy import Strategy
 from homenode.host.placement.threads_bind import NOBIND
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
@@ -31,20 +32,20 @@ _ASCEND = _RANK | _SWITCH
 
 # By strategy and kind of host: "cpu" (CPU workers), "gpu", "npu".
 SETTINGS_READ: Mapping[str, Mapping[str, frozenset[str]]] = {
-    "fair": {
+    Strategy.FAIR: {
         "cpu": _RANK | {"reserve_cpus", "workers"},
         "gpu": _RANK | {"reserve_cpus"},
         "npu": _RANK | {"reserve_cpus"},
     },
-    "ascend": dict.fromkeys(("cpu", "gpu", "npu"), _ASCEND | {"device_type"}),
-    "global-slice": dict.fromkeys(("cpu", "gpu", "npu"), _ASCEND),
-    "topo-affinity": dict.fromkeys(("cpu", "gpu", "npu"), _ASCEND),
-    "numa-bind": {
+    Strategy.ASCEND: dict.fromkeys(("cpu", "gpu", "npu"), _ASCEND | {"device_type"}),
+    Strategy.GLOBAL_SLICE: dict.fromkeys(("cpu", "gpu", "npu"), _ASCEND),
+    Strategy.TOPO_AFFINITY: dict.fromkeys(("cpu", "gpu", "npu"), _ASCEND),
+    Strategy.NUMA_BIND: {
         "cpu": NUMA_BIND_LISTS | _ENGINES | {"local_rank", "workers"},
         "gpu": NUMA_BIND_LISTS | _ENGINES | _RANK | {"devices"},
         "npu": NUMA_BIND_LISTS | _ASCEND | {"device_type"},  # this policy says itself that the lists are ignored
     },
-    "cpu-threads": dict.fromkeys(
+    Strategy.CPU_THREADS: dict.fromkeys(
         ("cpu", "gpu", "npu"),
         (_ENGINES - {"api_server_count"})
         | {"local_rank", "workers", "cpu_threads_bind", "memory_nodes", "reserve_cpus"},
@@ -56,7 +57,7 @@ SETTINGS_READ: Mapping[str, Mapping[str, frozenset[str]]] = {
 
 def _is_external_launcher_read(strategy: str, kind: str, demand: Demand) -> bool:
     """It says how the local rank is counted, and under numa-bind for whom the processes that schedule are."""
-    engines_are_named = strategy == "numa-bind" and kind == "gpu" and demand.parallelism.data_parallel_size > 1
+    engines_are_named = strategy == Strategy.NUMA_BIND and kind == "gpu" and demand.parallelism.data_parallel_size > 1
     return demand.local_rank is not None or engines_are_named
 
 
@@ -64,19 +65,19 @@ def _is_data_parallel_rank_read(strategy: str, kind: str, demand: Demand) -> boo
     """It says which local ranks are meant; with an external launcher these say so alone, and it names a process that
     schedules."""
     if demand.parallelism.external_launcher:
-        return strategy == "numa-bind" and kind == "gpu"
+        return strategy == Strategy.NUMA_BIND and kind == "gpu"
     return demand.local_rank is not None
 
 
 def _has_threads(strategy: str, kind: str, demand: Demand) -> bool:
-    return strategy != "cpu-threads" or demand.threads_bind.strip() != NOBIND
+    return strategy != Strategy.CPU_THREADS or demand.threads_bind.strip() != NOBIND
 
 
 # What is read only together with others, and when.
 _ONLY_WHEN: Mapping[str, Callable[[str, str, Demand], bool]] = {
     "external_launcher": _is_external_launcher_read,
     "data_parallel_rank": _is_data_parallel_rank_read,
-    "devices": lambda strategy, kind, demand: strategy != "numa-bind" or world_size(demand.parallelism) == 1,
+    "devices": lambda strategy, kind, demand: strategy != Strategy.NUMA_BIND or world_size(demand.parallelism) == 1,
     "memory_nodes": _has_threads,
     "reserve_cpus": _has_threads,
 }
@@ -173,4 +174,4 @@ def _remedy(kind: str, setting: GivenSetting) -> str:
 
 def is_ascend(strategy: str) -> bool:
     """Whether a strategy is one of the documented Ascend binding, with its switch and its gate."""
-    return strategy in ("ascend", "global-slice", "topo-affinity")
+    return strategy in (Strategy.ASCEND, Strategy.GLOBAL_SLICE, Strategy.TOPO_AFFINITY)

@@ -24,7 +24,7 @@ from homenode.engine.child_process import call_itself, die_with_parent, in_words
 from homenode.engine.fronts.fd_channel import receive_fd
 from homenode.engine.fronts.messages import Way
 from homenode.engine.messages import Fatal, Heartbeat, Ping
-from homenode.engine.pinning import pin_current_thread
+from homenode.engine.pinning import pin_process_threads
 from homenode.engine.router.linked_client import LinkedClient
 from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
 from homenode.errors import HomenodeError, InternalError, PeerError
@@ -188,7 +188,7 @@ def _keep_off_compute(begin: Begin) -> None:
     if not isinstance(cpus, list | tuple):
         raise InternalError("the engines' free CPUs are no list")
     if cpus:
-        for finding in pin_current_thread(tuple(cpus)):
+        for finding in pin_process_threads(tuple(cpus)):
             _log.warning("%s", finding.text)
 
 

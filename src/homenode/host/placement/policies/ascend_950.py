@@ -22,10 +22,11 @@ from homenode.errors import PlacementError
 from homenode.host.placement.demand import Demand
 from homenode.host.placement.plan import Plan, WorkerBinding
 from homenode.host.placement.policies.ascend_plan import Npus, arm_gate, hidden_counted, no_near_cpus, npus_of
+from homenode.host.placement.strategy import Strategy
 from homenode.host.topology.host import Accelerator, Host
 from homenode.units import format_count
 
-STRATEGY = "topo-affinity"
+STRATEGY = Strategy.TOPO_AFFINITY
 CORES_OF_CLUSTER = 8
 POLLING_THREAD = "uvb_poll_window_thread"
 _POLLING_NODE, _KEPT_CPU = 0, 0  # CPU 0 takes the kernel's own interrupts and timers

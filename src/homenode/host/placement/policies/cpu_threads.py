@@ -21,6 +21,7 @@ from homenode.host.placement.numactl import check_memory_nodes
 from homenode.host.placement.parallelism import check_sizes, worker_index, world_size
 from homenode.host.placement.plan import Plan, ProcessBinding, WorkerBinding
 from homenode.host.placement.ranks import assign_ranks
+from homenode.host.placement.strategy import Strategy
 from homenode.host.placement.thread_layout import (
     computing_nodes,
     cpus_not_allowed,
@@ -65,7 +66,7 @@ def plan(host: Host, demand: Demand) -> Plan:
         )
     bound = wanted != NOBIND
     return Plan(
-        strategy="cpu-threads",
+        strategy=Strategy.CPU_THREADS,
         devices_total=count,
         devices_running=tuple(range(count)),
         pools=dict(enumerate(layout.pools)) if bound else {},

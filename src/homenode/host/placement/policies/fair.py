@@ -26,11 +26,12 @@ from homenode.host.placement.memory_nodes import memory_nodes
 from homenode.host.placement.plan import Plan, ProcessBinding, WorkerBinding
 from homenode.host.placement.ranks import assign_ranks, given_one, npu_inventory, offered
 from homenode.host.placement.share import set_aside, share
+from homenode.host.placement.strategy import Strategy
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host
 from homenode.units import format_count
 
-STRATEGY = "fair"
+STRATEGY = Strategy.FAIR
 _NPU_MAP_ERRORS = "npu_map_"
 
 

@@ -18,10 +18,11 @@ from homenode.host.placement.demand import Demand
 from homenode.host.placement.plan import Plan
 from homenode.host.placement.policies.ascend_plan import Npus, arm_gate, hidden_counted, npus_of
 from homenode.host.placement.roles import SMALLEST_POOL, too_small
+from homenode.host.placement.strategy import Strategy
 from homenode.host.topology.host import Host
 from homenode.units import format_count
 
-STRATEGY = "global-slice"
+STRATEGY = Strategy.GLOBAL_SLICE
 
 
 def plan(host: Host, demand: Demand) -> Plan:

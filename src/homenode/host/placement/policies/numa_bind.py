@@ -23,6 +23,7 @@ from homenode.host.placement.numa_bind_lists import CPUS, NODES, BindLists, read
 from homenode.host.placement.parallelism import check_sizes, engines, sizes_in_words, worker_index, world_size
 from homenode.host.placement.plan import Plan, ProcessBinding, WorkerBinding
 from homenode.host.placement.ranks import assign_ranks, given_one, offered
+from homenode.host.placement.strategy import Strategy
 from homenode.host.topology.accelerators.cells import node_of_cpus
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Accelerator, Host, Node
@@ -61,7 +62,7 @@ def plan(host: Host, demand: Demand) -> Plan:
         index: _bind_device(host, device, index, lists) for index, device in sorted({**others, **asked}.items())
     }
     return Plan(
-        strategy="numa-bind",
+        strategy=Strategy.NUMA_BIND,
         devices_total=len(host.accelerators.of_kind(host.accelerators.kind))
         if host.accelerators.kind
         else len(devices),

@@ -29,11 +29,12 @@ from homenode.host.placement.policies.ascend_plan import (
     npus_of,
 )
 from homenode.host.placement.roles import too_small
+from homenode.host.placement.strategy import Strategy
 from homenode.host.topology.finding import Finding
 from homenode.host.topology.host import Host
 from homenode.units import format_count
 
-STRATEGY = "topo-affinity"
+STRATEGY = Strategy.TOPO_AFFINITY
 
 
 def plan(host: Host, demand: Demand) -> Plan:
