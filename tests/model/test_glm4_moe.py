@@ -11,6 +11,7 @@ pytest.importorskip("torch", reason="needs torch, which the `torch` dependency g
 pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
 
 from homenode.compute.ops import Backend
+from tests.model.config_fields import check_fields
 from tests.model.parity import Case, check_folder, check_stacked_gguf
 
 pytestmark = pytest.mark.torch
@@ -47,3 +48,9 @@ def test_a_folder_has_the_tokens_of_transformers(case: Case, tmp_path: Path, bac
 @pytest.mark.parametrize("case", [LARGE, AIR], ids=["large", "air"])
 def test_a_gguf_file_has_the_tokens_of_transformers(case: Case, tmp_path: Path, backend: Backend) -> None:
     check_stacked_gguf(case, tmp_path, backend)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_field_is_read_as_transformers_reads_it_or_refused(tmp_path: Path) -> None:
+    check_fields("glm4_moe", LARGE.changes, tmp_path / "model")

@@ -17,6 +17,7 @@ from homenode.compute.reference import ReferenceBackend
 from homenode.errors import UnsupportedError
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.weights.load import load_model
+from tests.model.config_fields import check_fields
 from tests.model.parity import Case, check_folder, check_stacked_gguf
 from tests.model.transformers_models import make_model
 
@@ -88,3 +89,9 @@ def test_another_gate_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config | {"swiglu_limit": 5.0}))
     with pytest.raises(UnsupportedError, match="swiglu_limit 5 is not supported"):
         open_checkpoint(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_field_is_read_as_transformers_reads_it_or_refused(tmp_path: Path) -> None:
+    check_fields("gpt_oss", CASE.changes, tmp_path / "model")

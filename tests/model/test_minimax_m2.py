@@ -12,6 +12,7 @@ pytest.importorskip("transformers", reason="needs transformers, which the `torch
 
 from homenode.compute.ops import Backend
 from homenode.model.checkpoint.index import open_checkpoint
+from tests.model.config_fields import check_fields
 from tests.model.parity import Case, check_folder, check_stacked_gguf
 from tests.model.transformers_models import make_model
 
@@ -51,3 +52,9 @@ def test_published_folders_say_how_many_elements_turn(tmp_path: Path) -> None:
     del config["rope_parameters"]
     (tmp_path / "config.json").write_text(json.dumps(config | {"rotary_dim": 8, "rope_theta": 5e6}))
     assert open_checkpoint(tmp_path).spec.rope.rotary_dim == 8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_field_is_read_as_transformers_reads_it_or_refused(tmp_path: Path) -> None:
+    check_fields("minimax_m2", CASE.changes, tmp_path / "model")
