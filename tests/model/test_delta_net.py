@@ -169,6 +169,16 @@ def test_value_heads_in_turn_go_with_their_key_head(made: tuple[Case, Path, Any]
         assert spread_error(parts, whole) < BOUND
 
 
+@pytest.mark.parametrize("made", ["qwen3_5"], indirect=True)
+def test_a_stage_may_have_no_attention(made: tuple[Case, Path, Any]) -> None:
+    checkpoint, backend, prompt = open_checkpoint(made[1]), make_backend("native", rounding=False), prompts((20,))[0]
+    _, whole = Driver(load_model(checkpoint, backend), backend, kv_dtype="f32").prefill(prompt)
+    stages = split_driver(
+        checkpoint, PartitionSpec(stages=2), lambda: make_backend("native", rounding=False), kv_dtype="f32"
+    )
+    assert np.array_equal(stages.prefill(prompt, chunk=6)[1], whole)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "problem"),
     [

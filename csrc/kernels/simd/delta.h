@@ -27,17 +27,19 @@ inline Lanes sum_of_rows(int count, Row&& row) {
 
 void delta_rule(const DeltaArgs& a) {
   const bool whole = a.columns == 16;
+  const int width = a.key_width;
+  float* const state = a.state;  // by itself: what is stored there is no argument
   for (int t = 0; t < a.tokens; ++t) {
-    const float *k = a.k + int64_t(t) * a.key_width, *q = a.q + int64_t(t) * a.key_width, *v = a.v + t * a.v_stride;
+    const float *k = a.k + int64_t(t) * width, *q = a.q + int64_t(t) * width, *v = a.v + t * a.v_stride;
     float* const out = a.out + t * a.out_stride;
     const Lanes decay = fill(a.decay[t]);
-    const Lanes seen = sum_of_rows(
-        a.key_width, [&](int i, Lanes& sum) { sum = multiply_add(fill(k[i]), load(a.state + 16 * i), sum); });
+    const Lanes seen =
+        sum_of_rows(width, [&](int i, Lanes& sum) { sum = multiply_add(fill(k[i]), load(state + 16 * i), sum); });
     const Lanes value = whole ? load(v) : load_first(v, a.columns);
     const Lanes change = multiply(subtract(value, multiply(seen, decay)), fill(a.beta[t]));
-    const Lanes found = sum_of_rows(a.key_width, [&](int i, Lanes& sum) {
-      const Lanes row = multiply_add(fill(k[i]), change, multiply(load(a.state + 16 * i), decay));
-      store(a.state + 16 * i, row);
+    const Lanes found = sum_of_rows(width, [&](int i, Lanes& sum) {
+      const Lanes row = multiply_add(fill(k[i]), change, multiply(load(state + 16 * i), decay));
+      store(state + 16 * i, row);
       sum = multiply_add(fill(q[i]), row, sum);
     });
     if (whole) store(out, found);

@@ -23,6 +23,7 @@ from homenode.bench.machine.fingerprint import Fingerprint, moved_prints
 from homenode.bench.machine.repetition import BenchListener, Meter, Runs, measure_repeatedly, take_reading
 from homenode.compute.ops import Backend, Program, SamplingArrays, StepArrays, StepLimits
 from homenode.errors import UserError
+from homenode.model.state import state_geometry_of
 from homenode.model.weights.load import LoadedModel
 from homenode.units import format_count
 
@@ -109,9 +110,11 @@ def timed_runs(model: LoadedModel, backend: Backend, plan: ModelBenchPlan) -> Mo
     limits = StepLimits(max(plan.prompt_tokens, widest), widest, widest, blocks)
     geometry = model.kv_geometry(_BLOCK, plan.kv_dtype)
     cache = backend.kv_cache(geometry, blocks * widest)
+    states = state_geometry_of(model.spec, model.part)
+    state = None if states is None else backend.state_memory(states, widest)
     return ModelRuns(
         backend,
-        backend.compile(model.forward(cache), limits),
+        backend.compile(model.forward(cache, state), limits),
         plan,
         WorkCounter(model.layout, model.spec, geometry),
         blocks,
@@ -133,9 +136,14 @@ class ModelRuns:
         n = self.plan.prompt_tokens
         ids = np.random.default_rng(0).integers(0, self.work.spec.vocab_size, n).astype(np.int32)
         arrays = StepArrays(
-            ids, _int32(range(n)), _int32([0, n]), _int32([n]), _tables(1, self.blocks), _int32([n - 1])
+            ids,
+            _int32(range(n)),
+            _int32([0, n]),
+            _int32([n]),
+            _tables(1, self.blocks),
+            _int32([n - 1]),
         )
-        return TimedSteps(lambda _: self.program.run(arrays), 1)
+        return TimedSteps(lambda _: self.program.run(_with_states(arrays)), 1)
 
     def decode(self, batch: int) -> TimedSteps:
         """`gen_tokens` steps a run, each fed with the tokens the one before drew."""
@@ -157,7 +165,7 @@ class ModelRuns:
                 tables,
                 _int32(range(batch)),
             )
-            ids = self.backend.sample(self.program.run(arrays), how).tokens
+            ids = self.backend.sample(self.program.run(_with_states(arrays)), how).tokens
 
         return step
 
@@ -221,6 +229,14 @@ def _int32(values: Sequence[int] | range) -> np.ndarray[tuple[int, ...], np.dtyp
 def _tables(sequences: int, blocks: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
     """Each sequence owns a run of adjacent blocks."""
     return np.arange(sequences * blocks, dtype=np.int32).reshape(sequences, blocks)
+
+
+def _with_states(arrays: StepArrays) -> StepArrays:
+    """Each sequence has the slot of its number, and no copy is made of it."""
+    count = len(arrays.context_len)
+    none, fresh = np.full(count, -1, np.int32), (arrays.context_len == np.diff(arrays.query_start)).astype(np.int32)
+    slots = _int32(range(count))
+    return replace(arrays, state_slot=slots, state_fresh=fresh, state_copy_to=none, state_copy_at=none)
 
 
 def _greedy(rows: int) -> SamplingArrays:

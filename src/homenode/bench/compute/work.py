@@ -2,7 +2,7 @@
 
 Counted are the matrices (as kept in memory, each read once a step; of experts as many as the step's tokens choose
 together on average when each chooses by lot, which for one token is just its own), the keys and values of the context,
-and the products with both. Left out is what is small beside them: norms, rotations, activations, biases. So a step can
+the states of layers that keep one, and the products with all. Left out is what is small beside them: norms, rotations, activations, biases. So a step can
 come near the ceiling made of this but not above it, unless the tokens of a batch agree on experts more than chance
 would have it.
 """
@@ -17,6 +17,7 @@ from homenode.bench.machine.ceilings import Operations, Work, path_of
 from homenode.compute.ops import KvGeometry
 from homenode.model.formats.limits import EMBEDDING
 from homenode.model.spec import ModelSpec
+from homenode.model.state import state_geometry_of
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.sampled_rows import of_sampled_rows, output_matrix
 
@@ -56,7 +57,9 @@ class WorkCounter:
             )
         )
         # Its keys and values are made in the step and need not come from memory.
-        return self._matrices(tokens, sampled=1) | {"attention": Work(0.0, attention.operations)}
+        return (
+            self._matrices(tokens, sampled=1) | self._states(tokens, 1) | {"attention": Work(0.0, attention.operations)}
+        )
 
     def decode(self, batch: int, context: int) -> Work:
         """One step of one token for each of `batch` sequences, of `context` tokens before it, all of them sampled."""
@@ -65,7 +68,7 @@ class WorkCounter:
     def decode_phases(self, batch: int, context: int) -> dict[str, Work]:
         """The same by phase of the program."""
         attention = self._attention(lambda layer: batch * self._visible_pairs(context, 1, layer))
-        return self._matrices(batch, sampled=batch) | {"attention": attention}
+        return self._matrices(batch, sampled=batch) | self._states(batch, batch) | {"attention": attention}
 
     def decoding(self, batch: int, context: int, steps: int) -> Work:
         """`steps` such steps in a row, the context growing."""
@@ -98,6 +101,21 @@ class WorkCounter:
             return 1.0, 1.0
         chosen = moe.experts_per_token / moe.num_experts
         return 1.0 - (1.0 - chosen) ** tokens, chosen
+
+    def _states(self, tokens: int, sequences: int) -> dict[str, Work]:
+        """What layers that keep a state read and write of it, each sequence's once, and multiply: of a matrix seven
+        operations for each element and token.
+        """
+        kept = state_geometry_of(self.spec)
+        if kept is None:
+            return {}
+        elements = sum(layer.heads * layer.key_width * layer.value_width for layer in kept.layers)
+        weights = sum(layer.channels * (layer.taps + 1) for layer in kept.layers)
+        tails = sum(layer.channels * layer.taps for layer in kept.layers)
+        return {
+            "delta rule": Work(8.0 * sequences * elements, Operations.of("f32", 7.0 * tokens * elements)),
+            "convolution": Work(8.0 * sequences * tails, Operations.of("f32", 2.0 * tokens * weights)),
+        }
 
     def _visible_pairs(self, start: int, count: int, layer: int) -> int:
         """(token, key it sees) pairs of tokens start .. start + count - 1 in a layer."""

@@ -106,7 +106,7 @@ def layers_kv(spec: ModelSpec, part: ModelPart) -> tuple[LayerKv, ...]:
             alike = kv.key_width == kv.value_width
             found.append(kv._replace(kv_heads=part.heads_in(layer)[1].count) if alike else kv)
     # Blocks are counted alike in all stages: one without attention has a layer of them that nobody reads
-    return tuple(found) or (LayerKv(1, 1, 1),)
+    return tuple(found) or (LayerKv(1, 2, 2),)
 
 
 @dataclass(frozen=True)
