@@ -155,9 +155,9 @@ Tensor make_constant(const Array2<float>& values) {
   return take(constant(values.data(), static_cast<int64_t>(values.shape(0)), static_cast<int64_t>(values.shape(1))));
 }
 
-std::vector<std::tuple<uint64_t, uint64_t, int>> ranges_of(const Program& program) {
+std::vector<std::tuple<uint64_t, uint64_t, int>> ranges_of(const std::vector<Arena::Range>& ranges) {
   std::vector<std::tuple<uint64_t, uint64_t, int>> found;
-  for (const Arena::Range& range : program.own_ranges()) {
+  for (const Arena::Range& range : ranges) {
     found.emplace_back(reinterpret_cast<uintptr_t>(range.memory.data), range.memory.bytes, range.home);
   }
   return found;
@@ -318,6 +318,9 @@ static void bind_state_memory(nb::module_& m) {
   nb::class_<StateMemory>(m, "StateMemory", "Memory of what layers keep of sequences besides keys and values.")
       .def_prop_ro("slots", &StateMemory::slots)
       .def_prop_ro("nbytes", &StateMemory::bytes)
+      .def_prop_ro(
+          "ranges", [](const StateMemory& memory) { return ranges_of(memory.ranges()); },
+          "Address, bytes and home (-1: all of them in turn) of its pieces of memory.")
       .def(
           "copy_slot",
           [](const StateMemory& memory, int64_t source, int64_t target) {
@@ -348,14 +351,17 @@ static void bind_state_memory(nb::module_& m) {
   m.def(
       "state_memory",
       [](ThreadPool& pool, const std::vector<std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>>& layers,
-         int64_t slots) {
+         int64_t slots, const Arena* arena, bool interleaved) {
         std::vector<StateShape> shapes;
         for (const auto& [channels, taps, heads, key_width, value_width] : layers)
           shapes.push_back({channels, taps, heads, key_width, value_width});
-        return take(StateMemory::create(pool, std::move(shapes), slots));
+        return take(
+            StateMemory::create(pool, std::move(shapes), slots, arena ? arena->homes().get() : nullptr, interleaved));
       },
-      nb::arg("pool"), nb::arg("layers"), nb::arg("slots"),
-      "Zeros. Of each layer the channels and taps of its convolution, and heads, key width and value width of its "
+      nb::arg("pool"), nb::arg("layers"), nb::arg("slots"), nb::kw_only(), nb::arg("arena") = nb::none(),
+      nb::arg("interleaved") = false,
+      "Zeros, at the homes of `arena`, if given. Of each layer the channels and taps of its convolution, and heads, "
+      "key width and value width of its "
       "matrices.");
 }
 
@@ -381,7 +387,7 @@ void bind_program(nb::module_& m) {
            nb::arg("state") = nb::none(), nb::keep_alive<0, 1>())
       .def_prop_ro("nbytes", &Program::bytes)
       .def_prop_ro(
-          "ranges", &ranges_of,
+          "ranges", [](const Program& program) { return ranges_of(program.own_ranges()); },
           "Address, bytes and home of what each thread has for itself; nothing where all threads have one home.")
       .def("barriers", &Program::barriers, nb::arg("tokens"), nb::arg("sequences"),
            "Times the threads wait for each other in such a step.")

@@ -24,40 +24,69 @@ bool possible(const StateShape& shape) {
 }  // namespace
 
 Result<std::shared_ptr<StateMemory>> StateMemory::create(ThreadPool& pool, std::vector<StateShape> layers,
-                                                         int64_t slots) {
+                                                         int64_t slots, const Homes* homes, bool interleaved) {
   if (slots < 1 || slots > kMost || layers.empty()) {
     return Error{Fault::user, 0,
                  "state memory of " + std::to_string(layers.size()) + " layers and " + std::to_string(slots) +
                      " slots; wanted at least 1 of both"};
   }
+  const Homes at = homes ? *homes : Homes{std::vector<int>(static_cast<size_t>(pool.size())), {}};
   auto memory = std::make_shared<StateMemory>();
-  int64_t total = 0, size = 0;
-  for (const StateShape& shape : layers) {
-    if (!possible(shape)) {
-      return Error{Fault::user, 0, "a layer's state with a length of 0 beside others, or one that is impossible"};
-    }
-    memory->matrices_.push_back(total);
-    if (__builtin_mul_overflow(shape.panels() * slots, shape.panel_floats(), &size) ||
-        __builtin_add_overflow(total, size, &total) || total > INT64_MAX / 16)
-      return Error{Fault::user, 0, "state memory of more bytes than an address space"};
-    memory->tails_.push_back(total);
-    total += slots * shape.taps * shape.tail_stride();
-  }
-  auto pages = allocate_pages(static_cast<size_t>(total) * sizeof(float));
-  if (!pages) return pages.error();
-  memory->pages_ = std::move(pages.value());
-  memory->layers_ = std::move(layers);
+  memory->arena_ = std::make_unique<Arena>(at);
   memory->slots_ = slots;
+  std::vector<Piece> pieces;
+  for (const StateShape& shape : layers) {
+    if (!possible(shape))
+      return Error{Fault::user, 0, "a layer's state with a length of 0 beside others, or one that is impossible"};
+    const int layer = static_cast<int>(memory->panels_.size());
+    if (auto error = memory->add_layer(shape, at, interleaved, layer, pieces)) return *error;
+  }
+  memory->layers_ = std::move(layers);
   pool.run([&](int thread) {
-    for (int layer = 0; layer < static_cast<int>(memory->layers_.size()); ++layer) {
-      const StateShape& shape = memory->layers_[static_cast<size_t>(layer)];
-      const RowRange mine = rows_of(static_cast<int>(shape.panels()), thread, pool.size());
-      if (mine.begin == mine.end) continue;
-      std::memset(memory->panel(layer, mine.begin, 0), 0,
-                  static_cast<size_t>((mine.end - mine.begin) * slots * shape.panel_floats()) * sizeof(float));
+    for (const Piece& piece : pieces) {
+      if (piece.thread == thread) std::memset(piece.data, 0, static_cast<size_t>(piece.floats) * sizeof(float));
     }
   });
   return memory;
+}
+
+// The panels of each thread, and the tails with one thread: another one in each layer.
+std::optional<Error> StateMemory::add_layer(const StateShape& shape, const Homes& homes, bool interleaved, int layer,
+                                            std::vector<Piece>& pieces) {
+  const int threads = static_cast<int>(homes.of_thread.size());
+  std::vector<float*>& panels = panels_.emplace_back();
+  tails_.push_back(nullptr);
+  const auto add = [&](int thread, int64_t count, int64_t length) -> Result<float*> {
+    int64_t floats = 0;
+    if (__builtin_mul_overflow(count * slots_, length, &floats) || floats > INT64_MAX / 16)
+      return Error{Fault::user, 0, "state memory of more bytes than an address space"};
+    const int home = interleaved ? Arena::kEverywhere : homes.of_thread[static_cast<size_t>(thread)];
+    auto data = take(thread, home, floats);
+    if (data) pieces.push_back({thread, data.value(), floats});
+    return data;
+  };
+  for (int thread = 0; thread < threads; ++thread) {
+    const RowRange mine = rows_of(static_cast<int>(shape.panels()), thread, threads);
+    if (mine.begin == mine.end) continue;
+    auto data = add(thread, mine.end - mine.begin, shape.panel_floats());
+    if (!data) return data.error();
+    for (int64_t p = 0; p < mine.end - mine.begin; ++p)
+      panels.push_back(data.value() + p * slots_ * shape.panel_floats());
+  }
+  if (!shape.taps) return std::nullopt;
+  auto data = add(layer % threads, shape.taps, shape.tail_stride());
+  if (!data) return data.error();
+  tails_.back() = data.value();
+  return std::nullopt;
+}
+
+Result<float*> StateMemory::take(int thread, int home, int64_t floats) {
+  const size_t bytes = static_cast<size_t>(floats) * sizeof(float);
+  auto piece = arena_->take(thread, home, bytes);
+  if (!piece) return piece.error();
+  owners_.push_back(piece.value().owner);
+  bytes_ += bytes;
+  return reinterpret_cast<float*>(piece.value().data);
 }
 
 // Calls move(row in memory, floats, distance in what has no gaps) for each run of floats of a slot.

@@ -720,6 +720,12 @@ class StateMemory:
     def slots(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+    @property
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """
+        Address, bytes and home (-1: all of them in turn) of its pieces of memory.
+        """
+
     def copy_slot(self, source: int, target: int) -> None:
         """While no step runs."""
 
@@ -731,9 +737,16 @@ class StateMemory:
     def write_slot(self, slot: int, values: NDArray[np.float32]) -> None:
         """What read_slot gave. While no step runs."""
 
-def state_memory(pool: ThreadPool, layers: Sequence[tuple[int, int, int, int, int]], slots: int) -> StateMemory:
+def state_memory(
+    pool: ThreadPool,
+    layers: Sequence[tuple[int, int, int, int, int]],
+    slots: int,
+    *,
+    arena: Arena | None = None,
+    interleaved: bool = False,
+) -> StateMemory:
     """
-    Zeros. Of each layer the channels and taps of its convolution, and heads, key width and value width of its matrices.
+    Zeros, at the homes of `arena`, if given. Of each layer the channels and taps of its convolution, and heads, key width and value width of its matrices.
     """
 
 class StepLimits:

@@ -87,6 +87,7 @@ class NativeBackend:
         self._memory = memory
         self._arena = self._make_arena()
         self._kv_ranges: list[tuple[int, int, int]] = []
+        self._state_ranges: list[tuple[int, int, int]] = []  # they count as KV memory where pages are looked at
         self._own_ranges: list[tuple[int, int, int]] = []  # of the last program made
         self._kv_shared = False
         self._kv_reserved: KvPages | None = None  # of KV memory that is taken when it is used
@@ -270,10 +271,17 @@ class NativeBackend:
         return caches[0] if len(caches) == 1 else NativeKvLayers(geometry, caches, blocks)
 
     def state_memory(self, geometry: StateGeometry, slots: int) -> _native.StateMemory:
-        """See `Backend.state_memory`. Each thread's part is touched by that thread."""
+        """See `Backend.state_memory`. Each thread's part is at its home, and counts as KV memory."""
         with host_errors():
-            memory = _native.state_memory(self._pool, [astuple(layer) for layer in geometry.layers], slots)
+            memory = _native.state_memory(
+                self._pool,
+                [astuple(layer) for layer in geometry.layers],
+                slots,
+                arena=self._arena,
+                interleaved=self._memory is not None and self._memory.interleaved,
+            )
         self._kv_bytes += memory.nbytes
+        self._state_ranges, self._pages, self._residency = memory.ranges, None, None
         return memory
 
     def _pages_of(self, cache: _native.KvCache) -> list[RegionPages]:
@@ -436,7 +444,7 @@ class NativeBackend:
             ranges = {
                 "weight_pages": self._arena.ranges,
                 "shared_pages": self._shared_ranges(),
-                "kv_pages": self._kv_ranges,
+                "kv_pages": [*self._kv_ranges, *self._state_ranges],
             }
             seen = residences(*map(_extents, ranges.values())) or (None,) * len(ranges)
             self._pages = {name: found and asdict(found) for name, found in zip(ranges, seen, strict=True)}
@@ -459,7 +467,7 @@ class NativeBackend:
         """See `PlacedBackend.planned`."""
         parts = {
             "weights": [*self._arena.ranges, *self._shared_ranges()],
-            "kv": self._kv_ranges,
+            "kv": [*self._kv_ranges, *self._state_ranges],
             "scratch": self._own_ranges,
         }
         return {name: () if self._memory is None else self._memory.planned(ranges) for name, ranges in parts.items()}
