@@ -39,6 +39,7 @@ class Case:
     seed: int = 0
     gguf_name: str = ""
     bound: float = BOUND
+    gguf_tensors: Mapping[str, list[float]] = field(default_factory=dict)  # that are no parameter
 
 
 def check_folder(case: Case, folder: Path, backend: Backend) -> None:
@@ -88,9 +89,13 @@ def write_stacked_gguf(
             if parameter.key in owner:
                 values = owner[parameter.key]
                 stacked = np.stack(values) if isinstance(values, list) else values
+                if parameter.stays_in_file:
+                    stacked = np.stack([values.read(row) for row in range(values.rows)])
                 stored = parameter.gguf_name.format(layer=layer)
                 data, kind = store(stored, np.ascontiguousarray(stacked, np.float32))
                 writer.add_tensor(stored, data, raw_dtype=gguf.GGMLQuantizationType[kind])
+    for tensor, numbers in case.gguf_tensors.items():
+        writer.add_tensor(tensor, np.array(numbers, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -102,6 +107,7 @@ def _add_key(writer: Any, key: str, value: Any) -> None:
     # The type that a file has already counts: a key may stand in for one of every model.
     writer.kv_data[0].pop(key, None)
     kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    kinds[list] = writer.add_array
     kinds[type(value)](key, value)
 
 

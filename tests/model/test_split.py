@@ -43,6 +43,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {},
     "gemma2": {"sliding_layers": (True, False, True)},
     "gemma3": {"sliding_layers": (True, False, True)},
+    "gemma": {"embedding_scale": 8.0},
+    "gemma4": {},
     "phi3": {"sliding_window": 6},
     "olmo2": {"attention_bias": True},
     "gpt_oss": {},

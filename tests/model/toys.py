@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from homenode.compute.ops import FloatArray
+from homenode.compute.ops import FloatArray, LayerKv
 from homenode.dtypes import BY_NAME, DType
 from homenode.model.architectures.delta_net import with_delta
+from homenode.model.architectures.gemma4 import Figures
 from homenode.model.architectures.glm4_moe import HeadNorms
 from homenode.model.architectures.granite import Multipliers
 from homenode.model.architectures.parameters import expected_tensors
@@ -28,6 +29,7 @@ MIXTURES = {
     "glm4_moe": MoeSpec(8, 3, 40, True, 48, (0,), score="sigmoid", epsilon=1e-20, scale=2.5, groups=4, groups_chosen=2),
     "qwen3_next": MoeSpec(5, 2, 40, True, 56, (1,)),
     "qwen3_5_moe": MoeSpec(7, 3, 40, True, 48),
+    "gemma4": MoeSpec(num_experts=4, experts_per_token=2, intermediate_size=40, normalise=True, activation="gelu"),
     "minimax_m2": MoeSpec(num_experts=6, experts_per_token=3, intermediate_size=40, normalise=True, score="sigmoid"),
 }
 _BIASED = ("qwen2", "qwen2_moe", "gpt_oss", "glm4_moe")
@@ -46,7 +48,18 @@ DELTAS = {
     "qwen3_5": DeltaSpec((), 6, 6, 16, 8, 2),
     "qwen3_5_moe": DeltaSpec((), 6, 18, 8, 18, 5),
 }
-OWN: dict[str, object] = {"granite": Multipliers(residual=0.5, logits=2.0), "glm4_moe": HeadNorms(True)}
+UNLIKE: dict[str, dict[str, Any]] = {  # heads of two kinds, and a table that stays in its file
+    "gemma4": {
+        "layer_kv": (LayerKv(2, 16, 16), LayerKv(1, 32, 32), LayerKv(2, 16, 16)), "num_layers": 3, "head_dim": 32, "sliding_window": 6,
+        "sliding_layers": (True, False, True), "local_rope": RopeSpec(theta=100.0, rotary_dim=16), "tie_word_embeddings": True, "logits_softcap": 9.0,
+        "dimensions": {"per_layer": 8, "all_per_layer": 24, "per_layer_vocabulary": 80}, "layer_intermediate": (96, 96, 192),
+    },
+}  # fmt: skip
+OWN: dict[str, object] = {
+    "gemma4": Figures(8, True),
+    "granite": Multipliers(residual=0.5, logits=2.0),
+    "glm4_moe": HeadNorms(True),
+}
 
 
 def toy_spec(architecture: str = "llama", **changes: object) -> ModelSpec:
@@ -56,7 +69,7 @@ def toy_spec(architecture: str = "llama", **changes: object) -> ModelSpec:
         vocab_size=80, max_position=256, rms_norm_eps=1e-5, rope=RopeSpec(), tie_word_embeddings=False,
         attention_bias=architecture in _BIASED, output_bias=architecture == "gpt_oss", moe=MIXTURES.get(architecture),
     )  # fmt: skip
-    spec = replace(spec, own=OWN.get(architecture), **(GEMMAS | WINDOWED).get(architecture, {}))
+    spec = replace(spec, own=OWN.get(architecture), **(GEMMAS | WINDOWED | UNLIKE).get(architecture, {}))
     spec = replace(spec, **changes)  # type: ignore[arg-type]
     if delta := DELTAS.get(architecture):
         return with_delta(spec, replace(delta, layers=tuple(range(spec.num_layers - 1))))

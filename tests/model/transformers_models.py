@@ -150,6 +150,9 @@ def make_model(kind: str, changes: Mapping[str, Any], folder: Path, dtype: str =
                 parameter.copy_(0.3 * noise)
             else:
                 parameter.copy_(noise * (1.0 if "embed" in key else 1.5 / parameter.shape[-1] ** 0.5))
+        for key, buffer in model.named_buffers():
+            if key.endswith("layer_scalar"):
+                buffer.fill_(0.7 + 0.6 * float(torch.rand(())))
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     return load(folder, "float32")
 

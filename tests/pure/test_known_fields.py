@@ -34,6 +34,7 @@ WAYS: list[dict[str, Any]] = [
     {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}},
     {"attention_bias": True, "mlp_bias": True},
     {"num_local_experts": None, "num_experts": 4},
+    {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2},
     {"rope_parameters": {"full_attention": {"rope_theta": 1e5}, "sliding_attention": {"rope_type": "default"}}},
 ]
 

@@ -63,8 +63,7 @@ class Figures:
 
 
 def _of(spec: ModelSpec) -> Figures:
-    assert isinstance(spec.own, Figures)
-    return spec.own
+    return spec.own if isinstance(spec.own, Figures) else Figures(0, False)
 
 
 def _takes_in(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
@@ -230,6 +229,8 @@ def read_folder(config: FolderConfig) -> ModelSpec:
         raise UnsupportedError(
             f"{config.path}: use_bidirectional_attention {quoted(later)} is not supported; homenode runs causal models"
         )
+    if fields.boolean("attention_bias", False):
+        raise UnsupportedError(f"{config.path}: attention_bias is not supported in {NAME}; homenode runs it without")
     same = fields.boolean("attention_k_eq_v", False)
     heads = fields.optional_integer("num_global_key_value_heads", maximum=limits.MOST_HEADS) if same else None
     far = heads, fields.integer("global_head_dim", HEAD_DIM, maximum=limits.MOST_HEAD_DIM)
