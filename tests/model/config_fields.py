@@ -57,7 +57,7 @@ ADDED_TO_ROPE: dict[str, Any] = {
 # such a value.
 REFUSED_ANYWAY = frozenset(
     ("attention_bias", "mlp_bias", "use_bidirectional_attention", "partial_rotary_factor", "attn_logit_softcapping", "layer_types", "intermediate_size",
-     "rms_norm_eps", "factor")
+     "rms_norm_eps", "factor", "beta_fast", "beta_slow", "swiglu_limit")
 )  # fmt: skip
 
 

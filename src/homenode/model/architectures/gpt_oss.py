@@ -54,7 +54,6 @@ def _even_layers(layers: int) -> tuple[bool, ...]:
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
     fields = config.fields
-    config.refuse_activation("hidden_act", "silu")
     for key, wanted in GATE.items():
         if (seen := fields.number(key, wanted)) != wanted:
             raise UnsupportedError(f"{config.path}: {key} {seen:g} is not supported; homenode wants {wanted:g}")
@@ -82,7 +81,6 @@ ARCHITECTURE = Architecture(
         read_folder,
         fields=frozenset(
             (
-                "hidden_act",
                 "attention_bias",
                 "sliding_window",
                 "num_local_experts",
@@ -92,6 +90,7 @@ ARCHITECTURE = Architecture(
         )
         | GATE.keys(),
         harmless={
+            "hidden_act": "its experts have a gate of their own",
             "experts_per_token": "num_experts_per_tok says it",
             "initial_context_length": "the rope parameters say it",
         },
