@@ -112,6 +112,218 @@ CASES = [
         "Ok.",
         [("other", {"a": []})],
     ),
+    Case(
+        "values of all types",
+        "qwen3_coder",
+        'Ok.\n<tool_call>\n<function=book_seat>\n<parameter=train>\n12\n\n</parameter>\n<parameter=seats>\n2\n</parameter>\n<parameter=window>\nTrue\n</parameter>\n<parameter=price>\nnull\n</parameter>\n<parameter=stops>\n["é"]\n</parameter>\n<parameter=other>\nx y\n</parameter>\n</function>\n</tool_call>',
+        "Ok.",
+        [("book_seat", {"train": "12\n", "seats": 2, "window": True, "price": None, "stops": ["é"], "other": "x y"})],
+    ),
+    Case(
+        "a value that is not of its type",
+        "qwen3_coder",
+        "<function=book_seat>\n<parameter=seats>\ntwo\n</parameter>\n</function>",
+        "",
+        [("book_seat", {"seats": "two"})],
+    ),
+    Case(
+        "its own tags in a value",
+        "qwen3_coder",
+        "<tool_call><function=book_seat><parameter=train>\nWrite </parameter> and </function>.\n</parameter></function></tool_call>",
+        "",
+        [("book_seat", {"train": "Write </parameter> and </function>."})],
+    ),
+    Case(
+        "no end of the function",
+        "qwen3_coder",
+        "<tool_call>\n<function=book_seat>\n<parameter=seats>\n1\n</parameter>\n</tool_call>!",
+        "!",
+        [("book_seat", {"seats": 1})],
+    ),
+    Case("cut in a name", "qwen3_coder", "a\n<tool_call>\n<function=book", "a\n<tool_call>\n<function=book"),
+    Case(
+        "a list with ids behind",
+        "mistral",
+        f'Ok[TOOL_CALLS] [{{"name": "book_seat", "arguments": {SEAT_JSON}, "id": "q1w2e3r4t"}}]',
+        "Ok",
+        [("book_seat", SEAT)],
+        ["q1w2e3r4t"],
+    ),
+    Case(
+        "names and arguments",
+        "mistral",
+        f"[TOOL_CALLS]book_seat[CALL_ID]x9[ARGS]{HARD_JSON}[TOOL_CALLS]list_trains[ARGS]{{}}",
+        "",
+        [("book_seat", HARD), ("list_trains", {})],
+        ["x9", "a"],
+    ),
+    Case(
+        "broken second",
+        "mistral",
+        '[TOOL_CALLS][{"name": "list_trains", "arguments": {}}, {"name": 5}]',
+        '{"name": 5}]',
+        [("list_trains", {})],
+    ),
+    Case("an empty list", "mistral", "[TOOL_CALLS][]", "[TOOL_CALLS][]"),
+    Case(
+        "V3",
+        "deepseek_v3",
+        f"So.\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>book_seat\n```json\n{SEAT_JSON}\n```<｜tool▁call▁end｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>list_trains\n```json\n{{}}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "So.",
+        [("book_seat", SEAT), ("list_trains", {})],
+    ),
+    Case(
+        "V3.1",
+        "deepseek_v31",
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>book_seat<｜tool▁sep｜>{HARD_JSON}<｜tool▁call▁end｜><｜tool▁call▁begin｜>list_trains<｜tool▁sep｜>{{}}<｜tool▁call▁end｜><｜tool▁calls▁end｜>\nDone.",
+        "Done.",
+        [("book_seat", HARD), ("list_trains", {})],
+    ),
+    Case(
+        "V3.1, cut",
+        "deepseek_v31",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>book_seat<｜tool▁sep｜>{",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>book_seat<｜tool▁sep｜>{",
+    ),
+    Case(
+        "V3.2",
+        "deepseek_v32",
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="book_seat">\n<｜DSML｜parameter name="train" string="true">12</｜DSML｜parameter>\n<｜DSML｜parameter name="seats" string="false">2</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+        "",
+        [("book_seat", {"train": "12", "seats": 2})],
+    ),
+    Case(
+        "one line",
+        "glm45",
+        "Go<tool_call>book_seat<arg_key>train</arg_key><arg_value> 7 </arg_value><arg_key>seats</arg_key><arg_value>7</arg_value></tool_call><tool_call>list_trains</tool_call>",
+        "Go",
+        [("book_seat", {"train": " 7 ", "seats": 7}), ("list_trains", {})],
+    ),
+    Case(
+        "lines",
+        "glm45",
+        '<tool_call>book_seat\n<arg_key>options</arg_key>\n<arg_value>{"a": [1]}</arg_value>\n</tool_call>',
+        "",
+        [("book_seat", {"options": {"a": [1]}})],
+    ),
+    Case(
+        "no end",
+        "glm45",
+        "<tool_call>book_seat\n<arg_key>seats</arg_key>",
+        "<tool_call>book_seat\n<arg_key>seats</arg_key>",
+    ),
+    Case(
+        "ids",
+        "kimi_k2",
+        f"Hm.<|tool_calls_section_begin|><|tool_call_begin|>functions.book_seat:3<|tool_call_argument_begin|>{SEAT_JSON}<|tool_call_end|><|tool_call_begin|>functions.list_trains:4 <|tool_call_argument_begin|> {{}} <|tool_call_end|><|tool_calls_section_end|>",
+        "Hm.",
+        [("book_seat", SEAT), ("list_trains", {})],
+        ["functions.book_seat:3", "functions.list_trains:4"],
+    ),
+    Case(
+        "two in a block",
+        "minimax_m2",
+        'Ok\n<minimax:tool_call>\n<invoke name="book_seat">\n<parameter name="train"><b>\n</parameter>\n<parameter name="seats">2</parameter>\n</invoke>\n<invoke name="list_trains">\n</invoke>\n</minimax:tool_call>',
+        "Ok",
+        [("book_seat", {"train": "<b>\n", "seats": 2}), ("list_trains", {})],
+    ),
+    Case(
+        "cut in the second",
+        "minimax_m2",
+        '<minimax:tool_call><invoke name="list_trains"></invoke><invoke name="book',
+        '<invoke name="book',
+        [("list_trains", {})],
+    ),
+    Case(
+        "strings of its own",
+        "gemma4",
+        '<|tool_call>call:book_seat{train:<|"|>a "b", {c}\n<|"|>,options:{x:[1,{y:null}],z:-1.5},window:true}<tool_call|>',
+        "",
+        [("book_seat", {"train": 'a "b", {c}\n', "options": {"x": [1, {"y": None}], "z": -1.5}, "window": True})],
+    ),
+    Case("no braces", "gemma4", "<|tool_call>call:book_seat<tool_call|>", "<|tool_call>call:book_seat<tool_call|>"),
+    Case(
+        "escaped strings",
+        "functiongemma",
+        "Ok <start_function_call>call:book_seat{train:<escape>x<escape>}<end_function_call>",
+        "Ok",
+        [("book_seat", {"train": "x"})],
+    ),
+    Case(
+        "a list",
+        "granite",
+        f'Fine.<|tool_call|>[{{"name": "book_seat", "arguments": {SEAT_JSON}}}]',
+        "Fine.",
+        [("book_seat", SEAT)],
+    ),
+    Case(
+        "functools",
+        "phi4_mini_json",
+        f'functools[{{"name": "book_seat", "arguments": {SEAT_JSON}}}]',
+        "",
+        [("book_seat", SEAT)],
+    ),
+    Case("the word in a sentence", "phi4_mini_json", "Use functools[1] here.", "Use functools[1] here."),
+    Case(
+        "actions",
+        "cohere_command3",
+        f'<|START_ACTION|>[{{"tool_call_id": "7", "tool_name": "book_seat", "parameters": {SEAT_JSON}}}]<|END_ACTION|>',
+        "",
+        [("book_seat", SEAT)],
+        ["7"],
+    ),
+    Case(
+        "a block of code",
+        "command_r",
+        f'Action:\n```json\n[{{"tool_name": "book_seat", "parameters": {SEAT_JSON}}}]\n```',
+        "",
+        [("book_seat", SEAT)],
+    ),
+    Case("a word", "command_r", "Action: run!", "Action: run!"),
+    Case(
+        "literals",
+        "pythonic",
+        """[book_seat(train='it\\'s "x"', window=False, price=None, stops=["a", 'b',], options={'k': -1}), list_trains()]""",
+        "",
+        [
+            (
+                "book_seat",
+                {"train": 'it\'s "x"', "window": False, "price": None, "stops": ["a", "b"], "options": {"k": -1}},
+            ),
+            ("list_trains", {}),
+        ],
+    ),
+    Case("an expression", "pythonic", "[book_seat(train=a + b)]", "[book_seat(train=a + b)]"),
+    Case("no offered tool", "pythonic", "[print(a=1)]", "[print(a=1)]"),
+    Case(
+        "between tokens",
+        "lfm2",
+        "<|tool_call_start|>[book_seat(seats=2)]<|tool_call_end|>Booking.",
+        "Booking.",
+        [("book_seat", {"seats": 2})],
+    ),
+    Case("an answer", "openai", "<|channel|>final<|message|>Yes < no.<|return|>", "Yes < no."),
+    Case(
+        "a call",
+        "openai",
+        f"<|channel|>commentary to=functions.book_seat <|constrain|>json<|message|>{SEAT_JSON}<|call|>",
+        "",
+        [("book_seat", SEAT)],
+    ),
+    Case(
+        "a call and a preamble",
+        "openai",
+        f"<|channel|>commentary<|message|>Let me.<|end|><|start|>assistant to=functions.book_seat<|channel|>commentary json<|message|>{SEAT_JSON}<|call|>",
+        "Let me.",
+        [("book_seat", SEAT)],
+    ),
+    Case(
+        "no arguments",
+        "openai",
+        "<|channel|>commentary to=functions.book_seat<|message|>all of them<|call|>",
+        "all of them",
+    ),
+    Case("no header", "openai", "Plain <|channel|>words", "Plain <|channel|>words"),
 ]
 
 
@@ -123,6 +335,14 @@ def test_a_text_is_understood(case: Case) -> None:
     if case.ids is not None:
         assert [call.id for call in whole.calls] == case.ids
     assert parse(list(case.text), case.format) == whole
+
+
+def test_thoughts_of_harmony_are_a_channel() -> None:
+    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes"
+    message = parse(text, "openai", thoughts="openai")
+    assert (message.reasoning, message.content) == ("Hm.", "Yes")
+    raw = parse(text, "openai", thoughts="openai", raw=True)
+    assert (raw.reasoning, raw.content) == ("", "<|channel|>analysis<|message|>Hm.Yes")
 
 
 def test_calls_are_shown_as_they_come_where_they_are_bound_to_be_whole() -> None:

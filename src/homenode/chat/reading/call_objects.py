@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from homenode.chat.reading.literals import JSON, read_string, read_value
-from homenode.chat.reading.reader import Attempt, Reader
+from homenode.chat.reading.reader import Attempt, Marker, Reader
 from homenode.chat.reading.source import Reading, TextSource
 
 _NAMES = ("name", "tool_name")
@@ -51,6 +51,16 @@ def read_call_list(reader: Reader, *, tagged: bool = True, id_comes_last: bool =
             return following == "]" or not following
 
 
+def read_tagged_list(reader: Reader, markers: Sequence[Marker], end: str = "") -> Reading[None]:
+    """Read a message with lists of calls behind markers; `end` may follow a list."""
+    while (yield from reader.read_content(markers)):
+        if (yield from read_call_list(reader)):
+            yield from reader.source.skip_space()
+            if end and (yield from reader.source.accept(end)):
+                continue
+        reader.give_back()
+
+
 def _read_members(source: TextSource, attempt: Attempt, tagged: bool, nested: bool) -> Reading[bool]:
     if (yield from source.skip_space()) != "{":
         return False
@@ -86,15 +96,15 @@ def _read_member(source: TextSource, attempt: Attempt, key: str) -> Reading[bool
         attempt.name = name
         return True
     if key in _ARGUMENTS:
-        return (yield from _read_arguments(source, attempt))
+        return (yield from read_arguments(source, attempt))
     if key in _IDS and value == '"':
         attempt.id = yield from _text(source)
         return attempt.id is not None
     return (yield from read_value(source, _drop))
 
 
-def _read_arguments(source: TextSource, attempt: Attempt) -> Reading[bool]:
-    """An object, a JSON text that has one, or null for none."""
+def read_arguments(source: TextSource, attempt: Attempt) -> Reading[bool]:
+    """Arguments of a call: an object, a JSON text that has one, or null for none."""
     if attempt.has_arguments:
         return False
     first = yield from source.peek()
@@ -115,10 +125,15 @@ def _read_arguments(source: TextSource, attempt: Attempt) -> Reading[bool]:
 
 def normal_object(text: str) -> str | None:
     """A JSON text that is an object, as `read_value` writes it; None for another text."""
+    return normal_value(text) if text.lstrip()[:1] == "{" else None
+
+
+def normal_value(text: str) -> str | None:
+    """A JSON text, as `read_value` writes it; None for another text."""
     source, pieces = TextSource(), list[str]()
     source.feed(text)
     source.end()
-    return "".join(pieces) if text.lstrip()[:1] == "{" and _whole(source, pieces.append) else None
+    return "".join(pieces) if _whole(source, pieces.append) else None
 
 
 def _whole(source: TextSource, emit: Callable[[str], None]) -> bool:

@@ -121,6 +121,11 @@ class Reader:
         """Write the text that was taken as content: it is no call."""
         self._write(self.source.taken())
 
+    @property
+    def just_called(self) -> bool:
+        """Whether nothing but white space has come since a call was read."""
+        return not "".join(self.source.raw).strip()
+
     def attempt(self, tagged: bool = True) -> Attempt:
         """A call that is about to be read. One that is not `tagged` must name a tool that was offered."""
         return Attempt(self, tagged)

@@ -68,7 +68,7 @@ class Thoughts:
 
     def __init__(self, form: ThoughtForm, begins_open: bool, raw: bool = False) -> None:
         """`raw`: thoughts are written as content, markers included; calls within them are none even so."""
-        self._form, self._open, self._raw = form, begins_open, raw
+        self._form, self._open, self.raw = form, begins_open, raw
         self.markers: tuple[str, ...] = (() if raw else form.wrappers) + ((form.begin,) if form.anywhere else ())
 
     def read_first(self, source: TextSource, writer: Writer) -> Reading[bool]:
@@ -89,8 +89,8 @@ class Thoughts:
 
     def _read(self, source: TextSource, writer: Writer) -> Reading[None]:
         """Write thoughts to their end."""
-        write = writer.write_content if self._raw else writer.write_thoughts
-        if self._raw:
+        write = writer.write_content if self.raw else writer.write_thoughts
+        if self.raw:
             write(source.taken())  # the marker
         plain = _not(self._form.end[0])
         while (yield from source.peek()):
@@ -98,7 +98,7 @@ class Thoughts:
             if run := source.take_run(plain):
                 write(run)
             elif (yield from source.accept(self._form.end)):
-                if self._raw:
+                if self.raw:
                     write(source.taken())
                 else:
                     writer.end_thoughts()

@@ -1,0 +1,35 @@
+"""Command-R7B and later: a list of calls between <|START_ACTION|> and <|END_ACTION|>. Command-R: a list in a block of code
+behind the word Action.
+"""
+
+from __future__ import annotations
+
+from homenode.chat.formats import ToolFormat
+from homenode.chat.reading.call_objects import read_call_list, read_tagged_list
+from homenode.chat.reading.reader import Marker, Reader
+from homenode.chat.reading.source import Reading
+
+_ACTION = Marker("Action:", on_new_line=True)
+
+
+def _read_tokens(reader: Reader) -> Reading[None]:
+    yield from read_tagged_list(reader, (Marker("<|START_ACTION|>"),), "<|END_ACTION|>")
+
+
+def _read_block(reader: Reader) -> Reading[None]:
+    source = reader.source
+    while (yield from reader.read_content((_ACTION,))):
+        yield from source.skip_space()
+        if (yield from source.accept("```")):
+            yield from source.accept("json")
+        if (yield from read_call_list(reader)):
+            yield from source.skip_space()
+            if (yield from source.accept("```")):
+                continue
+        reader.give_back()
+
+
+FORMATS = [
+    ToolFormat(("cohere_command3", "cohere_command4"), _read_tokens, (("<|START_ACTION|>",),), precedence=2),
+    ToolFormat(("command_r",), _read_block, (("Action:", "tool_name"),), precedence=1),
+]

@@ -1,0 +1,65 @@
+"""Gemma 4 and FunctionGemma: call:NAME and arguments in braces, with bare keys and strings between marks of their own."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+
+from homenode.chat.formats import ToolFormat
+from homenode.chat.reading.literals import Dialect, read_value
+from homenode.chat.reading.reader import Marker, Reader
+from homenode.chat.reading.source import Reading
+
+_NAME = re.compile(r"[\w.:/-]+")
+
+
+@dataclass(frozen=True)
+class _Marks:
+    begin: str
+    end: str
+    quote: str
+
+    @functools.cached_property
+    def dialect(self) -> Dialect:
+        return Dialect((self.quote,), escapes="", bare_keys=True)
+
+
+_GEMMA4 = _Marks("<|tool_call>", "<tool_call|>", '<|"|>')
+_FUNCTION_GEMMA = _Marks("<start_function_call>", "<end_function_call>", "<escape>")
+
+
+def _read(marks: _Marks, reader: Reader) -> Reading[None]:
+    source = reader.source
+    while (yield from reader.read_content((Marker(marks.begin),))):
+        if (yield from _read_call(marks, reader)):
+            yield from source.skip_space()
+            if (yield from source.accept(marks.end)):
+                continue
+        reader.give_back()
+
+
+def _read_call(marks: _Marks, reader: Reader) -> Reading[bool]:
+    source, attempt = reader.source, reader.attempt()
+    yield from source.skip_space()
+    if not (yield from source.accept("call:")):
+        return False
+    name = yield from source.read_run(_NAME)
+    if not attempt.can_be_called(name) or (yield from source.peek()) != "{":
+        return False
+    attempt.name = name
+    if not (yield from read_value(source, attempt.write, marks.dialect)):
+        return False
+    attempt.finish()
+    return True
+
+
+FORMATS = [
+    ToolFormat(("gemma4",), functools.partial(_read, _GEMMA4), (("<|tool_call>",),), precedence=4),
+    ToolFormat(
+        ("functiongemma", "gemma3"),
+        functools.partial(_read, _FUNCTION_GEMMA),
+        (("<start_function_call>",),),
+        precedence=4,
+    ),
+]

@@ -1,0 +1,17 @@
+"""Granite 3: a list of calls behind <|tool_call|>."""
+
+from __future__ import annotations
+
+from homenode.chat.formats import ToolFormat
+from homenode.chat.reading.call_objects import read_tagged_list
+from homenode.chat.reading.reader import Marker, Reader
+from homenode.chat.reading.source import Reading
+
+_MARKERS = (Marker("<|tool_call|>"), Marker("<tool_call>", on_new_line=True))
+
+
+def _read(reader: Reader) -> Reading[None]:
+    yield from read_tagged_list(reader, _MARKERS)
+
+
+FORMATS = [ToolFormat(("granite", "granite3", "granite-20b-fc"), _read, (("<|tool_call|>",),), precedence=1)]

@@ -1,0 +1,108 @@
+"""gpt-oss: messages with a channel each, of which one has thoughts, one the answer, and one text and calls of tools."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from homenode.chat.formats import ToolFormat
+from homenode.chat.reading.call_objects import read_arguments
+from homenode.chat.reading.reader import Reader
+from homenode.chat.reading.source import Reading, TextSource
+
+_START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+_ENDS = ("<|end|>", "<|return|>", "<|call|>")
+_PLAIN = re.compile("[^<]+")
+_RECIPIENT = re.compile(r"\bto=(\S+)")
+_CHANNELS = ("analysis", "commentary", "final")
+_LONGEST_HEADER = 1000
+
+
+def _read(reader: Reader) -> Reading[None]:
+    source = reader.source
+    while (yield from source.peek()):
+        source.forget()
+        if not (yield from source.accept_one((_START, _CHANNEL))):
+            yield from _read_text(reader, reader.writer.write_content)
+            continue
+        header = yield from _read_header(reader)
+        if header is None:
+            reader.give_back()
+            continue
+        yield from _read_message(reader, header)
+
+
+def _read_header(reader: Reader) -> Reading[str | None]:
+    """What is before <|message|>, tokens as spaces; None where that does not come."""
+    source = reader.source
+    words: list[str] = ["" if source.raw[-1] == _START else _CHANNEL]
+    size = 0
+    while size < _LONGEST_HEADER and (yield from source.peek()):
+        if run := source.take_run(_PLAIN):
+            words.append(run)
+            size += len(run)
+        elif token := (yield from source.accept_one((_CHANNEL, _CONSTRAIN, _MESSAGE))):
+            if token == _MESSAGE:
+                return "".join(words)
+            words.append(token if token == _CHANNEL else " ")
+            size += len(token)
+        else:
+            return None
+    return None
+
+
+def _read_message(reader: Reader, header: str) -> Reading[None]:
+    before, _, channel = header.rpartition(_CHANNEL)
+    kind = channel.split()[0] if channel.split() else ""
+    recipient = _RECIPIENT.search(f"{before} {channel}".replace(_CHANNEL, " "))
+    if recipient and recipient[1].startswith("functions.") and reader.tools:
+        yield from _read_call(reader, recipient[1].removeprefix("functions."))
+    elif kind == "analysis":
+        if reader.thoughts.raw:
+            reader.give_back()
+            yield from _read_text(reader, reader.writer.write_content)
+        else:
+            yield from _read_text(reader, reader.writer.write_thoughts)
+            reader.writer.end_thoughts()
+    else:
+        if kind not in _CHANNELS or recipient:
+            reader.give_back()
+        yield from _read_text(reader, reader.writer.write_content)
+
+
+def _read_call(reader: Reader, name: str) -> Reading[None]:
+    """Arguments; where they are none, the text of the message is content."""
+    source, attempt = reader.source, reader.attempt()
+    source.forget()
+    if attempt.can_be_called(name):
+        attempt.name = name
+        yield from source.skip_space()
+        if (yield from read_arguments(source, attempt)):
+            attempt.finish()
+            yield from source.skip_space()
+            if (yield from source.accept_one(_ENDS)):
+                return
+    reader.give_back()
+    yield from _read_text(reader, reader.writer.write_content)
+
+
+def _read_text(reader: Reader, write: Callable[[str], None]) -> Reading[None]:
+    """Write text up to a token that ends a message, which is left out, or to one that begins another."""
+    source = reader.source
+    while (yield from source.peek()):
+        source.forget()
+        if run := source.take_run(_PLAIN):
+            write(run)
+        elif (yield from source.accept_one(_ENDS)) or (yield from _is_header(source)):
+            return
+        else:
+            write(source.take())
+
+
+def _is_header(source: TextSource) -> Reading[bool]:
+    return (yield from source.looking_at(_START)) or (yield from source.looking_at(_CHANNEL))
+
+
+FORMATS = [
+    ToolFormat(("openai", "harmony", "gpt_oss"), _read, ((_CHANNEL, _MESSAGE),), precedence=5, without_tools=True)
+]
