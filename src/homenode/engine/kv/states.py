@@ -33,6 +33,7 @@ class SlotAllocation:
     uncovered: int = 0  # positions that are computed again, as their KV was found, but no state after them
     wanted: list[tuple[int, bytes]] = field(default_factory=list)  # snapshots to come: position and digest, ascending
     writing: list[tuple[int, int]] = field(default_factory=list)  # position and slot of snapshots in steps in flight
+    coming: list[bytes] = field(default_factory=list)  # digests of those of a prompt
     answer_digest: bytes | None = None  # of its newest snapshot of the answer, which the next one takes the place of
 
 
@@ -98,10 +99,14 @@ class StatePool:
         """The slot for a snapshot in the step that computes positions start .. end - 1 of a prompt: the last that is
         wanted there; -1: none. The last entry of `stay.writing` says at which position.
         """
-        passed = sum(at <= end for at, _ in stay.wanted)
-        at = stay.wanted[passed - 1][0] if passed else 0
-        self._drop_wanted(stay, passed)
-        return self._write(stay, at) if at > start else -1
+        passed = [wanted for wanted in stay.wanted if wanted[0] <= end]
+        del stay.wanted[: len(passed)]
+        at = passed[-1][0] if passed else 0
+        slot = self._write(stay, at) if at > start else -1
+        if slot >= 0:
+            stay.coming.append(passed.pop()[1])
+        self._end_waits(digest for _, digest in passed)
+        return slot
 
     def write_answer(self, stay: SlotAllocation, end: int) -> int:
         """The same for the step that computes position end - 1 of an answer: at the end of every block."""
@@ -114,6 +119,9 @@ class StatePool:
         while stay.writing and stay.writing[0][0] <= len(digests) * self._block_size:
             at, slot = stay.writing.pop(0)
             digest = digests[at // self._block_size - 1]
+            if digest in stay.coming:
+                stay.coming.remove(digest)
+                self._end_waits([digest])
             if digest in self._snapshots or digest not in findable:
                 self._free.append(slot)
                 continue
@@ -127,8 +135,8 @@ class StatePool:
     def release(self, stay: SlotAllocation) -> None:
         """A stay is over, and no step in flight contains it."""
         self._free += [stay.slot, *(slot for _, slot in stay.writing)]
-        stay.writing = []
-        self._drop_wanted(stay, len(stay.wanted))
+        self._end_waits([*stay.coming, *(digest for _, digest in stay.wanted)])
+        stay.writing, stay.coming, stay.wanted = [], [], []
 
     def forget(self, digest: bytes) -> None:
         """The KV block of this digest was given up, and with it goes the snapshot at its end, if there is one."""
@@ -165,10 +173,9 @@ class StatePool:
             return self._free.pop()
         return self._snapshots.popitem(last=False)[1] if self._snapshots else None
 
-    def _drop_wanted(self, stay: SlotAllocation, count: int) -> None:
-        """The first `count` that a stay wanted are not to come any more."""
-        for _, digest in stay.wanted[:count]:
+    def _end_waits(self, digests: Iterable[bytes]) -> None:
+        """Snapshots that a running sequence wanted are there, or do not come."""
+        for digest in digests:
             self._coming[digest] -= 1
             if not self._coming[digest]:
                 del self._coming[digest]
-        del stay.wanted[:count]

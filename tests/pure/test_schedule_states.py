@@ -1,0 +1,174 @@
+"""States that are not keys and values in the scheduler: slots, snapshots, and who goes on from which. The scripted worker finds out whoever goes on
+from another state than that of its own tokens."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pytest
+
+from homenode.engine.kv.states import SlotAllocation, StatePool
+from homenode.engine.messages import StateFigures
+from homenode.engine.scheduler_config import SchedulerConfig
+from homenode.errors import InternalError
+from tests.pure.schedule_bench import Bench, limits_of
+
+_BLOCK = 4
+_PROMPT = [(7 * n) % 39 + 1 for n in range(64)]
+
+
+def _bench(slots: int = 16, interval: int = 400, tokens: int = 32, **limits: int) -> Bench:
+    config = SchedulerConfig(max_num_batched_tokens=tokens, max_num_seqs=8)
+    return Bench(config, limits=limits_of(state_slots=slots, state_interval=interval, **limits), lookahead=1)
+
+
+def _ask(bench: Bench, prompt: list[int], tokens: int = 2) -> int:
+    """Run a request to its end; the prompt tokens it found in the cache."""
+    number = bench.submit(prompt, max_tokens=tokens, ignore_eos=True)
+    bench.run()
+    return bench.outputs[number][0].cached_tokens
+
+
+def _figures(bench: Bench) -> StateFigures:
+    figures = bench.scheduler.statistics().states
+    assert figures is not None
+    return figures
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17])
+def test_an_equal_prompt_goes_on_at_the_last_block_end_before_its_last_token(length: int) -> None:
+    bench = _bench()
+    assert _ask(bench, _PROMPT[:length]) == 0
+    assert _ask(bench, _PROMPT[:length]) == (length - 1) // _BLOCK * _BLOCK
+
+
+@pytest.mark.parametrize("shared", range(1, 25))
+def test_a_hit_needs_keys_and_a_state_at_one_place(shared: int) -> None:
+    """The first prompt leaves a state at 20 only. The next one that begins alike is computed from the beginning unless it has all of that, but leaves
+    one where it parted."""
+    bench = _bench()
+    _ask(bench, _PROMPT[:24], tokens=1)
+    other = [*_PROMPT[:shared], *[40 - t for t in _PROMPT[shared:30]]]
+    keys = shared // _BLOCK * _BLOCK
+    found = 20 if keys >= 20 else 0
+    assert _ask(bench, other, tokens=1) == found
+    assert _figures(bench).recomputed_tokens == keys - found
+    if keys:
+        third = [*_PROMPT[:shared], *[(t + 5) % 40 for t in _PROMPT[shared:30]]]
+        assert _ask(bench, third, tokens=1) >= keys
+
+
+@pytest.mark.parametrize("tokens", [8, 13, 32])
+def test_an_interval_of_a_block_keeps_a_state_at_every_block_end(tokens: int) -> None:
+    bench = _bench(interval=_BLOCK, tokens=tokens)
+    _ask(bench, _PROMPT[:30], tokens=1)
+    for shared in range(1, 29):
+        before = _figures(bench).recomputed_tokens
+        assert _ask(bench, [*_PROMPT[:shared], 0], tokens=1) == shared // _BLOCK * _BLOCK
+        assert _figures(bench).recomputed_tokens == before
+
+
+@pytest.mark.parametrize("answer", range(1, 14))
+def test_the_next_turn_goes_on_after_the_answer(answer: int) -> None:
+    bench = _bench()
+    number = bench.submit(_PROMPT[:10], max_tokens=answer, ignore_eos=True)
+    bench.run()
+    conversation = [*_PROMPT[:10], *bench.tokens(number)]
+    assert _ask(bench, [*conversation, 1, 2, 3]) == (len(conversation) - 1) // _BLOCK * _BLOCK
+
+
+def test_equal_prompts_are_computed_once_and_then_copied() -> None:
+    bench = _bench(tokens=16)
+    numbers = [bench.submit(_PROMPT[:42], max_tokens=6, ignore_eos=True) for _ in range(3)]
+    bench.run()
+    assert len({tuple(bench.tokens(number)) for number in numbers}) == 1
+    assert [bench.outputs[number][0].cached_tokens for number in numbers] == [0, 40, 40]
+    computed = bench.scheduler.statistics().step_tokens - bench.scheduler.statistics().generation_tokens
+    assert computed <= 42 + 2 * 2
+
+
+def test_who_runs_has_a_slot_and_the_rest_wait() -> None:
+    bench = _bench(slots=2)
+    for n in range(6):
+        bench.submit([n + 1] * 9, max_tokens=9, ignore_eos=True)
+    most = 0
+    while bench.fill() or bench.finish_step():
+        most = max(most, bench.scheduler.statistics().num_running)
+        bench.finish_step()
+    assert most == 2
+    bench.run()
+
+
+@pytest.mark.parametrize("turns", range(30))
+def test_slots_come_back_from_whatever_ends_early(turns: int) -> None:
+    bench = _bench(slots=5, num_blocks=14)
+    numbers = [bench.submit([n + 1] * (3 + 2 * n), max_tokens=20, ignore_eos=True) for n in range(4)]
+    for turn in range(turns):
+        (bench.finish_step if turn % 3 == 2 else bench.step)()
+    for number in numbers:
+        bench.abort(number)
+    bench.lose()
+    bench.restore()
+    bench.run()
+    assert _figures(bench).used == 0 and _figures(bench).snapshots == 0
+    assert _ask(bench, _PROMPT[:9]) == 0
+
+
+def test_a_preempted_request_goes_on_from_its_newest_snapshot() -> None:
+    bench = _bench(slots=16, num_blocks=12, max_model_len=48)
+    for n in range(3):
+        bench.submit([n + 1] * 6, max_tokens=30, ignore_eos=True)
+    bench.run()
+    assert bench.scheduler.statistics().preemptions > 0 and _figures(bench).hits > 0
+
+
+def test_a_snapshot_goes_with_its_block_and_blocks_stay_without_snapshots() -> None:
+    bench = _bench(slots=2)
+    _ask(bench, _PROMPT[:13], tokens=1)
+    pool, states = bench.scheduler._allocator.pool, bench.scheduler._allocator.states
+    assert states is not None and states.num_snapshots == 1
+    for n in range(2):  # takes both slots for itself and its snapshot: the keys stay
+        _ask(bench, [n + 2] * 13, tokens=1)
+    assert _ask(bench, _PROMPT[:13], tokens=1) == 0 and _figures(bench).recomputed_tokens == 12
+    pool.forget_all()
+    assert states.num_snapshots == 0
+
+
+def test_without_prefix_cache_there_are_no_snapshots() -> None:
+    bench = Bench(limits=limits_of(state_slots=3), caching=False)
+    for _ in range(2):
+        assert _ask(bench, _PROMPT[:20], tokens=12) == 0
+    assert _figures(bench) == StateFigures(slots=3)
+
+
+def test_the_last_slot_is_taken_in_place() -> None:
+    states = StatePool(1, 4, 4)
+    first = SlotAllocation(wanted=[])
+    states.begin(first)
+    assert states.write_answer(first, 4) == -1  # no other slot
+    states.release(first)
+    states._snapshots[b"end"] = states._free.pop()
+    stay = SlotAllocation(origin=b"end", snapshot_at=4)
+    states.begin(stay)
+    assert (stay.slot, stay.source, states.num_snapshots) == (0, -1, 0)
+    with pytest.raises(InternalError, match="all are in use"):
+        states.begin(SlotAllocation())
+
+
+def test_a_planted_leak_of_a_slot_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StatePool, "release", lambda self, stay: None)
+    with pytest.raises(InternalError, match="of the state memory is in 0 places"):
+        _ask(_bench(), _PROMPT[:9])
+
+
+def test_a_planted_early_snapshot_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot one block too late in the sequence is told from the right one by the worker."""
+    honest = StatePool.find
+    monkeypatch.setattr(StatePool, "find", lambda self, digests: max(0, honest(self, digests) - 1))
+    bench = _bench(interval=_BLOCK)
+    _ask(bench, _PROMPT[:21])
+    states = bench.scheduler._allocator.states
+    assert states is not None
+    states._snapshots = OrderedDict.fromkeys(bench.scheduler._allocator.pool.digests, 0)
+    with pytest.raises(Exception, match=r"another state|in \d+ places"):
+        _ask(bench, _PROMPT[:21])
