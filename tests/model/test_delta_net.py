@@ -18,6 +18,7 @@ from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.parts import PartitionSpec
 from homenode.model.weights.load import load_model
+from tests.model.config_fields import check_fields
 from tests.model.conftest import make_backend
 from tests.model.delta_gguf import write_delta_gguf
 from tests.model.driver import Driver, Sequence
@@ -209,3 +210,10 @@ def test_torch_has_no_state_memory(made: tuple[Case, Path, Any]) -> None:
     backend = make_backend("torch", rounding=False)
     with pytest.raises(UnsupportedError, match="no state memory"):
         Driver(load_model(open_checkpoint(made[1]), backend), backend)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5", "qwen3_5_moe"])
+def test_every_field_is_read_as_transformers_reads_it_or_refused(name: str, tmp_path: Path) -> None:
+    check_fields(CASES[name].kind, CASES[name].changes, tmp_path / "model")
