@@ -18,8 +18,13 @@ def state_slots(config: EngineConfig, geometry: KvGeometry, kv_bytes: int) -> in
     """
     if geometry.state is None:
         return 0
-    each = _SLOTS_PER_SEQUENCE if config.kv.enable_prefix_caching else 1
-    return min(each * config.scheduler.max_num_seqs, int(kv_bytes * _SHARE) // geometry.state.slot_bytes)
+    return min(
+        _slots_per_sequence(config) * config.scheduler.max_num_seqs, int(kv_bytes * _SHARE) // geometry.state.slot_bytes
+    )
+
+
+def _slots_per_sequence(config: EngineConfig) -> int:
+    return _SLOTS_PER_SEQUENCE if config.kv.enable_prefix_caching else 1
 
 
 def state_bytes(geometry: KvGeometry, slots: int) -> int:
@@ -40,12 +45,13 @@ def state_interval(config: EngineConfig, geometry: KvGeometry) -> int:
 
 
 def state_memory_problem(config: EngineConfig, geometry: KvGeometry, kv_bytes: int) -> CapacityError | None:
-    """Why not even one sequence's state fits, if so."""
-    if geometry.state is None or state_slots(config, geometry, kv_bytes):
+    """Why not even one sequence's state fits, and a snapshot of it where any is kept, if so."""
+    least = _slots_per_sequence(config)
+    if geometry.state is None or state_slots(config, geometry, kv_bytes) >= least:
         return None
-    needed = geometry.state.slot_bytes
+    needed = least * geometry.state.slot_bytes
     return CapacityError(
-        f"the state of one sequence, beside keys and values, takes {format_bytes(needed)}, and half of the "
+        f"the state of one sequence{' and a snapshot of it' if least > 1 else ''}, beside keys and values, takes {format_bytes(needed)}, and half of the "
         f"{format_bytes(kv_bytes)} of KV memory is for states; give --kv-cache-memory at least "
         f"{format_bytes(int(needed / _SHARE))}",
         param="kv_cache_memory",
