@@ -46,7 +46,12 @@ FIGURES: dict[str, Any] = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
 }  # fmt: skip
 # What single architectures want in place of that; None: nothing.
-OWN: dict[str, dict[str, Any]] = {}
+OWN: dict[str, dict[str, Any]] = {
+    "gemma4": {
+        "rope_theta": None, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 1, "global_head_dim": 32,
+        "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64, "enable_moe_block": True, "top_k_experts": 2,
+    },
+}  # fmt: skip
 ODD = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.sampled_from([-1, 0, 1, 2, 3, 5, 7, 31, 2**31, 2**63]),
     st.floats(), st.sampled_from([-1.0, 0.0, 1e-300, 1e300, 0.5, 2.5]), st.text(max_size=6),
@@ -128,7 +133,12 @@ KEYS: dict[str, Any] = {
     "attention.value_length": 16, "context_length": 256, "attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 1e4, "expert_count": 4,
     "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 32,
 }  # fmt: skip
-OWN_KEYS: dict[str, dict[str, Any]] = {}
+OWN_KEYS: dict[str, dict[str, Any]] = {
+    "gemma4": {
+        "attention.sliding_window": 8, "attention.sliding_window_pattern": [True] * 4, "attention.key_length_swa": 16, "attention.value_length_swa": 16,
+        "attention.shared_kv_layers": 1, "embedding_length_per_layer_input": 8,
+    },
+}  # fmt: skip
 
 
 def gguf_spec(architecture: Architecture, keys: dict[str, Any]) -> ModelSpec:

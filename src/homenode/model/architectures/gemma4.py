@@ -38,7 +38,7 @@ FIELDS = frozenset(
     "hidden_activation sliding_window use_bidirectional_attention attention_bias final_logit_softcapping "
     "vocab_size_per_layer_input hidden_size_per_layer_input attention_k_eq_v num_kv_shared_layers enable_moe_block "
     "use_double_wide_mlp num_experts top_k_experts moe_intermediate_size global_head_dim num_global_key_value_heads "
-    "per_layer_config".split()
+    "per_layer_config rope_local_base_freq".split()
 )
 KEYS = frozenset(
     "attention.key_length_swa attention.value_length_swa attention.shared_kv_layers rope.freq_base_swa "
@@ -272,6 +272,11 @@ def _far_rope(config: FolderConfig, spec: ModelSpec, head_dim: int) -> RopeSpec:
     """The rope of layers without a window: of all their pairs, the first of which turn."""
     part = None if head_dim == spec.head_dim else head_dim
     if config.fields.table("rope_parameters") is None:
+        for older in ("rope_theta", "rope_scaling", "rope_local_base_freq"):
+            if config.fields.has(older):
+                raise UnsupportedError(
+                    f"{config.path}: {older} without rope_parameters is not supported in {NAME}, whose class leaves it alone; give rope_parameters, or neither"
+                )
         turning = int(head_dim * TURNING) // 2
         factors = (1.0,) * turning + (NEVER_TURNS,) * (head_dim // 2 - turning)
         return replace(spec.rope, rotary_dim=part, factors=factors)
