@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from homenode.errors import UserError
 from homenode.server.http.failures import ApiError, ErrorBody, ErrorDetail
-from homenode.server.proxy.client_request import read_client_request
+from homenode.server.proxy.client_request import CHAT_COMPLETIONS, COMPLETIONS, read_client_request
 from homenode.server.proxy.config import ProxyConfig, server_url, server_urls
 from homenode.server.proxy.events import Events
 
@@ -25,7 +25,7 @@ json_values = st.recursive(
 
 @given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()), st.booleans())
 def test_any_body_finds_a_way(body: bytes, chat: bool) -> None:
-    asked = read_client_request(body, chat=chat)
+    asked = read_client_request(body, CHAT_COMPLETIONS if chat else COMPLETIONS)
     assert asked.for_decode(None) == body
     assert asked.direct is not None or b'"ticket":"t"' in asked.for_decode("t")
 
@@ -37,7 +37,7 @@ def test_any_body_finds_a_way(body: bytes, chat: bool) -> None:
 )
 def test_values_pass_as_they_were_written(fields: dict[str, object]) -> None:
     text = json.dumps(fields)
-    asked = read_client_request(text.encode(), chat=False)
+    asked = read_client_request(text.encode(), COMPLETIONS)
     if asked.direct is None:
         again = json.loads(asked.for_decode("t"))
         assert again.pop("kv_transfer_params") == {"do_remote_prefill": True, "ticket": "t"}
@@ -76,14 +76,14 @@ def test_values_pass_as_they_were_written(fields: dict[str, object]) -> None:
     ],
 )
 def test_what_is_handed_over(fields: dict[str, object], direct: str | None) -> None:
-    assert read_client_request(json.dumps(fields).encode(), chat=False).direct == direct
+    assert read_client_request(json.dumps(fields).encode(), COMPLETIONS).direct == direct
 
 
 def test_chats() -> None:
     messages = [{"role": "user", "content": "hello there"}]
-    first = read_client_request(json.dumps({"messages": messages}).encode(), chat=True)
+    first = read_client_request(json.dumps({"messages": messages}).encode(), CHAT_COMPLETIONS)
     longer = read_client_request(
-        json.dumps({"messages": [*messages, {"role": "assistant", "content": "hm"}]}).encode(), chat=True
+        json.dumps({"messages": [*messages, {"role": "assistant", "content": "hm"}]}).encode(), CHAT_COMPLETIONS
     )
     assert (
         first.direct is None
@@ -92,31 +92,31 @@ def test_chats() -> None:
     )
     assert (
         read_client_request(
-            json.dumps({"messages": messages, "max_completion_tokens": 1, "max_tokens": 9}).encode(), chat=True
+            json.dumps({"messages": messages, "max_completion_tokens": 1, "max_tokens": 9}).encode(), CHAT_COMPLETIONS
         ).direct
         == "max_tokens"
     )
     assert (
-        read_client_request(json.dumps({"messages": messages, "cache_salt": "x"}).encode(), chat=True).salt
+        read_client_request(json.dumps({"messages": messages, "cache_salt": "x"}).encode(), CHAT_COMPLETIONS).salt
         != first.salt
     )
 
 
 def test_lengths() -> None:
-    assert read_client_request(b'{"prompt":[5,6,7]}', chat=False).tokens == 3
-    long = read_client_request(json.dumps({"prompt": "abcde" * 100_000}).encode(), chat=False)
+    assert read_client_request(b'{"prompt":[5,6,7]}', COMPLETIONS).tokens == 3
+    long = read_client_request(json.dumps({"prompt": "abcde" * 100_000}).encode(), COMPLETIONS)
     assert long.tokens == 125_000 and len(long.units) == 1 << 16
 
 
 def test_a_body_of_empty_lists_is_not_decoded() -> None:
     body = b'{"prompt":[' + b"[]," * 70_000 + b"[]]}"
     with pytest.raises(ApiError, match="lists and objects"):
-        read_client_request(body, chat=False)
+        read_client_request(body, COMPLETIONS)
 
 
 def test_a_client_s_own_ticket_is_refused() -> None:
     with pytest.raises(ApiError, match="kv_transfer_params"):
-        read_client_request(b'{"prompt":"x","kv_transfer_params":{"ticket":"t"}}', chat=False)
+        read_client_request(b'{"prompt":"x","kv_transfer_params":{"ticket":"t"}}', COMPLETIONS)
 
 
 @given(

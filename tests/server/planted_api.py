@@ -40,6 +40,13 @@ class Lines(Struct):
     spent: tuple[int, int]
 
 
+class Sorry(Struct):
+    """What went wrong, in the words of this API."""
+
+    sorry: str
+    field: str | None
+
+
 class LinesFormat:
     """An `AnswerFormat`: one line for each choice; as events, pieces of lines with their number."""
 
@@ -87,5 +94,7 @@ API = Api(
             failures=POST_FAILURES,
             admits=True,
         ),
-    )
+    ),
+    error_shape=lambda error: Sorry(str(error), error.body.error.param),
+    error_body=Sorry,
 )

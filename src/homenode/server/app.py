@@ -20,11 +20,17 @@ APIS = (models.API, completions.API, chat.API, tokenize.API, kv_transfer.API, he
 
 def create_app(state: ServerState, apis: Sequence[Api] = APIS) -> HttpApplication:
     """The application that answers for the engine client of `state`, which is started."""
-    return HttpApplication(_routes(state, apis), state.config.api_key, lambda: state.draining or state.lost is not None)
-
-
-def _routes(state: ServerState, apis: Sequence[Api]) -> list[Route]:
-    return [_route(state, operation) for api in openapi.with_document(state, apis) for operation in api.operations]
+    routes = [
+        (_route(state, operation), api.error_shape)
+        for api in openapi.with_document(state, apis)
+        for operation in api.operations
+    ]
+    return HttpApplication(
+        [route for route, _ in routes],
+        state.config.api_key,
+        lambda: state.draining or state.lost is not None,
+        [(route, shape) for route, shape in routes if shape is not None],
+    )
 
 
 def _route(state: ServerState, operation: Operation) -> Route:

@@ -13,7 +13,6 @@ from starlette.responses import Response
 from homenode import __version__
 from homenode.server.core.api import Api, Operation
 from homenode.server.core.state import ServerState
-from homenode.server.http.failures import ErrorBody
 
 _REFS = "#/components/schemas/{name}"
 _FAILURES = {
@@ -51,7 +50,7 @@ def document(state: ServerState, apis: Sequence[Api]) -> dict[str, Any]:
         for t in (operation.answer, operation.body, operation.streams)
         if t not in (None, dict)
     }
-    named = sorted(types | {ErrorBody}, key=lambda t: t.__name__)
+    named = sorted(types | {api.error_body for api in apis}, key=lambda t: t.__name__)
     _, components = msgspec.json.schema_components(named, ref_template=_REFS)
     for schema in components.values():
         if "description" in schema:  # a docstring, indented as in its source
@@ -59,8 +58,9 @@ def document(state: ServerState, apis: Sequence[Api]) -> dict[str, Any]:
     for api in apis:
         api.tighten(components, state)
     paths: dict[str, Any] = {}
-    for operation in operations:
-        paths.setdefault(operation.path, {})[operation.method] = _operation(operation, state)
+    for api in apis:
+        for operation in api.operations:
+            paths.setdefault(operation.path, {})[operation.method] = _operation(operation, api.error_body, state)
     text: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
@@ -76,7 +76,7 @@ def document(state: ServerState, apis: Sequence[Api]) -> dict[str, Any]:
     return text
 
 
-def _operation(operation: Operation, state: ServerState) -> dict[str, Any]:
+def _operation(operation: Operation, error_body: type, state: ServerState) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "summary": operation.summary,
         "operationId": operation.path.strip("/").replace("/", "_").replace("{", "").replace("}", "").replace(".", "_"),
@@ -86,7 +86,7 @@ def _operation(operation: Operation, state: ServerState) -> dict[str, Any]:
         if status != 401 or state.config.api_key:
             entry["responses"][str(status)] = {
                 "description": _FAILURES[status],
-                "content": _json(_ref(ErrorBody)),
+                "content": _json(_ref(error_body)),
             }
     if operation.body is not None:
         entry["requestBody"] = {"required": True, "content": _json(_ref(operation.body))}

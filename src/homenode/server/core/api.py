@@ -8,6 +8,7 @@ from typing import Any
 
 from homenode.server.core.state import ServerState
 from homenode.server.http.endpoint import Handler
+from homenode.server.http.failures import ErrorBody, ErrorShape
 
 POST_FAILURES = (400, 401, 404, 405, 408, 413, 415, 500, 503)  # statuses of operations that take a body
 
@@ -39,7 +40,12 @@ def _nothing(components: dict[str, Any], state: ServerState) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Api:
-    """One API. `tighten` adds to the OpenAPI schemas, by type name, what types cannot say of the served model."""
+    """One API. `tighten` adds to the OpenAPI schemas, by type name, what types cannot say of the served model.
+    `error_shape` makes the body of an answer that is not a success, of the type `error_body`; None: that of the OpenAI
+    API. What goes wrong in a stream that has begun is told by its `AnswerFormat`.
+    """
 
     operations: tuple[Operation, ...]
+    error_shape: ErrorShape | None = None
+    error_body: type = ErrorBody
     tighten: Callable[[dict[str, Any], ServerState], None] = _nothing

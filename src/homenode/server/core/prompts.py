@@ -75,18 +75,21 @@ async def encode_chat(
     state: ServerState,
     messages: list[dict[str, Any]],
     *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
     add_generation_prompt: bool | None = None,
     continue_final: bool = False,
     add_special_tokens: bool | None = None,
 ) -> EncodedPrompt:
-    """A conversation, whose `messages` are as chat templates know them.
+    """A conversation, whose `messages` are as chat templates know them, and so are the `tools` that are offered to the
+    model.
 
     What `add_special_tokens` does to it is told by `homenode.model.tokenizer.surrounding_tokens`.
     """
     prompt = await chat_text(
         state,
         messages,
+        tools=tools,
         template_kwargs=template_kwargs,
         add_generation_prompt=add_generation_prompt,
         continue_final=continue_final,
@@ -102,11 +105,12 @@ async def chat_text(
     state: ServerState,
     messages: list[dict[str, Any]],
     *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
     add_generation_prompt: bool | None = None,
     continue_final: bool = False,
 ) -> PromptText:
-    """What the chat template makes of a conversation."""
+    """What the chat template makes of a conversation, and of the tools that are offered in it."""
     values = dict(template_kwargs or {})
     if taken := sorted(_OWN_VALUES & values.keys()):
         raise ApiError(
@@ -119,6 +123,8 @@ async def chat_text(
             param="continue_final_message",
             code="invalid_value",
         )
+    if tools:
+        values["tools"] = list(tools)
     render = _render_open if continue_final else _render
 
     def work() -> PromptText:

@@ -84,7 +84,9 @@ class Coordinator:
             for number, assignment in enumerate(assignments)
         ]
         self._blocks = [0] * len(assignments)  # of each engine's KV memory, while it is there
-        self._fronts = FrontSupervisor(count, front_program, self._restart_policy, self)
+        self._fronts = FrontSupervisor(
+            count, front_program, self._restart_policy, self.front_begins, self.front_says, self.front_left
+        )
         self._waiting: dict[int, set[int]] = {}  # requests that wait for an engine, by front
         self._dispatch = dispatch_settings(assignments[0].config)
         self._key, self._started = secrets.token_bytes(32), int(time.time())

@@ -7,7 +7,7 @@ import itertools
 import logging
 import socket
 import time
-from typing import Protocol
+from collections.abc import Callable
 
 from homenode.engine.router.restart_policy import RestartPolicy
 from homenode.engine.wire import encode_frame
@@ -19,24 +19,27 @@ _log = logging.getLogger(__name__)
 _STOOD_STILL_S = 0.5
 
 
-class FrontEvents(Protocol):
-    """What the owner of the front processes, `coordinator.Coordinator`, is told of them."""
-
-    def front_begins(self, front: FrontProcess) -> None:
-        """`front` has read the vocabulary; the owner sends it all that the other fronts know."""
-
-    def front_says(self, front: FrontProcess, message: FromFront) -> None: ...
-
-    def front_left(self, front: FrontProcess) -> None:
-        """`front` has ended, and its requests with it."""
+Heard = Callable[[FrontProcess], None]
 
 
 class FrontSupervisor:
     """`count` of them. Those that have begun hear what is told to all."""
 
-    def __init__(self, count: int, program: str, restart_policy: RestartPolicy, host: FrontEvents) -> None:
-        """`program`: the module that each runs."""
-        self._program, self._restart_policy, self._host = program, restart_policy, host
+    def __init__(
+        self,
+        count: int,
+        program: str,
+        restart_policy: RestartPolicy,
+        begins: Heard,
+        says: Callable[[FrontProcess, FromFront], None],
+        left: Heard,
+    ) -> None:
+        """`program`: the module that each runs. `begins` hears of a front that has read the vocabulary, and sends it
+        all that the other fronts know; `says`, of what a front says; `left`, of one that has ended, and its requests
+        with it.
+        """
+        self._program, self._restart_policy = program, restart_policy
+        self._begins, self._says, self._left = begins, says, left
         self._numbers = itertools.count(1)
         self._slots: list[FrontProcess | None] = [None] * count  # None while it is started again
         self._serving: dict[int, FrontProcess] = {}  # by number
@@ -126,7 +129,7 @@ class FrontSupervisor:
         """A front that has read the vocabulary. Raises what it could not do that for."""
         if self._first is None:
             raise InternalError("the fronts were not started")
-        front = FrontProcess(next(self._numbers), slot, self._host.front_says)
+        front = FrontProcess(next(self._numbers), slot, self._says)
         try:
             await front.start(self._program, *self._first)
             await asyncio.shield(front.prepared)
@@ -138,7 +141,7 @@ class FrontSupervisor:
         return front
 
     def _begin(self, front: FrontProcess) -> None:
-        self._host.front_begins(front)
+        self._begins(front)
         self._serving[front.number] = front
         front.send(Serve())
 
@@ -152,7 +155,7 @@ class FrontSupervisor:
             watching.cancel()
             self._slots[slot] = None
             del self._serving[front.number]
-            self._host.front_left(front)
+            self._left(front)
             await front.close()
             if self._ending:
                 self._codes.append(max(0, code))  # a killed one did what it was told

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 from msgspec import Struct
@@ -37,7 +37,9 @@ class ErrorBody(Struct):
 
 
 class ApiError(Exception):
-    """An answer that is not a success. `param` names the field at fault, `retry_after_s` when to come again."""
+    """An answer that is not a success. `param` names the field at fault, `retry_after_s` when to come again. `body` is in
+    the words of the OpenAI API; an API with words of its own has an `ErrorShape`.
+    """
 
     def __init__(
         self,
@@ -56,12 +58,17 @@ class ApiError(Exception):
         kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         self.body = ErrorBody(ErrorDetail(message=message, type=kind, param=param, code=code))
 
-    def response(self) -> Response:
-        """The HTTP answer."""
+    def response(self, shape: ErrorShape | None = None) -> Response:
+        """The HTTP answer, its body as `shape` makes it; None: `body`."""
         headers = dict(self.headers)
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
-        return Response(msgspec.json.encode(self.body), self.status, headers, "application/json")
+        body = self.body if shape is None else shape(self)
+        return Response(msgspec.json.encode(body), self.status, headers, "application/json")
+
+
+# From a failure to the body of its answer, which can be encoded as JSON.
+ErrorShape = Callable[[ApiError], object]
 
 
 def failure_of(error: Exception, request_id: str) -> ApiError:

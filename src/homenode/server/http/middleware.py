@@ -17,7 +17,7 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from homenode.server.http.exchange import ClientGone
-from homenode.server.http.failures import ApiError, failure_of
+from homenode.server.http.failures import ApiError, ErrorShape, failure_of
 from homenode.server.http.protocol import FROM_RESERVE
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -28,8 +28,17 @@ _OPEN_PATHS = frozenset({"/health"})  # probes have no key
 class HttpApplication:
     """An ASGI application that gives every request an id, checks its key, and turns every failure into an answer."""
 
-    def __init__(self, routes: Sequence[Route], keys: Sequence[str], closing: Callable[[], bool]) -> None:
-        """`closing`: whether connections are to end with their answer."""
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        keys: Sequence[str],
+        closing: Callable[[], bool],
+        shapes: Sequence[tuple[Route, ErrorShape]] = (),
+    ) -> None:
+        """`closing`: whether connections are to end with their answer. `shapes`: of failures, by the routes of APIs that
+        have one of their own.
+        """
+        self._shapes = shapes
         self._keys = [_digest(key) for key in keys]
         self._closing = closing
         self._router = Router(routes, redirect_slashes=False, default=_not_found)
@@ -61,7 +70,11 @@ class HttpApplication:
                 None  # which leads to this frame, and would keep the request's body until a collection of cycles
             )
             if not started:  # otherwise the connection is closed: a cut answer must not look whole
-                await failure.response()(scope, receive, stamped)
+                await failure.response(self._shape_of(request.url.path))(scope, receive, stamped)
+
+    def _shape_of(self, path: str) -> ErrorShape | None:
+        """Of a failure at a path, whatever it failed at: its key, its method, its body or in the engine."""
+        return next((shape for route, shape in self._shapes if route.path_regex.match(path)), None)
 
     def _headers(self, request: Request) -> list[tuple[bytes, bytes]]:
         headers = [(b"x-request-id", request.state.request_id.encode())]

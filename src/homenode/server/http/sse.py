@@ -65,8 +65,8 @@ class EventStream(Response):
     """Sends `events` as they come, and closes the generator when the client leaves. One that stops reading is made to
     leave by its connection.
 
-    The status line waits for the first event, or for a second: a request the engine refuses at once is answered with
-    the right status. A failure after that is sent as an event with an error body, and the stream ends without [DONE].
+    The status line waits for the first event, or for a second: of a request that the engine refuses at once ApiError is
+    raised, so that it is answered with the right status. A failure after that is sent as an event with an error body, and the stream ends without [DONE].
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class EventStream(Response):
         self._last = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pump = asyncio.ensure_future(self._pump(scope, receive, send))
+        pump = asyncio.ensure_future(self._pump(send))
         helpers = [asyncio.ensure_future(disconnected(receive)), asyncio.ensure_future(self._keep_alive(send))]
         try:
             await asyncio.wait({pump, helpers[0]}, return_when=asyncio.FIRST_COMPLETED)
@@ -95,8 +95,10 @@ class EventStream(Response):
                 task.cancel()
             await asyncio.gather(pump, *helpers, return_exceptions=True)
             await self._events.aclose()
+        if not pump.cancelled() and (failure := pump.exception()) is not None:
+            raise failure
 
-    async def _pump(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _pump(self, send: Send) -> None:
         try:
             async for chunk in self._events:
                 await self._send(send, chunk)
@@ -104,9 +106,8 @@ class EventStream(Response):
             failure = failure_of(error, self._id)
             failure.__traceback__ = None  # or the frames that it leads to, this one among them, would be kept
             if not self._started:
-                self._started = True
-                await failure.response()(scope, receive, send)
-                return
+                self._started = True  # so that nothing else begins a stream
+                raise failure from None
             await self._send(send, self._failure(failure))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -15,7 +15,7 @@ from homenode.server.http.endpoint import Endpoint, json_response
 from homenode.server.http.exchange import read_body
 from homenode.server.http.middleware import HttpApplication
 from homenode.server.monitoring.server_metrics import CONTENT_TYPE
-from homenode.server.proxy.client_request import read_client_request
+from homenode.server.proxy.client_request import CHAT_COMPLETIONS, COMPLETIONS, ForwardedApi, read_client_request
 from homenode.server.proxy.forwarder import Forwarder
 from homenode.server.proxy.health import health
 from homenode.server.proxy.passing import passed
@@ -38,8 +38,8 @@ def create_app(state: ProxyState) -> HttpApplication:
         Route("/health", Endpoint(state, health), methods=["GET"]),
         Route("/version", Endpoint(state, _version), methods=["GET"]),
         Route("/metrics", Endpoint(state, _metrics), methods=["GET"]),
-        Route("/v1/completions", _ForwardedEndpoint(state, chat=False), methods=["POST"]),
-        Route("/v1/chat/completions", _ForwardedEndpoint(state, chat=True), methods=["POST"]),
+        Route("/v1/completions", _ForwardedEndpoint(state, COMPLETIONS), methods=["POST"]),
+        Route("/v1/chat/completions", _ForwardedEndpoint(state, CHAT_COMPLETIONS), methods=["POST"]),
     ]
     routes += [
         Route(path, Endpoint(state, passed, admits=True), methods=[method]) for method, path in _ASKED_OF_A_DECODER
@@ -50,17 +50,17 @@ def create_app(state: ProxyState) -> HttpApplication:
 class _ForwardedEndpoint:
     """An endpoint whose requests are forwarded to a prefill server, where one helps, and to a decode server."""
 
-    def __init__(self, state: ProxyState, *, chat: bool) -> None:
-        self._state, self._chat = state, chat
+    def __init__(self, state: ProxyState, api: ForwardedApi) -> None:
+        self._state, self._api = state, api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         with self._state.request(), self._state.bodies.lease() as lease:
             body = await read_body(self._state, request, lease)
             if len(body) > _LONG:
-                asked = await asyncio.to_thread(read_client_request, body, chat=self._chat)
+                asked = await asyncio.to_thread(read_client_request, body, self._api)
             else:
-                asked = read_client_request(body, chat=self._chat)
+                asked = read_client_request(body, self._api)
             if asked.direct is not None:
                 self._state.metrics.direct(asked.direct)
             await Forwarder(self._state, request, asked, lease, send).run()

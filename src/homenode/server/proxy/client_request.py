@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,8 +60,18 @@ class ClientRequest:
         return replace(self, body=b"", fields=None, units=())
 
 
-def read_client_request(body: bytes, *, chat: bool) -> ClientRequest:
-    """Raises ApiError 400 for a body that holds too much, and for a client that brings a ticket of its own.
+@dataclass(frozen=True)
+class ForwardedApi:
+    """Where an API has its prompts. `name`: for salts; `prompt_units`: of the fields of a body, how many prompts there
+    are (0 when it cannot be told), and the units and tokens of a single one.
+    """
+
+    name: bytes
+    prompt_units: Callable[[Mapping[str, msgspec.Raw]], tuple[int, Sequence[int], int]]
+
+
+def read_client_request(body: bytes, api: ForwardedApi) -> ClientRequest:
+    """The body of a request of `api`. Raises ApiError 400 for a body that holds too much, and for a client that brings a ticket of its own.
 
     Whoever knows a ticket can take or end somebody's hand-over.
     """
@@ -74,14 +84,9 @@ def read_client_request(body: bytes, *, chat: bool) -> ClientRequest:
     if _value(fields, _PARAMS) is not None:
         raise ApiError(400, f"`{_PARAMS}` is set by the proxy; leave it out", param=_PARAMS, code="invalid_value")
     stream = _value(fields, "stream") is True
-    prompts = 1
-    if chat:
-        raw = bytes(fields.get("messages", b""))
-        units, tokens = _text_units(raw)
-    else:
-        prompts, units, tokens = _prompt_units(_value(fields, "prompt"))
+    prompts, units, tokens = api.prompt_units(fields)
     direct = "unreadable" if not prompts else "prompts" if prompts > 1 else _direct(fields)
-    return ClientRequest(body, direct, stream, fields, units, tokens, _salt(fields, chat))
+    return ClientRequest(body, direct, stream, fields, units, tokens, _salt(fields, api))
 
 
 def _direct(fields: Mapping[str, msgspec.Raw]) -> str | None:
@@ -115,10 +120,10 @@ def _text_units(text: bytes) -> tuple[Sequence[int], int]:
     return array("I", whole).tolist(), tokens
 
 
-def _salt(fields: Mapping[str, msgspec.Raw], chat: bool) -> str:
+def _salt(fields: Mapping[str, msgspec.Raw], api: ForwardedApi) -> str:
     """The fields besides the text that make prompts of equal text different in a prefix cache."""
     names = ("model", "cache_salt", "chat_template_kwargs", "add_special_tokens")
-    kinds = itertools.chain((b"chat" if chat else b"text",), (bytes(fields.get(name, b"")) for name in names))
+    kinds = itertools.chain((api.name,), (bytes(fields.get(name, b"")) for name in names))
     return b"\0".join(kinds).decode("utf-8", "surrogateescape")
 
 
@@ -132,3 +137,7 @@ def _value(fields: Mapping[str, msgspec.Raw], name: str) -> Any:
 
 def _more_than(value: Any, limit: int) -> bool:
     return isinstance(value, int | float) and value > limit
+
+
+CHAT_COMPLETIONS = ForwardedApi(b"chat", lambda fields: (1, *_text_units(bytes(fields.get("messages", b"")))))
+COMPLETIONS = ForwardedApi(b"text", lambda fields: _prompt_units(_value(fields, "prompt")))
