@@ -55,7 +55,17 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3_5_moe": {},
     "granite": {"embedding_scale": 3.0, "attention_scale": 0.2, "output_bias": True, "mlp_bias": True},
 }
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "glm4_moe", "minimax_m2", "qwen3_next", "qwen3_5_moe")
+MIXTURES = (
+    "gemma4",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "gpt_oss",
+    "glm4_moe",
+    "minimax_m2",
+    "qwen3_next",
+    "qwen3_5_moe",
+)
 SPLITS = [
     PartitionSpec(ranks=2),
     PartitionSpec(ranks=3),
