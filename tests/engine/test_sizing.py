@@ -9,7 +9,7 @@ import pytest
 
 from homenode.compute.ops import KvGeometry
 from homenode.engine.config import EngineConfig
-from homenode.engine.memory.sizing import choose_cpus, problems, resolve, step_bytes
+from homenode.engine.memory.sizing import choose_cpus, chunk_of, chunk_of_parts, problems, resolve, step_bytes
 from homenode.errors import CapacityError, UserError
 from homenode.host.topology.allowance import Allowance
 from homenode.model.spec import ModelSpec, RopeSpec
@@ -158,3 +158,9 @@ def test_more_threads_than_cpus_are_refused() -> None:
 def test_settings_from_python_are_checked(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         config(**settings)
+
+
+def test_a_stage_without_keys_and_values_bounds_nothing() -> None:
+    none, some = KvGeometry((), 64, "bf16"), KvGeometry.uniform(2, 2, 64, 64, "bf16")
+    assert chunk_of_parts((none, some), 64) == chunk_of_parts((some,), 64)
+    assert none.block_bytes == 0 and chunk_of(none, 64)["chunk_bytes"] == 0

@@ -95,6 +95,7 @@ def test_refused_alone(settings: dict[str, Any], words: list[str]) -> None:
         (EngineFacts(workers=("cpu", "torch:cuda:0")), ["pd_role", "--stage-devices torch:cuda:0"]),
         (EngineFacts(workers=("cpu",), executor="ray"), ["pd_role", "--executor ray"]),
         (EngineFacts(backend="reference"), ["--backend native", "reference"]),
+        (EngineFacts(kv_shapes=2), ["pd_role", "keys and values of 2 shapes"]),
     ],
 )
 def test_engines_that_cannot(engine: EngineFacts, words: list[str]) -> None:

@@ -130,7 +130,7 @@ def num_blocks(config: EngineConfig, geometry: KvGeometry, max_model_len: int, m
     """
     both = kv_bytes(config, memory_available)
     states = state_bytes(geometry, state_slots(config, geometry, both))
-    fitting = (both - states) // geometry.block_bytes
+    fitting = (both - states) // max(1, geometry.block_bytes)  # a stage may have no layer with keys and values
     if config.kv.kv_cache_memory is not None:
         return fitting
     return min(fitting, config.scheduler.max_num_seqs * -(-max_model_len // geometry.block_size))
@@ -140,13 +140,13 @@ def chunk_of(geometry: KvGeometry, num_blocks: int) -> dict[str, int]:
     """How many KV blocks are taken and given back together, and their bytes: at most a huge page, so that one taken
     between two steps delays the second by little; of a small KV memory a part of it.
     """
-    blocks = max(1, min(_CHUNK_BYTES // geometry.block_bytes, num_blocks // _LEAST_CHUNKS))
+    blocks = max(1, min(_CHUNK_BYTES // max(1, geometry.block_bytes), num_blocks // _LEAST_CHUNKS))
     return {"chunk_blocks": blocks, "chunk_bytes": blocks * geometry.block_bytes}
 
 
 def chunk_of_parts(geometries: Sequence[KvGeometry], num_blocks: int) -> dict[str, int]:
     """The same for several workers, each of which has its part of every block."""
-    least = min(geometries, key=lambda geometry: geometry.block_bytes)
+    least = min(geometries, key=lambda geometry: geometry.block_bytes or _CHUNK_BYTES)
     chunk = chunk_of(least, num_blocks)
     return {**chunk, "chunk_bytes": chunk["chunk_blocks"] * sum(geometry.block_bytes for geometry in geometries)}
 
