@@ -219,6 +219,18 @@ void bind_recorder(nb::module_& m) {
           nb::arg("x"), nb::arg("weight"), nb::arg("eps"))
       .def("linear", &linear, nb::arg("x"), nb::arg("weights"), nb::arg("biases"), nb::arg("residual").none())
       .def(
+          "linear_heads",
+          [](Recorder& r, const Tensor& x, const Handles& handles) {
+            std::vector<std::shared_ptr<const Weight>> weights;
+            for (const WeightHandle* handle : handles) weights.push_back(weight_of(*handle));
+            return take(r.linear_heads(x, std::move(weights)));
+          },
+          nb::arg("x"), nb::arg("weights"))
+      .def(
+          "join_heads",
+          [](Recorder& r, const Tensor& x, const Tensor& y, int heads) { return take(r.join_heads(x, y, heads)); },
+          nb::arg("x"), nb::arg("y"), nb::arg("heads"))
+      .def(
           "split",
           [](Recorder& r, const Tensor& x, const std::vector<int64_t>& widths) { return take(r.split(x, widths)); },
           nb::arg("x"), nb::arg("widths"))
@@ -230,10 +242,10 @@ void bind_recorder(nb::module_& m) {
           nb::arg("inverse_frequencies"), nb::arg("scale"))
       .def(
           "rope",
-          [](Recorder& r, const Tensor& x, const Tensor& angles, int head_dim) {
-            return take(r.rope(x, angles, head_dim));
+          [](Recorder& r, const Tensor& x, const Tensor& angles, int head_dim, bool adjacent) {
+            return take(r.rope(x, angles, head_dim, adjacent));
           },
-          nb::arg("x"), nb::arg("angles"), nb::arg("head_dim"))
+          nb::arg("x"), nb::arg("angles"), nb::arg("head_dim"), nb::arg("adjacent") = false)
       .def(
           "attention",
           [](Recorder& r, const Tensor& q, const std::optional<Tensor>& k, const std::optional<Tensor>& v,

@@ -5,7 +5,7 @@
 namespace homenode {
 
 void HeadRows::fuse_producers(int head_dim) {
-  if (auto* rope = maker_of<RopeOperation>(x); rope && rope->head_dim == head_dim) {
+  if (auto* rope = maker_of<RopeOperation>(x); rope && rope->head_dim == head_dim && !rope->adjacent) {
     rope->fused = true;
     angles = rope->angles;
     x = rope->x;

@@ -86,14 +86,30 @@ void RopeAnglesOperation::lower(Lowering& to) {
            {memory_of(out)});
 }
 
+namespace {
+
+// The first elements of `half` pairs of neighbours, then the second ones, then the rest of the head.
+const float* part_pairs(const float* head, int64_t half, int64_t head_dim, float* out) {
+  for (int64_t i = 0; i < half; ++i) out[i] = head[2 * i], out[half + i] = head[2 * i + 1];
+  std::copy(head + 2 * half, head + head_dim, out + 2 * half);
+  return out;
+}
+
+}  // namespace
+
 void RopeOperation::lower(Lowering& to) {
   to.phase({"rope",
-            [x = View(x), angles = View(angles), y = View(out), head_dim = head_dim,
+            [x = View(x), angles = View(angles), y = View(out), head_dim = head_dim, adjacent = adjacent,
              rotate = kernels(to.level()).rotate](const Step& step, int thread, int threads) {
               const RowRange rows = rows_of(step.tokens, thread, threads);
+              const int64_t half = angles.columns() / 2;
+              float apart[kMostHead];
               for (int r = rows.begin; r < rows.end; ++r) {
-                for (int64_t c = 0; c < x.columns(); c += head_dim)
-                  rotate(x.row(r) + c, y.row(r) + c, angles.row(r), angles.columns() / 2, head_dim);
+                for (int64_t c = 0; c < x.columns(); c += head_dim) {
+                  const float* head = x.row(r) + c;
+                  if (adjacent) head = part_pairs(head, half, head_dim, apart);
+                  rotate(head, y.row(r) + c, angles.row(r), half, head_dim);
+                }
               }
             },
             true},

@@ -73,12 +73,14 @@ class RopeAnglesOperation : public Operation {
 
 class RopeOperation : public Operation {
  public:
-  RopeOperation(Tensor from, Tensor by, int head, Tensor to)
-      : x(std::move(from)), angles(std::move(by)), head_dim(head), out(std::move(to)) {}
+  // adjacent: pairs that turn are neighbours in x, and halves apart in the result.
+  RopeOperation(Tensor from, Tensor by, int head, bool adjacent_pairs, Tensor to)
+      : x(std::move(from)), angles(std::move(by)), head_dim(head), adjacent(adjacent_pairs), out(std::move(to)) {}
   void lower(Lowering&) override;
 
   Tensor x, angles;
   int head_dim;
+  bool adjacent;
   Tensor out;
 };
 

@@ -31,9 +31,12 @@ class Recorder {
   // biases: one for each weight (empty handles for none), or none at all.
   Result<Tensor> linear(const Tensor& x, std::vector<std::shared_ptr<const Weight>> weights,
                         const std::vector<Tensor>& biases, const Tensor* residual);
+  // Of a head's columns of x with the weight of the head.
+  Result<Tensor> linear_heads(const Tensor& x, std::vector<std::shared_ptr<const Weight>> weights);
+  Result<Tensor> join_heads(const Tensor& x, const Tensor& y, int heads);
   Result<std::vector<Tensor>> split(const Tensor& x, std::span<const int64_t> widths);
   Result<Tensor> rope_angles(std::vector<float> inverse_frequencies, float scale);
-  Result<Tensor> rope(const Tensor& x, const Tensor& angles, int head_dim);
+  Result<Tensor> rope(const Tensor& x, const Tensor& angles, int head_dim, bool adjacent = false);
   // k and v: empty handles where nothing is stored.
   Result<Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache,
                            const AttentionParams&);

@@ -18,10 +18,10 @@ Result<Tensor> Recorder::rope_angles(std::vector<float> inverse_frequencies, flo
   return append(std::make_unique<RopeAnglesOperation>(std::move(inverse_frequencies), scale, out), out, {});
 }
 
-Result<Tensor> Recorder::rope(const Tensor& x, const Tensor& angles, int head_dim) {
+Result<Tensor> Recorder::rope(const Tensor& x, const Tensor& angles, int head_dim, bool adjacent) {
   if (auto error = check_input(x, "rope")) return *error;
   if (auto error = check_input(angles, "rope")) return *error;
-  if (head_dim < 2 || x.columns % head_dim || angles.columns > head_dim || angles.columns % 2 ||
+  if (head_dim < 2 || head_dim > kMostHead || x.columns % head_dim || angles.columns > head_dim || angles.columns % 2 ||
       angles.rows != RowKind::tokens) {
     return misuse("rope: heads of " + to_string(head_dim) + " in rows of " + to_string(x.columns) + " with angles of " +
                   to_string(angles.columns) +
@@ -29,7 +29,7 @@ Result<Tensor> Recorder::rope(const Tensor& x, const Tensor& angles, int head_di
   }
   if (x.rows == RowKind::sampled) return misuse("rope: rows after select have no angles");
   const Tensor out = make(x.columns, RowKind::tokens);
-  return append(std::make_unique<RopeOperation>(x, angles, head_dim, out), out, {{x, angles}});
+  return append(std::make_unique<RopeOperation>(x, angles, head_dim, adjacent, out), out, {{x, angles}});
 }
 
 std::optional<Error> Recorder::check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const KvCache& cache,

@@ -50,6 +50,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gpt_oss": {},
     "glm4_moe": {},
     "minimax_m2": {},
+    "deepseek_v2": {},
+    "deepseek_v3": {},
+    "glm4_moe_lite": {},
     "qwen3_next": {},
     "qwen3_5": {},
     "qwen3_5_moe": {},
@@ -63,6 +66,8 @@ MIXTURES = (
     "gpt_oss",
     "glm4_moe",
     "minimax_m2",
+    "deepseek_v2",
+    "deepseek_v3",
     "qwen3_next",
     "qwen3_5_moe",
 )

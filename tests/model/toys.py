@@ -15,6 +15,7 @@ from homenode.model.architectures.delta_net import with_delta
 from homenode.model.architectures.gemma4 import Figures
 from homenode.model.architectures.glm4_moe import HeadNorms
 from homenode.model.architectures.granite import Multipliers
+from homenode.model.architectures.latent_attention import LatentHeads, with_heads
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import architecture_of
 from homenode.model.spec import DeltaSpec, ModelSpec, MoeSpec, RopeSpec, TensorEntry
@@ -31,6 +32,16 @@ MIXTURES = {
     "qwen3_5_moe": MoeSpec(7, 3, 40, True, 48),
     "gemma4": MoeSpec(num_experts=4, experts_per_token=2, intermediate_size=40, normalise=True, activation="gelu"),
     "minimax_m2": MoeSpec(num_experts=6, experts_per_token=3, intermediate_size=40, normalise=True, score="sigmoid"),
+}
+LATENTS = {
+    "deepseek_v2": LatentHeads(0, 24, 10, 8, 12),
+    "deepseek_v3": LatentHeads(20, 24, 10, 8, 12),
+    "glm4_moe_lite": LatentHeads(28, 32, 12, 4, 14),
+}
+MIXTURES |= {
+    "deepseek_v2": MoeSpec(8, 3, 40, False, 48, (0,), scale=4.0, groups=4, groups_chosen=2, group_score="max"),
+    "deepseek_v3": replace(MIXTURES["glm4_moe"], num_experts=12),
+    "glm4_moe_lite": MoeSpec(6, 2, 40, True, 48, (0,), score="sigmoid", epsilon=1e-20, scale=1.8),
 }
 _BIASED = ("qwen2", "qwen2_moe", "gpt_oss", "glm4_moe")
 _GEMMA: dict[str, Any] = {
@@ -71,6 +82,8 @@ def toy_spec(architecture: str = "llama", **changes: object) -> ModelSpec:
     )  # fmt: skip
     spec = replace(spec, own=OWN.get(architecture), **(GEMMAS | WINDOWED | UNLIKE).get(architecture, {}))
     spec = replace(spec, **changes)  # type: ignore[arg-type]
+    if heads := LATENTS.get(architecture):
+        return with_heads(spec, heads)
     if delta := DELTAS.get(architecture):
         return with_delta(spec, replace(delta, layers=tuple(range(spec.num_layers - 1))))
     return spec

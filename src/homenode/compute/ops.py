@@ -390,6 +390,16 @@ class Ops(Protocol):
         weight rows].
         """
 
+    def linear_heads(self, x: Tensor, weights: Sequence[Weight]) -> Tensor:
+        """x cut into as many heads of equal width as there are weights, each head times its own weight: [rows, sum of
+        weight rows]. All weights have one shape and format.
+        """
+
+    def join_heads(self, x: Tensor, y: Tensor, heads: int) -> Tensor:
+        """x and y cut into `heads` heads each, the columns of each head of x followed by those of the same head of y:
+        [rows, x.columns + y.columns].
+        """
+
     def split(self, x: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
         """Column views of x of these widths; nothing is copied."""
 
@@ -398,11 +408,12 @@ class Ops(Protocol):
         len(inverse_frequencies)].
         """
 
-    def rope(self, x: Tensor, angles: Tensor, head_dim: int) -> Tensor:
+    def rope(self, x: Tensor, angles: Tensor, head_dim: int, adjacent: bool = False) -> Tensor:
         """Rotate each head of x, pairing element i with i + rotary/2 (the "neox" order), rotary = angles.columns; may
         reuse x's storage.
 
-        Elements of a head beyond `rotary` pass unchanged.
+        Elements of a head beyond `rotary` pass unchanged. `adjacent`: pairs are elements 2i and 2i + 1 of x, and
+        elements i and i + rotary/2 of the result, which is the same for scores as long as queries and keys are alike.
         """
 
     def attention(

@@ -144,7 +144,7 @@ class _RankShards:
             what = f"{name.replace('_', ' ')} length of {count}"
             return _among(spec, how.ranks, what, alignments[name], lambda ranks: divide(count, ranks, alignments[name]))
 
-        query = alignments.get("query", Alignment())
+        query = _head_alignment(spec, alignments)
 
         def heads(kv_heads: int, head_dim: int) -> tuple[tuple[IndexRange, IndexRange], ...]:
             what = f"{format_count(spec.num_heads, 'query head')} of {format_count(head_dim, 'element')} with {format_count(kv_heads, 'KV head')}"
@@ -199,6 +199,17 @@ class _RankShards:
                 tuple(self.intermediate[spec.intermediate_of(n)][rank] for n in here) if spec.layer_intermediate else ()
             ),
         )
+
+
+def _head_alignment(spec: ModelSpec, alignments: Mapping[str, Alignment]) -> Alignment:
+    """Where the columns of query heads may be cut; those of another width per head count as so many whole heads."""
+    found = alignments.get("query", Alignment())
+    for name, width in spec.head_widths.items():
+        each = alignments.get(name, Alignment())
+        needed, wanted = (size // math.gcd(size, width) * spec.head_dim for size in (each.needed, each.wanted))
+        if each != Alignment():
+            found = Alignment(math.lcm(found.needed, needed), math.lcm(found.wanted, wanted))
+    return found
 
 
 def _kinds_of_heads(spec: ModelSpec) -> list[tuple[int, int]]:

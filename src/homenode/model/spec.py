@@ -131,6 +131,7 @@ class ModelSpec:
     layer_kv: tuple[LayerKv | int | None, ...] = ()
     layer_intermediate: tuple[int, ...] = ()  # of each layer, where they differ; empty: intermediate_size in all
     dimensions: Mapping[str, int] = field(default_factory=dict)  # further lengths of tensors, which are never divided
+    head_widths: Mapping[str, int] = field(default_factory=dict)  # and those that are so many for each query head
 
     def state_of(self, layer: int) -> LayerState | None:
         """What a layer of the model keeps of a sequence besides keys and values, None where it keeps nothing."""

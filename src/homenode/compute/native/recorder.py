@@ -63,13 +63,21 @@ class RecordingOps:
         """See `Ops.split`."""
         return tuple(self._recorder.split(x, list(widths)))
 
+    def linear_heads(self, x: _native.Tensor, weights: Sequence[_native.Weight]) -> _native.Tensor:
+        """See `Ops.linear_heads`."""
+        return self._recorder.linear_heads(x, list(weights))
+
+    def join_heads(self, x: _native.Tensor, y: _native.Tensor, heads: int) -> _native.Tensor:
+        """See `Ops.join_heads`."""
+        return self._recorder.join_heads(x, y, heads)
+
     def rope_angles(self, inverse_frequencies: FloatArray, scale: float) -> _native.Tensor:
         """See `Ops.rope_angles`. The left half of the columns is cos, the right half sin."""
         return self._recorder.rope_angles(np.ascontiguousarray(inverse_frequencies, np.float32), scale)
 
-    def rope(self, x: _native.Tensor, angles: _native.Tensor, head_dim: int) -> _native.Tensor:
-        """See `Ops.rope`. Works in place unless x is a constant."""
-        return self._recorder.rope(x, angles, head_dim)
+    def rope(self, x: _native.Tensor, angles: _native.Tensor, head_dim: int, adjacent: bool = False) -> _native.Tensor:
+        """See `Ops.rope`."""
+        return self._recorder.rope(x, angles, head_dim, adjacent)
 
     def attention(
         self,

@@ -102,17 +102,30 @@ class EagerOps:
         ends = np.cumsum(widths)
         return tuple(x[:, end - width : end] for end, width in zip(ends, widths, strict=True))
 
+    def linear_heads(self, x: FloatArray, weights: Sequence[FloatArray]) -> FloatArray:
+        """See `Ops.linear_heads`."""
+        heads = np.split(x, len(weights), axis=1)
+        return np.concatenate([self.linear(head, (w,)) for head, w in zip(heads, weights, strict=True)], axis=1)
+
+    def join_heads(self, x: FloatArray, y: FloatArray, heads: int) -> FloatArray:
+        """See `Ops.join_heads`."""
+        cut = [each.reshape(len(each), heads, -1) for each in (x, y)]
+        return np.concatenate(cut, axis=2).reshape(len(x), -1)
+
     def rope_angles(self, inverse_frequencies: FloatArray, scale: float) -> FloatArray:
         """See `Ops.rope_angles`. The left half of the columns is cos, the right half sin."""
         angles = self._step.positions.astype(np.float32)[:, None] * inverse_frequencies.astype(np.float32)
         return np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * np.float32(scale)
 
-    def rope(self, x: FloatArray, angles: FloatArray, head_dim: int) -> FloatArray:
+    def rope(self, x: FloatArray, angles: FloatArray, head_dim: int, adjacent: bool = False) -> FloatArray:
         """See `Ops.rope`."""
         half = angles.shape[1] // 2
         cos, sin = angles[:, None, :half], angles[:, None, half:]
         heads = np.array(x).reshape(len(x), -1, head_dim)
-        left, right = heads[..., :half].copy(), heads[..., half : 2 * half].copy()
+        if adjacent:
+            left, right = heads[..., : 2 * half : 2].copy(), heads[..., 1 : 2 * half : 2].copy()
+        else:
+            left, right = heads[..., :half].copy(), heads[..., half : 2 * half].copy()
         heads[..., :half] = left * cos - right * sin
         heads[..., half : 2 * half] = right * cos + left * sin
         return heads.reshape(x.shape)

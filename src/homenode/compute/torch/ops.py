@@ -117,6 +117,16 @@ class TorchOps:
         """See `Ops.split`."""
         return tuple(x.split(list(widths), dim=1))
 
+    def linear_heads(self, x: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+        """See `Ops.linear_heads`."""
+        heads = x.split(x.shape[1] // len(weights), dim=1)
+        return torch.cat([self.linear(head, (w,)) for head, w in zip(heads, weights, strict=True)], dim=1)
+
+    def join_heads(self, x: torch.Tensor, y: torch.Tensor, heads: int) -> torch.Tensor:
+        """See `Ops.join_heads`."""
+        cut = [each.reshape(len(each), heads, -1) for each in (x, y)]
+        return torch.cat(cut, dim=2).reshape(len(x), -1)
+
     def rope_angles(self, inverse_frequencies: FloatArray, scale: float) -> torch.Tensor:
         """See `Ops.rope_angles`. The left half of the columns is cos, the right half sin."""
         key = inverse_frequencies.tobytes()
@@ -129,12 +139,15 @@ class TorchOps:
         angles = self._step.positions.float().unsqueeze(1) * frequencies
         return torch.cat([torch.cos(angles), torch.sin(angles)], dim=1) * scale
 
-    def rope(self, x: torch.Tensor, angles: torch.Tensor, head_dim: int) -> torch.Tensor:
+    def rope(self, x: torch.Tensor, angles: torch.Tensor, head_dim: int, adjacent: bool = False) -> torch.Tensor:
         """See `Ops.rope`."""
         half = angles.shape[1] // 2
         cos, sin = angles[:, None, :half], angles[:, None, half:]
         heads = x.reshape(x.shape[0], -1, head_dim)
-        left, right = heads[..., :half], heads[..., half : 2 * half]
+        if adjacent:
+            left, right = heads[..., : 2 * half : 2], heads[..., 1 : 2 * half : 2]
+        else:
+            left, right = heads[..., :half], heads[..., half : 2 * half]
         turned = (left * cos - right * sin, right * cos + left * sin, heads[..., 2 * half :])
         return torch.cat(turned, dim=-1).view(x.shape)
 

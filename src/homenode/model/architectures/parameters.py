@@ -27,7 +27,8 @@ class Parameter:
     """One line of an architecture's table.
 
     `name` is the Hugging Face name, with `{layer}` for the layer's number where every layer has one, and `{expert}`
-    where every expert of a layer has one: its handle is a list of them. `gguf_name` is the name in GGUF files, with
+    where every expert of a layer has one, or `{head}` where every query head has: its handle is a list of them.
+    `gguf_name` is the name in GGUF files, with
     `{layer}` likewise; the matrices of a layer's experts are stacked in one tensor there. `shape` holds names of
     `dimensions()`: two for a matrix [rows = outputs, columns = inputs], one for a vector. `when` says whether a part
     of a model, or a layer of it, has the parameter. `stays_in_file`: rows are read when a step asks for them. `key` is
@@ -58,6 +59,11 @@ class Parameter:
     def per_expert(self) -> bool:
         """Is there one for every expert of a layer?"""
         return "{expert}" in self.name
+
+    @property
+    def per_head(self) -> bool:
+        """Is there one for every query head of a layer?"""
+        return "{head}" in self.name
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,7 @@ def dimensions(spec: ModelSpec, layer: int | None = None) -> dict[str, int]:
         "head": head_dim,
         "query_and_gate": 2 * spec.num_heads * head_dim,
         **spec.dimensions,
+        **{name: spec.num_heads * width for name, width in spec.head_widths.items()},
         **_delta_dimensions(spec.delta, spec.state_groups),
     }
 
@@ -160,13 +167,14 @@ def ranges(spec: ModelSpec, part: ModelPart, layer: int | None = None) -> dict[s
         "query": IndexRange(heads.first * head_dim, heads.count * head_dim),
         "query_and_gate": IndexRange(2 * heads.first * head_dim, 2 * heads.count * head_dim),
         "kv": IndexRange(kv_heads.first * head_dim, kv_heads.count * head_dim),
+        **{name: IndexRange(heads.first * n, heads.count * n) for name, n in spec.head_widths.items()},
     }
 
 
 @dataclass(frozen=True)
 class ExpectedTensor:
     """A tensor the checkpoint must hold. `layer` is None for those outside the layers, `expert` for those that are no
-    expert's.
+    expert's, `head` for those that are no head's.
 
     `cut`: what is wanted of each dimension of `shape`.
     """
@@ -177,6 +185,12 @@ class ExpectedTensor:
     shape: tuple[int, ...]
     cut: tuple[IndexRange, ...]
     expert: int | None = None
+    head: int | None = None
+
+    @property
+    def is_one_of_several(self) -> bool:
+        """Whether its handle is in a list of those of all experts or heads."""
+        return self.expert is not None or self.head is not None
 
 
 def expected_tensors(
@@ -193,8 +207,9 @@ def expected_tensors(
             if parameter.per_layer == (layer is not None) and parameter.when(spec, part, layer):
                 shape, cut = tuple(sizes[d] for d in parameter.shape), tuple(has[d] for d in parameter.shape)
                 for expert in experts if parameter.per_expert else (None,):
-                    name = parameter.name.format(layer=layer, expert=expert)
-                    yield ExpectedTensor(parameter, layer, name, shape, cut, expert)
+                    for head in range(has["heads"].first, has["heads"].end) if parameter.per_head else (None,):
+                        name = parameter.name.format(layer=layer, expert=expert, head=head)
+                        yield ExpectedTensor(parameter, layer, name, shape, cut, expert, head)
 
     yield from expected(None, ())
     for layer, experts in enumerate(part.experts, part.layers.first):

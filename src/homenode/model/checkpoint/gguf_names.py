@@ -17,7 +17,8 @@ class GgufNames:
     def __init__(self, architecture: Architecture) -> None:
         table = architecture.parameters
         self._experts = {p.gguf_name: p.name for p in table if p.per_expert}
-        self._others = {p.gguf_name: p.name for p in table if not p.per_expert} | dict(architecture.gguf.names)
+        single = {p.gguf_name: p.name for p in table if not p.per_expert and not p.per_head}
+        self._others = single | dict(architecture.gguf.names)
 
     def hugging_face_name(self, name: str) -> str:
         """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`."""

@@ -231,13 +231,22 @@ class FolderConfig:
             dense_layers=dense,
         )
 
-    def sigmoid_moe(self, defaults: ExpertDefaults, layers: int) -> MoeSpec:
+    def sigmoid_moe(
+        self,
+        defaults: ExpertDefaults,
+        layers: int,
+        *,
+        dense: int = 1,
+        scale: float = 1.0,
+        groups: tuple[int, int] = (1, 1),
+    ) -> MoeSpec:
         """The experts of a class that routes as DeepSeek V3 does: sigmoid scores, chosen with a bias, in groups; layers
-        in front have an MLP.
+        in front have an MLP. `dense`: how many layers, `scale`: of weights, `groups`: of experts in all, and of which
+        experts are chosen, where config.json does not say.
         """
         self.refuse_other_scores()
         fields = self.fields
-        dense = fields.integer("first_k_dense_replace", 1, minimum=0, maximum=limits.MOST_LAYERS)
+        dense = fields.integer("first_k_dense_replace", dense, minimum=0, maximum=limits.MOST_LAYERS)
         moe = self.moe(
             defaults, normalise=fields.boolean("norm_topk_prob", True), dense=tuple(range(min(dense, layers)))
         )
@@ -246,9 +255,9 @@ class FolderConfig:
             moe,
             score="sigmoid",
             epsilon=1e-20,
-            scale=fields.number("routed_scaling_factor", 1.0),
-            groups=fields.integer("n_group", 1, maximum=limits.MOST_EXPERTS),
-            groups_chosen=fields.integer("topk_group", 1, maximum=limits.MOST_EXPERTS),
+            scale=fields.number("routed_scaling_factor", scale),
+            groups=fields.integer("n_group", groups[0], maximum=limits.MOST_EXPERTS),
+            groups_chosen=fields.integer("topk_group", groups[1], maximum=limits.MOST_EXPERTS),
             shared_intermediate_size=shared * moe.intermediate_size,
         )
 

@@ -104,13 +104,14 @@ class GgufConfig:
         layers_differ: bool = False,
         head_dim: int | None = None,
         intermediate: int | None = None,
+        own_magnitude: bool = False,
     ) -> ModelSpec:
         """The figures that every decoder has. `theta`: of rope, where the file does not say. `whole_heads`: the
         converter reorders the rows of whole heads, so that a shorter rotation is refused; `own_scale`: the architecture
         reads `attention.scale` itself. `layers_differ`: layers may have unequal numbers of heads or lengths of the MLP,
         0 among them, which the architecture reads by `per_layer`; the figures are the largest then. `head_dim`: the
         length of a head, where the architecture reads it itself. `intermediate`: the length of an MLP, where the file
-        does not say.
+        does not say. `own_magnitude`: the architecture reads `rope.scaling.yarn_log_multiplier` itself.
         """
         fields = self.fields
         hidden = fields.integer("embedding_length", maximum=limits.MOST_HIDDEN)
@@ -121,6 +122,8 @@ class GgufConfig:
         if not own_scale:
             self._refuse_scale(head_dim)
         position = fields.integer("context_length", maximum=limits.MOST_POSITION)
+        if not own_magnitude:
+            self._refuse_magnitude()
         rope = self._rope(theta, head_dim, position, whole_heads)
         return ModelSpec(
             architecture=architecture,
@@ -260,6 +263,13 @@ class GgufConfig:
             )
         return key
 
+    def _refuse_magnitude(self) -> None:
+        key = "rope.scaling.yarn_log_multiplier"
+        if self.fields.text("rope.scaling.type") == "yarn" and (
+            seen := self.fields.optional_number(key, least=-1.0)
+        ) not in (None, 0.0, -1.0):
+            raise UnsupportedError(f"{self.path}: {key} {seen:g} is not supported; homenode wants 0")
+
     def _refuse_scale(self, head_dim: int) -> None:
         scale = self.fields.optional_number("attention.scale", least=0.0) or 0.0
         if scale and not math.isclose(scale, head_dim**-0.5, rel_tol=1e-4):
@@ -328,11 +338,10 @@ class GgufConfig:
         self, theta: float, rotary: int | None, factor: float, position: int, divisors: tuple[float, ...]
     ) -> RopeSpec:
         fields = self.fields
-        for key, plain in (("yarn_ext_factor", 1.0), ("yarn_log_multiplier", 0.0)):
-            if (seen := fields.optional_number(f"rope.scaling.{key}", least=-1.0)) not in (None, plain, -1.0):
-                raise UnsupportedError(
-                    f"{self.path}: rope.scaling.{key} {seen:g} is not supported; homenode wants {plain:g}"
-                )
+        if (seen := fields.optional_number("rope.scaling.yarn_ext_factor", least=-1.0)) not in (None, 1.0, -1.0):
+            raise UnsupportedError(
+                f"{self.path}: rope.scaling.yarn_ext_factor {seen:g} is not supported; homenode wants 1"
+            )
         return RopeSpec(
             theta=theta,
             kind="yarn",

@@ -161,7 +161,7 @@ def _by_key(tensors: Iterable[MatchedTensor], handles: Mapping[str, Any], layers
     for tensor in tensors:
         expected = tensor.expected
         owner = top if expected.layer is None else found[expected.layer - layers.first]
-        if expected.expert is None:
+        if not expected.is_one_of_several:
             owner[expected.parameter.key] = handles[tensor.entry.name]
         else:
             owner.setdefault(expected.parameter.key, []).append(handles[tensor.entry.name])

@@ -1,0 +1,40 @@
+// Products and copies head by head: what latent attention does to queries before the cache is read, and to outputs after.
+#pragma once
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "kernels/linear.h"
+#include "kernels/operation.h"
+
+namespace homenode {
+
+// The columns of each head of x times the weight of the head: see homenode.compute.ops.Ops.linear_heads.
+class LinearHeadsOperation : public Operation {
+ public:
+  LinearHeadsOperation(Tensor from, std::vector<std::shared_ptr<const Weight>> with, Tensor to);
+  void lower(Lowering&) override;
+
+  Tensor x, out;
+
+ private:
+  LinearArgs arguments(const Step&, size_t head, Memory* scratch) const;
+
+  std::vector<std::shared_ptr<const Weight>> owned_;
+  std::vector<const Weight*> weights_;
+  size_t head_bytes_ = 0;  // of the scratch memory
+};
+
+// The columns of each head of x, then those of the head of y: see homenode.compute.ops.Ops.join_heads.
+class JoinHeadsOperation : public Operation {
+ public:
+  JoinHeadsOperation(Tensor first, Tensor second, int count, Tensor to)
+      : x(std::move(first)), y(std::move(second)), heads(count), out(std::move(to)) {}
+  void lower(Lowering&) override;
+
+  Tensor x, y;
+  int heads;
+  Tensor out;
+};
+
+}  // namespace homenode

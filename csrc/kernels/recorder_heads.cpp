@@ -1,0 +1,39 @@
+#include <string>
+
+#include "kernels/operation_heads.h"
+#include "kernels/recorder.h"
+
+namespace homenode {
+
+using std::to_string;
+
+Result<Tensor> Recorder::linear_heads(const Tensor& x, std::vector<std::shared_ptr<const Weight>> weights) {
+  if (auto error = check_input(x, "linear_heads")) return *error;
+  if (weights.empty()) return misuse("linear_heads: no weights");
+  const Weight& one = *weights[0];
+  for (const auto& weight : weights) {
+    if (weight->rows != one.rows || weight->columns != one.columns || weight->format != one.format)
+      return misuse("linear_heads: weights that are not all of one shape and format");
+  }
+  const auto heads = static_cast<int64_t>(weights.size());
+  if (x.columns != heads * one.columns) {
+    return misuse("linear_heads: " + to_string(heads) + " weights of " + to_string(one.columns) +
+                  " columns for rows of " + to_string(x.columns));
+  }
+  const Tensor out = make(heads * one.rows, rows_made_of(x));
+  return append(std::make_unique<LinearHeadsOperation>(x, std::move(weights), out), out, {{x}});
+}
+
+Result<Tensor> Recorder::join_heads(const Tensor& x, const Tensor& y, int heads) {
+  for (const Tensor* t : {&x, &y}) {
+    if (auto error = check_input(*t, "join_heads")) return *error;
+  }
+  if (heads < 1 || x.columns % heads || y.columns % heads || rows_made_of(x) != rows_made_of(y)) {
+    return misuse("join_heads: rows of " + to_string(x.columns) + " and " + to_string(y.columns) + " for " +
+                  to_string(heads) + " heads");
+  }
+  const Tensor out = make(x.columns + y.columns, rows_made_of(x));
+  return append(std::make_unique<JoinHeadsOperation>(x, y, heads, out), out, {{x, y}});
+}
+
+}  // namespace homenode

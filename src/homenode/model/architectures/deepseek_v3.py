@@ -1,0 +1,102 @@
+"""DeepSeek V3, R1 and V3.1, and Kimi K2: latent attention, first layers with an MLP, then experts scored by a sigmoid and
+chosen with a bias, in groups, beside one that every token uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from homenode.errors import UnsupportedError
+from homenode.model.architectures import common, latent_attention
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.deepseek_v2 import is_glm
+from homenode.model.architectures.latent_attention import LatentHeads
+from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.formats.fields import Fields
+from homenode.model.spec import ModelSpec
+
+NAME = "deepseek_v3"
+DEFAULTS = Defaults(max_position=4096, heads=128, vocab=129280, bos_id=0, eos_id=1)
+HEADS = LatentHeads(query_rank=1536, latent=512, plain=128, rotary=64, value=128)
+EXPERTS = ExpertDefaults(experts=256, experts_per_token=8, size=2048, keys=("n_routed_experts", "num_local_experts"))
+PARAMETERS = (
+    *common.EMBEDDING_AND_HEAD,
+    *latent_attention.PARAMETERS,
+    *common.GATED_MLP,
+    *common.EXPERTS,
+    common.CHOICE_BIAS,
+    *common.SHARED_EXPERTS,
+)
+FIELDS = latent_attention.FIELDS | frozenset(
+    (
+        "n_routed_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob n_group topk_group "
+        "routed_scaling_factor n_shared_experts first_k_dense_replace scoring_func topk_method moe_layer_freq"
+    ).split()
+)
+
+
+def read_folder(config: FolderConfig) -> ModelSpec:
+    """The figures in config.json."""
+    spec = latent_attention.read_folder(config, NAME, DEFAULTS, HEADS)
+    if (every := config.fields.integer("moe_layer_freq", 1)) != 1:
+        raise UnsupportedError(f"{config.path}: moe_layer_freq {every} is not supported; homenode wants 1")
+    return replace(spec, moe=config.sigmoid_moe(EXPERTS, spec.num_layers, dense=3, scale=2.5, groups=(8, 4)))
+
+
+def dense_layers(fields: Fields, layers: int, default: int) -> int:
+    """How many layers in front have an ordinary MLP, by `mlp_layer_types` where config.json has it. `default`: where it
+    says nothing.
+    """
+    kinds = fields.texts("mlp_layer_types")
+    if not kinds:
+        return default
+    dense = kinds.index("sparse") if "sparse" in kinds else len(kinds)
+    if len(kinds) != layers or kinds != (*["dense"] * dense, *["sparse"] * (layers - dense)):
+        raise fields.wrong("mlp_layer_types", kinds, f"{layers} values, first dense, then sparse")
+    return dense
+
+
+def read_gguf(config: GgufConfig) -> ModelSpec:
+    """The figures in a GGUF file."""
+    return read_gguf_as(config, NAME)
+
+
+def read_gguf_as(config: GgufConfig, name: str) -> ModelSpec:
+    """The figures in a GGUF file of an architecture that routes so."""
+    spec = latent_attention.read_gguf(config, name)
+    moe = config.moe(spec, "model.layers.{layer}.mlp.gate.weight", scores=(2,))
+    return replace(spec, moe=replace(moe, epsilon=1e-20))
+
+
+def gguf_format(read: Callable[[GgufConfig], ModelSpec], accepts: Callable[[Fields], bool]) -> GgufFormat:
+    """Files of the name `deepseek2` that `accepts` takes."""
+    return GgufFormat(
+        "deepseek2",
+        read,
+        accepts=accepts,
+        keys=latent_attention.KEYS,
+        names=latent_attention.GGUF_NAMES,
+        convert=latent_attention.split_gguf_heads,
+    )
+
+
+def _scores_by_sigmoid(fields: Fields) -> bool:
+    return fields.integer("expert_gating_func", 1, minimum=0) == 2 and not is_glm(fields)
+
+
+ARCHITECTURE = Architecture(
+    NAME,
+    FolderFormat(
+        "DeepseekV3ForCausalLM",
+        read_folder,
+        fields=FIELDS,
+        model_types=("kimi_k2",),
+        picture_classes=("KimiK25ForConditionalGeneration",),
+        convert=latent_attention.split_folder_heads,
+    ),
+    gguf_format(read_gguf, _scores_by_sigmoid),
+    PARAMETERS,
+    latent_attention.forward,
+)
