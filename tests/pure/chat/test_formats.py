@@ -323,6 +323,14 @@ CASES = [
         "<|channel|>commentary to=functions.book_seat<|message|>all of them<|call|>",
         "all of them",
     ),
+    Case(
+        "the recipient behind the role of the prompt",
+        "openai",
+        f" to=functions.book_seat<|channel|>commentary json<|message|>{SEAT_JSON}<|call|>",
+        "",
+        [("book_seat", SEAT)],
+    ),
+    Case("an answer that begins like one", "openai", "to=day is fine", "to=day is fine"),
     Case("no header", "openai", "Plain <|channel|>words", "Plain <|channel|>words"),
 ]
 

@@ -20,7 +20,8 @@ from homenode.chat.reading.source import Reading
 class ToolFormat:
     """`names`: the first is the format's own, the others are taken as well. `signs`: texts in a chat template that show
     the format, each alternative a tuple of texts that must all be there; formats of a larger `precedence` are tried
-    first. `without_tools`: it also reads messages of requests that offer no tools, as content is marked up.
+    first. `without_tools`: it also reads messages of requests that offer no tools, as content is marked up. `instruction`: how a model is told to
+    write a call, where templates of such models leave that to the system message.
     """
 
     names: tuple[str, ...]
@@ -28,6 +29,7 @@ class ToolFormat:
     signs: tuple[tuple[str, ...], ...] = ()
     precedence: int = 0
     without_tools: bool = False
+    instruction: str = ""
 
     @property
     def name(self) -> str:

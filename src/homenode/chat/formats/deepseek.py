@@ -62,4 +62,16 @@ def _read_call(reader: Reader) -> Reading[bool]:
     return True
 
 
-FORMATS = [ToolFormat(("deepseek_v3", "deepseek_v31", "deepseek_r1"), _read, ((_CALL,), (_BEGIN,)), precedence=3)]
+_INSTRUCTION = (
+    f"To call tools, write {_BEGIN}{_CALL}NAME{_SEPARATOR}ARGUMENTS{_CALL_END}{_END}, with ARGUMENTS in JSON."
+)
+
+FORMATS = [
+    ToolFormat(
+        ("deepseek_v3", "deepseek_v31", "deepseek_r1"),
+        _read,
+        ((_CALL,), (_BEGIN,)),
+        precedence=3,
+        instruction=_INSTRUCTION,
+    )
+]

@@ -20,9 +20,11 @@ _LONGEST_HEADER = 1000
 
 def _read(reader: Reader) -> Reading[None]:
     source = reader.source
+    begins: tuple[str, ...] = (_START, _CHANNEL, " to=", "to=")  # the prompt ends behind the role
     while (yield from source.peek()):
         source.forget()
-        if not (yield from source.accept_one((_START, _CHANNEL))):
+        begun, begins = begins, (_START, _CHANNEL)
+        if not (yield from source.accept_one(begun)):
             yield from _read_text(reader, reader.writer.write_content)
             continue
         header = yield from _read_header(reader)
@@ -35,7 +37,7 @@ def _read(reader: Reader) -> Reading[None]:
 def _read_header(reader: Reader) -> Reading[str | None]:
     """What is before <|message|>, tokens as spaces; None where that does not come."""
     source = reader.source
-    words: list[str] = ["" if source.raw[-1] == _START else _CHANNEL]
+    words = ["" if source.raw[-1] == _START else source.raw[-1]]
     size = 0
     while size < _LONGEST_HEADER and (yield from source.peek()):
         if run := source.take_run(_PLAIN):

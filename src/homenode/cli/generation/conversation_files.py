@@ -93,6 +93,18 @@ def read_template_values(text: str | None) -> dict[str, Any]:
     return value
 
 
+def render_conversation(
+    tokenizer: Tokenizer, messages: list[dict[str, Any]], tools: list[dict[str, Any]], values: dict[str, Any]
+) -> str:
+    """The prompt that the model's chat template makes of a conversation with tools."""
+    from homenode.chat.choice import choose
+    from homenode.chat.history import conversation_for
+
+    source = tokenizer.template_source(bool(tools)) or ""
+    chosen = choose(source, response_template=tokenizer.response_template)
+    return tokenizer.render_chat(conversation_for(source, chosen.tools, messages, tools), tools=tools or None, **values)
+
+
 def _json(flag: str, path: str) -> Any:
     try:
         return json.loads(read_file(flag, path))

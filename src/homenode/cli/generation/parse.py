@@ -12,6 +12,7 @@ from homenode.cli.generation.conversation_files import (
     read_file,
     read_template_values,
     read_tools,
+    render_conversation,
 )
 from homenode.cli.output.report import plain_errors
 
@@ -55,7 +56,7 @@ def parse(
             tool_parser=tool_format,
             reasoning_parser=reasoning_parser,
         )
-        prompt = tokenizer.render_chat(_QUESTION, tools=offered or None, **values)
+        prompt = render_conversation(tokenizer, _QUESTION, offered, values)
         message = parse_message(MessageParser(chosen, prompt, offered), written)
         shown: dict[str, Any] = {
             "content": message.content or None,

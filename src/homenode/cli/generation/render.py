@@ -11,6 +11,7 @@ from homenode.cli.generation.conversation_files import (
     read_messages,
     read_template_values,
     read_tools,
+    render_conversation,
 )
 from homenode.cli.output.report import plain_errors, show_controls
 
@@ -45,7 +46,7 @@ def render(
         values = read_template_values(chat_template_kwargs)
         conversation, offered = read_messages(messages), read_tools(tools)
         tokenizer = load_text_side(model, template)
-        text = tokenizer.render_chat(conversation, tools=offered or None, **values)
+        text = render_conversation(tokenizer, conversation, offered, values)
         ids = tokenizer.encode_chat(text)
         if as_json:
             click.echo(json.dumps({"prompt": text, "token_ids": ids}, ensure_ascii=False))

@@ -1,0 +1,106 @@
+"""Conversations of clients as chat templates want them: arguments of calls as objects, and for a template that shows no
+tools words that a model understands without one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from homenode.chat.formats import ToolFormat
+
+_TOOLS = re.compile(r"\btools\b")
+_NO_SYSTEM = re.compile(r"system role (is )?not supported", re.IGNORECASE)
+_FORM = (
+    'To call a tool, write on a line of its own an object such as {"name": "NAME", "arguments": {"PARAMETER": VALUE}}, '
+    "and nothing behind it. The result comes in the next message."
+)
+
+
+def shows_tools(template: str) -> bool:
+    """Whether a chat template looks at the tools that it is given."""
+    return _TOOLS.search(template) is not None
+
+
+def conversation_for(
+    template: str, tool_format: ToolFormat, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The messages to give to a chat template of a model that writes calls in `tool_format`.
+
+    A template that does not look at `tools` gets them as words in the system message. One that knows no calls either
+    gets those of the history as text, and results of tools as messages of the user.
+    """
+    said = [_with_objects(message) for message in messages]
+    if shows_tools(template):
+        return said
+    if not tool_format.signs:
+        said = _as_text(said)
+    return _with_tools(said, template, tool_format, tools) if tools else said
+
+
+def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message with the arguments of its calls as objects, where they are."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return dict(message)
+    return {**message, "tool_calls": [_with_object(call) for call in calls]}
+
+
+def _with_object(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+def _as_text(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Calls as the lines that they were, results as messages of the user; those that follow each other as one."""
+    said: list[dict[str, Any]] = []
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            lines = [_text(message.get("content")), *(_line(call) for call in calls)]
+            rest = {key: value for key, value in message.items() if key != "tool_calls"}
+            said.append({**rest, "content": "\n".join(line for line in lines if line)})
+        elif message.get("role") == "tool":
+            said.append({"role": "user", "content": f"Result of the tool:\n{_text(message.get('content'))}"})
+        else:
+            said.append(message)
+        if len(said) > 1 and said[-1].get("role") == said[-2].get("role") == "user":
+            behind, before = said.pop(), said.pop()
+            said.append({**before, "content": f"{_text(before['content'])}\n\n{_text(behind['content'])}"})
+    return said
+
+
+def _line(call: Any) -> str:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    return json.dumps(_named(function), ensure_ascii=False) if isinstance(function, Mapping) else ""
+
+
+def _named(function: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": function.get("name"), "arguments": function.get("arguments")}
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return content if isinstance(content, str) else ""
+
+
+def _with_tools(
+    messages: list[dict[str, Any]], template: str, tool_format: ToolFormat, tools: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The tools as words in the system message, or in the first message where a template takes none."""
+    lines = [json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools]
+    words = "\n".join(["You may call these tools:", *lines, tool_format.instruction or _FORM])
+    first = messages[0] if messages else None
+    if first is not None and first.get("role") in ("system", "developer"):
+        return [{**first, "content": f"{_text(first.get('content'))}\n\n{words}"}, *messages[1:]]
+    if first is not None and _NO_SYSTEM.search(template):
+        return [{**first, "content": f"{words}\n\n{_text(first.get('content'))}"}, *messages[1:]]
+    return [{"role": "system", "content": words}, *messages]
