@@ -36,7 +36,7 @@ def answers(path: Path, architecture: str, backend: NativeBackend, spread: Sprea
     return [*(found for _, found in prefilled), driver.step([(sequence, 1) for sequence in sequences])]
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_moe", "qwen3_next"])
 @pytest.mark.parametrize("homes", [(0, 1), (0, 0, 1, 1), (0, 1, 2, 3, 4, 5), (0, 0, 0, 1), (1, 0)])
 def test_homes_change_no_bit(tmp_path: Path, architecture: str, homes: tuple[int, ...]) -> None:
     wanted = answers(tmp_path / "alone", architecture, NativeBackend([-1], spin_us=20), "split")
