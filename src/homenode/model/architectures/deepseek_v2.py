@@ -70,8 +70,9 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     )
 
 
-def _scores_by_softmax(fields: Fields) -> bool:
-    return fields.integer("expert_gating_func", 1, minimum=0) in (0, 1) and not is_glm(fields)
+def _scores_without_sigmoid(fields: Fields) -> bool:
+    """Also of scores that no architecture of this name has, which reading the experts refuses."""
+    return fields.integer("expert_gating_func", 1, minimum=0) != 2 and not is_glm(fields)
 
 
 def is_glm(fields: Fields) -> bool:
@@ -101,7 +102,7 @@ ARCHITECTURE = Architecture(
     GgufFormat(
         "deepseek2",
         read_gguf,
-        accepts=_scores_by_softmax,
+        accepts=_scores_without_sigmoid,
         keys=latent_attention.KEYS,
         names=latent_attention.GGUF_NAMES,
         convert=latent_attention.split_gguf_heads,
