@@ -17,10 +17,11 @@ from homenode.compute.torch.ranks import GlooGroup, open_group
 from homenode.errors import PeerError
 
 WIDTHS = (3, 1, 4)
+DEADLINE_S = 60.0  # of a meeting of ranks: they share the CPUs with other tests
 
 
 def together(
-    path: Path, size: int, act: Callable[[GlooGroup], Any], timeout_s: float = 6, name: str = "0"
+    path: Path, size: int, act: Callable[[GlooGroup], Any], timeout_s: float = DEADLINE_S, name: str = "0"
 ) -> list[Any]:
     """What each of `size` ranks comes to: a value, or the error it ended with."""
 
@@ -31,7 +32,7 @@ def together(
             return error
 
     with ThreadPoolExecutor(size) as threads:
-        return [running.result(60) for running in [threads.submit(rank, number) for number in range(size)]]
+        return [running.result(2 * DEADLINE_S) for running in [threads.submit(rank, number) for number in range(size)]]
 
 
 def test_sums_are_in_the_order_of_the_ranks(tmp_path: Path) -> None:
@@ -67,7 +68,7 @@ def test_a_rank_that_leaves_is_named_and_all_later_calls_fail(tmp_path: Path) ->
             begin = time.monotonic()
             with pytest.raises(PeerError) as caught:
                 group.sum(np.ones((1, 2), np.float32))
-            assert time.monotonic() - begin < 5
+            assert time.monotonic() - begin < DEADLINE_S / 2
             said.append(caught.value.message)
         return said
 
@@ -82,16 +83,16 @@ def test_a_silent_rank_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
 
     def act(group: GlooGroup) -> str:
         if group.rank == 0:
-            done.wait(30)
+            done.wait(DEADLINE_S)
             return "silent"
         begin = time.monotonic()
         with pytest.raises(PeerError, match="rank 1 of 2 lost rank 0"):
             group.sum(np.ones((1, 2), np.float32))
-        assert time.monotonic() - begin < 10
-        done.wait(30)
+        assert time.monotonic() - begin < DEADLINE_S / 2
+        done.wait(DEADLINE_S)
         return "noticed"
 
-    assert together(tmp_path, 2, act, timeout_s=1.5) == ["silent", "noticed"]
+    assert together(tmp_path, 2, act, timeout_s=4.0) == ["silent", "noticed"]
 
 
 def test_ranks_that_never_come_are_named(tmp_path: Path) -> None:
