@@ -72,12 +72,17 @@ def letters() -> Tokenizer:
 
 
 def answered(request: Request) -> list[Output]:
-    """64 tokens at a time with their scores, and the scores of the prompt with the first."""
+    """64 tokens at a time, with their scores and those of the prompt where they are asked for; to a request with a seed all
+    tokens at once, and no scores.
+    """
     wanted, asked = request.params.max_tokens, request.params.prompt_logprobs is not None
     scores = [None, *[SCORE] * (len(request.prompt_ids) - 1)] if asked else None
+    if request.params.seed is not None:
+        return [Output(request.id, tokens=[65] * wanted, finish_reason="length")]
+    scored = request.params.logprobs is not None
     outputs = [
-        Output(request.id, tokens=[65] * min(64, wanted - at), logprobs=[SCORE] * min(64, wanted - at))
-        for at in range(0, wanted, 64)
+        Output(request.id, tokens=[65] * count, logprobs=[SCORE] * count if scored else [])
+        for count in (min(64, wanted - at) for at in range(0, wanted, 64))
     ] or [Output(request.id)]
     outputs[0] = msgspec.structs.replace(outputs[0], prompt_logprobs=scores)
     outputs[-1] = msgspec.structs.replace(outputs[-1], finish_reason="length")
@@ -161,6 +166,13 @@ CASES: dict[str, tuple[str, Callable[[], Any], int]] = {
     "tokens of a conversation": (
         "/tokenize",
         lambda: {"messages": chat(messages=[{"role": "user", "content": text(2**18)}])["messages"]},
+        200,
+    ),
+    "an answer all at once": (COMPLETIONS, lambda: {"prompt": "a", "max_tokens": CONTEXT - 100, "seed": 1}, 200),
+    "many answers of many pieces": (COMPLETIONS, lambda: {"prompt": ["a"] * 2048, "max_tokens": 256}, 200),
+    "a text of as many tokens as a body holds": (
+        "/detokenize",
+        lambda: f'{{"tokens":[{"66," * 4_000_000}66]}}'.encode(),
         200,
     ),
     "a text of tokens": ("/detokenize", lambda: {"tokens": [66] * 2**20}, 200),
