@@ -8,7 +8,7 @@ from collections import OrderedDict
 import pytest
 
 from homenode.engine.kv.states import SlotAllocation, StatePool
-from homenode.engine.messages import StateFigures
+from homenode.engine.messages import StateStats
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.errors import InternalError
 from tests.pure.schedule_bench import Bench, limits_of
@@ -29,7 +29,7 @@ def _ask(bench: Bench, prompt: list[int], tokens: int = 2) -> int:
     return bench.outputs[number][0].cached_tokens
 
 
-def _figures(bench: Bench) -> StateFigures:
+def _figures(bench: Bench) -> StateStats:
     figures = bench.scheduler.statistics().states
     assert figures is not None
     return figures
@@ -138,7 +138,7 @@ def test_without_prefix_cache_there_are_no_snapshots() -> None:
     bench = Bench(limits=limits_of(state_slots=3), caching=False)
     for _ in range(2):
         assert _ask(bench, _PROMPT[:20], tokens=12) == 0
-    assert _figures(bench) == StateFigures(slots=3)
+    assert _figures(bench) == StateStats(slots=3)
 
 
 def test_the_last_slot_is_taken_in_place() -> None:

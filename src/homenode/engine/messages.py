@@ -108,7 +108,7 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
     outputs: list[Output]
 
 
-class StateFigures(msgspec.Struct, frozen=True, array_like=True):
+class StateStats(msgspec.Struct, frozen=True, array_like=True):
     """What becomes of the state memory: gauges of now, and counters since the start."""
 
     slots: int = 0
@@ -143,7 +143,7 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
         0  # prompt tokens computed here, beyond the last one, of requests whose KV was to come from elsewhere
     )
     transfer: TransferFigures | None = None  # None: this engine hands no KV over
-    states: StateFigures | None = None  # None: no layer of the model keeps a state
+    states: StateStats | None = None  # None: no layer of the model keeps a state
 
 
 EngineState = Literal["loading", "ready", "silent", "restarting", "gone"]

@@ -9,7 +9,7 @@ from homenode.model.spec import ModelSpec
 from homenode.units import format_bytes
 
 _SHARE = 0.5  # of the KV memory: an engine with much of one kind and little of the other can serve few requests
-_SLOTS_PER_SEQUENCE = 2  # its own, and a snapshot
+_SLOTS_PER_SEQUENCE = 3  # its own, and snapshots at the ends of its prompt and of its answer
 
 
 def state_slots(config: EngineConfig, geometry: KvGeometry, kv_bytes: int) -> int:

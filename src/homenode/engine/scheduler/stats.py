@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from homenode.engine.kv.allocator import KvAllocator
-from homenode.engine.messages import EngineStats, StateFigures
+from homenode.engine.messages import EngineStats, StateStats
 from homenode.engine.scheduler.counters import SchedulerCounters
 from homenode.engine.scheduler.growth import Growth, GrowthStats
 from homenode.engine.scheduler.kv_coordinator import KvCoordinator
@@ -56,11 +56,11 @@ class SchedulerStats:
             states=self._of_states(),
         )
 
-    def _of_states(self) -> StateFigures | None:
+    def _of_states(self) -> StateStats | None:
         """Of the state memory, of a model with one."""
         if (states := self._allocator.states) is None:
             return None
-        return StateFigures(states.num_slots, states.num_owned, states.num_snapshots, states.hits, states.uncovered)
+        return StateStats(states.num_slots, states.num_owned, states.num_snapshots, states.hits, states.uncovered)
 
     def audit(self) -> None:
         """Every KV block is free, cached or owned, and every live request runs or waits. InternalError if not.

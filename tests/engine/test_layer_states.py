@@ -1,0 +1,150 @@
+"""A model whose layers keep a state beside keys and values, in whole engines: the same bits whatever happens around a request."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="needs torch, which the `torch` dependency group installs")
+pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
+
+from homenode.compute.native.backend import NativeBackend
+from homenode.compute.ops import StateGeometry
+from homenode.engine.api.local import LocalEngine
+from homenode.engine.memory.state_sizing import state_support_problem
+from homenode.engine.messages import Output, StateStats
+from homenode.errors import HomenodeError
+from homenode.model.checkpoint.index import open_checkpoint
+from tests.engine.engines import PATIENCE_S, config_for, greedy, run_all, tokens_of
+from tests.model.test_delta_net import CASES
+from tests.model.transformers_models import make_model, quiet_and_on_one_thread
+
+pytestmark = pytest.mark.torch
+
+LENGTHS = (1, 2, 31, 32, 33, 64, 65, 100)
+PROMPTS = [[3 + (11 * n + 7 * k) % 60 for k in range(length)] for n, length in enumerate(LENGTHS)]
+PARAMS = greedy(40, logprobs=0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    case, folder = CASES["qwen3_next"], tmp_path_factory.mktemp("states") / "model"
+    with quiet_and_on_one_thread():
+        make_model(case.kind, case.changes, folder, seed=case.seed)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def not_a_number_in_every_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads a slot that nothing was written to has no numbers from then on."""
+    honest = NativeBackend.state_memory
+
+    def state_memory(self: NativeBackend, geometry: StateGeometry, slots: int) -> Any:
+        memory = honest(self, geometry, slots)
+        for slot in range(slots):
+            memory.write_slot(slot, np.full_like(memory.read_slot(slot), np.nan))
+        return memory
+
+    monkeypatch.setattr(NativeBackend, "state_memory", state_memory)
+
+
+def _engine(folder: Path, **settings: Any) -> LocalEngine:
+    chosen = {"threads": 1, "block_size": 32, "max_model_len": 160, "kv_cache_memory": "8MiB", "dtype": "float32"}
+    return LocalEngine(config_for(folder, **(chosen | settings)))
+
+
+def _bits(outputs: list[Output]) -> tuple[list[int], list[float]]:
+    return tokens_of(outputs), [logprob.logprob for output in outputs for logprob in output.logprobs]
+
+
+def _at_rest(engine: LocalEngine, tokens: int) -> StateStats:
+    """What is told of the state memory when so many tokens were drawn and nobody runs any more."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (now := engine.statistics).generation_tokens < tokens or now.states is None or now.states.used:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return now.states
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Iterator[list[tuple[list[int], list[float]]]]:
+    """Each prompt by itself, without a prefix cache."""
+    engine = _engine(folder, enable_prefix_caching=False)
+    yield [_bits(run_all(engine, [prompt], [PARAMS])[0]) for prompt in PROMPTS]
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_num_batched_tokens": 23, "max_num_seqs": 8},
+        {"state_snapshot_interval": 1},
+        {"enable_prefix_caching": False},
+        {"kv_cache_memory": "190KiB", "max_num_seqs": 8},
+        {"threads": 2},
+    ],
+    ids=str,
+)
+def test_together_and_again_every_request_has_the_bits_it_has_alone(
+    folder: Path, alone: list[tuple[list[int], list[float]]], settings: dict[str, Any]
+) -> None:
+    engine = _engine(folder, **settings)
+    for turn in range(2):
+        found = run_all(engine, PROMPTS, [PARAMS] * len(PROMPTS), first_id=1 + turn * len(PROMPTS))
+        assert [_bits(outputs) for outputs in found] == alone
+    figures = _at_rest(engine, 2 * 40 * len(PROMPTS))
+    engine.close()
+    assert (figures.hits > 0) == settings.get("enable_prefix_caching", True)
+
+
+def test_conversations_branches_and_equal_prompts_have_the_bits_of_a_computation_from_the_beginning(
+    folder: Path,
+) -> None:
+    prompts = [PROMPTS[7], [*PROMPTS[7][:50], *PROMPTS[6][:40]], [*PROMPTS[7][:64], 5], PROMPTS[7], PROMPTS[7]]
+    plain, caching = _engine(folder, enable_prefix_caching=False), _engine(folder)
+    expected = [_bits(run_all(plain, [prompt], [PARAMS])[0]) for prompt in prompts]
+    for turn in range(2):
+        found = run_all(caching, prompts, [PARAMS] * len(prompts), first_id=1 + 10 * turn)
+        assert [_bits(outputs) for outputs in found] == expected
+    assert sum(outputs[0].cached_tokens > 0 for outputs in found) == len(prompts)
+    talk = [*PROMPTS[7], *expected[0][0], 7, 8, 9]
+    (first,) = run_all(plain, [talk], [greedy(10, logprobs=0)], first_id=50)
+    (again,) = run_all(caching, [talk], [greedy(10, logprobs=0)], first_id=50)
+    plain.close(), caching.close()
+    assert _bits(again) == _bits(first) and again[0].cached_tokens == 128
+
+
+def test_the_reference_backend_holds_states_as_well(folder: Path) -> None:
+    engine = _engine(folder, backend="reference", max_num_batched_tokens=40)
+    prompts = PROMPTS[2:5]
+    first = [run_all(engine, [prompt], [greedy(6)], first_id=n)[0] for n, prompt in enumerate(prompts, 1)]
+    again = run_all(engine, prompts, [greedy(6)] * 3, first_id=10)
+    engine.close()
+    assert [tokens_of(outputs) for outputs in again] == [tokens_of(outputs) for outputs in first]
+    assert [outputs[0].cached_tokens for outputs in again] == [0, 0, 32]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"backend": "torch"}, "layers of qwen3_next models keep a state.*torch backend has no memory"),
+        ({"kv_cache_memory": "20KiB"}, "half of the 20KiB of KV memory is for states; give --kv-cache-memory at least"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(folder: Path, settings: dict[str, Any], told: str) -> None:
+    config = config_for(folder, threads=1, **({"max_model_len": 160} | settings))
+    with pytest.raises(HomenodeError, match=told):
+        LocalEngine(config).close()
+
+
+def test_engines_that_hand_kv_over_refuse_the_model_by_name(folder: Path) -> None:
+    config, spec = config_for(folder, pd_role="sender"), open_checkpoint(folder).spec
+    problem = state_support_problem(config, spec, ())
+    assert problem is not None and "--pd-role sender: layers of qwen3_next models keep a state" in problem.message
+    assert state_support_problem(config, dataclasses.replace(spec, layer_states=()), ()) is None
