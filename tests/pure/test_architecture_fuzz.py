@@ -141,11 +141,16 @@ DELTA = {
     "ssm.inner_size": 64,
     "rope.dimension_count": 8,
 }
+LATENT = {
+    "attention.head_count_kv": 1, "attention.key_length": 24, "attention.value_length": 16, "attention.key_length_mla": 24, "attention.value_length_mla": 16,
+    "attention.kv_lora_rank": 16, "attention.q_lora_rank": 24, "rope.dimension_count": 8,
+}  # fmt: skip
 OWN_KEYS: dict[str, dict[str, Any]] = {
     "gemma4": {
         "attention.sliding_window": 8, "attention.sliding_window_pattern": [True] * 4, "attention.key_length_swa": 16, "attention.value_length_swa": 16,
         "attention.shared_kv_layers": 1, "embedding_length_per_layer_input": 8,
     },
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"), LATENT),
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), DELTA),
 }  # fmt: skip
 
@@ -157,7 +162,7 @@ def gguf_spec(architecture: Architecture, keys: dict[str, Any], folder: Path) ->
     tensors = {EMBEDDING: entry(EMBEDDING, 64, 32)}
     for parameter in architecture.parameters:
         for layer in range(4):
-            tensors.setdefault(each := parameter.name.format(layer=layer, expert=0), entry(each, 32, 32))
+            tensors.setdefault(each := parameter.name.format(layer=layer, expert=0, head=0), entry(each, 32, 32))
     factors = {FACTORS: entry(FACTORS, 8)} if architecture.name == "gemma4" else {}
     return architecture.gguf.read(GgufConfig(Fields(file, keys), {"tokenizer.ggml.tokens": ["a"]}, tensors, factors))
 
