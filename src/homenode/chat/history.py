@@ -11,8 +11,10 @@ from typing import Any
 
 from homenode.chat.formats import ToolFormat
 
-_TOOLS = re.compile(r"\btools\b")
+_TOOLS = re.compile(r"(?<!['\".\w])tools\b")
+_TOOLS_OF_MESSAGE = re.compile(r"message(\[['\"]|\.)tools\b")
 _NO_SYSTEM = re.compile(r"system role (is )?not supported", re.IGNORECASE)
+_SYSTEM = {"role": "system", "content": "You are a helpful assistant with tools."}
 _FORM = (
     'To call a tool, write on a line of its own an object such as {"name": "NAME", "arguments": {"PARAMETER": VALUE}}, '
     "and nothing behind it. The result comes in the next message."
@@ -29,7 +31,8 @@ def conversation_for(
 ) -> list[dict[str, Any]]:
     """The messages to give to a chat template of a model that writes calls in `tool_format`.
 
-    A template that does not look at `tools` gets them as words in the system message. One that knows no calls either
+    A template that looks for tools in the system message finds them there; another one that does not look at `tools`
+    gets them as words in that message. One that knows no calls either
     gets those of the history as text, and results of tools as messages of the user.
     """
     said = [_with_objects(message) for message in messages]
@@ -92,14 +95,22 @@ def _text(content: Any) -> str:
     return content if isinstance(content, str) else ""
 
 
+def _is_system(messages: list[dict[str, Any]]) -> bool:
+    return bool(messages) and messages[0].get("role") in ("system", "developer")
+
+
 def _with_tools(
     messages: list[dict[str, Any]], template: str, tool_format: ToolFormat, tools: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """The tools as words in the system message, or in the first message where a template takes none."""
     lines = [json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools]
+    if _TOOLS_OF_MESSAGE.search(template):
+        given = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
+        system, rest = (messages[0], messages[1:]) if _is_system(messages) else (_SYSTEM, messages)
+        return [{**system, "tools": given}, *rest]
     words = "\n".join(["You may call these tools:", *lines, tool_format.instruction or _FORM])
     first = messages[0] if messages else None
-    if first is not None and first.get("role") in ("system", "developer"):
+    if first is not None and _is_system(messages):
         return [{**first, "content": f"{_text(first.get('content'))}\n\n{words}"}, *messages[1:]]
     if first is not None and _NO_SYSTEM.search(template):
         return [{**first, "content": f"{words}\n\n{_text(first.get('content'))}"}, *messages[1:]]

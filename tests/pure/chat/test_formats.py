@@ -142,6 +142,20 @@ CASES = [
     ),
     Case("cut in a name", "qwen3_coder", "a\n<tool_call>\n<function=book", "a\n<tool_call>\n<function=book"),
     Case(
+        "tags of Seed-OSS",
+        "qwen3_coder",
+        "<seed:tool_call>\n<function=book_seat>\n<parameter=seats>1</parameter>\n</function>\n</seed:tool_call>",
+        "",
+        [("book_seat", {"seats": 1})],
+    ),
+    Case(
+        "tokens of Llama 4",
+        "llama3_json",
+        '<|python_start|>{"name": "list_trains", "parameters": {}}<|python_end|>Done.',
+        "Done.",
+        [("list_trains", {})],
+    ),
+    Case(
         "a list with ids behind",
         "mistral",
         f'Ok[TOOL_CALLS] [{{"name": "book_seat", "arguments": {SEAT_JSON}, "id": "q1w2e3r4t"}}]',

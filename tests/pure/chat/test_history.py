@@ -55,3 +55,9 @@ def test_a_template_that_knows_calls_but_no_tools_keeps_the_calls() -> None:
     assert "<｜tool▁sep｜>" in said[0]["content"]
     assert said[2]["tool_calls"][0]["function"]["arguments"] == {"seats": 2}
     assert said[3] == HISTORY[2]
+
+
+def test_a_template_that_looks_for_tools_in_the_system_message_finds_them_there() -> None:
+    said = conversation("{% if 'tools' in message and message['tools'] %}<|tool|>{{ message['tools'] }}<|/tool|>")
+    assert json.loads(said[0]["tools"]) == [tool["function"] for tool in TOOLS]
+    assert said[1:2] == HISTORY[:1]

@@ -9,26 +9,29 @@ from homenode.chat.reading.call_objects import read_call
 from homenode.chat.reading.reader import Marker, Reader
 from homenode.chat.reading.source import Reading
 
-_TAG, _OBJECT = Marker("<|python_tag|>"), Marker("{", on_new_line=True)
+_OBJECT = Marker("{", on_new_line=True)
+_MARKERS = (Marker("<|python_tag|>"), Marker("<|python_start|>"), _OBJECT)
+_END = "<|python_end|>"  # of Llama 4
 
 
 def _read(reader: Reader) -> Reading[None]:
     source = reader.source
-    while marker := (yield from reader.read_content((_TAG, _OBJECT))):
+    while marker := (yield from reader.read_content(_MARKERS)):
         if marker is _OBJECT:
             source.put_back()
-        while (yield from read_call(reader, tagged=marker is _TAG)):
+        while (yield from read_call(reader, tagged=marker is not _OBJECT)):
             if (yield from source.skip_space()) != ";":
                 break
             source.take()
-        reader.give_back()
+        if not reader.just_called or not (yield from source.accept(_END)):
+            reader.give_back()
 
 
 FORMATS = [
     ToolFormat(
         ("llama3_json", "llama4_json", "llama"),
         _read,
-        (("<|python_tag|>",), ("<|start_header_id|>", '"parameters": dictionary of argument name')),
-        precedence=1,
+        (("<|python_tag|>",), ('"parameters": dictionary of argument name',)),
+        precedence=3,
     )
 ]

@@ -1,4 +1,4 @@
-"""Qwen3 Coder, Qwen 3.5: tags with the names of a function and its parameters around plain texts."""
+"""Qwen3 Coder, Qwen 3.5, Seed-OSS: tags with the names of a function and its parameters around plain texts."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from homenode.chat.reading.reader import Marker, Reader
 from homenode.chat.reading.source import Reading
 from homenode.chat.reading.typed_values import TypedArguments
 
-_CALL, _CALL_END = "<tool_call>", "</tool_call>"
+_CALLS = ("<tool_call>", "<seed:tool_call>")
+_CALL_ENDS = ("</tool_call>", "</seed:tool_call>")
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
-_MARKERS = (Marker(_CALL), Marker(_FUNCTION, on_new_line=True))
+_MARKERS = (*map(Marker, _CALLS), Marker(_FUNCTION, on_new_line=True))
 _NAME = re.compile(r"[^<>\n]+")
 
 
 def _read(reader: Reader) -> Reading[None]:
     source = reader.source
     while marker := (yield from reader.read_content(_MARKERS)):
-        if marker.text == _CALL:
+        if marker.text in _CALLS:
             yield from source.skip_space()
             if not (yield from source.accept(_FUNCTION)):
                 reader.give_back()
                 continue
         if (yield from _read_function(reader)):
             yield from source.skip_space()
-            if (yield from source.accept(_CALL_END)):
+            if (yield from source.accept_one(_CALL_ENDS)):
                 continue
         reader.give_back()
 
@@ -45,14 +46,14 @@ def _read_function(reader: Reader) -> Reading[bool]:
             if not (yield from source.accept(">")):
                 return False
             schema = reader.tools.schema(name, key)
-            ends = (_PARAMETER, _FUNCTION_END, _CALL_END)
+            ends = (_PARAMETER, _FUNCTION_END, *_CALL_ENDS)
             if not (yield from arguments.read(key, schema, _PARAMETER_END, ends)):
                 return False
-        elif (yield from source.accept(_FUNCTION_END)) or (yield from source.looking_at(_CALL_END)):
+        elif (yield from source.accept_one((_FUNCTION_END, *_CALL_ENDS))):
             arguments.end()
             return True
         else:
             return False
 
 
-FORMATS = [ToolFormat(("qwen3_coder", "qwen3_xml"), _read, (("<function=", "<parameter="),), precedence=3)]
+FORMATS = [ToolFormat(("qwen3_coder", "qwen3_xml", "seed_oss"), _read, (("<function=", "<parameter="),), precedence=3)]
