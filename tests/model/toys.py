@@ -12,7 +12,7 @@ import numpy as np
 from homenode.compute.ops import FloatArray, LayerKv
 from homenode.dtypes import BY_NAME, DType
 from homenode.model.architectures.delta_net import with_delta
-from homenode.model.architectures.gemma4 import Figures
+from homenode.model.architectures.gemma4 import Gemma4Extras
 from homenode.model.architectures.glm4_moe import HeadNorms
 from homenode.model.architectures.granite import Multipliers
 from homenode.model.architectures.latent_attention import LatentHeads, with_heads
@@ -67,7 +67,7 @@ UNLIKE: dict[str, dict[str, Any]] = {  # heads of two kinds, and a table that st
     },
 }  # fmt: skip
 OWN: dict[str, object] = {
-    "gemma4": Figures(8, True),
+    "gemma4": Gemma4Extras(8, True),
     "granite": Multipliers(residual=0.5, logits=2.0),
     "glm4_moe": HeadNorms(True),
 }

@@ -32,7 +32,7 @@ SUITES = {
     "handles": ["test_elements.py", "test_program.py", "test_moe.py", "test_homes.py", "test_memory.py", "test_thread_pool.py"],
     "weights": ["test_linear_weights.py", "test_shared_weights.py", "test_packed_checksum.py"],
     "kv": ["test_kv_memory.py", "test_kv_parts.py", "test_kv_shared.py", "test_kv_stream.py", "test_attached_kv.py"],
-    "others": ["test_sampling.py", "test_ring.py", "test_lane_handover.py"],
+    "others": ["test_sampling.py", "test_ring.py", "test_lane_messages.py"],
     "golden": ["../model/test_builtin.py", "../model/test_stories.py", "../engine/test_golden.py"],
 }  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.transfer import seam
-from tests.pure.handover_bench import HandoverBench
+from tests.pure.kv_transfer_bench import HandoverBench
 from tests.pure.schedule_bench import limits_of
 
 PROMPT = list(range(1, 15))  # 13 positions come: three full blocks of four, and one position

@@ -20,8 +20,8 @@ from homenode.engine.scheduler.events import Emit, Instruction, ToTransfer, Warn
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import Step
 from homenode.transfer.seam import ToAgent
-from tests.pure import test_handover_properties, test_schedule_properties
-from tests.pure.handover_bench import HandoverBench
+from tests.pure import test_kv_transfer_properties, test_schedule_properties
+from tests.pure.kv_transfer_bench import HandoverBench
 from tests.pure.schedule_bench import Bench, limits_of
 
 RECORDED = Path(__file__).with_name("recorded_schedules.json")
@@ -96,10 +96,10 @@ def _plain(lookahead: int, seed: int) -> Iterator[int]:
 
 def _coordinator(lookahead: int, seed: int) -> Iterator[int]:
     rng = random.Random(seed)
-    bench: HandoverBench = test_handover_properties._bench(rng, lookahead, faults=seed % 2 == 1)
+    bench: HandoverBench = test_kv_transfer_properties._bench(rng, lookahead, faults=seed % 2 == 1)
     record = _Record(bench)
     for move in range(_MOVES):
-        test_handover_properties._move(bench, rng)
+        test_kv_transfer_properties._move(bench, rng)
         if move % _EVERY == 0:
             yield record.checksum()
     bench.settle()

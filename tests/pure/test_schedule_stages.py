@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import Step
 from homenode.errors import InternalError
-from tests.pure import test_handover_properties as handover
+from tests.pure import test_kv_transfer_properties as handover
 from tests.pure import test_schedule_properties as plain
-from tests.pure.handover_bench import HandoverBench
+from tests.pure.kv_transfer_bench import HandoverBench
 from tests.pure.schedule_bench import Bench, limits_of
 
 _MANY = SchedulerConfig(max_num_batched_tokens=256, max_num_seqs=32)

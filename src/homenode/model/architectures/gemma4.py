@@ -52,7 +52,7 @@ STACKED = StackedExperts(
 
 
 @dataclass(frozen=True)
-class Figures:
+class Gemma4Extras:
     """`per_layer`: elements that a layer takes in for each token, 0: none; `keys_as_values`: in layers without a
     window; `scaled`: layers have a number that multiplies their result.
     """
@@ -62,8 +62,8 @@ class Figures:
     scaled: bool = True
 
 
-def _of(spec: ModelSpec) -> Figures:
-    return spec.own if isinstance(spec.own, Figures) else Figures(0, False)
+def _of(spec: ModelSpec) -> Gemma4Extras:
+    return spec.own if isinstance(spec.own, Gemma4Extras) else Gemma4Extras(0, False)
 
 
 def _takes_in(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
@@ -193,7 +193,7 @@ def _with_layers(config: FolderConfig | GgufConfig, spec: ModelSpec, own: list[L
     )
 
 
-def _with_inputs(spec: ModelSpec, figures: Figures, vocabulary: int) -> ModelSpec:
+def _with_inputs(spec: ModelSpec, figures: Gemma4Extras, vocabulary: int) -> ModelSpec:
     return replace(
         spec,
         own=figures,
@@ -262,7 +262,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     if taken and vocabulary < spec.vocab_size:
         raise fields.wrong("vocab_size_per_layer_input", vocabulary, f"the {spec.vocab_size} of vocab_size or more")
     return replace(
-        _with_inputs(spec, Figures(taken, same), vocabulary),
+        _with_inputs(spec, Gemma4Extras(taken, same), vocabulary),
         logits_softcap=gemma2.softcap(config, "final_logit_softcapping", None),
         moe=_moe(config) if fields.boolean("enable_moe_block", False) else None,
     )
@@ -338,7 +338,7 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
     if fields.integer("expert_count", 0, minimum=0):
         moe = config.moe(spec, "model.layers.{layer}.router.proj.weight")
         spec = replace(spec, moe=replace(moe, activation="gelu", dense_layers=()))
-    return _with_inputs(spec, Figures(taken, same, scaled), spec.vocab_size)
+    return _with_inputs(spec, Gemma4Extras(taken, same, scaled), spec.vocab_size)
 
 
 def without_unread(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:

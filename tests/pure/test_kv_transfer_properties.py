@@ -1,4 +1,4 @@
-"""Random lives of a scheduler whose KV goes to other engines and comes from them. The invariants are in handover_bench and schedule_bench.
+"""Random lives of a scheduler whose KV goes to other engines and comes from them. The invariants are in kv_transfer_bench and schedule_bench.
 
 They are: no request computes from KV that has not arrived (everything else is rubbish, and the worker reads back what it uses); no block is
 written to by anybody while it is lent, or used while an agent may write to it; no block is lost; every request ends, with the right tokens.
@@ -20,7 +20,7 @@ from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import Step
 from homenode.errors import InternalError
 from homenode.transfer import seam
-from tests.pure.handover_bench import HandoverBench
+from tests.pure.kv_transfer_bench import HandoverBench
 from tests.pure.schedule_bench import limits_of
 
 _STEMS = [[random.Random(7 * n).randrange(40) for _ in range(90)] for n in range(4)]  # beginnings that prompts share

@@ -8,7 +8,7 @@ from homenode.engine.kv.prefix import HashChain
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import Step
 from homenode.transfer import seam
-from tests.pure.handover_bench import SEED, HandoverBench
+from tests.pure.kv_transfer_bench import SEED, HandoverBench
 from tests.pure.schedule_bench import limits_of
 
 PROMPT = list(range(1, 15))  # 13 positions to hand over: three full blocks of four, and one position

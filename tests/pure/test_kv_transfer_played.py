@@ -37,7 +37,7 @@ from homenode.transfer.receiver import ReceiverMachine
 from homenode.transfer.seam import KvTicket
 from homenode.transfer.sender import SenderMachine
 from homenode.transfer.wire.message import Hello
-from tests.pure.handover_bench import KeepingExecutor
+from tests.pure.kv_transfer_bench import KeepingExecutor
 from tests.pure.schedule_bench import expected, limits_of
 from tests.pure.transfer.receiver_process import ReceiverProcess
 from tests.pure.transfer.sender_process import SenderProcess
