@@ -74,10 +74,20 @@ SPARSE = {
     "index_head_dim": 16,
     "index_n_heads": 4,
 }  # of prompts shorter than that all is attended to
-V32 = Case("deepseek_v32", {**V3.changes, **SPARSE})
-GLM_5 = Case(
-    "glm_moe_dsa", SHAPE | SPARSE | {"first_k_dense_replace": 1, "indexer_types": ["full", "shared", "shared"]}
+SPARSE_KEYS = {"attention.indexer.top_k": 512, "attention.indexer.head_count": 4, "attention.indexer.key_length": 16}
+V32 = replace(
+    V3,
+    kind="deepseek_v32",
+    changes={**V3.changes, **SPARSE},
+    gguf_keys=V3.gguf_keys | SPARSE_KEYS,
+    gguf_name="deepseek32",
 )
+GLM_5 = Case(
+    "glm_moe_dsa",
+    SHAPE | SPARSE | {"first_k_dense_replace": 1, "indexer_types": ["full", "shared", "shared"]},
+    KEYS | SPARSE_KEYS | {"expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 2.5},
+    gguf_name="glm-dsa",
+)  # fmt: skip
 FOLDERS = {
     "V2": V2,
     "V2 lite": V2_LITE,
@@ -95,7 +105,7 @@ def test_a_folder_has_the_tokens_of_transformers(name: str, tmp_path: Path, back
     check_folder(FOLDERS[name], tmp_path, backend)
 
 
-@pytest.mark.parametrize("name", ["V2", "V2 lite", "V3"])
+@pytest.mark.parametrize("name", ["V2", "V2 lite", "V3", "V3.2", "GLM-5"])
 def test_a_gguf_file_has_the_tokens_of_transformers(name: str, tmp_path: Path, backend: Backend) -> None:
     check_stacked_gguf(FOLDERS[name], tmp_path, backend)
 
