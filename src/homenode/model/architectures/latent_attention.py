@@ -88,7 +88,6 @@ KEYS = frozenset(
         "attention.kv_lora_rank",
         "attention.key_length_mla",
         "attention.value_length_mla",
-        "rope.scaling.yarn_log_multiplier",
     )
 )
 
