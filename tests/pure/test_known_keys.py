@@ -155,7 +155,7 @@ def test_the_layers_with_a_window_are_those_that_the_file_names(
     assert (
         isinstance(found, ModelSpec)
         if taken
-        else isinstance(found, UnsupportedError) and "sliding_window_pattern" in found.message
+        else isinstance(found, UserError) and "sliding_window_pattern" in found.message
     )
 
 
