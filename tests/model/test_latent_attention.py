@@ -75,13 +75,7 @@ SPARSE = {
     "index_n_heads": 4,
 }  # of prompts shorter than that all is attended to
 SPARSE_KEYS = {"attention.indexer.top_k": 512, "attention.indexer.head_count": 4, "attention.indexer.key_length": 16}
-V32 = replace(
-    V3,
-    kind="deepseek_v32",
-    changes={**V3.changes, **SPARSE},
-    gguf_keys=V3.gguf_keys | SPARSE_KEYS,
-    gguf_name="deepseek32",
-)
+V32 = Case("deepseek_v32", {**V3.changes, **SPARSE}, {**V3.gguf_keys, **SPARSE_KEYS}, gguf_name="deepseek32")
 GLM_5 = Case(
     "glm_moe_dsa",
     SHAPE | SPARSE | {"first_k_dense_replace": 1, "indexer_types": ["full", "shared", "shared"]},

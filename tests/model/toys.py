@@ -38,9 +38,10 @@ LATENTS = {
     "deepseek_v3": LatentHeads(20, 24, 10, 8, 12),
     "glm4_moe_lite": LatentHeads(28, 32, 12, 4, 14),
 }
+LATENTS |= dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), LATENTS["deepseek_v3"])
 MIXTURES |= {
     "deepseek_v2": MoeSpec(8, 3, 40, False, 48, (0,), scale=4.0, groups=4, groups_chosen=2, group_score="max"),
-    "deepseek_v3": replace(MIXTURES["glm4_moe"], num_experts=12),
+    **dict.fromkeys(("deepseek_v3", "deepseek_v32", "glm_moe_dsa"), replace(MIXTURES["glm4_moe"], num_experts=12)),
     "glm4_moe_lite": MoeSpec(6, 2, 40, True, 48, (0,), score="sigmoid", epsilon=1e-20, scale=1.8),
 }
 _BIASED = ("qwen2", "qwen2_moe", "gpt_oss", "glm4_moe")

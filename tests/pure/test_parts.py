@@ -30,7 +30,10 @@ STORIES = ModelSpec("llama", 64, 172, 5, 8, 4, 8, 512, 512, 1e-5, RopeSpec(), ti
 
 @st.composite
 def specs(draw: st.DrawFn) -> ModelSpec:
-    architecture = draw(st.sampled_from(sorted(ARCHITECTURES)))
+    with_own = {
+        name for name, each in ARCHITECTURES.items() if "latent_row" in {d for p in each.parameters for d in p.shape}
+    }
+    architecture = draw(st.sampled_from(sorted(ARCHITECTURES.keys() - with_own)))  # those need figures of their own
     kv_heads, layers = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     moe = None
     if architecture in ("mixtral", "qwen2_moe", "qwen3_moe"):
@@ -88,6 +91,7 @@ def test_every_element_is_with_as_many_ranks_as_said(
         divided = set(expected.parameter.shape) & {
             "heads",
             "query",
+            "query_and_gate",
             "vocabulary",
             "intermediate",
             "shared_intermediate",

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.config import EngineConfig, ParallelConfig
 from homenode.errors import PlacementError
 from homenode.host.placement.additional_config import cpu_binding_enabled
@@ -166,7 +167,7 @@ def test_only_true_and_false_switch(config: dict[str, object]) -> None:
     ("engines", "tensor", "fronts", "cores"), [(2, 1, 2, 7), (2, 2, 1, 8), (1, 1, 4, 6), (4, 2, 4, 17)]
 )
 def test_a_service_of_several_fronts_counts_its_cores(engines: int, tensor: int, fronts: int, cores: int) -> None:
-    configs = [EngineConfig(parallel=ParallelConfig(tensor_parallel_size=tensor))] * engines
+    configs = [EngineAssignment(EngineConfig(parallel=ParallelConfig(tensor_parallel_size=tensor)))] * engines
     assert too_few_cores(configs, fronts, host(f"1n/{cores}c")) == ()
     (finding,) = too_few_cores(configs, fronts, host(f"1n/{cores - 1}c"))
     assert (

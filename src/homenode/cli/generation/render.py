@@ -14,6 +14,7 @@ from homenode.cli.generation.conversation_files import (
     render_conversation,
 )
 from homenode.cli.output.report import plain_errors, show_controls
+from homenode.units import format_count
 
 
 @click.command()
@@ -52,4 +53,4 @@ def render(
             click.echo(json.dumps({"prompt": text, "token_ids": ids}, ensure_ascii=False))
         else:
             click.echo(show_controls(text))
-            click.echo(f"{len(ids)} tokens: {' '.join(map(str, ids))}")
+            click.echo(f"{format_count(len(ids), 'token')}: {' '.join(map(str, ids))}")

@@ -50,20 +50,19 @@ def read_folder(config: FolderConfig) -> ModelSpec:
         raise UnsupportedError(f"{config.path}: moe_layer_freq {every} is not supported; homenode wants 1")
     dense = fields.integer("first_k_dense_replace", 0, minimum=0, maximum=limits.MOST_LAYERS)
     moe = config.moe(EXPERTS, normalise=False, dense=tuple(range(min(dense, spec.num_layers))))
-    groups = (1, 1)
-    if method != METHODS[0]:
-        groups = (
-            fields.integer("n_group", maximum=limits.MOST_EXPERTS),
-            fields.integer("topk_group", maximum=limits.MOST_EXPERTS),
-        )
+    groups = tuple(fields.optional_integer(key, maximum=limits.MOST_EXPERTS) for key in ("n_group", "topk_group"))
+    if method == METHODS[0]:
+        groups = (1, 1)
+    elif None in groups:
+        raise fields.wrong("n_group and topk_group", groups, f"a number of each beside topk_method {method}")
     shared = fields.integer("n_shared_experts", 2, minimum=0, maximum=limits.MOST_EXPERTS)
     return replace(
         spec,
         moe=replace(
             moe,
             scale=fields.number("routed_scaling_factor", 1.0),
-            groups=groups[0],
-            groups_chosen=groups[1],
+            groups=groups[0] or 1,
+            groups_chosen=groups[1] or 1,
             group_score="max",
             shared_intermediate_size=shared * moe.intermediate_size,
         ),

@@ -40,9 +40,14 @@ FIELDS = latent_attention.FIELDS | frozenset(
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
     spec = latent_attention.read_folder(config, NAME, DEFAULTS, HEADS)
+    refuse_other_frequency(config)
+    return replace(spec, moe=config.sigmoid_moe(EXPERTS, spec.num_layers, dense=3, scale=2.5, groups=(8, 4)))
+
+
+def refuse_other_frequency(config: FolderConfig) -> None:
+    """UnsupportedError where not every layer behind those in front has experts."""
     if (every := config.fields.integer("moe_layer_freq", 1)) != 1:
         raise UnsupportedError(f"{config.path}: moe_layer_freq {every} is not supported; homenode wants 1")
-    return replace(spec, moe=config.sigmoid_moe(EXPERTS, spec.num_layers, dense=3, scale=2.5, groups=(8, 4)))
 
 
 def dense_layers(fields: Fields, layers: int, default: int) -> int:

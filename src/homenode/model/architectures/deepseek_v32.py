@@ -40,6 +40,7 @@ def read_folder_as(
     """The figures of a class with such an indexer."""
     fields = config.fields
     spec = latent_attention.read_folder(config, name, defaults, heads)
+    deepseek_v3.refuse_other_frequency(config)
     if fields.boolean("mlp_bias", False):
         raise UnsupportedError(f"{config.path}: mlp_bias true is not supported in {name}; homenode wants false")
     dense = deepseek_v3.dense_layers(fields, spec.num_layers, 3)

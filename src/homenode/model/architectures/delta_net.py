@@ -27,8 +27,6 @@ FIELDS = frozenset(
 )
 HARMLESS = {
     "mamba_ssm_dtype": "states are float32",
-    "mtp_num_hidden_layers": "blocks that predict further tokens are left unread",
-    "mtp_use_dedicated_embeddings": "blocks that predict further tokens are left unread",
     "mlp_only_layers": "its class does not read it",
 }
 KEYS = frozenset(

@@ -21,6 +21,7 @@ EXPERTS = ExpertDefaults(experts=64, experts_per_token=4, size=1536, keys=("n_ro
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
     spec = latent_attention.read_folder(config, NAME, DEFAULTS, HEADS)
+    deepseek_v3.refuse_other_frequency(config)
     dense = deepseek_v3.dense_layers(config.fields, spec.num_layers, 1)
     return replace(spec, moe=config.sigmoid_moe(EXPERTS, spec.num_layers, dense=dense, scale=1.8))
 

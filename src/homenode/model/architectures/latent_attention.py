@@ -79,7 +79,7 @@ GGUF_NAMES: Mapping[str, str] = {
     f"blk.{{layer}}.{name}.weight": f"{_IN_LAYER}{name}.weight" for name in ("attn_k_b", "attn_v_b", "attn_kv_b")
 }
 FIELDS = frozenset(
-    "hidden_act attention_bias q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim "
+    "hidden_act attention_bias q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim "
     "rope_interleave".split()
 )
 KEYS = frozenset(

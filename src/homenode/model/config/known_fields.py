@@ -32,6 +32,7 @@ _REASONS = {
     ),
     "the type of the tensors, which they tell themselves": "dtype torch_dtype",
     "what else transformers returns": "output_attentions output_hidden_states return_dict",
+    "its parts tell it": "qk_head_dim",
     "of blocks that predict further tokens, which are left unread": (
         "num_nextn_predict_layers num_mtp_layers mtp_num_hidden_layers mtp_num_layers mtp_use_dedicated_embeddings"
     ),
