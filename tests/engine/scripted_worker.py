@@ -48,7 +48,9 @@ class ScriptedWorker:
         progress(100, 100)
         return Fits(BLOCKS + self._join.number, 1000, 0.0, [f"note of {self._join.number}"])
 
-    def lay(self, num_blocks: int, memory: tuple[int, FileRange] | None = None, grows: bool = False) -> KvLayout | None:
+    def lay(
+        self, num_blocks: int, memory: tuple[int, FileRange] | None = None, grows: bool = False, state_slots: int = 0
+    ) -> KvLayout | None:
         assert num_blocks == BLOCKS
         return None
 
