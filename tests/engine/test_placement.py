@@ -332,9 +332,9 @@ def test_too_little_memory_on_the_nodes_is_said_with_their_numbers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from homenode.cli.main import main
-    from homenode.engine.memory import available
+    from homenode.engine.plan import inline
 
-    monkeypatch.setattr(available, "available_memory", lambda binding: MemoryBudget(64 << 20, (3,)))
+    monkeypatch.setattr(inline, "budget_on", lambda host, binding, policy, share: MemoryBudget(64 << 20, (3,)))
     with pytest.raises(SystemExit) as end:
         main(["serve", "--check-config", "--backend", "reference", "--kv-cache-memory", "1GiB"])
     assert end.value.code == 2

@@ -36,6 +36,8 @@ def handles(model: LoadedModel, part: ModelPart) -> Iterator[tuple[ExpectedTenso
         handle = owner[expected.parameter.key]
         if expected.expert is not None and expected.layer is not None:
             handle = handle[part.experts[expected.layer - part.layers.first].index(expected.expert)]
+        if expected.head is not None:
+            handle = handle[expected.head - part.heads.first]
         if expected.parameter.kind == "matrix" or isinstance(handle, np.ndarray):
             yield expected, handle
 
