@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from homenode.engine.assignment import EngineAssignment
 from homenode.engine.router.restart_policy import RestartPolicy
 from homenode.errors import CheckpointError, HostError
 from homenode.model.tokenizer.config import TextConfig
@@ -54,7 +55,7 @@ def coordinator(
     several = (
         configs(folder, engines, **settings)
         if engines > 1
-        else [config_for(folder, block_size=LIMITS.block_size, max_num_seqs=16, **settings)]
+        else [EngineAssignment(config_for(folder, block_size=LIMITS.block_size, max_num_seqs=16, **settings))]
     )
     programs = {"engine_program": "tests.engine.scripted_process", "front_program": "tests.server.scripted_front"}
     return Coordinator(several, server, TextConfig(), fronts, restart_policy=patience, **programs), server
