@@ -68,7 +68,7 @@ def test_equals_go_to_the_lowest_index() -> None:
         (Routing(9), "9 experts were to be chosen from 8"),
         (Routing(1, groups=3), "groups of equal length"),
         (Routing(1, groups=2, groups_chosen=3), "3 of 2 groups"),
-        (Routing(5, groups=2), "5 experts were to be chosen from 1 groups of 4"),
+        (Routing(5, groups=2), "5 experts were to be chosen from 1 group of 4"),
     ],
 )
 def test_a_routing_that_does_not_fit_is_refused(routing: Routing, message: str) -> None:
