@@ -8,12 +8,12 @@ clients send nulls for what they leave open.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-from msgspec import Meta, Struct, defstruct
+from msgspec import Meta, Struct
 
-from homenode.sampling import SETTINGS, setting_type
 from homenode.server.core.kv_transfer import KvTransferParams
+from homenode.server.core.setting_fields import SettingFields
 from homenode.server.http.decoding import FieldHints
 
 _INT64 = 2**63 - 1
@@ -29,32 +29,12 @@ MaxTokens = Annotated[
 EmptyList = Annotated[list[Any], Meta(max_length=0)]
 
 
-def _field_type(name: str) -> Any:
-    setting = SETTINGS[name]
-    low, high = setting.api_range
-    return Annotated[setting_type(name), Meta(ge=low, le=high, description=setting.doc)]
-
-
 class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     """What a stream carries besides text."""
 
     include_usage: bool | None = None  # a last chunk with the totals
     continuous_usage_stats: bool | None = None  # the totals so far in every chunk
     include_obfuscation: bool | None = None  # padding against traffic analysis; none is ever sent
-
-
-if TYPE_CHECKING:
-
-    class SettingFields(Struct, forbid_unknown_fields=True, kw_only=True):
-        """A field for each row of the table of sampling parameters, None where it is left open."""
-
-else:
-    SettingFields = defstruct(
-        "SettingFields",
-        [(name, _field_type(name) | None, None) for name in SETTINGS],
-        forbid_unknown_fields=True,
-        kw_only=True,
-    )
 
 
 class Sampling(SettingFields, kw_only=True):

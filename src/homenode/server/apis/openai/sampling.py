@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from homenode.sampling import SETTINGS, SamplingParams
+from homenode.sampling import SamplingParams
 from homenode.server.apis.openai.requests import Sampling
 from homenode.server.core.prompts import EncodedPrompt
 from homenode.server.core.request import GenerationRequest
+from homenode.server.core.setting_fields import given_settings
 
 _NO_LIMIT = -1  # as a number of tokens
 
 
 def sampling_of(body: Sampling) -> SamplingParams:
     """What both endpoints share, without number of tokens and logprobs; None where the model's defaults apply."""
-    settings: dict[str, Any] = {
-        name: setting.clamped(value) for name, setting in SETTINGS.items() if (value := getattr(body, name)) is not None
-    }
     return SamplingParams(
         min_tokens=body.min_tokens or 0,
         seed=body.seed,
@@ -26,7 +23,7 @@ def sampling_of(body: Sampling) -> SamplingParams:
         logit_bias=body.logit_bias or {},
         stop=body.stop or [],
         n=body.n or 1,
-        **settings,
+        **given_settings(body),
     )
 
 
