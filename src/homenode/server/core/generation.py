@@ -15,6 +15,7 @@ from homenode.server.core.failures import from_output
 from homenode.server.core.kv_transfer import KvTransferResult
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
+from homenode.server.keys.caller import caller
 from homenode.server.monitoring.server_metrics import Recorder
 
 _AT_ONCE = 64  # of many sequences, those that are begun or heard before others get a turn
@@ -59,7 +60,7 @@ class Generation:
         ids. `kv_result`: what it tells of the prompt's KV.
         """
         self._client, self._active, self._tickets = state.client, state.active, state.tickets
-        self._text_work = state.text_work
+        self._text_work, self._caller = state.text_work, caller()
         self.top_logprobs, self._token_ids = top_logprobs, token_ids
         self.sequences = sequences
         self.kv_result = kv_result
@@ -132,6 +133,7 @@ class Generation:
             sequence.recorder.end("error")
             raise from_output(output)
         sequence.recorder.tokens(len(output.tokens))
+        self._caller.take_generated(len(output.tokens))
         sequence.cached_tokens = max(sequence.cached_tokens, output.cached_tokens)
         tokens = len(output.tokens) + len(output.prompt_logprobs or ())
         event = await self._text_work.run(lambda: sequence.choice.feed(output), tokens)

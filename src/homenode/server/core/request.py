@@ -16,6 +16,7 @@ from homenode.server.core.kv_transfer import KvTransferParams, RequestKvTransfer
 from homenode.server.core.prompts import EncodedPrompt, check_prompt_tokens
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
+from homenode.server.keys.caller import caller
 from homenode.units import format_count
 
 _PROMPTS_AT_ONCE = 16  # of many, those whose sequences are made before other requests get a turn
@@ -70,10 +71,11 @@ def check_limits(state: ServerState, num_prompts: int, sampling: SamplingParams)
 async def begin(state: ServerState, request: GenerationRequest) -> Generation:
     """The sequences of a request: every prompt `n` times, in that order. Nothing runs before `Generation.events`.
 
-    Raises ApiError 400.
+    Raises ApiError 400, and 429 when the key has no tokens left.
     """
     check_limits(state, len(request.prompts), request.sampling)
     check_prompt_tokens(sum(len(prompt.ids) for prompt in request.prompts) * request.sampling.n)
+    caller().take_prompt(sum(len(prompt.ids) for prompt in request.prompts))
     kv = await _kv_transfer(state, request)
     sequences: list[GeneratedSequence] = []
     for number, prompt in enumerate(request.prompts):
@@ -131,6 +133,7 @@ def _sequences(
             prompt_ids=prompt.ids,
             params=params.of_answer(index),
             priority=request.priority,
+            key=caller().name,
             cache_salt=request.cache_salt,
             arrival=recorder.arrival,
             kv=kv.ticket if kv and index == 0 else None,

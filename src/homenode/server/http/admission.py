@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from homenode.server.http.failures import ApiError
+from homenode.server.keys.caller import caller
 
 
 class RequestAdmission:
@@ -49,7 +50,9 @@ class RequestAdmission:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Around the handling of one piece of work, its stream included. Raises ApiError 503 when none is taken."""
+        """Around the handling of one piece of work, its stream included. Raises ApiError 503 when none is taken, and 429
+        when its caller has used what its key allows.
+        """
         try:
             self.check_available()
         except ApiError:
@@ -58,7 +61,8 @@ class RequestAdmission:
         self._in_flight += 1
         self._idle.clear()
         try:
-            yield
+            with caller().request():
+                yield
         finally:
             self._in_flight -= 1
             if not self._in_flight:

@@ -1,0 +1,1 @@
+"""Who asks: named API keys, what each may use, and what each has used."""

@@ -1,0 +1,127 @@
+"""Who sent the request that is being handled: the name of its key, and the limits that hold for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from homenode.server.http.failures import ApiError
+from homenode.server.keys.counts import (
+    GENERATED_TOKENS,
+    OF_REQUESTS,
+    OF_TOKENS,
+    PROMPT_TOKENS,
+    REFUSALS,
+    REQUESTS,
+    RUNNING,
+    TICKS_PER_SECOND,
+    KeyCounts,
+)
+from homenode.server.keys.named_key import UNNAMED_ROW, NamedKey
+from homenode.units import format_count
+
+_LONGEST_S = 60.0  # after which all of a minute is free again
+_TRY_AGAIN_S = 1.0  # when one of the requests under way may have ended
+
+
+class Caller:
+    """One key, as a request comes with it. The limits hold for all fronts together."""
+
+    def __init__(self, key: NamedKey | None = None, counts: KeyCounts | None = None) -> None:
+        """`key`: None where no key is asked for."""
+        self._key, self._counts = key, counts
+        self._row = key.row if key is not None else UNNAMED_ROW
+
+    @property
+    def name(self) -> str:
+        """The name of the key; empty where it has none."""
+        return self._key.name if self._key is not None else ""
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Around the handling of one piece of work, its stream included. Raises ApiError 429 over a limit."""
+        if self._counts is None:
+            yield
+            return
+        self._enter(self._counts)
+        try:
+            yield
+        finally:
+            self._counts.add(self._row, RUNNING, -1)
+
+    def take_prompt(self, tokens: int) -> None:
+        """A prompt is about to be computed. Raises ApiError 429 when it has more tokens than are left."""
+        if self._counts is None:
+            return
+        counts, row, limit, tick = self._counts, self._row, self._limit("tokens_per_minute"), _tick()
+        counts.add_spent(row, OF_TOKENS, tick, tokens)
+        if limit is not None and (spent := counts.spent(row, OF_TOKENS, tick)) > limit:
+            counts.add_spent(row, OF_TOKENS, tick, -tokens)
+            free = counts.free_at(row, OF_TOKENS, tick, max(0, limit - tokens))
+            used = f"has used {spent - tokens} of its {format_count(limit, 'token')} of this minute"
+            wait_s = _LONGEST_S if tokens > limit else _seconds_until(free)
+            raise self._refused("tokens_per_minute", f"{used}, and this prompt has {tokens}", wait_s)
+        counts.add(row, PROMPT_TOKENS, tokens)
+
+    def take_generated(self, tokens: int) -> None:
+        """Tokens of an answer have come. An answer that has begun goes on, whatever it uses."""
+        if self._counts is not None and tokens:
+            self._counts.add_spent(self._row, OF_TOKENS, _tick(), tokens)
+            self._counts.add(self._row, GENERATED_TOKENS, tokens)
+
+    def _enter(self, counts: KeyCounts) -> None:
+        row, tick = self._row, _tick()
+        counts.add(row, RUNNING)
+        limit = self._limit("concurrent_requests")
+        if limit is not None and counts.total(row, RUNNING) > limit:
+            counts.add(row, RUNNING, -1)
+            raise self._refused("concurrent_requests", f"has {format_count(limit, 'request')} under way", _TRY_AGAIN_S)
+        counts.add_spent(row, OF_REQUESTS, tick, 1)
+        limit, field = self._limit("requests_per_minute"), OF_REQUESTS
+        over = limit is not None and counts.spent(row, OF_REQUESTS, tick) > limit
+        if not over:
+            limit, field = self._limit("tokens_per_minute"), OF_TOKENS
+            over = limit is not None and counts.spent(row, OF_TOKENS, tick) >= limit
+        if over and limit is not None:
+            counts.add(row, RUNNING, -1)
+            counts.add_spent(row, OF_REQUESTS, tick, -1)
+            what = "request" if field == OF_REQUESTS else "token"
+            free = counts.free_at(row, field, tick, limit - 1)
+            text = f"has used its {format_count(limit, what)} of this minute"
+            raise self._refused(f"{what}s_per_minute", text, _seconds_until(free))
+        counts.add(row, REQUESTS)
+
+    def _limit(self, name: str) -> int | None:
+        return getattr(self._key, name, None)
+
+    def _refused(self, limit: str, text: str, retry_after_s: float) -> ApiError:
+        if self._counts is not None:
+            self._counts.add(self._row, REFUSALS[limit])
+        retry_after_s = min(_LONGEST_S, max(1.0, retry_after_s))
+        message = f"the key `{self.name}` {text} ({limit}); try again in {retry_after_s:.0f} s"
+        return ApiError(429, message, code="rate_limit_exceeded", retry_after_s=retry_after_s)
+
+
+_ANYBODY = Caller()
+_CALLER: ContextVar[Caller] = ContextVar("homenode.caller", default=_ANYBODY)
+
+
+def caller() -> Caller:
+    """Who sent the request that the running task handles."""
+    return _CALLER.get()
+
+
+def set_caller(who: Caller) -> None:
+    """From here on the running task, and those that it starts, handle a request of `who`."""
+    _CALLER.set(who)
+
+
+def _tick() -> int:
+    """Now, on the clock that all processes of this machine share."""
+    return int(time.monotonic() * TICKS_PER_SECOND)
+
+
+def _seconds_until(tick: int) -> float:
+    return tick / TICKS_PER_SECOND - time.monotonic()

@@ -1,0 +1,28 @@
+"""A key that clients send, by what is known of it: its digest, its name and its limits."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+UNNAMED_ROW = 0  # where requests are counted that come without a name
+
+
+class NamedKey(msgspec.Struct, frozen=True, kw_only=True):
+    """One key. `digest`: SHA-256 of the secret, which is kept nowhere. `name`: empty for keys of --api-key.
+
+    `row`: where its requests are counted (`counts.KeyCounts`). A limit of None does not hold anybody.
+    """
+
+    digest: bytes
+    name: str = ""
+    row: int = UNNAMED_ROW
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent_requests: int | None = None
+
+
+def digest_of(secret: str) -> bytes:
+    """What is kept and compared of a secret."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
