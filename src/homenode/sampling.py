@@ -54,6 +54,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     None for `repetition_penalty`, `temperature`, `top_k`, `top_p` and `min_p` is what the model's generation_config.json
     says, else the plain distribution: 1, 1, 0, 1 and 0. `stop`: strings that end the text before them. `n`: answers to
     each prompt, of which the i-th has the seed `seed` + i. Both are for `LLM`; the engine knows neither text nor prompts.
+    With a `grammar` an answer ends where that ends, whatever `ignore_eos` and `min_tokens` say.
     """
 
     # The table, in the order in which the settings are applied.
@@ -112,6 +113,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None  # likewise for every prompt token but the first
     stop: str | list[str] = []
     n: int = 1
+    grammar: str | None = None  # what the text has to be: `grammars.compile.CompiledGrammar.text`
 
     def check(self) -> None:
         """Raises UserError naming the first value out of range. Whether token ids exist only the engine can tell."""
@@ -157,7 +159,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def ended_by(self, stop_tokens: tuple[int, ...]) -> SamplingParams:
         """The same, ended by these tokens of the model as well, unless its ends are to be ignored."""
-        if self.ignore_eos or not stop_tokens:
+        if (self.ignore_eos and self.grammar is None) or not stop_tokens:
             return self
         return msgspec.structs.replace(self, stop_token_ids=tuple(dict.fromkeys((*self.stop_token_ids, *stop_tokens))))
 

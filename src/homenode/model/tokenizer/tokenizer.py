@@ -157,6 +157,16 @@ class Tokenizer:
             return WindowStream(lambda ids: self.decode(ids, skip_special_tokens), context)
         return ByteStream(self._bytes, self._rule, context, skip_special=skip_special_tokens)
 
+    @property
+    def bytes_are_text(self) -> bool:
+        """Whether a text is what the bytes of its tokens spell, one after another."""
+        return self._rule is not None
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """The tokens that are no text: control tokens, which answers do not show."""
+        return self._bytes.special
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes one token stands for (of a special token its name); empty for ids outside the vocabulary."""
         return self._bytes[token]

@@ -12,6 +12,7 @@ import msgspec
 from homenode import __version__
 from homenode.engine.fronts.numbers import first_number
 from homenode.engine.messages import EngineReady
+from homenode.server.core.grammar_work import GrammarWork
 from homenode.server.core.text_work import TextWork
 from homenode.server.http.admission import RequestAdmission
 from homenode.server.http.bodies import Bodies
@@ -68,6 +69,7 @@ class ServerState(RequestAdmission):
         self.kv_transfer = _published(self.ready)  # None: this server has no part in that
         self.bodies = Bodies(-(-_BODIES_AT_ONCE // front.fronts) * config.max_request_body)
         self.text_work = TextWork(_TEXTS_AT_ONCE * config.max_request_body)
+        self.grammars = GrammarWork(tokenizer, self.ready.vocab_size)
         self._ids = itertools.count(first_number(front.front) + 1)
 
     def next_id(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from homenode.engine.sequence_text import TextStream
@@ -16,8 +16,16 @@ class TokenizerLike(Protocol):
     bos_token_id: int | None
     stop_token_ids: tuple[int, ...]  # what ends an answer besides the ids in the model's configuration
 
+    eos_token_id: int | None
+
     @property
     def has_chat_template(self) -> bool: ...
+
+    @property
+    def bytes_are_text(self) -> bool: ...
+
+    @property
+    def special_token_ids(self) -> Collection[int]: ...
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 

@@ -1,0 +1,66 @@
+"""What structured output can be asked for, whichever API and field it came by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class JsonObject(msgspec.Struct, frozen=True, tag=True):
+    """Any JSON object."""
+
+
+class JsonSchema(msgspec.Struct, frozen=True, tag=True):
+    """JSON that fits `schema`, a decoded JSON Schema (an object, true or false); properties come in its order.
+
+    `strict`: as the OpenAI API means it. An object that says nothing of further properties has none, and a `format`
+    that cannot be kept is refused; elsewhere a format is a remark, as in JSON Schema.
+    """
+
+    schema: Any
+    strict: bool = False
+
+
+class Regex(msgspec.Struct, frozen=True, tag=True):
+    """Text that matches `pattern` as a whole, in the syntax of Rust's regex crate."""
+
+    pattern: str
+
+
+class Choice(msgspec.Struct, frozen=True, tag=True):
+    """One of these texts."""
+
+    texts: list[str]
+
+
+class Lark(msgspec.Struct, frozen=True, tag=True):
+    """Text of the rule `start` of a Lark grammar, in the dialect of llguidance."""
+
+    text: str
+
+
+class Gbnf(msgspec.Struct, frozen=True, tag=True):
+    """Text of the rule `root` of a grammar as llama.cpp writes them."""
+
+    text: str
+
+
+class StructuralTag(msgspec.Struct, frozen=True, tag=True):
+    """Text with tagged parts: `description` is the object with the type "structural_tag", in either of its two forms."""
+
+    description: dict[str, Any]
+
+
+GrammarSpec = JsonObject | JsonSchema | Regex | Choice | Lark | Gbnf | StructuralTag
+
+
+def grammar_text_spec(text: str) -> Lark | Gbnf:
+    """The wish behind a grammar whose dialect nobody names: Lark where it has llguidance's mark or a rule `start`."""
+    for line in text.splitlines():
+        words = line.strip()
+        if words.startswith("%llguidance") or (words.startswith("start") and words[5:].lstrip().startswith(":")):
+            if words[5:].lstrip().startswith("::="):
+                continue
+            return Lark(text)
+    return Gbnf(text)

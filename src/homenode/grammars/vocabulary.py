@@ -1,0 +1,78 @@
+"""The vocabulary of a model as llguidance has to know it: the bytes of each token, and which tokens are no text."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from homenode.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+
+class TokenTexts(Protocol):
+    """What is asked of a tokenizer."""
+
+    @property
+    def bytes_are_text(self) -> bool:
+        """Whether the text of an answer is what the bytes of its tokens spell, one after another."""
+
+    @property
+    def special_token_ids(self) -> Collection[int]:
+        """Tokens that are no text of an answer: control tokens."""
+
+    def token_bytes(self, token: int) -> bytes: ...
+
+
+class Vocabulary:
+    """Safe to use from several threads."""
+
+    def __init__(self, tokenizer: TokenTexts, size: int, end_tokens: Iterable[int]) -> None:
+        """`size`: columns of the logits. `end_tokens`: those that end an answer, which come where a grammar may end."""
+        self._tokenizer, self.size = tokenizer, size
+        self.end_tokens = tuple(sorted({token for token in end_tokens if 0 <= token < size}))
+        self._library: LLTokenizer | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def library(self) -> LLTokenizer:
+        """The vocabulary in llguidance; made when it is asked for first, which takes some tenths of a second.
+
+        UnsupportedError for a vocabulary without a token that ends answers, or whose bytes are not its text.
+        """
+        with self._lock:
+            if self._library is None:
+                self._library = self._build()
+            return self._library
+
+    def _build(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
+        if not self.end_tokens:
+            raise UnsupportedError(
+                "this model has no token that ends an answer, so that none can be bound by a grammar"
+            )
+        if not self._tokenizer.bytes_are_text:
+            raise UnsupportedError(
+                "the tokens of this model do not spell the bytes of its text: no grammar can bind it"
+            )
+        tokens: Any = _TokenList(self._tokenizer, self.size, self.end_tokens)
+        return LLTokenizer(tokens, eos_token=list(self.end_tokens))
+
+
+class _TokenList:
+    """The tokens as `LLTokenizer` takes them."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: TokenTexts, size: int, end_tokens: tuple[int, ...]) -> None:
+        self.eos_token_id = end_tokens[0]
+        self.tokens = [tokenizer.token_bytes(token) for token in range(size)]
+        self.special_token_ids = sorted({*(t for t in tokenizer.special_token_ids if 0 <= t < size), *end_tokens})
+
+    def __call__(self, text: object) -> NoReturn:
+        """Asked for only where tokens are forced, which no grammar of ours allows: the model cuts its text itself."""
+        raise NotImplementedError

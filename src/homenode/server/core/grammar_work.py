@@ -1,0 +1,49 @@
+"""Grammars of requests, compiled off the event loop, on threads of their own and within a time."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+
+from homenode.grammars.compile import compile_grammar
+from homenode.grammars.spec import GrammarSpec
+from homenode.grammars.vocabulary import Vocabulary
+from homenode.server.http.failures import ApiError
+from homenode.server.interfaces.tokenizer import TokenizerLike
+
+_THREADS = 2
+_TIMEOUT_S = 8.0
+_ANY_TOKEN = 0  # stands for the end of answers where only the engine's files name it: what fits is the same
+
+
+class GrammarWork:
+    """Compiles for one model. What that takes is made when the first grammar comes."""
+
+    def __init__(self, tokenizer: TokenizerLike, vocab_size: int) -> None:
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """As grammars are tried with; that of the workers has all tokens that end an answer."""
+        tokenizer = self._tokenizer
+        own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        return Vocabulary(tokenizer, self._vocab_size, (*tokenizer.stop_token_ids, *own) or (_ANY_TOKEN,))
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(_THREADS, "homenode-grammar")
+
+    async def compile(self, spec: GrammarSpec, param: str) -> str:
+        """The grammar of `spec`, which came by the field `param`, for `SamplingParams.grammar`. Raises UserError, and
+        ApiError 400 for one that takes too long.
+        """
+        vocabulary = self.vocabulary
+        work = asyncio.get_running_loop().run_in_executor(self._pool, lambda: compile_grammar(spec, vocabulary, param))
+        try:
+            return (await asyncio.wait_for(work, _TIMEOUT_S)).text
+        except TimeoutError:
+            text = (
+                f"`{param}`: the grammar is not ready after {_TIMEOUT_S:g} seconds; ask for less, or for less at once"
+            )
+            raise ApiError(400, text, param=param, code="invalid_value") from None

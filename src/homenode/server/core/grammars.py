@@ -1,0 +1,19 @@
+"""What an answer has to be, from the words of any API to a grammar."""
+
+from __future__ import annotations
+
+from homenode.errors import UserError
+from homenode.grammars.spec import GrammarSpec
+from homenode.server.core.state import ServerState
+from homenode.server.http.failures import ApiError
+
+
+async def grammar_of(state: ServerState, spec: GrammarSpec, param: str) -> str:
+    """The grammar for `SamplingParams.grammar`, compiled off the event loop. `param`: the field that `spec` came by.
+
+    Raises ApiError 400, which names the place below `param`, for what cannot be kept.
+    """
+    try:
+        return await state.grammars.compile(spec, param)
+    except UserError as error:
+        raise ApiError(400, error.message, param=error.param or param, code="invalid_value") from None
