@@ -12,6 +12,7 @@ import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from homenode.chat.grammars.calls import DescribeCalls
 from homenode.chat.reading.reader import Reader
 from homenode.chat.reading.source import Reading
 
@@ -20,8 +21,9 @@ from homenode.chat.reading.source import Reading
 class ToolFormat:
     """`names`: the first is the format's own, the others are taken as well. `signs`: texts in a chat template that show
     the format, each alternative a tuple of texts that must all be there; formats of a larger `precedence` are tried
-    first. `without_tools`: it also reads messages of requests that offer no tools, as content is marked up. `instruction`: how a model is told to
-    write a call, where templates of such models leave that to the system message.
+    first. `without_tools`: it also reads messages of requests that offer no tools, as content is marked up.
+    `instruction`: how a model is told to write a call, where templates of such models leave that to the system message.
+    `describe_calls`: how calls are written, for decoding that is bound to them.
     """
 
     names: tuple[str, ...]
@@ -30,6 +32,7 @@ class ToolFormat:
     precedence: int = 0
     without_tools: bool = False
     instruction: str = ""
+    describe_calls: DescribeCalls | None = None
 
     @property
     def name(self) -> str:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from homenode.chat.formats import ToolFormat
 from homenode.chat.formats.hermes import CALL, read_tagged_call
+from homenode.chat.grammars.call_objects import object_begin, other_object_begins
+from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
 from homenode.chat.reading.call_objects import read_call, read_call_list
 from homenode.chat.reading.reader import Marker, Reader
 from homenode.chat.reading.source import Reading
@@ -24,4 +26,9 @@ def _read(reader: Reader) -> Reading[None]:
             reader.give_back()
 
 
-FORMATS = [ToolFormat(("json", "generic"), _read)]
+def _describe(writer: CallWriter) -> CallForms:
+    begins = [CallBegin(f'" "? {writer.arguments(tool)} "}}"', pattern=object_begin(tool)) for tool in writer.tools]
+    return CallForms(begins, '"\\n"', excluded=(CALL.text,), excluded_on_new_line=other_object_begins(writer))
+
+
+FORMATS = [ToolFormat(("json", "generic"), _read, describe_calls=_describe)]

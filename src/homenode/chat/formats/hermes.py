@@ -1,8 +1,10 @@
-"""Hermes, Qwen 2.5 and 3, Granite 4: one JSON object between <tool_call> tags for each call."""
+"""Hermes, Qwen 2.5 and 3, Granite 4: a JSON object between <tool_call> tags for each call."""
 
 from __future__ import annotations
 
 from homenode.chat.formats import ToolFormat
+from homenode.chat.grammars.call_objects import call_object
+from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
 from homenode.chat.reading.call_objects import read_call
 from homenode.chat.reading.reader import Marker, Reader
 from homenode.chat.reading.source import Reading
@@ -25,4 +27,12 @@ def _read(reader: Reader) -> Reading[None]:
         yield from read_tagged_call(reader)
 
 
-FORMATS = [ToolFormat(("hermes", "qwen", "qwen2_5", "qwen3", "granite4"), _read, (("<tool_call>",),))]
+def _describe(writer: CallWriter) -> CallForms:
+    call = writer.any_of([call_object(writer, tool) for tool in writer.tools])
+    begin = CallBegin(f'"\\n"? {call} "\\n"? {writer.lark.mark(_END)}', CALL.text)
+    return CallForms([begin], separator='"\\n"?')
+
+
+FORMATS = [
+    ToolFormat(("hermes", "qwen", "qwen2_5", "qwen3", "granite4"), _read, (("<tool_call>",),), describe_calls=_describe)
+]

@@ -1,0 +1,167 @@
+"""The grammar of a whole message: thoughts, then calls, text with calls in it, or content that fits a grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from homenode.chat.choice import ChosenFormats
+from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
+from homenode.chat.grammars.lark import LarkWriter, escape
+from homenode.chat.grammars.parameters import CallableTool, parameters_of
+from homenode.chat.grammars.thoughts import ThoughtsBegin, open_thoughts, thoughts_begin
+from homenode.chat.offer import ToolOffer, ToolUse
+from homenode.errors import UserError
+
+
+def call_grammar(
+    chosen: ChosenFormats,
+    offer: ToolOffer | None = None,
+    *,
+    prompt: str = "",
+    thinking_budget: int | None = None,
+    output: str | None = None,
+    special_tokens: Mapping[str, int] | None = None,
+) -> str | None:
+    """A grammar in Lark for a message behind `prompt` such that `MessageParser` reads calls whose arguments fit their
+    schemas, None where nothing needs to be bound.
+
+    `thinking_budget`: how many tokens thoughts have at most. `output`: a grammar in Lark for the content where nothing
+    is called. `special_tokens`: ids by text of the tokens that text never makes, without those that end an answer; a
+    mark of the format that is among them is that token. UserError where a format cannot write what is offered.
+    """
+    bound = offer if offer is not None and _binds(offer) else None
+    if bound is None and output is None and thinking_budget is None:
+        return None
+    lark = LarkWriter(special_tokens or {})
+    message = _MessageWriter(lark, chosen, bound, output, thinking_budget)
+    return lark.text(message.start(thoughts_begin(chosen.thoughts, prompt)))
+
+
+def _binds(offer: ToolOffer) -> bool:
+    """Whether calls are bound: where one must come, only one may, or the arguments of a tool must fit."""
+    if offer.use is ToolUse.NONE and offer.named is None:
+        return False
+    strict = any(tool.get("function", tool).get("strict") for tool in offer.tools)
+    return bool(offer.tools) and (offer.must_call or strict or not offer.parallel or bool(offer.inputs))
+
+
+def _callable_tools(offer: ToolOffer) -> list[CallableTool]:
+    functions = [tool.get("function", tool) for tool in offer.tools]
+    if offer.named is not None:
+        functions = [function for function in functions if function["name"] == offer.named]
+    return [
+        CallableTool(
+            function["name"],
+            parameters_of(function),
+            bound=offer.must_call or bool(function.get("strict")),
+            strict=bool(function.get("strict")),
+            input=offer.inputs.get(function["name"]),
+        )
+        for function in functions
+    ]
+
+
+class _MessageWriter:
+    """Writes the rules of a message."""
+
+    def __init__(
+        self, lark: LarkWriter, chosen: ChosenFormats, offer: ToolOffer | None, output: str | None, budget: int | None
+    ) -> None:
+        self._lark, self._form, self._offer, self._output, self._budget = lark, chosen.thoughts, offer, output, budget
+        self._calls: CallForms | None = None
+        if offer is not None:
+            describe = chosen.tools.describe_calls
+            if describe is None:
+                raise UserError(
+                    f"calls in the format {chosen.tools.name} cannot be bound to schemas", param="tool_choice"
+                )
+            self._calls = describe(CallWriter(lark, _callable_tools(offer), parallel=offer.parallel))
+
+    def start(self, begin: ThoughtsBegin) -> str:
+        """The body of the first rule, in which thoughts come first."""
+        if begin is ThoughtsBegin.CLOSED:
+            return self._answer()
+        thoughts = open_thoughts(self._lark, self._form.end, self._budget)
+        space = r"/\n{1,2}/?"
+        if begin is ThoughtsBegin.OPEN:
+            return f"{thoughts} {space} {self._answer()}"
+        if self._budget == 0:
+            return self._answer()
+        return (
+            rf"/\n{{1,2}}/? {self._lark.mark(self._form.begin)} {thoughts} {space} {self._answer()} | {self._answer()}"
+        )
+
+    def _answer(self) -> str:
+        """A rule for what follows thoughts."""
+        if self._calls is None:
+            return self._text() if self._output is None else self._content()
+        if self._must_call:
+            return self._calls_only(self._calls)
+        if self._output is None:
+            return self._text_with_calls(self._calls)
+        return self._lark.rule(f"{self._calls_only(self._calls)} | {self._content()}")
+
+    @property
+    def _must_call(self) -> bool:
+        return self._offer is not None and self._offer.must_call
+
+    @property
+    def _parallel(self) -> bool:
+        return self._offer is not None and self._offer.parallel
+
+    def _content(self) -> str:
+        """A rule for content that fits the grammar of the output."""
+        content = f"%lark {{\n{self._output}\n}}"
+        if self._form.wrappers:
+            begin, end = map(self._lark.mark, self._form.wrappers)
+            content = f"{begin}? {self._lark.rule(content)} {end}?"
+        return self._lark.rule(content)
+
+    def _text(self) -> str:
+        """A rule for any text and tokens but further thoughts."""
+        begin = [self._form.begin] if self._form.begin else []
+        anywhere = begin if self._form.anywhere else []
+        text = self._lark.without(map(escape, anywhere), at_begin=map(escape, begin))
+        others = self._lark.other_tokens(begin)
+        return self._lark.rule(f"{text}? ({others} {text}?)*" if others else f"{text}?")
+
+    def _calls_only(self, calls: CallForms) -> str:
+        """A rule for one call or, where that is allowed, several."""
+        lark = self._lark
+        one = lark.rule(" | ".join(f"{self._begin(begin)} {begin.rest}" for begin in calls.begins))
+        several = self._parallel and calls.separator is not None
+        return lark.rule(f"{one} ({calls.separator} {one})*") if several else one
+
+    def _begin(self, begin: CallBegin) -> str:
+        return self._lark.mark(begin.text) if begin.text else f"/{begin.pattern}/"
+
+    def _text_with_calls(self, calls: CallForms) -> str:
+        """A rule for text in which a call begins wherever it has a mark of one."""
+        lark, form = self._lark, self._form
+        thoughts = [form.begin] if form.begin else []
+        tokens = [text for text in (*thoughts, *(begin.text for begin in calls.begins)) if lark.is_token(text)]
+        text = lark.without(
+            [*map(escape, [*tokens, *(thoughts if form.anywhere else ())]), *calls.excluded],
+            calls.excluded_on_new_line,
+            map(escape, thoughts),
+        )
+        called = lark.rule(" | ".join(f"{self._text_up_to(begin, text)} {begin.rest}" for begin in calls.begins))
+        plain = []
+        if others := lark.other_tokens(tokens):
+            plain.append(f"{text}? {others}")
+        if form.anywhere and self._budget is None:
+            begun = self._text_up_to(CallBegin("", form.begin), text)
+            plain.append(f"{begun} {open_thoughts(lark, form.end, None)}")
+        if self._parallel:
+            return lark.rule(f"({' | '.join([called, *plain])})* {text}?")
+        before = f"({' | '.join(plain)})*" if plain else ""
+        return lark.rule(f"{before} ({called} | {text}?)")
+
+    def _text_up_to(self, begin: CallBegin, text: str) -> str:
+        """A rule body for text with the beginning of a call at its end."""
+        lark = self._lark
+        if lark.is_token(begin.text):
+            return f"{text}? {lark.mark(begin.text)}"
+        if begin.text:
+            return lark.rule(f"{text} {lark.mark(begin.text)}", "lazy")
+        return lark.rule(rf"({text} /\n/)? /[\s&&[^\n]]*/ /{begin.pattern}/", "lazy")

@@ -1,0 +1,37 @@
+"""Thoughts as grammars: where they begin, and how they end within a number of tokens."""
+
+from __future__ import annotations
+
+import enum
+
+from homenode.chat.grammars.lark import ANY, LarkWriter, escape
+from homenode.chat.reading.reasoning import ThoughtForm, is_open
+
+
+class ThoughtsBegin(enum.Enum):
+    """How thoughts begin: the prompt has begun them, the model may, or there are none."""
+
+    OPEN = enum.auto()
+    FREE = enum.auto()
+    CLOSED = enum.auto()
+
+
+def thoughts_begin(form: ThoughtForm, prompt: str) -> ThoughtsBegin:
+    """How the thoughts of a text behind `prompt` begin."""
+    if not form.begin or prompt.rstrip().endswith(form.end):
+        return ThoughtsBegin.CLOSED
+    return ThoughtsBegin.OPEN if is_open(form, prompt) else ThoughtsBegin.FREE
+
+
+def open_thoughts(lark: LarkWriter, end: str, budget: int | None) -> str:
+    """The name of a rule: thoughts up to the mark `end`, which comes after at most `budget` tokens."""
+    mark = lark.mark(end)
+    if budget == 0:
+        return lark.rule(mark)
+    limits = [] if budget is None else [f"max_tokens={budget}"]
+    cut = f"{lark.rule(lark.without([escape(end)]), *limits)} {mark}" if limits or lark.is_token(end) else None
+    if lark.is_token(end):
+        return lark.rule(f"({cut} | {mark})")
+    # At its limit the lexer takes the first terminal that is possible, so that the one which may end there is in front.
+    ended = lark.rule(f"{ANY} {mark}", *limits, "lazy")
+    return lark.rule(f"{cut} | {ended}") if cut else ended
