@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.cli.generation.conversation import Conversation
+from homenode.cli.generation.conversation import TerminalConversation
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 
 
-def begun(system: str = "Be brief.") -> Conversation:
-    conversation = Conversation(system)
+def begun(system: str = "Be brief.") -> TerminalConversation:
+    conversation = TerminalConversation(system)
     conversation.ask("one")
     conversation.answered("two")
     return conversation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from homenode.engine.messages import EngineReady, EngineStats, Output, ReplicaStats
@@ -66,7 +66,14 @@ class ByteTokenizer:
     def special_tokens_in(self, texts: Sequence[str]) -> dict[int, str]:
         return {token: name for token, name in SPECIAL.items() if any(name in text for text in texts)}
 
-    def stream(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> ByteStream:
+    def template_source(self, with_tools: bool = False) -> str | None:
+        return "..." if self.has_chat_template else None
+
+    response_template: Any = None
+
+    def stream(
+        self, context: Sequence[int] = (), skip_special_tokens: bool = True, shown: Collection[int] = ()
+    ) -> ByteStream:
         return ByteStream(self, skip_special_tokens)
 
     def render_chat(

@@ -26,14 +26,14 @@ class DecodedText(NamedTuple):
 
     `num_tokens`: how many of the output's tokens belong to the sequence, fewer than there are where a stop string ended
     it. `offsets`: for each of these tokens the characters decoded before it, if they were asked for. `finish_reason`:
-    `stop` or what the engine says, once the sequence has ended. `matched`: a stop string ended it.
+    `stop` or what the engine says, once the sequence has ended. `matched`: the stop string that ended it.
     """
 
     text: str
     num_tokens: int
     offsets: list[int]
     finish_reason: str | None
-    matched: bool
+    matched: str | None
 
 
 class SequenceText:
@@ -68,24 +68,25 @@ class SequenceText:
                 continue  # the token that ended the sequence has no text
             shown, matched = self._take(self._stream.push((token,)), self._hidden.get(token, ""))
             text += shown
-            if matched:
-                return DecodedText(text, i + 1, offsets, "stop", True)
+            if matched is not None:
+                return DecodedText(text, i + 1, offsets, "stop", matched)
         if output.finish_reason is None:
-            return DecodedText(text, last + 1, offsets, None, False)
+            return DecodedText(text, last + 1, offsets, None, None)
         shown, matched = self._take(self._stream.flush())
-        if not matched and self._stops is not None:
+        if matched is None and self._stops is not None:
             shown += self._stops.flush()
-        return DecodedText(text + shown, last + 1, offsets, "stop" if matched else output.finish_reason, matched)
+        reason = output.finish_reason if matched is None else "stop"
+        return DecodedText(text + shown, last + 1, offsets, reason, matched)
 
-    def _take(self, text: str, hidden: str = "") -> tuple[str, bool]:
-        """What may be shown of `text`, and whether it, or the special token `hidden` after it, completes a
-        stop string.
+    def _take(self, text: str, hidden: str = "") -> tuple[str, str | None]:
+        """What may be shown of `text`, and the stop string that it, or the special token `hidden` after it,
+        completes.
         """
         self._length += len(text)
         if self._stops is None:
-            return text, False
+            return text, None
         shown, matched = self._stops.feed(text)
         if hidden and matched is None:
             more, matched = self._stops.feed(hidden, hidden=True)
             shown += more
-        return shown, matched is not None
+        return shown, matched

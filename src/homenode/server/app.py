@@ -30,6 +30,7 @@ def create_app(state: ServerState, apis: Sequence[Api] = APIS) -> HttpApplicatio
         state.config.api_key,
         lambda: state.draining or state.lost is not None,
         [(route, shape) for route, shape in routes if shape is not None],
+        strict=state.config.strict_requests,
     )
 
 

@@ -11,11 +11,14 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from homenode.chat.offer import ToolOffer
 from homenode.server.apis.openai.messages import Messages, template_messages
 from homenode.server.apis.openai.openapi import tighten_model, tighten_template, token_schema
 from homenode.server.apis.openai.requests import HINTS, TokenIds
+from homenode.server.apis.openai.tools import Tools, tool_offer
 from homenode.server.core import prompts
 from homenode.server.core.api import POST_FAILURES, Api, Operation
+from homenode.server.core.conversation import ConversationRequest, conversation_text
 from homenode.server.core.state import ServerState
 from homenode.server.core.text_work import SHORT_TEXT, memory_of
 from homenode.server.http.decoding import decode_as
@@ -33,6 +36,7 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
+    tools: Tools | None = None  # with messages
     add_special_tokens: bool | None = None  # default: true for a prompt, false for messages
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -71,12 +75,13 @@ async def tokenize(state: ServerState, request: Request) -> Response:
     """Token ids of a text or of a conversation."""
     body = await read_json(state, request, _decode_tokenize)
     state.model(body.model)
-    answer = await unless_gone_early(request, _tokenized(state, body))
+    offer = tool_offer(request, body.tools, None, None)
+    answer = await unless_gone_early(request, _tokenized(state, body, offer))
     return Response(answer, media_type="application/json")
 
 
-async def _tokenized(state: ServerState, body: TokenizeRequest) -> bytes:
-    prompt = await _prompt_text(state, body)
+async def _tokenized(state: ServerState, body: TokenizeRequest, offer: ToolOffer | None) -> bytes:
+    prompt = await _prompt_text(state, body, offer)
     written = _Written(state, bool(body.return_token_strs))
     async with state.text_work.reserve(memory_of(prompt.text)):
         pieces = map(written.add, _encoded(state, body, prompt))
@@ -156,19 +161,20 @@ def _json_list(parts: list[bytes]) -> msgspec.Raw:
     return msgspec.Raw(b"[" + b",".join(parts) + b"]")
 
 
-async def _prompt_text(state: ServerState, body: TokenizeRequest) -> prompts.PromptText:
+async def _prompt_text(state: ServerState, body: TokenizeRequest, offer: ToolOffer | None) -> prompts.PromptText:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either `prompt` or `messages`", param="prompt", code="invalid_value")
     if body.prompt is not None:
         return prompts.PromptText(body.prompt)
     assert body.messages is not None
-    return await prompts.chat_text(
-        state,
-        template_messages(body.messages),
+    asked = ConversationRequest(
+        messages=template_messages(body.messages),
+        offer=offer,
         template_kwargs=body.chat_template_kwargs,
         add_generation_prompt=body.add_generation_prompt,
         continue_final=bool(body.continue_final_message),
     )
+    return await conversation_text(state, asked)
 
 
 def _tighten(components: dict[str, Any], state: ServerState) -> None:

@@ -21,15 +21,17 @@ from homenode.chat.reading.source import Reading
 class ToolFormat:
     """`names`: the first is the format's own, the others are taken as well. `signs`: texts in a chat template that show
     the format, each alternative a tuple of texts that must all be there; formats of a larger `precedence` are tried
-    first. `without_tools`: it also reads messages of requests that offer no tools, as content is marked up.
-    `instruction`: how a model is told to write a call, where templates of such models leave that to the system message.
-    `describe_calls`: how calls are written, for decoding that is bound to them.
+    first. `marks`: what of the format's text may be special tokens of a model, whose text is not shown otherwise.
+    `without_tools`: it also reads messages of requests that offer no tools, as content is marked up. `instruction`: how
+    a model is told to write a call, where templates of such models leave that to the system message. `describe_calls`:
+    how calls are written, for decoding that is bound to them.
     """
 
     names: tuple[str, ...]
     read: Callable[[Reader], Reading[None]]
     signs: tuple[tuple[str, ...], ...] = ()
     precedence: int = 0
+    marks: tuple[str, ...] = ()
     without_tools: bool = False
     instruction: str = ""
     describe_calls: DescribeCalls | None = None

@@ -9,11 +9,12 @@ from homenode.chat.reading.call_objects import read_call_list, read_tagged_list
 from homenode.chat.reading.reader import Marker, Reader
 from homenode.chat.reading.source import Reading
 
+_BEGIN, _END = "<|START_ACTION|>", "<|END_ACTION|>"
 _ACTION = Marker("Action:", on_new_line=True)
 
 
 def _read_tokens(reader: Reader) -> Reading[None]:
-    yield from read_tagged_list(reader, (Marker("<|START_ACTION|>"),), "<|END_ACTION|>")
+    yield from read_tagged_list(reader, (Marker(_BEGIN),), _END)
 
 
 def _read_block(reader: Reader) -> Reading[None]:
@@ -30,6 +31,6 @@ def _read_block(reader: Reader) -> Reading[None]:
 
 
 FORMATS = [
-    ToolFormat(("cohere_command3", "cohere_command4"), _read_tokens, (("<|START_ACTION|>",),), precedence=2),
+    ToolFormat(("cohere_command3", "cohere_command4"), _read_tokens, ((_BEGIN,),), precedence=2, marks=(_BEGIN, _END)),
     ToolFormat(("command_r",), _read_block, (("Action:", "tool_name"),), precedence=1),
 ]

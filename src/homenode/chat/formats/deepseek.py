@@ -72,6 +72,7 @@ FORMATS = [
         _read,
         ((_CALL,), (_BEGIN,)),
         precedence=3,
+        marks=(_BEGIN, _END, _CALL, _SEPARATOR, _CALL_END),
         instruction=_INSTRUCTION,
     )
 ]

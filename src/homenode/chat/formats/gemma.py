@@ -20,6 +20,10 @@ class _Marks:
     end: str
     quote: str
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return self.begin, self.end, self.quote
+
     @functools.cached_property
     def dialect(self) -> Dialect:
         return Dialect((self.quote,), escapes="", bare_keys=True)
@@ -55,11 +59,12 @@ def _read_call(marks: _Marks, reader: Reader) -> Reading[bool]:
 
 
 FORMATS = [
-    ToolFormat(("gemma4",), functools.partial(_read, _GEMMA4), (("<|tool_call>",),), precedence=4),
+    ToolFormat(("gemma4",), functools.partial(_read, _GEMMA4), (("<|tool_call>",),), precedence=4, marks=_GEMMA4.texts),
     ToolFormat(
         ("functiongemma", "gemma3"),
         functools.partial(_read, _FUNCTION_GEMMA),
         (("<start_function_call>",),),
         precedence=4,
+        marks=_FUNCTION_GEMMA.texts,
     ),
 ]

@@ -47,4 +47,5 @@ def _read_call(reader: Reader) -> Reading[bool]:
             return False
 
 
-FORMATS = [ToolFormat(("glm45", "glm47", "glm4_moe"), _read, (("<arg_key>",),), precedence=3)]
+_MARKS = (_CALL.text, _END, _KEY, _KEY_END, _VALUE, _VALUE_END)
+FORMATS = [ToolFormat(("glm45", "glm47", "glm4_moe"), _read, (("<arg_key>",),), precedence=3, marks=_MARKS)]

@@ -14,4 +14,12 @@ def _read(reader: Reader) -> Reading[None]:
     yield from read_tagged_list(reader, _MARKERS)
 
 
-FORMATS = [ToolFormat(("granite", "granite3", "granite-20b-fc"), _read, (("<|tool_call|>",),), precedence=1)]
+FORMATS = [
+    ToolFormat(
+        ("granite", "granite3", "granite-20b-fc"),
+        _read,
+        (("<|tool_call|>",),),
+        precedence=1,
+        marks=tuple(marker.text for marker in _MARKERS),
+    )
+]

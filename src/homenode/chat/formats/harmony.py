@@ -106,5 +106,12 @@ def _is_header(source: TextSource) -> Reading[bool]:
 
 
 FORMATS = [
-    ToolFormat(("openai", "harmony", "gpt_oss"), _read, ((_CHANNEL, _MESSAGE),), precedence=5, without_tools=True)
+    ToolFormat(
+        ("openai", "harmony", "gpt_oss"),
+        _read,
+        ((_CHANNEL, _MESSAGE),),
+        precedence=5,
+        marks=(_START, _CHANNEL, _CONSTRAIN, _MESSAGE, *_ENDS),
+        without_tools=True,
+    )
 ]

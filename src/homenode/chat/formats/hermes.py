@@ -34,5 +34,11 @@ def _describe(writer: CallWriter) -> CallForms:
 
 
 FORMATS = [
-    ToolFormat(("hermes", "qwen", "qwen2_5", "qwen3", "granite4"), _read, (("<tool_call>",),), describe_calls=_describe)
+    ToolFormat(
+        ("hermes", "qwen", "qwen2_5", "qwen3", "granite4"),
+        _read,
+        (("<tool_call>",),),
+        marks=(CALL.text, _END),
+        describe_calls=_describe,
+    )
 ]

@@ -80,6 +80,18 @@ def _read_invocation(tags: _Tags, reader: Reader) -> Reading[bool]:
 
 
 FORMATS = [
-    ToolFormat(("minimax_m2",), functools.partial(_read, _MINIMAX), (("<minimax:tool_call>",),), precedence=4),
-    ToolFormat(("deepseek_v32", "dsml"), functools.partial(_read, _DEEPSEEK), (("DSML",),), precedence=4),
+    ToolFormat(
+        ("minimax_m2",),
+        functools.partial(_read, _MINIMAX),
+        (("<minimax:tool_call>",),),
+        precedence=4,
+        marks=(_MINIMAX.begin, _MINIMAX.end),
+    ),
+    ToolFormat(
+        ("deepseek_v32", "dsml"),
+        functools.partial(_read, _DEEPSEEK),
+        (("DSML",),),
+        precedence=4,
+        marks=(_DEEPSEEK.prefix, _DEEPSEEK.begin, _DEEPSEEK.end),
+    ),
 ]

@@ -52,4 +52,12 @@ def _read_call(reader: Reader) -> Reading[bool]:
     return True
 
 
-FORMATS = [ToolFormat(("kimi_k2",), _read, ((_CALL,), (_BEGIN,)), precedence=3)]
+FORMATS = [
+    ToolFormat(
+        ("kimi_k2",),
+        _read,
+        ((_CALL,), (_BEGIN,)),
+        precedence=3,
+        marks=(_BEGIN, _END, _CALL, _ARGUMENTS, _CALL_END),
+    )
+]

@@ -33,5 +33,6 @@ FORMATS = [
         _read,
         (("<|python_tag|>",), ('"parameters": dictionary of argument name',)),
         precedence=3,
+        marks=("<|python_tag|>", "<|python_start|>", _END),
     )
 ]

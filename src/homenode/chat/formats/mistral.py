@@ -12,6 +12,7 @@ from homenode.chat.reading.reader import Marker, Reader
 from homenode.chat.reading.source import Reading
 
 _BEGIN = Marker("[TOOL_CALLS]")
+_CALL_ID, _ARGUMENTS = "[CALL_ID]", "[ARGS]"
 _NAME = re.compile(r"[\w.:/-]+")
 
 
@@ -29,13 +30,13 @@ def _read_named(reader: Reader) -> Reading[bool]:
     if not attempt.can_be_called(name):
         return False
     attempt.name = name
-    if (yield from source.accept("[CALL_ID]")):
+    if (yield from source.accept(_CALL_ID)):
         attempt.id = yield from source.read_run(_NAME)
-    yield from source.accept("[ARGS]")
+    yield from source.accept(_ARGUMENTS)
     if not (yield from read_arguments(source, attempt)):
         return False
     attempt.finish()
     return True
 
 
-FORMATS = [ToolFormat(("mistral",), _read, (("[TOOL_CALLS]",),), precedence=2)]
+FORMATS = [ToolFormat(("mistral",), _read, ((_BEGIN.text,),), precedence=2, marks=(_BEGIN.text, _CALL_ID, _ARGUMENTS))]

@@ -20,5 +20,6 @@ FORMATS = [
         _read,
         (("<|/tool_call|>",), ("<|tool|>", "<|/tool|>"), ("functools[",)),
         precedence=2,
+        marks=("<|tool_call|>", "<|/tool_call|>"),
     )
 ]

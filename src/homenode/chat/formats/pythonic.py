@@ -82,6 +82,13 @@ FORMATS = [
         functools.partial(_read, (_LIST, _TAG)),
         (("<|python_start|>",), ("[func_name1(params_name1=",)),
         precedence=2,
+        marks=(_TAG.text, "<|python_end|>"),
     ),
-    ToolFormat(("lfm2",), functools.partial(_read, (_LFM2,)), (("<|tool_call_start|>",), ("<|tool_list_start|>",)), 3),
+    ToolFormat(
+        ("lfm2",),
+        functools.partial(_read, (_LFM2,)),
+        (("<|tool_call_start|>",), ("<|tool_list_start|>",)),
+        precedence=3,
+        marks=(_LFM2.text, _LFM2_END),
+    ),
 ]

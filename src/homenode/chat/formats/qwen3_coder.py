@@ -56,4 +56,12 @@ def _read_function(reader: Reader) -> Reading[bool]:
             return False
 
 
-FORMATS = [ToolFormat(("qwen3_coder", "qwen3_xml", "seed_oss"), _read, (("<function=", "<parameter="),), precedence=3)]
+FORMATS = [
+    ToolFormat(
+        ("qwen3_coder", "qwen3_xml", "seed_oss"),
+        _read,
+        (("<function=", "<parameter="),),
+        precedence=3,
+        marks=(*_CALLS, *_CALL_ENDS, _FUNCTION_END, _PARAMETER_END),
+    )
+]

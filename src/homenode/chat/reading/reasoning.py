@@ -25,6 +25,11 @@ class ThoughtForm:
     opened: bool = False
     wrappers: tuple[str, ...] = ()
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Its texts, which may be special tokens of a model."""
+        return tuple(text for text in (self.begin, self.end, *self.wrappers) if text)
+
 
 _THINK = ThoughtForm("<think>", "</think>")
 _THINK_OPENED = ThoughtForm("<think>", "</think>", opened=True)

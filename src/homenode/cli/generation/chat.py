@@ -13,7 +13,7 @@ import click
 
 from homenode.cli.flags.logs import with_command_log
 from homenode.cli.flags.settings import NUMA_SETTINGS, with_some_settings
-from homenode.cli.generation.conversation import Conversation, Messages
+from homenode.cli.generation.conversation import Messages, TerminalConversation
 from homenode.cli.generation.sampling_flags import with_sampling_flags
 from homenode.cli.output.engine_notes import tell_unused_sampling, tell_unused_settings
 from homenode.cli.output.loading_progress import loading_progress
@@ -104,7 +104,7 @@ def chat(
             if isinstance(sys.stdin, io.TextIOWrapper):
                 sys.stdin.reconfigure(errors="replace")  # what is no UTF-8 is asked as far as it is
             _print_aside(_banner(llm))
-            _talk(llm, params, Conversation(system or ""))
+            _talk(llm, params, TerminalConversation(system or ""))
 
 
 def _banner(llm: LLM) -> str:
@@ -117,7 +117,7 @@ def _print_aside(text: str, style: str = "dim") -> None:
     ERR.print(show_controls(text), style=style, markup=False, highlight=False, soft_wrap=not ERR.is_terminal)
 
 
-def _talk(llm: LLM, params: SamplingParams, conversation: Conversation) -> None:
+def _talk(llm: LLM, params: SamplingParams, conversation: TerminalConversation) -> None:
     while not conversation.is_over and (line := _ask()) is not None:
         text = line.strip()
         if not text:

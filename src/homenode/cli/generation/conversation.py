@@ -14,7 +14,7 @@ _LIKE = 0.5  # how alike a word must be to be what was meant
 
 
 @dataclass
-class Conversation:
+class TerminalConversation:
     """`messages`: what the model is given, with the system message first, where there is one."""
 
     system: str = ""
@@ -58,27 +58,27 @@ class Conversation:
 class _Command:
     usage: str
     help: str
-    obey: Callable[[Conversation, str], str]
+    obey: Callable[[TerminalConversation, str], str]
 
 
-def _help(conversation: Conversation, rest: str) -> str:
+def _help(conversation: TerminalConversation, rest: str) -> str:
     width = max(len(command.usage) for command in _COMMANDS.values())
     lines = [f"{command.usage:<{width}}  {command.help}" for command in _COMMANDS.values()]
     return "\n".join((*lines, f"{'Ctrl-C':<{width}}  stop an answer", f"{'Ctrl-D':<{width}}  the same as /exit"))
 
 
-def _reset(conversation: Conversation, rest: str) -> str:
+def _reset(conversation: TerminalConversation, rest: str) -> str:
     conversation.begin_anew()
     return "a new conversation begins" + (", with the system message" if conversation.system else "")
 
 
-def _system(conversation: Conversation, rest: str) -> str:
+def _system(conversation: TerminalConversation, rest: str) -> str:
     conversation.system = rest
     conversation.begin_anew()
     return f"{'the system message is set' if rest else 'there is no system message'}; a new conversation begins"
 
 
-def _exit(conversation: Conversation, rest: str) -> str:
+def _exit(conversation: TerminalConversation, rest: str) -> str:
     conversation.is_over = True
     return ""
 

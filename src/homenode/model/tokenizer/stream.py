@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from homenode.model.tokenizer.token_bytes import ByteRule, TokenBytes
 
@@ -25,9 +25,10 @@ class ByteStream:
     """
 
     def __init__(
-        self, table: TokenBytes, rule: ByteRule, context: Sequence[int] = (), *, skip_special: bool = True
+        self, table: TokenBytes, rule: ByteRule, context: Sequence[int] = (), *, skipped: Collection[int] = ()
     ) -> None:
-        self._table, self._rule, self._skip_special = table, rule, skip_special
+        """`skipped`: the tokens that have no text."""
+        self._table, self._rule, self._skipped = table, rule, skipped
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape" if rule.each_byte else "replace")
         self._to_strip = rule.strip_count
         self._begun = b""  # the unfinished character at the end of the context
@@ -36,7 +37,7 @@ class ByteStream:
 
     def push(self, ids: Iterable[int]) -> str:
         """Text that became certain with these ids; may be empty."""
-        data = self._table.join(ids, skip_special=self._skip_special)
+        data = self._table.join(ids, skipped=self._skipped)
         return self._text(self._decoder.decode(self._continued(data) if self._begun and data else data))
 
     def flush(self) -> str:
@@ -63,7 +64,7 @@ class ByteStream:
         tail, at = b"", len(context)
         while at > 0 and len(tail) < _LONGEST_CHARACTER:
             at -= 1
-            tail = self._table.join(context[at : at + 1], skip_special=self._skip_special) + tail
+            tail = self._table.join(context[at : at + 1], skipped=self._skipped) + tail
         self._decoder.reset()
         self._decoder.decode(tail)
         self._begun = self._decoder.getstate()[0]

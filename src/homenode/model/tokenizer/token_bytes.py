@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,9 +55,9 @@ class TokenBytes(dict[int, bytes]):
         found = self[token] = self._of_piece(piece.rpartition(_PLACEHOLDER)[2])
         return found
 
-    def join(self, ids: Iterable[int], *, skip_special: bool) -> bytes:
-        """The bytes of a sequence."""
-        wanted = (token for token in ids if token not in self.special) if skip_special else ids
+    def join(self, ids: Iterable[int], *, skipped: Collection[int] = ()) -> bytes:
+        """The bytes of a sequence without the tokens that are `skipped`."""
+        wanted = (token for token in ids if token not in skipped) if skipped else ids
         return b"".join(map(self.__getitem__, wanted))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -143,19 +143,24 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; bytes that form no character come out as U+FFFD. Ids outside the vocabulary give nothing."""
         if self._rule is not None:
-            stream = ByteStream(self._bytes, self._rule, skip_special=skip_special_tokens)
+            stream = ByteStream(self._bytes, self._rule, skipped=self._bytes.special if skip_special_tokens else ())
             return stream.push(ids) + stream.flush()
         if len(ids) > _SHORT_TEXT:  # decode() would keep the interpreter's lock
             return str(self._library.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0])
         return str(self._library.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
-    def stream(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> ByteStream | WindowStream:
+    def stream(
+        self, context: Sequence[int] = (), skip_special_tokens: bool = True, shown: Collection[int] = ()
+    ) -> ByteStream | WindowStream:
         """An incremental decoder; `context` are ids before the first pushed one whose text has already been
-        given out.
+        given out. `shown`: special tokens that have text even where others are skipped.
         """
-        if self._rule is None:
+        skipped = self._bytes.special.difference(shown) if skip_special_tokens else frozenset()
+        if self._rule is not None:
+            return ByteStream(self._bytes, self._rule, context, skipped=skipped)
+        if not shown:
             return WindowStream(lambda ids: self.decode(ids, skip_special_tokens), context)
-        return ByteStream(self._bytes, self._rule, context, skip_special=skip_special_tokens)
+        return WindowStream(lambda ids: self.decode([token for token in ids if token not in skipped], False), context)
 
     @property
     def bytes_are_text(self) -> bool:

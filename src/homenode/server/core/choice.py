@@ -27,7 +27,7 @@ class GenerationEvent(NamedTuple):
     """What one output of the engine adds to a choice; the last event of a choice has a finish reason, `stop` or
     `length`.
 
-    `choice`: the number of the choice, from 0 on.
+    `choice`: the number of the choice, from 0 on. `stop_text`: the stop string that ended it, if one did.
     """
 
     choice: int
@@ -35,6 +35,7 @@ class GenerationEvent(NamedTuple):
     token_ids: list[int]
     scored: list[ScoredToken]
     finish_reason: str | None
+    stop_text: str | None = None
 
     @property
     def empty(self) -> bool:
@@ -54,6 +55,7 @@ def join_events(events: list[GenerationEvent]) -> GenerationEvent:
         [token for event in events for token in event.token_ids],
         [scored for event in events for scored in event.scored],
         events[-1].finish_reason,
+        events[-1].stop_text,
     )
 
 
@@ -122,8 +124,9 @@ class ChoiceText:
             for i, offset in enumerate(part.offsets):
                 self._pending.append(ScoredToken(output.tokens[i], output.logprobs[i], self._echo_length + offset))
             self._released += len(part.text)
-            scored += self._release(part.matched)
-        return GenerationEvent(self._index, text, output.tokens[: part.num_tokens], scored, self.finish_reason)
+            scored += self._release(part.matched is not None)
+        ids = output.tokens[: part.num_tokens]
+        return GenerationEvent(self._index, text, ids, scored, self.finish_reason, part.matched)
 
     def _echoed(self, echo: PromptEcho, output: Output, text: str) -> tuple[str, list[ScoredToken]]:
         """The first text with the prompt before it, and the prompt's tokens where they are scored."""

@@ -95,6 +95,12 @@ class Generation:
             for sequence in self.sequences:
                 sequence.recorder.end("abort")
 
+    def end(self, index: int) -> None:
+        """End a choice with the event that `events` gave last: its reader wants no more."""
+        sequence = self.sequences[index]
+        sequence.choice.finish_reason = "stop"
+        sequence.recorder.end("stop")
+
     def _take_tickets(self) -> dict[str, int]:
         """Raises ApiError 400 when another request has one of them now."""
         mine = {

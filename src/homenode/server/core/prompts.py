@@ -71,29 +71,13 @@ async def _encode_prompt(
     return EncodedPrompt(prompt)
 
 
-async def encode_chat(
-    state: ServerState,
-    messages: list[dict[str, Any]],
-    *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    template_kwargs: Mapping[str, Any] | None = None,
-    add_generation_prompt: bool | None = None,
-    continue_final: bool = False,
-    add_special_tokens: bool | None = None,
+async def encode_chat_text(
+    state: ServerState, prompt: PromptText, add_special_tokens: bool | None = None
 ) -> EncodedPrompt:
-    """A conversation, whose `messages` are as chat templates know them, and so are the `tools` that are offered to the
-    model.
+    """A conversation that its chat template has rendered.
 
     What `add_special_tokens` does to it is told by `homenode.model.tokenizer.surrounding_tokens`.
     """
-    prompt = await chat_text(
-        state,
-        messages,
-        tools=tools,
-        template_kwargs=template_kwargs,
-        add_generation_prompt=add_generation_prompt,
-        continue_final=continue_final,
-    )
     async with state.text_work.reserve(memory_of(prompt.text)):
         ids = await fitting_ids(state, prompt, "messages", False, inline=len(prompt.text) <= SHORT_TEXT)
     ids = state.tokenizer.chat_prompt(ids, add_special_tokens)

@@ -29,13 +29,15 @@ class GenerationRequest:
     `sampling`: as asked, None where the model's defaults apply; its `n` is the number of answers to each prompt, its
     `stop` the strings that end a text. Its `max_tokens` is replaced by `max_tokens` here: the most tokens of an answer,
     None for as many as the context takes. `echo`: each text begins with its prompt. `token_ids`: the answer shows token
-    ids, those of the prompts included. `stream`: the answer is sent as events.
+    ids, those of the prompts included. `shown_tokens`: special tokens that have text although others are skipped.
+    `stream`: the answer is sent as events.
     """
 
     prompts: Sequence[EncodedPrompt]
     sampling: SamplingParams
     max_tokens: int | None = None
     skip_special_tokens: bool = True
+    shown_tokens: frozenset[int] = frozenset()
     priority: int = 0
     cache_salt: str = ""
     echo: bool = False
@@ -124,7 +126,8 @@ def _sequences(
     params = _engine_params(state, request, len(prompt.ids), computes_only=kv is not None and kv.result is not None)
     stops = request.sampling.stop_strings
     skip_special = request.skip_special_tokens
-    hidden = state.tokenizer.special_tokens_in(stops) if stops and skip_special else {}
+    named = state.tokenizer.special_tokens_in(stops) if stops and skip_special else {}
+    hidden = {token: name for token, name in named.items() if token not in request.shown_tokens}
     made = []
     for index in range(request.sampling.n):
         recorder = state.metrics.recorder()
@@ -138,7 +141,7 @@ def _sequences(
             arrival=recorder.arrival,
             kv=kv.ticket if kv and index == 0 else None,
         )
-        stream = state.tokenizer.stream(prompt.ids, skip_special_tokens=skip_special)
+        stream = state.tokenizer.stream(prompt.ids, skip_special, request.shown_tokens)
         choice = ChoiceText(
             stream,
             index=first_index + index,

@@ -13,6 +13,7 @@ from homenode import __version__
 from homenode.engine.fronts.numbers import first_number
 from homenode.engine.messages import EngineReady
 from homenode.server.core.grammar_work import GrammarWork
+from homenode.server.core.model_formats import ModelFormats
 from homenode.server.core.text_work import TextWork
 from homenode.server.http.admission import RequestAdmission
 from homenode.server.http.bodies import Bodies
@@ -70,6 +71,7 @@ class ServerState(RequestAdmission):
         self.bodies = Bodies(-(-_BODIES_AT_ONCE // front.fronts) * config.max_request_body)
         self.text_work = TextWork(_TEXTS_AT_ONCE * config.max_request_body)
         self.grammars = GrammarWork(tokenizer, self.ready.vocab_size)
+        self.formats = ModelFormats(tokenizer, config)
         self._ids = itertools.count(first_number(front.front) + 1)
 
     def next_id(self) -> int:

@@ -24,6 +24,22 @@ def _keys(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in str(text).split(","))
 
 
+def _tool_parser(name: str) -> str:
+    """Raises UserError for a name that no format of tool calls has."""
+    from homenode.chat.choice import choose
+
+    choose(None, tool_parser=name)
+    return name
+
+
+def _reasoning_parser(name: str) -> str:
+    """Raises UserError for a name that no form of thoughts has."""
+    from homenode.chat.choice import choose
+
+    choose(None, reasoning_parser=name)
+    return name
+
+
 @dataclass(frozen=True)
 class HttpConfig:
     """What every HTTP server of ours can be told: where it listens, who may ask, and how long its clients may take."""
@@ -83,6 +99,28 @@ class ServerConfig(HttpConfig):
     special_tokens_in_content: bool = option(
         True,
         "Whether the name of a special token in a message becomes that token. Off: it stays text.",
+    )
+    tool_call_parser: str | None = option(
+        None,
+        "Format in which the model writes tool calls, such as hermes. Default: the one that the chat template shows.",
+        parse=_tool_parser,
+    )
+    reasoning_parser: str | None = option(
+        None,
+        "Form in which the model writes its thoughts, such as deepseek_r1. Default: the one that the chat template "
+        "shows.",
+        parse=_reasoning_parser,
+    )
+    reasoning_format: str = option(
+        "auto",
+        "Where thoughts go: auto tells them apart, in reasoning_content; none leaves them in the content as the model "
+        "wrote them.",
+        choices=("auto", "none"),
+    )
+    strict_requests: bool = option(
+        False,
+        "Refuse requests with fields that are not known, instead of ignoring these and naming them in the header "
+        "x-homenode-ignored.",
     )
     generation_config: str = option(
         "auto",

@@ -1,5 +1,5 @@
-"""What msgspec says about a body, said to the client: which field, what is wrong with it, and whether it is only
-missing here.
+"""JSON bodies to msgspec types, and what msgspec says about a wrong one, said to the client: which field, what is wrong
+with it, and whether it is only missing here.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from typing import Any, TypeVar
 import msgspec
 
 from homenode.server.http.failures import ApiError
+from homenode.server.http.unknown_fields import KnownFields, UnknownField
 
 T = TypeVar("T")
+# Makes a body the type that it was made for, and adds what it does not know to the list.
+BodyDecoder = Callable[[bytes, list[UnknownField]], T]
 
 _WHERE = re.compile(r" - at `(?P<key>key` in `)?\$\.?(?P<path>[^`]*)`$")
-_FIELD = re.compile(r"Object (?P<kind>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
+_UNKNOWN, _A_FLOAT = re.compile("Object contains unknown field `"), "got `float`"
 _VALUE = re.compile(r"Invalid (?:enum )?value (?P<value>.*)", re.DOTALL)
 _PART = re.compile(r"messages\[\d+\]\.content\[\d+\]\.\w+")
-_ROLE = re.compile(r"messages\[\d+\]\.role")
 _TEXT_ONLY = "this model takes parts of type 'text' only"
 _LONGEST_ECHO = 200  # characters of a client's own words repeated in a message
 
@@ -36,18 +39,28 @@ class FieldHints:
     unsupported: Mapping[str, str]
 
 
-def decode_as(kind: type[T], hints: FieldHints) -> Callable[[bytes], T]:
-    """A decoder of JSON bodies to the msgspec type `kind`. The decoder raises ApiError 400."""
+def decode_as(kind: type[T], hints: FieldHints) -> BodyDecoder[T]:
+    """A decoder of JSON bodies to the msgspec type `kind`. Where its structs forbid unknown fields, at every depth, such
+    fields of a body are left out and told. The decoder raises ApiError 400.
+    """
     decoder = msgspec.json.Decoder(kind)
+    known = KnownFields(kind)
 
-    def decode(body: bytes) -> T:
+    def decode(body: bytes, unknown: list[UnknownField]) -> T:
         try:
             try:
                 return decoder.decode(body)
             except msgspec.ValidationError as error:
-                if "got `float`" not in str(error):
+                if not _UNKNOWN.match(str(error)) and _A_FLOAT not in str(error):
                     raise
-            return msgspec.convert(_whole_numbers(msgspec.json.decode(body)), kind, str_keys=True)
+            value, found = known.strip(msgspec.json.decode(body))
+            unknown += found
+            try:
+                return msgspec.convert(value, kind, str_keys=True)
+            except msgspec.ValidationError as error:
+                if _A_FLOAT not in str(error):
+                    raise
+            return msgspec.convert(_whole_numbers(value), kind, str_keys=True)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _from_decoding(error, hints) from None
 
@@ -77,33 +90,18 @@ def _from_decoding(error: Exception, hints: FieldHints) -> ApiError:
     message = str(error)
     where = _WHERE.search(message)
     reason, path = (message[: where.start()], where["path"].removesuffix("[...]")) if where else (message, "")
-    if field := _FIELD.fullmatch(reason):
-        name = field["name"][:_LONGEST_ECHO]
-        return _wrong_field(
-            hints, f"{path}.{name}" if path else name, name, missing=field["kind"] == "missing required"
-        )
+    if field := _MISSING.fullmatch(reason):
+        path = f"{path}.{field['name']}" if path else field["name"]
+        return ApiError(400, f"the required field `{path}` is missing", param=path, code="missing_required_parameter")
     if where is None or not path:
         return ApiError(400, f"the body must be a JSON object: {_sentence(reason)}", code="invalid_type")
     return _wrong_value(hints, path, f"a key of `{path}`" if where["key"] else f"`{path}`", reason)
-
-
-def _wrong_field(hints: FieldHints, path: str, name: str, *, missing: bool) -> ApiError:
-    if missing:
-        return ApiError(400, f"the required field `{path}` is missing", param=path, code="missing_required_parameter")
-    if _PART.fullmatch(path):
-        return _unsupported(path, _TEXT_ONLY)
-    unsupported = name if name in hints.unsupported else path.partition(".")[0]
-    if unsupported in hints.unsupported:
-        return _unsupported(path, hints.unsupported[unsupported])
-    return ApiError(400, f"unknown field `{path}`", param=path, code="unknown_parameter")
 
 
 def _wrong_value(hints: FieldHints, path: str, subject: str, reason: str) -> ApiError:
     value = _VALUE.match(reason)
     if value and _PART.fullmatch(path):
         return _unsupported(path, f"a part of type {value['value'][:_LONGEST_ECHO]}; {_TEXT_ONLY}")
-    if value and _ROLE.fullmatch(path) and value["value"] in ("'tool'", "'function'"):
-        return _unsupported(path, hints.unsupported["tools"])
     parts = re.split(r"[.\[]", path)
     for name in (parts[0], parts[-1]):
         if name in hints.unsupported:

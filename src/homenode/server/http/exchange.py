@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -11,8 +11,11 @@ from starlette.types import Receive
 
 from homenode.server.http.bodies import Bodies, Lease
 from homenode.server.http.config import HttpConfig
+from homenode.server.http.decoding import BodyDecoder
 from homenode.server.http.failures import ApiError
+from homenode.server.http.ignored import note_ignored
 from homenode.server.http.json_size import SMALL_BODY, check_json_size
+from homenode.server.http.unknown_fields import UnknownField
 
 T = TypeVar("T")
 _CLOSE = {"Connection": "close"}  # the rest of the body is not read
@@ -31,23 +34,28 @@ class ClientGone(Exception):
     """The client has closed its connection before it was answered."""
 
 
-async def read_json(state: BodyLimits, request: Request, decode: Callable[[bytes], T]) -> T:
-    """The request's body as `decode` makes it, which raises ApiError 400.
+async def read_json(state: BodyLimits, request: Request, decode: BodyDecoder[T]) -> T:
+    """The request's body as `decode` makes it, which raises ApiError 400. The names of unknown fields are told.
 
     Raises ApiError 400, 408, 413, 415 or 503, and ClientGone when the client left while sending.
     """
     _check_type(request)
     with state.bodies.lease() as lease:
         body = await read_body(state, request, lease)
+        unknown: list[UnknownField] = []
         if len(body) <= SMALL_BODY:
-            return _decoded(body, decode)
-        return await asyncio.to_thread(_decoded, body, decode)
+            decoded = _decoded(body, decode, unknown)
+        else:
+            decoded = await asyncio.to_thread(_decoded, body, decode, unknown)
+    for field in unknown:
+        note_ignored(request, field.name, field.place)
+    return decoded
 
 
-def _decoded(body: bytes, decode: Callable[[bytes], T]) -> T:
+def _decoded(body: bytes, decode: BodyDecoder[T], unknown: list[UnknownField]) -> T:
     if len(body) > SMALL_BODY:
         check_json_size(body)
-    return decode(body)
+    return decode(body, unknown)
 
 
 async def read_body(state: BodyLimits, request: Request, lease: Lease) -> bytes:

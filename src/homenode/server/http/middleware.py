@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from homenode.server.http.exchange import ClientGone
 from homenode.server.http.failures import ApiError, ErrorShape, failure_of
+from homenode.server.http.ignored import IgnoredNames, ignored_headers
 from homenode.server.http.protocol import FROM_RESERVE
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -34,10 +35,13 @@ class HttpApplication:
         keys: Sequence[str],
         closing: Callable[[], bool],
         shapes: Sequence[tuple[Route, ErrorShape]] = (),
+        *,
+        strict: bool = False,
     ) -> None:
         """`closing`: whether connections are to end with their answer. `shapes`: of failures, by the routes of APIs that
-        have one of their own.
+        have one of their own. `strict`: requests are refused of which something would be ignored.
         """
+        self._ignored = IgnoredNames(strict=strict)
         self._shapes = shapes
         self._keys = [_digest(key) for key in keys]
         self._closing = closing
@@ -48,6 +52,7 @@ class HttpApplication:
             return
         request = Request(scope, receive)
         request.state.request_id = _request_id(request)
+        self._ignored.begin(request)
         scope["app"] = self  # the router raises for a wrong method only inside an application
         started = False
 
@@ -77,7 +82,7 @@ class HttpApplication:
         return next((shape for route, shape in self._shapes if route.path_regex.match(path)), None)
 
     def _headers(self, request: Request) -> list[tuple[bytes, bytes]]:
-        headers = [(b"x-request-id", request.state.request_id.encode())]
+        headers = [(b"x-request-id", request.state.request_id.encode()), *ignored_headers(request)]
         if self._closing() or getattr(request.state, FROM_RESERVE, False):
             headers.append((b"connection", b"close"))
         return headers

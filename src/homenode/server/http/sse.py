@@ -17,6 +17,7 @@ from homenode.server.http.failures import ApiError, failure_of
 from homenode.server.http.protocol import HALF_CLOSED
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which no client shows
 
 _SILENCE_S = 1.0  # between comments to a client that may have left
 STREAM_GRACE_S = 1.0  # an error this early still gets its own HTTP status, because nothing was sent yet
@@ -76,11 +77,14 @@ class EventStream(Response):
         failure: Callable[[ApiError], bytes],
         *,
         keep_alive_s: float,
+        keep_alive: bytes = KEEP_ALIVE,
     ) -> None:
-        """`failure`: the event by which a client is told of an error once the stream has begun."""
+        """`failure`: the event by which a client is told of an error once the stream has begun. `keep_alive`: what is
+        sent after `keep_alive_s` of silence.
+        """
         super().__init__()
         self._events, self._request, self._failure = events, request, failure
-        self._keep_alive_s = keep_alive_s
+        self._keep_alive_s, self._silence_breaker = keep_alive_s, keep_alive
         self._half_closed = half_closed_of(request)
         self._started = False
         self._last = time.monotonic()
@@ -118,7 +122,7 @@ class EventStream(Response):
         await asyncio.sleep(STREAM_GRACE_S)
         await self._start(send)
         await break_silences(
-            self._half_closed, self._keep_alive_s, lambda: self._last, lambda: self._send(send, b": keep-alive\n\n")
+            self._half_closed, self._keep_alive_s, lambda: self._last, lambda: self._send(send, self._silence_breaker)
         )
 
     async def _start(self, send: Send) -> None:

@@ -61,8 +61,19 @@ class TokenizerLike(Protocol):
     def special_tokens_in(self, texts: Sequence[str]) -> dict[int, str]:
         """The special tokens, by id, whose names occur in one of these texts."""
 
-    def stream(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> TextStream:
-        """An incremental decoder; `context` are ids before the first pushed one whose text is already known."""
+    def stream(
+        self, context: Sequence[int] = (), skip_special_tokens: bool = True, shown: Collection[int] = ()
+    ) -> TextStream:
+        """An incremental decoder; `context` are ids before the first pushed one whose text is already known. `shown`:
+        special tokens that have text even where others are skipped.
+        """
+
+    def template_source(self, with_tools: bool = False) -> str | None:
+        """The text of the chat template for conversations, or for those `with_tools`; None where there is none."""
+
+    @property
+    def response_template(self) -> Any:
+        """What tokenizer_config.json says about the form of answers, None where it says nothing."""
 
     def render_chat(
         self,

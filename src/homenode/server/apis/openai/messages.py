@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
-from homenode.server.apis.openai.requests import EmptyList
+ToolName = Annotated[str, Meta(pattern=r"^[\w.:/-]{1,256}$")]
 
 
 class TextPart(Struct, forbid_unknown_fields=True):
@@ -14,6 +16,14 @@ class TextPart(Struct, forbid_unknown_fields=True):
 
     type: Literal["text"]
     text: str
+
+
+class AssistantPart(Struct, forbid_unknown_fields=True, kw_only=True):
+    """One piece of what the model said: text, or why it refused."""
+
+    type: Literal["text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
 
 
 Content = str | Annotated[list[TextPart], Meta(min_length=1)]
@@ -40,41 +50,110 @@ class UserMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="r
     name: str | None = None
 
 
+class CalledFunction(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A function that the model called. `arguments`: the JSON text of an object, or the object."""
+
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class ToolCall(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A call of a tool in the history. `index`: what clients keep that join a stream."""
+
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunction
+    index: int | None = None
+
+
 class AssistantMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role", tag="assistant"):
-    """What the model said before; clients send back the whole message they got, nulls included."""
+    """What the model said before; clients send back the whole message they got, nulls included.
 
-    content: Content | None = None
+    `function_call`: the one call of old clients. `reasoning_content`, `reasoning`: thoughts, under either name.
+    """
+
+    content: str | list[AssistantPart] | None = None
     name: str | None = None
-    refusal: None = None
+    refusal: str | None = None
     audio: None = None
-    function_call: None = None
-    tool_calls: EmptyList | None = None
-    annotations: EmptyList | None = None
+    function_call: CalledFunction | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=1024)] | None = None
+    annotations: list[Any] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
-Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage
+class ToolMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role", tag="tool"):
+    """What a tool gave back."""
+
+    content: str | list[TextPart] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+class FunctionMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role", tag="function"):
+    """What a function gave back, of old clients."""
+
+    content: str | list[TextPart] | None = None
+    name: str
+
+
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
 Messages = Annotated[list[Message], Meta(min_length=1, max_length=4096)]
 
 
 def template_messages(messages: Messages) -> list[dict[str, Any]]:
-    """The messages as chat templates know them.
-
-    A developer's message is a system message under its newer name, which few templates have heard of.
-    """
-    return [_template_message(message) for message in messages]
+    """The messages as chat templates know them."""
+    return [_template_message(number, message) for number, message in enumerate(messages)]
 
 
-def _template_message(message: Message) -> dict[str, Any]:
+def _template_message(number: int, message: Message) -> dict[str, Any]:
     """A message as templates know it. A developer's is a system message under its newer name, which few templates have
-    heard of.
+    heard of; a function's is a tool's under its older one.
     """
-    role = str(message.__struct_config__.tag)
-    said = {"role": "system" if role == "developer" else role, "content": _content(message.content)}
+    if isinstance(message, AssistantMessage):
+        return _assistant(number, message)
+    if isinstance(message, ToolMessage):
+        said = {"role": "tool", "content": _content(message.content)}
+        if message.tool_call_id:
+            said["tool_call_id"] = message.tool_call_id
+    elif isinstance(message, FunctionMessage):
+        said = {"role": "tool", "content": _content(message.content)}
+    else:
+        role = "user" if isinstance(message, UserMessage) else "system"
+        said = {"role": role, "content": _content(message.content)}
     return said | {"name": message.name} if message.name else said
 
 
-def _content(content: Content | None) -> str | list[dict[str, str]]:
-    """The form the client sent; the tokenizer knows which one the template takes."""
-    if isinstance(content, list):
-        return [{"type": "text", "text": part.text} for part in content]
-    return content or ""
+def _assistant(number: int, message: AssistantMessage) -> dict[str, Any]:
+    said: dict[str, Any] = {"role": "assistant", "content": _content(message.content) or message.refusal or ""}
+    if message.name:
+        said["name"] = message.name
+    if thoughts := message.reasoning_content or message.reasoning:
+        said["reasoning_content"] = thoughts
+    calls = [
+        _call(call.id or f"call_{number}_{place}", call.function) for place, call in enumerate(message.tool_calls or ())
+    ]
+    if message.function_call is not None:
+        calls.append(_call(f"call_{number}", message.function_call))
+    return said | {"tool_calls": calls} if calls else said
+
+
+def _call(call_id: str, function: CalledFunction) -> dict[str, Any]:
+    given = function.arguments
+    arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    return {"id": call_id, "type": "function", "function": {"name": function.name, "arguments": arguments}}
+
+
+def _content(content: str | list[TextPart] | list[AssistantPart] | None) -> str | list[dict[str, str]]:
+    """The form the client sent; the tokenizer knows which one the template takes. Nothing is an empty text."""
+    if not isinstance(content, list):
+        return content or ""
+    texts = [(part.text if isinstance(part, TextPart) else part.text or part.refusal) or "" for part in content]
+    return [{"type": "text", "text": text} for text in texts] if any(texts) else ""
+
+
+def plain(value: Struct) -> dict[str, Any]:
+    """A struct of a request as JSON has it, without what was left out or null."""
+    builtin: dict[str, Any] = msgspec.to_builtins(value)
+    return {name: entry for name, entry in builtin.items() if entry is not None}

@@ -1,14 +1,14 @@
 """Requests of the OpenAI API as this server takes them.
 
-A field is here for one of three reasons: it works; it changes nothing about the answer (`user`, `metadata`); or the
-official API has it, this server lacks what it stands for, and its type leaves only the value that asks for nothing
-(`tools: []`). Every other field, and every other value, is refused by name. `None` means the default everywhere, as
-clients send nulls for what they leave open.
+A field is here for one of three reasons: it works; it changes nothing about the answer (`user`, `metadata`); or it would
+change the answer, this server lacks what it stands for, and its type leaves only the value that asks for nothing
+(`best_of: 1`), so that any other one is refused by name. Every other field is ignored, and named in the header
+x-homenode-ignored. `None` means the default everywhere, as clients send nulls for what they leave open.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
@@ -26,7 +26,6 @@ Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 MaxTokens = Annotated[
     int, Meta(ge=-1, le=2**31 - 1)
 ]  # -1: no limit but the context's, as clients of llama.cpp write it
-EmptyList = Annotated[list[Any], Meta(max_length=0)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -64,26 +63,14 @@ REMEDIES = dict.fromkeys(
     ("max_tokens", "max_completion_tokens"), "leave it out, or send -1, for no limit but the context's"
 )
 
-# Fields of the official API that would change the answer and are not built yet: what to tell who sends them.
+# Fields that would change the answer and have only the value that asks for nothing: what to tell who sends another one.
 UNSUPPORTED = {
     "best_of": "ask for several choices with `n` and pick one yourself",
     "suffix": "text can only be continued, not filled in",
-    "tools": "the model cannot be given tools yet",
-    "tool_choice": "the model cannot be given tools yet",
-    "functions": "the model cannot be given functions yet",
-    "function_call": "the model cannot be given functions yet",
-    "tool_calls": "the model cannot be given tools yet",
     "response_format": "only {\"type\": \"text\"} is supported so far",
     "modalities": "only [\"text\"] is supported",
     "audio": "only text is supported",
-    "prediction": "predicted output is not supported",
-    "web_search_options": "there is no web search",
     "moderation": "there is no moderation",
-    "reasoning_effort": "use `chat_template_kwargs` where the model's template has a switch for it",
-    "verbosity": "say in a message how long the answer should be",
-    "service_tier": "there is one tier: leave it out or send \"auto\"",
-    "prompt_cache_options": "equal prompt beginnings are cached by themselves; `cache_salt` keeps them apart",
-    "prompt_cache_retention": "equal prompt beginnings are cached by themselves; `cache_salt` keeps them apart",
 }  # fmt: skip
 
 HINTS = FieldHints(REMEDIES, UNSUPPORTED)

@@ -10,7 +10,7 @@ from homenode.server.core.prompts import EncodedPrompt
 from homenode.server.core.request import GenerationRequest
 from homenode.server.core.setting_fields import given_settings
 
-_NO_LIMIT = -1  # as a number of tokens
+NO_LIMIT = -1  # as a number of tokens
 
 
 def sampling_of(body: Sampling) -> SamplingParams:
@@ -41,7 +41,7 @@ def generation_request(
     return GenerationRequest(
         prompts=prompts,
         sampling=sampling,
-        max_tokens=None if max_tokens == _NO_LIMIT else max_tokens,
+        max_tokens=None if max_tokens == NO_LIMIT else max_tokens,
         skip_special_tokens=body.skip_special_tokens is not False,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",

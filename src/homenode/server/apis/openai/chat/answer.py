@@ -9,16 +9,20 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from homenode.server.apis.openai.chat.request import ChatRequest
+from homenode.chat.reading.parts import CallDelta, ContentDelta, Delta, Message, ReasoningDelta
+from homenode.server.apis.openai.chat.request import ChatRequest, shows_thoughts
 from homenode.server.apis.openai.requests import StreamOptions
 from homenode.server.apis.openai.responses import LEAST_LOGPROB, Usage, usage_of
-from homenode.server.core.choice import GenerationEvent, ScoredToken
-from homenode.server.core.generation import Generation
+from homenode.server.core.choice import ScoredToken
+from homenode.server.core.conversation import Conversation
 from homenode.server.core.kv_transfer import KvTransferResult
+from homenode.server.core.message_reader import JoinedMessage, MessageEvent
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
 from homenode.server.http.sse import DONE, event
 from homenode.server.interfaces.tokenizer import TokenizerLike
+
+FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class TopLogprob(Struct):
@@ -45,12 +49,33 @@ class ChatLogprobs(Struct):
     refusal: None = None
 
 
+class AnsweredFunction(Struct, kw_only=True):
+    """A function that is called. `arguments`: the JSON text of an object."""
+
+    name: str
+    arguments: str
+
+
+class AnsweredCall(Struct, kw_only=True):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: AnsweredFunction
+
+
 class ChatMessage(Struct, kw_only=True):
-    """What the model said."""
+    """What the model said. `content`: None where it only thought or called. Thoughts have two names, as clients know
+    one or the other. `function_call`: the call for clients that sent `functions`.
+    """
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[AnsweredCall] | UnsetType = UNSET
+    function_call: AnsweredFunction | UnsetType = UNSET
 
 
 class ChatChoice(Struct, kw_only=True):
@@ -59,7 +84,7 @@ class ChatChoice(Struct, kw_only=True):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -77,20 +102,40 @@ class ChatCompletion(Struct, kw_only=True):
     kv_transfer_params: KvTransferResult | UnsetType = UNSET
 
 
-class Delta(Struct, kw_only=True):
+class FunctionDelta(Struct, kw_only=True):
+    """What a chunk adds to a called function: the name once, and pieces of the arguments' JSON text."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(Struct, kw_only=True):
+    """What a chunk adds to call number `index`; the first chunk of a call has its id and its type."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
+
+
+class ChatDelta(Struct, kw_only=True):
     """What a chunk adds to the message."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    function_call: FunctionDelta | UnsetType = UNSET
 
 
 class ChunkChoice(Struct, kw_only=True):
     """A piece of an answer."""
 
     index: int
-    delta: Delta
+    delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: FinishReason | None
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -108,15 +153,17 @@ class ChatChunk(Struct, kw_only=True):
 
 
 class ChatFormat:
-    """An `AnswerFormat`: chat completions, whose streams begin with the role of each choice."""
+    """A `MessageFormat`: chat completions, whose streams begin with the role of each choice."""
 
-    def __init__(self, state: ServerState, body: ChatRequest, model: str, generation: Generation) -> None:
-        self._tokenizer, self._body, self._generation = state.tokenizer, body, generation
+    def __init__(self, state: ServerState, body: ChatRequest, model: str, conversation: Conversation) -> None:
+        self._tokenizer, self._body, self._conversation = state.tokenizer, body, conversation
+        self._generation = conversation.generation
+        self._shows_thoughts = shows_thoughts(body)
         self._id, self._created, self._model = f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), model
         self._fingerprint, self._options = state.fingerprint, body.stream_options or StreamOptions()
         self._opened = False  # an event was written
 
-    def whole(self, choices: list[GenerationEvent]) -> bytes:
+    def whole(self, choices: list[JoinedMessage]) -> bytes:
         """One completion with all choices."""
         answer = ChatCompletion(
             id=self._id,
@@ -130,7 +177,7 @@ class ChatFormat:
         )
         return msgspec.json.encode(answer)
 
-    def event(self, part: GenerationEvent, *, first: bool) -> bytes:
+    def event(self, part: MessageEvent, *, first: bool) -> bytes:
         """The role of a choice before its first part, and the part."""
         chunk = event(self._chunk([self._chunk_choice(part)]))
         if not first:
@@ -163,23 +210,53 @@ class ChatFormat:
             chunk.usage = usage_of(self._generation) if self._options.continuous_usage_stats else None
         return chunk
 
-    def _choice(self, choice: GenerationEvent) -> ChatChoice:
+    def _choice(self, choice: JoinedMessage) -> ChatChoice:
         return ChatChoice(
             index=choice.choice,
-            message=ChatMessage(content=choice.text),
+            message=self._message(choice.message),
             logprobs=self._logprobs(choice.scored),
-            finish_reason=choice.finish_reason,  # type: ignore[arg-type]
+            finish_reason=self._reason(choice.finish_reason),  # type: ignore[arg-type]
             token_ids=choice.token_ids if self._body.return_token_ids else UNSET,
         )
 
-    def _chunk_choice(self, part: GenerationEvent) -> ChunkChoice:
+    def _message(self, said: Message) -> ChatMessage:
+        calls = [AnsweredFunction(name=call.name, arguments=call.arguments) for call in said.calls]
+        message = ChatMessage(content=said.content if said.content or not (calls or said.reasoning) else None)
+        if said.reasoning and self._shows_thoughts:
+            message.reasoning_content = message.reasoning = said.reasoning
+        if calls and self._body.functions:
+            message.function_call = calls[0]
+        elif calls:
+            message.tool_calls = [
+                AnsweredCall(id=call.id, function=function) for call, function in zip(said.calls, calls, strict=True)
+            ]
+        return message
+
+    def _chunk_choice(self, part: MessageEvent) -> ChunkChoice:
         return ChunkChoice(
             index=part.choice,
-            delta=Delta(content=part.text) if part.text else Delta(),
+            delta=self._delta(part.deltas),
             logprobs=self._logprobs(part.scored),
-            finish_reason=part.finish_reason,  # type: ignore[arg-type]
+            finish_reason=self._reason(part.finish_reason),  # type: ignore[arg-type]
             token_ids=part.token_ids if self._body.return_token_ids else UNSET,
         )
+
+    def _delta(self, parts: list[Delta]) -> ChatDelta:
+        delta = ChatDelta()
+        if content := "".join(part.text for part in parts if isinstance(part, ContentDelta)):
+            delta.content = content
+        thoughts = "".join(part.text for part in parts if isinstance(part, ReasoningDelta))
+        if thoughts and self._shows_thoughts:
+            delta.reasoning_content = delta.reasoning = thoughts
+        calls = [_call_delta(part) for part in parts if isinstance(part, CallDelta)]
+        if calls and self._body.functions:
+            delta.function_call = calls[0].function
+        elif calls:
+            delta.tool_calls = calls
+        return delta
+
+    def _reason(self, reason: str | None) -> str | None:
+        return "function_call" if reason == "tool_calls" and self._body.functions else reason
 
     def _logprobs(self, scored: list[ScoredToken]) -> ChatLogprobs | None:
         if not self._body.logprobs:
@@ -188,7 +265,14 @@ class ChatFormat:
 
 
 def _opening(index: int) -> ChunkChoice:
-    return ChunkChoice(index=index, delta=Delta(role="assistant", content=""), logprobs=None, finish_reason=None)
+    return ChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""), logprobs=None, finish_reason=None)
+
+
+def _call_delta(part: CallDelta) -> ToolCallDelta:
+    if part.id is None:
+        return ToolCallDelta(index=part.index, function=FunctionDelta(arguments=part.arguments))
+    function = FunctionDelta(name=part.name or "", arguments=part.arguments)
+    return ToolCallDelta(index=part.index, id=part.id, type="function", function=function)
 
 
 def _scored(tokenizer: TokenizerLike, entry: ScoredToken) -> ChatTokenLogprob:

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: a request becomes one of the generation core, whose events become chat completions."""
+"""POST /v1/chat/completions: a request becomes one of the conversation core, whose events become chat completions."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from homenode.chat.offer import ToolOffer
 from homenode.server.apis.openai.chat.answer import ChatChunk, ChatCompletion, ChatFormat
-from homenode.server.apis.openai.chat.request import ChatRequest
+from homenode.server.apis.openai.chat.request import ChatRequest, effort_of, thinking_of
 from homenode.server.apis.openai.messages import template_messages
 from homenode.server.apis.openai.openapi import tighten_kv_transfer, tighten_sampling, tighten_template
 from homenode.server.apis.openai.requests import HINTS, REMEDIES
-from homenode.server.apis.openai.sampling import generation_request, sampling_of
-from homenode.server.core.answer import respond
+from homenode.server.apis.openai.sampling import NO_LIMIT, sampling_of
+from homenode.server.apis.openai.tools import NamedFunction, ToolChoice, ToolDefinition, tool_offer
 from homenode.server.core.api import POST_FAILURES, Api, Operation
-from homenode.server.core.generation import Generation
-from homenode.server.core.prompts import encode_chat
-from homenode.server.core.request import begin, check_limits
+from homenode.server.core.conversation import ConversationRequest, begin_conversation
+from homenode.server.core.message_answer import respond_conversation
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.exchange import read_json, unless_gone_early
 from homenode.server.http.failures import ApiError
+from homenode.server.http.ignored import note_ignored
 
 _decode = decode_as(ChatRequest, HINTS)
 
@@ -31,28 +32,58 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
     """Answer the last message of a conversation."""
     body = await read_json(state, request, _decode)
     model = state.model(body.model)
-    generation = await unless_gone_early(request, _begin(state, body))
-    return await respond(
-        state, request, generation, ChatFormat(state, body, model, generation), stream=bool(body.stream)
-    )
+    asked = conversation_of(state, request, body)
+    conversation = await unless_gone_early(request, begin_conversation(state, asked))
+    answer = ChatFormat(state, body, model, conversation)
+    return await respond_conversation(state, request, conversation, answer, stream=bool(body.stream))
 
 
-async def _begin(state: ServerState, body: ChatRequest) -> Generation:
-    """Raises ApiError 400, and UserError when the chat template refuses the messages."""
+def conversation_of(state: ServerState, request: Request, body: ChatRequest) -> ConversationRequest:
+    """The request in the words of the conversation core. Raises ApiError 400."""
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "`top_logprobs` needs `logprobs`: true", param="top_logprobs", code="invalid_value")
+    _note_without_effect(request, body)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    sampling = msgspec.structs.replace(sampling_of(body), logprobs=logprobs)
-    check_limits(state, 1, sampling)
-    prompt = await encode_chat(
-        state,
-        template_messages(body.messages),
+    max_tokens = _max_tokens(body)
+    return ConversationRequest(
+        messages=template_messages(body.messages),
+        offer=_offer(request, body),
+        reasoning_effort=effort_of(body),
+        thinking=thinking_of(body),
+        raw_thoughts=state.config.reasoning_format == "none",
         template_kwargs=body.chat_template_kwargs,
         add_generation_prompt=body.add_generation_prompt,
         continue_final=bool(body.continue_final_message),
         add_special_tokens=body.add_special_tokens,
+        sampling=msgspec.structs.replace(sampling_of(body), logprobs=logprobs),
+        max_tokens=None if max_tokens == NO_LIMIT else max_tokens,
+        skip_special_tokens=body.skip_special_tokens is not False,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        token_ids=bool(body.return_token_ids),
+        stream=bool(body.stream),
+        kv_transfer=body.kv_transfer_params,
     )
-    return await begin(state, generation_request(body, (prompt,), sampling, _max_tokens(body)))
+
+
+def _note_without_effect(request: Request, body: ChatRequest) -> None:
+    """Tell of wishes that are taken, but change nothing here."""
+    if body.verbosity not in (None, "medium"):
+        note_ignored(request, "verbosity")
+    if body.service_tier not in (None, "auto", "default"):
+        note_ignored(request, "service_tier")
+
+
+def _offer(request: Request, body: ChatRequest) -> ToolOffer | None:
+    """The tools, which old clients call functions. Raises ApiError 400."""
+    if not body.functions:
+        return tool_offer(request, body.tools, body.tool_choice, body.parallel_tool_calls)
+    if body.tools:
+        raise ApiError(400, "`functions` and `tools` exclude each other", param="functions", code="invalid_value")
+    choice = body.function_call
+    wanted = ToolChoice(function=choice) if isinstance(choice, NamedFunction) else choice
+    tools = [ToolDefinition(function=function) for function in body.functions]
+    return tool_offer(request, tools, wanted, False)
 
 
 def _max_tokens(body: ChatRequest) -> int | None:

@@ -7,7 +7,10 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from homenode.server.apis.openai.messages import Messages
-from homenode.server.apis.openai.requests import EmptyList, MaxTokens, Sampling
+from homenode.server.apis.openai.requests import MaxTokens, Sampling
+from homenode.server.apis.openai.tools import Choice, Functions, NamedFunction, Tools
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class TextFormat(Struct, forbid_unknown_fields=True):
@@ -16,11 +19,25 @@ class TextFormat(Struct, forbid_unknown_fields=True):
     type: Literal["text"]
 
 
+class ReasoningOptions(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Thoughts, as some clients ask for them. `exclude`: they are left out of the answer."""
+
+    effort: Effort | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+
+
+class ThinkingOptions(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Thoughts, as other clients ask for them."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
 class ChatRequest(Sampling, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
     messages: Messages
-    max_tokens: MaxTokens | None = None  # not 0, as is the next (checked in `translate`)
+    max_tokens: MaxTokens | None = None  # not 0, as is the next (checked in `endpoint`)
     max_completion_tokens: MaxTokens | None = None  # the newer name; it wins
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
@@ -29,19 +46,40 @@ class ChatRequest(Sampling, kw_only=True):
     continue_final_message: bool | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     store: bool | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    tools: Tools | None = None
+    tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
+    functions: Functions | None = None  # tools of old clients, as is the next
+    function_call: Literal["none", "auto"] | NamedFunction | None = None
+    reasoning_effort: Effort | None = None
+    reasoning: ReasoningOptions | None = None
+    thinking: ThinkingOptions | None = None
+    enable_thinking: bool | None = None
+    include_reasoning: bool | None = None  # false: the thoughts are left out of the answer
     response_format: TextFormat | None = None
     modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None = None
-    tools: EmptyList | None = None
-    tool_choice: Literal["none"] | None = None
-    functions: EmptyList | None = None
-    function_call: Literal["none"] | None = None
-    verbosity: Literal["medium"] | None = None
-    reasoning_effort: Literal["none"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     audio: None = None
-    prediction: None = None
-    web_search_options: None = None
     moderation: None = None
+
+
+def thinking_of(body: ChatRequest) -> bool | None:
+    """Whether there are to be thoughts, in any of the words for that; None: nothing is said."""
+    if body.enable_thinking is not None:
+        return body.enable_thinking
+    if body.thinking is not None and body.thinking.type != "adaptive":
+        return body.thinking.type == "enabled"
+    return body.reasoning.enabled if body.reasoning else None
+
+
+def effort_of(body: ChatRequest) -> str | None:
+    """How much is to be thought; None: nothing is said."""
+    return body.reasoning_effort or (body.reasoning.effort if body.reasoning else None)
+
+
+def shows_thoughts(body: ChatRequest) -> bool:
+    """Whether the answer has the thoughts."""
+    return body.include_reasoning is not False and not (body.reasoning and body.reasoning.exclude)

@@ -1,0 +1,149 @@
+"""Where every API that answers with a message begins: a conversation becomes a generation, and its text a message."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from homenode.chat.history import conversation_for
+from homenode.chat.offer import ToolOffer, ToolUse
+from homenode.chat.switches import same_switch, thinking_values
+from homenode.sampling import SamplingParams
+from homenode.server.core.generation import Generation
+from homenode.server.core.kv_transfer import KvTransferParams
+from homenode.server.core.message_reader import MessageEvent, MessageReader
+from homenode.server.core.model_formats import ConversationFormats
+from homenode.server.core.prompts import PromptText, chat_text, encode_chat_text
+from homenode.server.core.request import GenerationRequest, begin, check_limits
+from homenode.server.core.state import ServerState
+from homenode.server.http.failures import ApiError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConversationRequest:
+    """One request of any API that answers with a message.
+
+    `messages`: as chat templates know them: role, content (a text or text parts), and perhaps tool_calls, tool_call_id,
+    name, reasoning_content. `reasoning_effort`: from `none` to `max`. `thinking`: whether there are to be thoughts,
+    None: as the chat template does by itself; both reach the template by whichever name it has for them.
+    `raw_thoughts`: they stay in the content as the model wrote them. The other fields are those of `GenerationRequest`.
+    """
+
+    messages: list[dict[str, Any]]
+    offer: ToolOffer | None = None
+    reasoning_effort: str | None = None
+    thinking: bool | None = None
+    raw_thoughts: bool = False
+    template_kwargs: Mapping[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final: bool = False
+    add_special_tokens: bool | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    skip_special_tokens: bool = True
+    priority: int = 0
+    cache_salt: str = ""
+    token_ids: bool = False
+    stream: bool = False
+    kv_transfer: KvTransferParams | None = None
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """The tools that the model is told about."""
+        return self.offer.tools if self.offer else []
+
+    @property
+    def callable_tools(self) -> list[dict[str, Any]]:
+        """Those that it may call."""
+        return self.offer.tools if self.offer and self.offer.use is not ToolUse.NONE else []
+
+
+class Conversation:
+    """The answers to a conversation, whose generation has not begun before `events` is read."""
+
+    def __init__(self, generation: Generation, readers: Sequence[MessageReader]) -> None:
+        """`readers`: of the choices, in order."""
+        self.generation, self._readers = generation, readers
+
+    @property
+    def thought_tokens(self) -> int:
+        """Tokens so far, of all choices, that were thoughts."""
+        return sum(reader.thought_tokens for reader in self._readers)
+
+    async def events(self) -> AsyncGenerator[MessageEvent, None]:
+        """The events of all choices as they come. Raises ApiError when the engine ends a sequence without a result."""
+        async with aclosing(self.generation.events()) as events:
+            async for event in events:
+                read = self._readers[event.choice].read(event)
+                if read.finish_reason is not None and event.finish_reason is None:
+                    self.generation.end(event.choice)
+                yield read
+
+
+async def begin_conversation(state: ServerState, request: ConversationRequest) -> Conversation:
+    """Nothing runs before `Conversation.events`. Raises ApiError 400, and UserError when the chat template refuses the
+    messages.
+    """
+    _check_offer(request.offer)
+    check_limits(state, 1, request.sampling)
+    formats = state.formats.of(with_tools=bool(request.tools))
+    text = await conversation_text(state, request)
+    prompt = await encode_chat_text(state, text, request.add_special_tokens)
+    reads = bool(request.callable_tools) or formats.has_thoughts or formats.chosen.tools.without_tools
+    generation = await begin(
+        state,
+        GenerationRequest(
+            prompts=(prompt,),
+            sampling=request.sampling,
+            max_tokens=request.max_tokens,
+            skip_special_tokens=request.skip_special_tokens,
+            shown_tokens=formats.marks if reads else frozenset(),
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            token_ids=request.token_ids,
+            stream=request.stream,
+            kv_transfer=request.kv_transfer,
+        ),
+    )
+    return Conversation(generation, [_reader(request, formats, text.text, reads) for _ in generation.sequences])
+
+
+def _reader(request: ConversationRequest, formats: ConversationFormats, prompt: str, reads: bool) -> MessageReader:
+    if not reads:
+        return MessageReader(None)
+    parallel = request.offer is None or request.offer.parallel
+    return MessageReader.of(
+        formats.chosen, prompt, request.callable_tools, raw_thoughts=request.raw_thoughts, parallel=parallel
+    )
+
+
+async def conversation_text(state: ServerState, request: ConversationRequest) -> PromptText:
+    """What the model sees of a conversation. Raises ApiError 400, and UserError as `begin_conversation`."""
+    formats = state.formats.of(with_tools=bool(request.tools))
+    template = formats.template
+    asked = thinking_values(template, thinking=request.thinking, effort=request.reasoning_effort)
+    return await chat_text(
+        state,
+        conversation_for(template, formats.chosen.tools, request.messages, request.tools),
+        tools=request.tools or None,
+        template_kwargs={**asked, **same_switch(template, dict(request.template_kwargs or {}))},
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final=request.continue_final,
+    )
+
+
+def _check_offer(offer: ToolOffer | None) -> None:
+    if offer is None:
+        return
+    names = [tool["function"]["name"] for tool in offer.tools]
+    if offer.named is not None and offer.named not in names:
+        text = f"`tool_choice` names `{offer.named[:200]}`, which is not among the tools"
+        raise ApiError(400, text, param="tool_choice", code="invalid_value")
+    if offer.use is ToolUse.REQUIRED and not names:
+        text = "`tool_choice` requires a call, but `tools` offers nothing to call"
+        raise ApiError(400, text, param="tool_choice", code="invalid_value")
+    if offer.must_call:
+        text = "`tool_choice` can only be auto or none: calls cannot be forced yet"
+        raise ApiError(400, text, param="tool_choice", code="unsupported_parameter")

@@ -1,0 +1,59 @@
+"""What a request names and the server leaves out: told in a response header, and once in the log."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+from starlette.requests import Request
+
+from homenode.server.http.failures import ApiError
+
+HEADER = b"x-homenode-ignored"
+_LOG = logging.getLogger("homenode.server")
+_STRANGE = re.compile(r"[^A-Za-z0-9_.:/@$-]")  # no character that means something within a header, or to a terminal
+_LONGEST_NAME = 64
+_MOST_NAMES = 64  # of one request in its header
+_MOST_TOLD = 1000  # names that the log has told of
+
+
+class IgnoredNames:
+    """The names that requests to one application had, and that were left out."""
+
+    def __init__(self, *, strict: bool = False) -> None:
+        """`strict`: a request with such a name is refused."""
+        self._strict = strict
+        self._told: set[str] = set()
+
+    def begin(self, request: Request) -> None:
+        """Before anything of `request` is read."""
+        request.state.ignored_names = self
+        request.state.ignored = {}
+
+    def note(self, request: Request, name: str, param: str | None) -> None:
+        """As `note_ignored`."""
+        if self._strict:
+            text = f"unknown field `{param or name}`: it would be ignored, which --strict-requests forbids"
+            raise ApiError(400, text, param=param or name, code="unknown_parameter")
+        shown = _STRANGE.sub("_", name[:_LONGEST_NAME])
+        if len(request.state.ignored) < _MOST_NAMES:
+            request.state.ignored[shown] = None
+        if shown not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add(shown)
+            _LOG.warning("requests have `%s`, which means nothing here and is ignored; this is told once", shown)
+
+
+def note_ignored(request: Request, name: str, param: str | None = None) -> None:
+    """Tell that something of a request is left out: `name` is a word of the client's own, such as a field's name or the
+    type of a tool; `param` is where it is in the body.
+
+    Raises ApiError 400 where the server was started with --strict-requests.
+    """
+    names: IgnoredNames = request.state.ignored_names
+    names.note(request, name, param)
+
+
+def ignored_headers(request: Request) -> list[tuple[bytes, bytes]]:
+    """The header of a response to `request`; none where nothing was left out."""
+    ignored: dict[str, None] = getattr(request.state, "ignored", {})
+    return [(HEADER, ", ".join(ignored).encode())] if ignored else []
