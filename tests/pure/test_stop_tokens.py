@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from homenode.cli.server.stop_tokens import print_stop_tokens
+from homenode.cli.server.text_side import print_text_side
 from homenode.engine.config import ModelConfig
 from homenode.errors import CheckpointError
 from homenode.model.formats.gguf_token_ids import token_id_of, token_ids_of
 from homenode.model.tokenizer import load_tokenizer
 from homenode.model.tokenizer.config import TextConfig
 from homenode.sampling import SamplingParams
+from homenode.server.http.config import ServerConfig
 from tests.checkpoints import make_folder, make_gguf
 from tests.vocabularies import (
     CHATML,
@@ -116,7 +117,7 @@ def test_a_template_given_by_the_user_tells_of_its_own_turns(tmp_path: Path) -> 
 
 
 def shown(model: Path | None, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
-    print_stop_tokens(ModelConfig(model=str(model) if model else None), TextConfig())
+    print_text_side(ModelConfig(model=str(model) if model else None), TextConfig(), ServerConfig())
     captured = capsys.readouterr()
     return captured.out, captured.err
 
@@ -124,8 +125,13 @@ def shown(model: Path | None, capsys: pytest.CaptureFixture[str]) -> tuple[str, 
 def test_the_configuration_that_is_shown_names_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_folder(tmp_path / "m", eos_token_id=[7, 99999])
     write_folder(folder, CHAT_END, tokenizer_config_json={"eos_token": "<|im_end|>"})
-    assert shown(folder, capsys)[0] == "tokens that end an answer: \\x07 (7), <|im_end|> (257)\n"  # no bell rings
-    assert shown(make_gguf(tmp_path / "m.gguf"), capsys)[0] == "tokens that end an answer: </s> (2)\n"
+    lines = shown(folder, capsys)[0].splitlines()
+    assert lines[0] == "tokens that end an answer: \\x07 (7), <|im_end|> (257)"  # no bell rings
+    assert lines[1:] == [
+        "tool call parser: json, as there is no chat template",
+        "reasoning parser: none, as the chat template shows no form of thoughts",
+    ]
+    assert shown(make_gguf(tmp_path / "m.gguf"), capsys)[0].startswith("tokens that end an answer: </s> (2)\n")
     assert "<|end|>" in shown(None, capsys)[0]
 
 

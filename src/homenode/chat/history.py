@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from homenode.chat.formats import ToolFormat
+from homenode.chat.turns import arrange_turns, text_of
 
 _TOOLS = re.compile(r"(?<!['\".\w])tools\b")
 _TOOLS_OF_MESSAGE = re.compile(r"message(\[['\"]|\.)tools\b")
 _NO_SYSTEM = re.compile(r"system role (is )?not supported", re.IGNORECASE)
+_ARGUMENTS_ARE_TEXT = re.compile(r"[+~]\s*[\w.]+(?:\[['\"]\w+['\"]\])*(?:\.|\[['\"])arguments(?:['\"]\])?\s*[+~]")
 _SYSTEM = {"role": "system", "content": "You are a helpful assistant with tools."}
 _FORM = (
     'To call a tool, write on a line of its own an object such as {"name": "NAME", "arguments": {"PARAMETER": VALUE}}, '
@@ -33,14 +35,17 @@ def conversation_for(
 
     A template that looks for tools in the system message finds them there; another one that does not look at `tools`
     gets them as words in that message. One that knows no calls either
-    gets those of the history as text, and results of tools as messages of the user.
+    gets those of the history as text, and results of tools as messages of the user. `turns.arrange_turns` says what
+    else a template gets in another way than clients have it.
     """
-    said = [_with_objects(message) for message in messages]
+    said = [dict(message) for message in messages]
+    if not _ARGUMENTS_ARE_TEXT.search(template):
+        said = [_with_objects(message) for message in said]
     if shows_tools(template):
-        return said
+        return arrange_turns(template, said)
     if not tool_format.signs:
         said = _as_text(said)
-    return _with_tools(said, template, tool_format, tools) if tools else said
+    return arrange_turns(template, _with_tools(said, template, tool_format, tools) if tools else said)
 
 
 def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,16 +72,16 @@ def _as_text(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     said: list[dict[str, Any]] = []
     for message in messages:
         if calls := message.get("tool_calls"):
-            lines = [_text(message.get("content")), *(_line(call) for call in calls)]
+            lines = [text_of(message.get("content")), *(_line(call) for call in calls)]
             rest = {key: value for key, value in message.items() if key != "tool_calls"}
             said.append({**rest, "content": "\n".join(line for line in lines if line)})
         elif message.get("role") == "tool":
-            said.append({"role": "user", "content": f"Result of the tool:\n{_text(message.get('content'))}"})
+            said.append({"role": "user", "content": f"Result of the tool:\n{text_of(message.get('content'))}"})
         else:
             said.append(message)
         if len(said) > 1 and said[-1].get("role") == said[-2].get("role") == "user":
             behind, before = said.pop(), said.pop()
-            said.append({**before, "content": f"{_text(before['content'])}\n\n{_text(behind['content'])}"})
+            said.append({**before, "content": f"{text_of(before['content'])}\n\n{text_of(behind['content'])}"})
     return said
 
 
@@ -87,12 +92,6 @@ def _line(call: Any) -> str:
 
 def _named(function: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": function.get("name"), "arguments": function.get("arguments")}
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, list):
-        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-    return content if isinstance(content, str) else ""
 
 
 def _is_system(messages: list[dict[str, Any]]) -> bool:
@@ -111,7 +110,7 @@ def _with_tools(
     words = "\n".join(["You may call these tools:", *lines, tool_format.instruction or _FORM])
     first = messages[0] if messages else None
     if first is not None and _is_system(messages):
-        return [{**first, "content": f"{_text(first.get('content'))}\n\n{words}"}, *messages[1:]]
+        return [{**first, "content": f"{text_of(first.get('content'))}\n\n{words}"}, *messages[1:]]
     if first is not None and _NO_SYSTEM.search(template):
-        return [{**first, "content": f"{words}\n\n{_text(first.get('content'))}"}, *messages[1:]]
+        return [{**first, "content": f"{words}\n\n{text_of(first.get('content'))}"}, *messages[1:]]
     return [{"role": "system", "content": words}, *messages]

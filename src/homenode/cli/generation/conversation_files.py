@@ -99,10 +99,12 @@ def render_conversation(
     """The prompt that the model's chat template makes of a conversation with tools."""
     from homenode.chat.choice import choose
     from homenode.chat.history import conversation_for
+    from homenode.chat.switches import same_switch
 
     source = tokenizer.template_source(bool(tools)) or ""
     chosen = choose(source, response_template=tokenizer.response_template)
-    return tokenizer.render_chat(conversation_for(source, chosen.tools, messages, tools), tools=tools or None, **values)
+    said = conversation_for(source, chosen.tools, messages, tools)
+    return tokenizer.render_chat(said, tools=tools or None, **same_switch(source, values))
 
 
 def _json(flag: str, path: str) -> Any:

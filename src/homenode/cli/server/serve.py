@@ -70,10 +70,10 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
         server, text = build(ServerConfig, values), build(TextConfig, values)
         text.check_links(engine.model.links)
         if show_config:
-            from homenode.cli.server.stop_tokens import print_stop_tokens
+            from homenode.cli.server.text_side import print_text_side
 
             _show(ctx)
-            print_stop_tokens(engine.model, text)
+            print_text_side(engine.model, text, server)
             return
         if check_config:
             sys.exit(_check(server, engine, text))

@@ -49,6 +49,10 @@ class HiddenNames:
                 text = text.replace(name, f"{self._key}{number:06d}")
         return text
 
+    def reveal(self, text: str) -> str:
+        """`text` with the names in place of their marks."""
+        return self.marks.sub(self.name, text) if self.any else text
+
     def name(self, mark: re.Match[str]) -> str:
         """The name that a mark stands for."""
         return self._names[int(mark[1])]

@@ -10,6 +10,7 @@ from typing import Any
 from homenode.chat.history import conversation_for
 from homenode.chat.offer import ToolOffer, ToolUse
 from homenode.chat.switches import same_switch, thinking_values
+from homenode.grammars.spec import GrammarSpec
 from homenode.sampling import SamplingParams
 from homenode.server.core.generation import Generation
 from homenode.server.core.kv_transfer import KvTransferParams
@@ -26,15 +27,19 @@ class ConversationRequest:
     """One request of any API that answers with a message.
 
     `messages`: as chat templates know them: role, content (a text or text parts), and perhaps tool_calls, tool_call_id,
-    name, reasoning_content. `reasoning_effort`: from `none` to `max`. `thinking`: whether there are to be thoughts,
+    name, reasoning_content. `output`: what the content is bound to, which came by the field `output_param`.
+    `thinking_budget`: the most tokens of thoughts. `reasoning_effort`: from `none` to `max`. `thinking`: whether there are to be thoughts,
     None: as the chat template does by itself; both reach the template by whichever name it has for them.
     `raw_thoughts`: they stay in the content as the model wrote them. The other fields are those of `GenerationRequest`.
     """
 
     messages: list[dict[str, Any]]
     offer: ToolOffer | None = None
+    output: GrammarSpec | None = None
+    output_param: str = "response_format"
     reasoning_effort: str | None = None
     thinking: bool | None = None
+    thinking_budget: int | None = None
     raw_thoughts: bool = False
     template_kwargs: Mapping[str, Any] | None = None
     add_generation_prompt: bool | None = None
@@ -88,6 +93,7 @@ async def begin_conversation(state: ServerState, request: ConversationRequest) -
     """
     _check_offer(request.offer)
     check_limits(state, 1, request.sampling)
+    _check_bounds(request)
     formats = state.formats.of(with_tools=bool(request.tools))
     text = await conversation_text(state, request)
     prompt = await encode_chat_text(state, text, request.add_special_tokens)
@@ -132,6 +138,15 @@ async def conversation_text(state: ServerState, request: ConversationRequest) ->
         add_generation_prompt=request.add_generation_prompt,
         continue_final=request.continue_final,
     )
+
+
+def _check_bounds(request: ConversationRequest) -> None:
+    if request.output is not None:
+        text = f"`{request.output_param}`: structured output is not there yet"
+        raise ApiError(400, text, param=request.output_param, code="unsupported_parameter")
+    if request.thinking_budget is not None:
+        text = "`thinking_token_budget`: thoughts cannot be bounded yet"
+        raise ApiError(400, text, param="thinking_token_budget", code="unsupported_parameter")
 
 
 def _check_offer(offer: ToolOffer | None) -> None:

@@ -33,6 +33,11 @@ class PromptText(NamedTuple):
     text: str
     hidden: HiddenNames | None = None
 
+    @property
+    def shown(self) -> str:
+        """The text with hidden names in their places."""
+        return self.text if self.hidden is None else self.hidden.reveal(self.text)
+
 
 def texts_memory(prompts: Sequence[str | list[int]]) -> int:
     """Bytes that the texts among the prompts take in memory."""

@@ -108,9 +108,7 @@ def template_messages(messages: Messages) -> list[dict[str, Any]]:
 
 
 def _template_message(number: int, message: Message) -> dict[str, Any]:
-    """A message as templates know it. A developer's is a system message under its newer name, which few templates have
-    heard of; a function's is a tool's under its older one.
-    """
+    """A message as templates know it. A function's is a tool's under its older name."""
     if isinstance(message, AssistantMessage):
         return _assistant(number, message)
     if isinstance(message, ToolMessage):
@@ -120,8 +118,7 @@ def _template_message(number: int, message: Message) -> dict[str, Any]:
     elif isinstance(message, FunctionMessage):
         said = {"role": "tool", "content": _content(message.content)}
     else:
-        role = "user" if isinstance(message, UserMessage) else "system"
-        said = {"role": role, "content": _content(message.content)}
+        said = {"role": str(message.__struct_config__.tag), "content": _content(message.content)}
     return said | {"name": message.name} if message.name else said
 
 

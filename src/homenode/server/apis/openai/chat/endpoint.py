@@ -1,29 +1,35 @@
-"""POST /v1/chat/completions: a request becomes one of the conversation core, whose events become chat completions."""
+"""POST /v1/chat/completions, and POST /apply-template, which takes the same body."""
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from homenode.chat.offer import ToolOffer
 from homenode.server.apis.openai.chat.answer import ChatChunk, ChatCompletion, ChatFormat
-from homenode.server.apis.openai.chat.request import ChatRequest, effort_of, thinking_of
-from homenode.server.apis.openai.messages import template_messages
+from homenode.server.apis.openai.chat.conversation import conversation_of
+from homenode.server.apis.openai.chat.request import ChatRequest
 from homenode.server.apis.openai.openapi import tighten_kv_transfer, tighten_sampling, tighten_template
-from homenode.server.apis.openai.requests import HINTS, REMEDIES
-from homenode.server.apis.openai.sampling import NO_LIMIT, sampling_of
-from homenode.server.apis.openai.tools import NamedFunction, ToolChoice, ToolDefinition, tool_offer
+from homenode.server.apis.openai.requests import HINTS
 from homenode.server.core.api import POST_FAILURES, Api, Operation
-from homenode.server.core.conversation import ConversationRequest, begin_conversation
+from homenode.server.core.conversation import ConversationRequest, begin_conversation, conversation_text
 from homenode.server.core.message_answer import respond_conversation
 from homenode.server.core.state import ServerState
+from homenode.server.core.text_work import memory_of
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.exchange import read_json, unless_gone_early
-from homenode.server.http.failures import ApiError
-from homenode.server.http.ignored import note_ignored
+
+
+class AppliedTemplate(Struct):
+    """Answer of /apply-template."""
+
+    prompt: str
+    token_ids: list[int]
+
 
 _decode = decode_as(ChatRequest, HINTS)
 
@@ -38,60 +44,24 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
     return await respond_conversation(state, request, conversation, answer, stream=bool(body.stream))
 
 
-def conversation_of(state: ServerState, request: Request, body: ChatRequest) -> ConversationRequest:
-    """The request in the words of the conversation core. Raises ApiError 400."""
-    if body.top_logprobs is not None and not body.logprobs:
-        raise ApiError(400, "`top_logprobs` needs `logprobs`: true", param="top_logprobs", code="invalid_value")
-    _note_without_effect(request, body)
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    max_tokens = _max_tokens(body)
-    return ConversationRequest(
-        messages=template_messages(body.messages),
-        offer=_offer(request, body),
-        reasoning_effort=effort_of(body),
-        thinking=thinking_of(body),
-        raw_thoughts=state.config.reasoning_format == "none",
-        template_kwargs=body.chat_template_kwargs,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final=bool(body.continue_final_message),
-        add_special_tokens=body.add_special_tokens,
-        sampling=msgspec.structs.replace(sampling_of(body), logprobs=logprobs),
-        max_tokens=None if max_tokens == NO_LIMIT else max_tokens,
-        skip_special_tokens=body.skip_special_tokens is not False,
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
-        token_ids=bool(body.return_token_ids),
-        stream=bool(body.stream),
-        kv_transfer=body.kv_transfer_params,
-    )
+async def apply_template(state: ServerState, request: Request) -> Response:
+    """What the model would see of a conversation, text and tokens; nothing is generated."""
+    body = await read_json(state, request, _decode)
+    state.model(body.model)
+    asked = conversation_of(state, request, body)
+    answer = await unless_gone_early(request, _applied(state, asked))
+    return Response(answer, media_type="application/json")
 
 
-def _note_without_effect(request: Request, body: ChatRequest) -> None:
-    """Tell of wishes that are taken, but change nothing here."""
-    if body.verbosity not in (None, "medium"):
-        note_ignored(request, "verbosity")
-    if body.service_tier not in (None, "auto", "default"):
-        note_ignored(request, "service_tier")
-
-
-def _offer(request: Request, body: ChatRequest) -> ToolOffer | None:
-    """The tools, which old clients call functions. Raises ApiError 400."""
-    if not body.functions:
-        return tool_offer(request, body.tools, body.tool_choice, body.parallel_tool_calls)
-    if body.tools:
-        raise ApiError(400, "`functions` and `tools` exclude each other", param="functions", code="invalid_value")
-    choice = body.function_call
-    wanted = ToolChoice(function=choice) if isinstance(choice, NamedFunction) else choice
-    tools = [ToolDefinition(function=function) for function in body.functions]
-    return tool_offer(request, tools, wanted, False)
-
-
-def _max_tokens(body: ChatRequest) -> int | None:
-    """The most tokens of an answer, whose limit has two names here and is never 0. Raises ApiError 400."""
-    for param, asked in (("max_completion_tokens", body.max_completion_tokens), ("max_tokens", body.max_tokens)):
-        if asked == 0:
-            raise ApiError(400, f"`{param}`: expected `int` >= 1; {REMEDIES[param]}", param=param, code="invalid_value")
-    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+async def _applied(state: ServerState, asked: ConversationRequest) -> bytes:
+    text = await conversation_text(state, asked)
+    ids: list[int] = []
+    async with state.text_work.reserve(memory_of(text.text)):
+        encoded = state.tokenizer.encode_chat_pieces(text.text, asked.add_special_tokens, text.hidden)
+        async with aclosing(state.text_work.each(encoded)) as pieces:
+            async for piece in pieces:
+                ids += piece
+    return await state.text_work.run(lambda: msgspec.json.encode(AppliedTemplate(text.shown, ids)), len(ids))
 
 
 def _tighten(components: dict[str, Any], state: ServerState) -> None:
@@ -119,6 +89,16 @@ API = Api(
             answer=ChatCompletion,
             body=ChatRequest,
             streams=ChatChunk,
+            failures=POST_FAILURES,
+            admits=True,
+        ),
+        Operation(
+            path="/apply-template",
+            method="post",
+            summary="What the model sees of a conversation.",
+            handler=apply_template,
+            answer=AppliedTemplate,
+            body=ChatRequest,
             failures=POST_FAILURES,
             admits=True,
         ),

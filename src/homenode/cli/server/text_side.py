@@ -1,4 +1,6 @@
-"""The tokens that end an answer, as `serve --show-config` prints them."""
+"""What `serve --show-config` prints of a model's text: the tokens that end an answer, and the formats of tool calls and
+thoughts.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,16 @@ from homenode.model.tokenizer.config import TextConfig
 if TYPE_CHECKING:
     from homenode.engine.config import ModelConfig
     from homenode.model.tokenizer import Tokenizer
+    from homenode.server.http.config import ServerConfig
 
 
-def print_stop_tokens(model: ModelConfig, text: TextConfig) -> None:
-    """One line of names and ids. Nothing is fetched: of a model that is not here, or cannot be read, a note says why
-    there is no such line.
+def print_text_side(model: ModelConfig, text: TextConfig, server: ServerConfig) -> None:
+    """A line of names and ids of tokens, and lines of formats with the reason for each. Nothing is fetched: of a model
+    that is not here, or cannot be read, a note says why there are no such lines.
     """
     from homenode.model.checkpoint.index import open_checkpoint
     from homenode.model.hub.locate import locate
+    from homenode.server.core.model_formats import ModelFormats
 
     try:
         path = Path(model.path) if model.path else locate(model.model, revision=model.revision, offline=True)
@@ -35,7 +39,14 @@ def print_stop_tokens(model: ModelConfig, text: TextConfig) -> None:
         )
         return
     told = _named(tokenizer, ids) or "none; the model's files name no such token"
-    OUT.print(f"tokens that end an answer: {told}", markup=False, highlight=False, soft_wrap=True)
+    _print(f"tokens that end an answer: {told}")
+    chosen = ModelFormats(tokenizer, server).of(with_tools=True).chosen
+    _print(f"tool call parser: {chosen.tools.name}, as {_printable(chosen.tools_because)}")
+    _print(f"reasoning parser: {chosen.thoughts_name}, as {_printable(chosen.thoughts_because)}")
+
+
+def _print(line: str) -> None:
+    OUT.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _named(tokenizer: Tokenizer, ids: Iterable[int]) -> str:

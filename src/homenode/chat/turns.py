@@ -1,0 +1,171 @@
+"""Turns of a conversation as a chat template takes them: thoughts under the name that it knows, ids of the length that it
+wants, roles and calls rearranged where it refuses or loses what clients send.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_THOUGHTS, _OTHER_NAME = "reasoning_content", "reasoning"  # in what clients send
+_THOUGHT_NAMES = (_THOUGHTS, "thinking", "reasoning")
+_ROLE = r"\b(?:message|msg|m)(?:\.role|\[['\"]role['\"]\])"
+_SYSTEM_IN_LOOP = re.compile(rf"{_ROLE}\s*(?:==|in)[^%}}]*['\"]system['\"]")
+_ROLE_SHOWN = re.compile(rf"(?:[+~]|\{{\{{-?)\s*\(?{_ROLE}|{_ROLE}\s*[+~]|=\s*{_ROLE}\s*-?%")
+_NO_SYSTEM = re.compile(r"system role (is )?not supported", re.IGNORECASE)
+_LAST_SYSTEM_ONLY = re.compile(r"system_prompt\s*=\s*message")
+_ALTERNATE = re.compile(r"must alternate")
+_ALL_CALLS = re.compile(r"\bin\s+[\w.]*(?:\[['\"])?tool_calls")
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+_EMPTY_IS_NONE = re.compile(r"content['\"]?\]?\s+is\s+none\b")
+
+
+def arrange_turns(template: str, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages of a conversation so that `template` shows as much of them as it can."""
+    said = [_with_empty(template, _with_names(template, message)) for message in messages]
+    if "tool_calls[0]" in template and not _ALL_CALLS.search(template):
+        said = _one_call_each(said)
+    if "length 9" in template:
+        said = [_with_short_ids(message) for message in said]
+    said = _with_system(template, said)
+    return _joined(said) if _ALTERNATE.search(template) else said
+
+
+def text_of(content: Any) -> str:
+    """The text of a content in either of its forms."""
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return content if isinstance(content, str) else ""
+
+
+def _with_names(template: str, message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message with its role and its thoughts under the names that the template has for them; without thoughts, where
+    it has none.
+    """
+    said = dict(message)
+    if said.get("role") == "developer" and "developer" not in template:
+        said["role"] = "system"  # the older name, which every template knows
+    thoughts = said.pop(_THOUGHTS, None) or said.pop(_OTHER_NAME, None)
+    name = next((name for name in _THOUGHT_NAMES if _has_field(template, name)), None)
+    if not thoughts or name is None:
+        return said
+    if "both content and thinking" in template and said.get("tool_calls") and said.get("content"):
+        return {**said, "content": "", name: f"{thoughts}\n\n{text_of(said['content'])}"}  # it shows one of them
+    return {**said, name: thoughts}
+
+
+def _has_field(template: str, name: str) -> bool:
+    return re.search(rf"\b(?:message|msg|m)(?:\.|\[['\"]){name}\b", template) is not None
+
+
+def _with_empty(template: str, message: dict[str, Any]) -> dict[str, Any]:
+    """No content is an empty text, and beside calls None for templates that tell calls by that."""
+    if message.get("content"):
+        return message
+    if message.get("tool_calls") and _EMPTY_IS_NONE.search(template):
+        return {**message, "content": None}
+    return {**message, "content": ""} if "content" in message else message
+
+
+def _one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each call in a message of its own, with its result behind it, for templates that show one call in a message."""
+    said: list[dict[str, Any]] = []
+    at = 0
+    while at < len(messages):
+        message, at = messages[at], at + 1
+        calls = message.get("tool_calls")
+        if not isinstance(calls, list) or len(calls) < 2:
+            said.append(message)
+            continue
+        end = next((i for i in range(at, len(messages)) if messages[i].get("role") != "tool"), len(messages))
+        results, at = list(messages[at:end]), end
+        for number, call in enumerate(calls):
+            rest = message if number == 0 else {"role": message["role"], "content": ""}
+            said.append({**rest, "tool_calls": [call]})
+            said += _taken(results, call)
+        said += results
+    return said
+
+
+def _taken(results: list[dict[str, Any]], call: Any) -> list[dict[str, Any]]:
+    """The result of a call, taken out of `results`: the one with its id, or the next where results have none."""
+    wanted = call.get("id") if isinstance(call, Mapping) else None
+    for number, result in enumerate(results):
+        if result.get("tool_call_id") in (wanted, None):
+            return [results.pop(number)]
+    return []
+
+
+def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
+    """Ids of nine letters and digits, the same for a call and its result."""
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        named = [{**call, "id": _short(call.get("id"))} if isinstance(call, Mapping) else call for call in calls]
+        return {**message, "tool_calls": named}
+    return (
+        {**message, "tool_call_id": _short(message.get("tool_call_id"))} if message.get("role") == "tool" else message
+    )
+
+
+def _short(call_id: Any) -> str:
+    text = str(call_id)
+    return text if _SHORT_ID.fullmatch(text) else hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:9]
+
+
+def _with_system(template: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """System messages where the template takes them: anywhere, in front only, or nowhere; then they are a part of what
+    the user says next.
+    """
+    if _NO_SYSTEM.search(template):
+        return _said_by_user(messages, kept=0)
+    if _LAST_SYSTEM_ONLY.search(template):
+        system = [message for message in messages if _is_system(message)]
+        others = [message for message in messages if not _is_system(message)]
+        return [*_joined(system), *others]
+    if "messages[0]" not in template or _SYSTEM_IN_LOOP.search(template) or _ROLE_SHOWN.search(template):
+        return messages
+    leading = next((i for i, message in enumerate(messages) if not _is_system(message)), len(messages))
+    return _said_by_user([*_joined(messages[:leading]), *messages[leading:]], kept=min(leading, 1))
+
+
+def _is_system(message: Mapping[str, Any]) -> bool:
+    return message.get("role") in ("system", "developer")
+
+
+def _said_by_user(messages: list[dict[str, Any]], kept: int) -> list[dict[str, Any]]:
+    """System messages behind the first `kept` messages as words of the user, joined with the question behind them."""
+    said: list[dict[str, Any]] = []
+    waiting: list[dict[str, Any]] = []
+    for number, message in enumerate(messages):
+        if _is_system(message) and number >= kept:
+            waiting.append({"role": "user", "content": message.get("content")})
+            continue
+        if waiting:
+            said += _joined([*waiting, message])
+            waiting = []
+        else:
+            said.append(message)
+    return [*said, *_joined(waiting)]
+
+
+def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Neighbours of one role as one message, where neither has calls or is a result."""
+    said: list[dict[str, Any]] = []
+    for message in messages:
+        before = said[-1] if said else None
+        if before is not None and _can_join(before, message):
+            text = "\n\n".join(filter(None, (text_of(before.get("content")), text_of(message.get("content")))))
+            said[-1] = {**before, "content": text}
+        else:
+            said.append(message)
+    return said
+
+
+def _can_join(before: Mapping[str, Any], message: Mapping[str, Any]) -> bool:
+    return (
+        before.get("role") == message.get("role") != "tool"
+        and not before.get("tool_calls")
+        and not message.get("tool_calls")
+    )

@@ -1,0 +1,73 @@
+"""A chat request in the words of the conversation core."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+
+from homenode.chat.offer import ToolOffer
+from homenode.server.apis.openai.chat.request import ChatRequest, effort_of, thinking_of
+from homenode.server.apis.openai.messages import template_messages
+from homenode.server.apis.openai.requests import REMEDIES
+from homenode.server.apis.openai.sampling import NO_LIMIT, sampling_of
+from homenode.server.apis.openai.tools import NamedFunction, ToolChoice, ToolDefinition, tool_offer
+from homenode.server.core.conversation import ConversationRequest
+from homenode.server.core.state import ServerState
+from homenode.server.http.failures import ApiError
+from homenode.server.http.ignored import note_ignored
+
+
+def conversation_of(state: ServerState, request: Request, body: ChatRequest) -> ConversationRequest:
+    """The request in the words of the conversation core. Raises ApiError 400."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "`top_logprobs` needs `logprobs`: true", param="top_logprobs", code="invalid_value")
+    _note_without_effect(request, body)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    max_tokens = _max_tokens(body)
+    return ConversationRequest(
+        messages=template_messages(body.messages),
+        offer=_offer(request, body),
+        reasoning_effort=effort_of(body),
+        thinking=thinking_of(body),
+        raw_thoughts=state.config.reasoning_format == "none",
+        template_kwargs=body.chat_template_kwargs,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final=bool(body.continue_final_message),
+        add_special_tokens=body.add_special_tokens,
+        sampling=msgspec.structs.replace(sampling_of(body), logprobs=logprobs),
+        max_tokens=None if max_tokens == NO_LIMIT else max_tokens,
+        skip_special_tokens=body.skip_special_tokens is not False,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        token_ids=bool(body.return_token_ids),
+        stream=bool(body.stream),
+        kv_transfer=body.kv_transfer_params,
+    )
+
+
+def _note_without_effect(request: Request, body: ChatRequest) -> None:
+    """Tell of wishes that are taken, but change nothing here."""
+    if body.verbosity not in (None, "medium"):
+        note_ignored(request, "verbosity")
+    if body.service_tier not in (None, "auto", "default"):
+        note_ignored(request, "service_tier")
+
+
+def _offer(request: Request, body: ChatRequest) -> ToolOffer | None:
+    """The tools, which old clients call functions. Raises ApiError 400."""
+    if not body.functions:
+        return tool_offer(request, body.tools, body.tool_choice, body.parallel_tool_calls)
+    if body.tools:
+        raise ApiError(400, "`functions` and `tools` exclude each other", param="functions", code="invalid_value")
+    choice = body.function_call
+    wanted = ToolChoice(function=choice) if isinstance(choice, NamedFunction) else choice
+    tools = [ToolDefinition(function=function) for function in body.functions]
+    return tool_offer(request, tools, wanted, False)
+
+
+def _max_tokens(body: ChatRequest) -> int | None:
+    """The most tokens of an answer, whose limit has two names here and is never 0. Raises ApiError 400."""
+    for param, asked in (("max_completion_tokens", body.max_completion_tokens), ("max_tokens", body.max_tokens)):
+        if asked == 0:
+            raise ApiError(400, f"`{param}`: expected `int` >= 1; {REMEDIES[param]}", param=param, code="invalid_value")
+    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
