@@ -58,6 +58,11 @@ async def health(state: ServerState, request: Request) -> Response:
     return json_response(Health("ok", round(took, 6), engines or UNSET))
 
 
+async def root(state: ServerState, request: Request) -> Response:
+    """Words for whoever looks whether somebody is there, as clients do with HEAD."""
+    return Response(f"homenode {__version__} is running; /openapi.json lists what there is\n", media_type="text/plain")
+
+
 async def version(state: ServerState, request: Request) -> Response:
     """The version of homenode."""
     return json_response(Version(__version__))
@@ -70,6 +75,7 @@ async def metrics(state: ServerState, request: Request) -> Response:
 
 API = Api(
     operations=(
+        Operation(path="/", method="get", summary="That the server is running.", handler=root, answer=None),
         Operation(
             path="/health",
             method="get",

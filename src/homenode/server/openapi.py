@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from inspect import cleandoc
 from typing import Any
@@ -13,7 +14,9 @@ from starlette.responses import Response
 from homenode import __version__
 from homenode.server.core.api import Api, Operation
 from homenode.server.core.state import ServerState
+from homenode.server.http.sse import LINES
 
+_STRANGE = re.compile(r"[^A-Za-z0-9]+")  # in a path
 _REFS = "#/components/schemas/{name}"
 _FAILURES = {
     400: "The request is not valid; the body names the field.",
@@ -47,7 +50,7 @@ def document(state: ServerState, apis: Sequence[Api]) -> dict[str, Any]:
     types = {
         t
         for operation in operations
-        for t in (operation.answer, operation.body, operation.streams)
+        for t in (operation.answer, operation.body, *operation.stream_types)
         if t not in (None, dict)
     }
     named = sorted(types | {api.error_body for api in apis}, key=lambda t: t.__name__)
@@ -79,7 +82,7 @@ def document(state: ServerState, apis: Sequence[Api]) -> dict[str, Any]:
 def _operation(operation: Operation, error_body: type, state: ServerState) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "summary": operation.summary,
-        "operationId": operation.path.strip("/").replace("/", "_").replace("{", "").replace("}", "").replace(".", "_"),
+        "operationId": _STRANGE.sub("_", operation.path.strip("/")).strip("_") or "root",
         "responses": {"200": {"description": "Success.", "content": _content(operation)}},
     }
     for status in operation.failures:
@@ -104,13 +107,20 @@ def _content(operation: Operation) -> dict[str, Any]:
         return {"text/plain": {"schema": {"type": "string"}}}
     schema: dict[str, Any] = {"type": "object"} if operation.answer is dict else _ref(operation.answer)
     content = _json({"anyOf": [schema, {"type": "array", "items": schema}]} if operation.may_be_list else schema)
-    if operation.streams is not None:
-        text = f"JSON of {_ref(operation.streams)['$ref']}; after the last one the text [DONE]"
-        data = {"type": "string", "description": text}
-        content["text/event-stream"] = {
-            "schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}
-        }
+    if operation.stream_types:
+        content |= _stream_content(operation)
     return content
+
+
+def _stream_content(operation: Operation) -> dict[str, Any]:
+    """What a stream is, by its content type."""
+    refs = " or ".join(_ref(kind)["$ref"] for kind in operation.stream_types)
+    if operation.stream_form is LINES:
+        text = {"type": "string", "description": f"JSON of {refs} on each line"}
+        return {"application/x-ndjson": {"schema": text}}
+    end = "" if isinstance(operation.streams, tuple) else "; after the last one the text [DONE]"
+    data = {"type": "string", "description": f"JSON of {refs}{end}"}
+    return {"text/event-stream": {"schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}}
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from homenode.server.core.state import ServerState
 from homenode.server.http.endpoint import Handler
 from homenode.server.http.failures import ErrorBody, ErrorShape
+from homenode.server.http.sse import EVENTS, StreamForm
 
 POST_FAILURES = (400, 401, 404, 405, 408, 413, 415, 500, 503)  # statuses of operations that take a body
 
@@ -17,8 +18,8 @@ POST_FAILURES = (400, 401, 404, 405, 408, 413, 415, 500, 503)  # statuses of ope
 class Operation:
     """A path, what answers there, and what the OpenAPI document says about it.
 
-    `answer`: the type of the body, None for text, dict for any object. `streams`: the type of the events, where the
-    answer can be a stream. `may_be_list`: the answer can be a list as well. `admits`: requests are refused while the
+    `answer`: the type of the body, None for text, dict for any object. `streams`: the types of the events, where the
+    answer can be a stream, which has the form `stream_form`. `may_be_list`: the answer can be a list as well. `admits`: requests are refused while the
     server drains, and the drain waits for those under way.
     """
 
@@ -28,10 +29,18 @@ class Operation:
     handler: Handler[ServerState]
     answer: type | None
     body: type | None = None
-    streams: type | None = None
+    streams: type | tuple[type, ...] | None = None
+    stream_form: StreamForm = EVENTS
     failures: tuple[int, ...] = (401, 405, 500)
     may_be_list: bool = False
     admits: bool = False
+
+    @property
+    def stream_types(self) -> tuple[type, ...]:
+        """The types of the events of a stream; none where the answer is never one."""
+        if self.streams is None:
+            return ()
+        return self.streams if isinstance(self.streams, tuple) else (self.streams,)
 
 
 def _nothing(components: dict[str, Any], state: ServerState) -> None:

@@ -15,7 +15,7 @@ from homenode.server.core.message_reader import JoinedMessage, MessageEvent, joi
 from homenode.server.core.state import ServerState
 from homenode.server.http.exchange import unless_gone
 from homenode.server.http.failures import ApiError
-from homenode.server.http.sse import KEEP_ALIVE, EventStream
+from homenode.server.http.sse import EVENTS, EventStream, StreamForm
 
 
 class MessageFormat(Protocol):
@@ -41,16 +41,16 @@ async def respond_conversation(
     answer: MessageFormat,
     *,
     stream: bool,
-    ping: bytes | None = None,
+    form: StreamForm = EVENTS,
 ) -> Response:
-    """The response. `ping`: what breaks long silences of a stream; None: a comment.
+    """The response. `form`: of a stream.
 
     Raises ApiError when a sequence ends without a result, and ClientGone when nobody is left to answer.
     """
     if stream:
         events = _events(state, conversation, answer)
         every_s = state.config.sse_keep_alive
-        return EventStream(request, events, answer.failure, keep_alive_s=every_s, keep_alive=ping or KEEP_ALIVE)
+        return EventStream(request, events, answer.failure, keep_alive_s=every_s, form=form)
     whole = await unless_gone(request.receive, _whole(state, conversation, answer))
     return Response(whole, media_type="application/json")
 

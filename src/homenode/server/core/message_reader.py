@@ -39,10 +39,11 @@ class MessageEvent(NamedTuple):
 
 
 class JoinedMessage(NamedTuple):
-    """The whole message of a choice, and the other fields of `MessageEvent`."""
+    """The whole message of a choice, and the other fields of `MessageEvent`. `deltas`: the parts in their order."""
 
     choice: int
     message: Message
+    deltas: list[Delta]
     token_ids: list[int]
     scored: list[ScoredToken]
     finish_reason: str | None
@@ -51,9 +52,11 @@ class JoinedMessage(NamedTuple):
 
 def join_message(events: list[MessageEvent]) -> JoinedMessage:
     """All events of one choice, at least one of them, as a whole."""
+    deltas = [delta for event in events for delta in event.deltas]
     return JoinedMessage(
         events[0].choice,
-        join_deltas(delta for event in events for delta in event.deltas),
+        join_deltas(deltas),
+        deltas,
         [token for event in events for token in event.token_ids],
         [scored for event in events for scored in event.scored],
         events[-1].finish_reason,

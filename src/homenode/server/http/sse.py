@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -21,11 +22,20 @@ KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which no client shows
 
 _SILENCE_S = 1.0  # between comments to a client that may have left
 STREAM_GRACE_S = 1.0  # an error this early still gets its own HTTP status, because nothing was sent yet
-STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), *_HEADERS]
+
+
+class StreamForm(NamedTuple):
+    """How a stream looks on the wire. `keep_alive`: what is sent after a silence; nothing where it is empty."""
+
+    headers: list[tuple[bytes, bytes]]
+    keep_alive: bytes
+
+
+EVENTS = StreamForm(STREAM_HEADERS, KEEP_ALIVE)
+# A JSON object a line, in which nothing can be said that is no object.
+LINES = StreamForm([(b"content-type", b"application/x-ndjson"), *_HEADERS], b"")
 
 
 def event(chunk: msgspec.Struct) -> bytes:
@@ -77,14 +87,14 @@ class EventStream(Response):
         failure: Callable[[ApiError], bytes],
         *,
         keep_alive_s: float,
-        keep_alive: bytes = KEEP_ALIVE,
+        form: StreamForm = EVENTS,
     ) -> None:
-        """`failure`: the event by which a client is told of an error once the stream has begun. `keep_alive`: what is
-        sent after `keep_alive_s` of silence.
+        """`failure`: the event by which a client is told of an error once the stream has begun. `keep_alive_s`: the
+        longest silence.
         """
         super().__init__()
         self._events, self._request, self._failure = events, request, failure
-        self._keep_alive_s, self._silence_breaker = keep_alive_s, keep_alive
+        self._keep_alive_s, self._form = keep_alive_s, form
         self._half_closed = half_closed_of(request)
         self._started = False
         self._last = time.monotonic()
@@ -105,7 +115,8 @@ class EventStream(Response):
     async def _pump(self, send: Send) -> None:
         try:
             async for chunk in self._events:
-                await self._send(send, chunk)
+                if chunk:
+                    await self._send(send, chunk)
         except Exception as error:  # a stream has begun: its client is told within it
             failure = failure_of(error, self._id)
             failure.__traceback__ = None  # or the frames that it leads to, this one among them, would be kept
@@ -121,14 +132,18 @@ class EventStream(Response):
         """
         await asyncio.sleep(STREAM_GRACE_S)
         await self._start(send)
-        await break_silences(
-            self._half_closed, self._keep_alive_s, lambda: self._last, lambda: self._send(send, self._silence_breaker)
-        )
+        if self._form.keep_alive:
+            await break_silences(
+                self._half_closed,
+                self._keep_alive_s,
+                lambda: self._last,
+                lambda: self._send(send, self._form.keep_alive),
+            )
 
     async def _start(self, send: Send) -> None:
         if not self._started:
             self._started = True
-            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+            await send({"type": "http.response.start", "status": 200, "headers": self._form.headers})
 
     async def _send(self, send: Send, data: bytes) -> None:
         if not self._started:

@@ -346,13 +346,14 @@ class Metrics:
 
 
 class Recorder:
-    """Times one sequence."""
+    """Times one sequence. `arrival`, `first_token_at`: by `time.monotonic`; the latter None before the first token."""
 
     def __init__(
         self, first_token: Histogram, between: Histogram, whole: Histogram, finished: Callable[[str], None]
     ) -> None:
         self._first_token, self._between, self._whole, self._finished = first_token, between, whole, finished
         self.arrival = time.monotonic()
+        self.first_token_at: float | None = None
         self._last: float | None = None
         self._ended = False
 
@@ -362,6 +363,7 @@ class Recorder:
             return
         now = time.monotonic()
         if self._last is None:
+            self.first_token_at = now
             self._first_token.observe(now - self.arrival)
         else:
             for _ in range(count):

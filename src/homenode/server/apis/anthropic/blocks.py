@@ -1,0 +1,128 @@
+"""Blocks of content, as requests bring them: every type is one struct, so that types of other servers can be left out
+instead of refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+from homenode.server.http.failures import ApiError
+
+# Tells that something is left out: a word of the client's own, and its place in the body.
+Note = Callable[[str, str], None]
+MessagesContent = str | list["MessagesBlock"]
+
+
+class MessagesSource(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Where an image or a document is."""
+
+    type: str
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+    file_id: str | None = None
+    content: MessagesContent | None = None
+
+
+class MessagesBlock(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A block of any type. Which fields it must have depends on `type`."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    data: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    tool_name: str | None = None
+    is_error: bool | None = None
+    content: str | list[MessagesBlock] | MessagesBlock | None = None
+    source: str | MessagesSource | None = None
+    title: str | None = None
+    context: str | None = None
+    cache_control: Any = None  # prefixes are found in the cache without being told
+    citations: Any = None
+    caller: Any = None
+
+
+def needed(value: str | None, place: str, field: str) -> str:
+    """The value of a field that a block of its type must have. Raises ApiError 400."""
+    if value is None:
+        path = f"{place}.{field}"
+        raise ApiError(400, f"the required field `{path}` is missing", param=path, code="missing_required_parameter")
+    return value
+
+
+def user_text(block: MessagesBlock, place: str, note: Note) -> str | None:
+    """The text that a block of the user is; None where it is left out. Raises ApiError 400 for what the model cannot
+    read.
+    """
+    if block.type == "text":
+        return needed(block.text, place, "text")
+    if block.type == "search_result":
+        return _search_result(block)
+    if block.type == "document":
+        text = _document(block)
+        if text is None:
+            raise _unreadable(place, "a document that is not plain text; send its text")
+        return text
+    if block.type == "image":
+        raise _unreadable(place, "an image, which this model cannot see; leave it out")
+    note(block.type, place)
+    return None
+
+
+def result_text(block: MessagesBlock, place: str, note: Note) -> str:
+    """The text of a tool's result. What the model cannot read in it becomes a word, and is noted."""
+    content = block.content
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [content]
+    texts = [_result_part(part, f"{place}.content[{number}]", note) for number, part in enumerate(parts)]
+    return "\n".join(text for text in texts if text)
+
+
+def _result_part(part: MessagesBlock, place: str, note: Note) -> str:
+    if part.type == "text":
+        return needed(part.text, place, "text")
+    if part.type == "search_result":
+        return _search_result(part)
+    if part.type == "tool_reference":
+        return f"The tool {needed(part.tool_name, place, 'tool_name')} may be called."
+    if part.type == "document" and (text := _document(part)) is not None:
+        return text
+    note(part.type, place)
+    return f"[{part.type}]" if part.type in ("image", "document") else ""
+
+
+def _document(block: MessagesBlock) -> str | None:
+    """The text of a document with its title and context; None where it has none that can be read."""
+    source = block.source
+    if not isinstance(source, MessagesSource):
+        return source
+    text = source.data if source.type == "text" else _texts(source.content) if source.type == "content" else None
+    if text is None:
+        return None
+    return "\n".join(part for part in (block.title, block.context, text) if part)
+
+
+def _search_result(block: MessagesBlock) -> str:
+    content = block.content if isinstance(block.content, str | list) else None
+    source = block.source if isinstance(block.source, str) else None
+    return "\n".join(part for part in (block.title, source, _texts(content)) if part)
+
+
+def _texts(content: MessagesContent | None) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    texts = [block.text for block in content]
+    return None if None in texts else "\n".join(text for text in texts if text is not None)
+
+
+def _unreadable(place: str, what: str) -> ApiError:
+    return ApiError(400, f"`{place}` is {what}", param=place, code="unsupported_parameter")

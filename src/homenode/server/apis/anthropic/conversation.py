@@ -1,0 +1,80 @@
+"""A request of the Messages API in the words of the conversation core."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from homenode.sampling import SamplingParams
+from homenode.server.apis.anthropic.blocks import Note
+from homenode.server.apis.anthropic.history import HistoryReader
+from homenode.server.apis.anthropic.request import MessagesPrompt, MessagesRequest, MessagesThinking
+from homenode.server.apis.anthropic.tools import tool_offer
+from homenode.server.core.conversation import ConversationRequest
+from homenode.server.core.setting_fields import given_settings
+from homenode.server.http.failures import ApiError
+
+_THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
+_CLEARS_THOUGHTS = "clear_thinking_20251015"  # which chat templates do by themselves
+
+
+def prompt_request(body: MessagesPrompt, note: Note, **rest: Any) -> ConversationRequest:
+    """What the prompt is made of, with `rest` for the other fields. Raises ApiError 400."""
+    history = HistoryReader(note)
+    history.system(body.system)
+    history.messages(body.messages)
+    return ConversationRequest(
+        messages=history.template_messages(),
+        offer=tool_offer(body.tools, body.tool_choice, note),
+        reasoning_effort=body.output_config.effort if body.output_config else None,
+        thinking=_THINKS[body.thinking.type] if body.thinking else None,
+        template_kwargs=body.chat_template_kwargs,
+        add_generation_prompt=False if history.ends_open else None,
+        continue_final=history.ends_open,
+        **rest,
+    )
+
+
+def answer_request(body: MessagesRequest, note: Note) -> ConversationRequest:
+    """The whole request. Raises ApiError 400."""
+    _note_edits(body.context_management, note)
+    _refuse_formats(body)
+    if body.thinking is not None and body.thinking.budget_tokens is not None:
+        note("budget_tokens", "thinking.budget_tokens")
+    sampling = SamplingParams(
+        min_tokens=body.min_tokens or 0,
+        seed=body.seed,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        stop=body.stop_sequences or [],
+        **given_settings(body),
+    )
+    return prompt_request(
+        body,
+        note,
+        sampling=sampling,
+        max_tokens=body.max_tokens,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        stream=bool(body.stream),
+        kv_transfer=body.kv_transfer_params,
+    )
+
+
+def shows_thoughts(thinking: MessagesThinking | None) -> bool:
+    """Whether the client wants to read what the model thinks."""
+    return thinking is None or thinking.display != "omitted"
+
+
+def _refuse_formats(body: MessagesPrompt) -> None:
+    param = "output_config.format" if body.output_config and body.output_config.format else "output_format"
+    if param != "output_format" or body.output_format is not None:
+        text = f"`{param}` is not supported: the text of an answer cannot be bound to a schema yet"
+        raise ApiError(400, text, param=param, code="unsupported_parameter")
+
+
+def _note_edits(management: dict[str, Any] | None, note: Note) -> None:
+    edits = (management or {}).get("edits")
+    for number, edit in enumerate(edits if isinstance(edits, list) else ()):
+        kind = edit.get("type") if isinstance(edit, dict) else None
+        if isinstance(kind, str) and kind != _CLEARS_THOUGHTS:
+            note(kind, f"context_management.edits[{number}]")

@@ -1,0 +1,89 @@
+"""POST /v1/messages and POST /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from homenode.server.apis.anthropic.answer import MESSAGES_EVENTS, PING, MessagesAnswer, MessagesFormat
+from homenode.server.apis.anthropic.conversation import answer_request, prompt_request, shows_thoughts
+from homenode.server.apis.anthropic.errors import MessagesError, messages_error
+from homenode.server.apis.anthropic.request import HINTS, MessagesCountRequest, MessagesRequest
+from homenode.server.core.api import POST_FAILURES, Api, Operation
+from homenode.server.core.conversation import ConversationRequest, begin_conversation, conversation_text
+from homenode.server.core.message_answer import respond_conversation
+from homenode.server.core.prompts import encode_chat_text
+from homenode.server.core.state import ServerState
+from homenode.server.http.decoding import decode_as
+from homenode.server.http.endpoint import json_response
+from homenode.server.http.exchange import read_json, unless_gone_early
+from homenode.server.http.ignored import note_ignored
+from homenode.server.http.sse import EVENTS
+
+
+class MessagesCount(Struct):
+    """Answer of /v1/messages/count_tokens."""
+
+    input_tokens: int
+
+
+_decode = decode_as(MessagesRequest, HINTS)
+_decode_count = decode_as(MessagesCountRequest, HINTS)
+
+
+async def messages(state: ServerState, request: Request) -> Response:
+    """Answer a conversation."""
+    body = await read_json(state, request, _decode)
+    model = state.model(body.model)
+    asked = answer_request(body, partial(note_ignored, request))
+    conversation = await unless_gone_early(request, begin_conversation(state, asked))
+    answer = MessagesFormat(model, conversation, shows_thoughts=shows_thoughts(body.thinking))
+    return await respond_conversation(
+        state, request, conversation, answer, stream=bool(body.stream), form=EVENTS._replace(keep_alive=PING)
+    )
+
+
+async def count_tokens(state: ServerState, request: Request) -> Response:
+    """How many tokens the prompt of a request has."""
+    body = await read_json(state, request, _decode_count)
+    state.model(body.model)
+    asked = prompt_request(body, partial(note_ignored, request))
+    count = await unless_gone_early(request, _count(state, asked))
+    return json_response(MessagesCount(count))
+
+
+async def _count(state: ServerState, asked: ConversationRequest) -> int:
+    text = await conversation_text(state, asked)
+    return len((await encode_chat_text(state, text, asked.add_special_tokens)).ids)
+
+
+API = Api(
+    operations=(
+        Operation(
+            path="/v1/messages",
+            method="post",
+            summary="Answer a conversation (Anthropic).",
+            handler=messages,
+            answer=MessagesAnswer,
+            body=MessagesRequest,
+            streams=MESSAGES_EVENTS,
+            failures=POST_FAILURES,
+            admits=True,
+        ),
+        Operation(
+            path="/v1/messages/count_tokens",
+            method="post",
+            summary="How many tokens the prompt of a request to /v1/messages has.",
+            handler=count_tokens,
+            answer=MessagesCount,
+            body=MessagesCountRequest,
+            failures=POST_FAILURES,
+            admits=True,
+        ),
+    ),
+    error_shape=messages_error,
+    error_body=MessagesError,
+)

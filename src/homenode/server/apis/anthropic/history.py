@@ -1,0 +1,152 @@
+"""Conversations of the Messages API as chat templates know them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from homenode.server.apis.anthropic.blocks import (
+    MessagesBlock,
+    MessagesContent,
+    Note,
+    needed,
+    result_text,
+    user_text,
+)
+from homenode.server.apis.anthropic.request import MessagesMessage
+from homenode.server.http.failures import ApiError
+
+# A line that agents put before their instructions. It is another one in each request, and meant for the bill alone: in
+# the prompt it would keep the rest from being found in the prefix cache.
+_BILLING_LINE = re.compile(r"^x-anthropic-billing-header:[^\n]*(\n|\Z)", re.MULTILINE)
+
+
+@dataclass
+class _Turn:
+    """What one role says until another one does."""
+
+    role: str
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def message(self) -> dict[str, Any]:
+        if self.role != "assistant":
+            parts = [{"type": "text", "text": text} for text in self.texts]
+            return {"role": self.role, "content": self.texts[0] if len(parts) == 1 else parts}
+        said: dict[str, Any] = {"role": "assistant", "content": "\n".join(self.texts)}
+        if self.thoughts:
+            said["reasoning_content"] = "\n".join(self.thoughts)
+        if self.calls:
+            said["tool_calls"] = self.calls
+        return said
+
+
+class HistoryReader:
+    """Reads a system text and messages into the messages of a template; turns of one role that follow each other become
+    one. What is left out is told to `note`.
+    """
+
+    def __init__(self, note: Note) -> None:
+        self._note = note
+        self._read: list[_Turn | dict[str, Any]] = []
+        self._names: dict[str, str] = {}  # of called tools, by the id of the call
+
+    def system(self, system: MessagesContent | None) -> None:
+        """Standing instructions before the conversation."""
+        self._say("system", map(_without_billing, self._texts(system or "", "system")))
+
+    def messages(self, messages: Sequence[MessagesMessage]) -> None:
+        """The turns of the conversation. Raises ApiError 400 for what the model cannot read, and what is incomplete."""
+        for number, message in enumerate(messages):
+            place = f"messages[{number}].content"
+            if message.role == "system":
+                self._say("system", map(_without_billing, self._texts(message.content, place)))
+            elif message.role == "assistant":
+                self._assistant(message.content, place)
+            else:
+                self._user(message.content, place)
+
+    def template_messages(self) -> list[dict[str, Any]]:
+        """All that was read."""
+        return [turn.message() if isinstance(turn, _Turn) else turn for turn in self._read]
+
+    @property
+    def ends_open(self) -> bool:
+        """Whether the last turn is the beginning of the answer, which is to go on from there."""
+        last = self._read[-1] if self._read else None
+        return isinstance(last, _Turn) and last.role == "assistant" and bool(last.texts) and not last.calls
+
+    def _say(self, role: str, texts: Iterator[str]) -> None:
+        if kept := [text for text in texts if text]:
+            self._turn(role).texts.extend(kept)
+
+    def _turn(self, role: str) -> _Turn:
+        """The turn of `role` that is going on, begun if there is none."""
+        last = self._read[-1] if self._read else None
+        if not isinstance(last, _Turn) or last.role != role:
+            last = _Turn(role)
+            self._read.append(last)
+        return last
+
+    def _texts(self, content: MessagesContent, place: str) -> Iterator[str]:
+        if isinstance(content, str):
+            yield content
+            return
+        for number, block in enumerate(content):
+            if (text := user_text(block, f"{place}[{number}]", self._note)) is not None:
+                yield text
+
+    def _user(self, content: MessagesContent, place: str) -> None:
+        """Results come before the rest: they answer the calls of the turn before."""
+        results: list[dict[str, Any]] = []
+        texts: list[str] = []
+        for number, block in enumerate([] if isinstance(content, str) else content):
+            where = f"{place}[{number}]"
+            if block.type == "tool_result":
+                results.append(self._result(block, where))
+            elif (text := user_text(block, where, self._note)) is not None:
+                texts.append(text)
+        self._read.extend(results)
+        if isinstance(content, str):
+            self._turn("user").texts.append(content)
+        elif texts or not results:
+            self._turn("user").texts.extend(texts or [""])
+
+    def _result(self, block: MessagesBlock, place: str) -> dict[str, Any]:
+        id = needed(block.tool_use_id, place, "tool_use_id")
+        text = result_text(block, place, self._note)
+        said = {"role": "tool", "tool_call_id": id, "content": f"Error: {text}" if block.is_error else text}
+        return said | {"name": self._names[id]} if id in self._names else said
+
+    def _assistant(self, content: MessagesContent, place: str) -> None:
+        turn = self._turn("assistant")
+        if isinstance(content, str):
+            turn.texts.append(content)
+            return
+        for number, block in enumerate(content):
+            where = f"{place}[{number}]"
+            if block.type == "text":
+                turn.texts.append(needed(block.text, where, "text"))
+            elif block.type == "thinking":
+                turn.thoughts.append(needed(block.thinking, where, "thinking"))
+            elif block.type == "tool_use":
+                turn.calls.append(self._call(block, where))
+            else:  # thoughts that only another server can read, tools that it runs
+                self._note(block.type, where)
+
+    def _call(self, block: MessagesBlock, place: str) -> dict[str, Any]:
+        id, name = needed(block.id, place, "id"), needed(block.name, place, "name")
+        if block.input is None:
+            path = f"{place}.input"
+            raise ApiError(
+                400, f"the required field `{path}` is missing", param=path, code="missing_required_parameter"
+            )
+        self._names[id] = name
+        return {"id": id, "type": "function", "function": {"name": name, "arguments": block.input}}
+
+
+def _without_billing(text: str) -> str:
+    return _BILLING_LINE.sub("", text)

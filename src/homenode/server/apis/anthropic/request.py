@@ -1,0 +1,122 @@
+"""The bodies of POST /v1/messages and POST /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from homenode.server.apis.anthropic.blocks import MessagesBlock, MessagesContent
+from homenode.server.core.kv_transfer import KvTransferParams
+from homenode.server.core.setting_fields import SettingFields
+from homenode.server.http.decoding import FieldHints
+
+_INT32, _INT64 = 2**31 - 1, 2**63 - 1
+
+MessagesToolName = Annotated[str, Meta(pattern=r"^[\w.:/-]{1,256}$")]
+MessagesTokenId = Annotated[int, Meta(ge=0, le=_INT32)]
+
+
+class MessagesMessage(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A turn of the conversation. One of the role `system` may stand anywhere."""
+
+    role: Literal["user", "assistant", "system"]
+    content: MessagesContent
+
+
+class MessagesTool(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A tool of the client: `type` is absent or `custom`, and `input_schema` says what it takes. Any other type is a tool
+    that another server runs, which is left out.
+    """
+
+    type: str | None = None
+    name: MessagesToolName | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    cache_control: Any = None
+    defer_loading: bool | None = None  # a search for tools would load it; there is none, so it is offered at once
+    eager_input_streaming: bool | None = None  # arguments are always streamed as they come
+    allowed_callers: Any = None
+    max_uses: Any = None
+    allowed_domains: Any = None
+    blocked_domains: Any = None
+    user_location: Any = None
+
+
+class MessagesToolChoice(Struct, forbid_unknown_fields=True, kw_only=True):
+    """How freely the model decides to call."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class MessagesThinking(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Whether the model thinks before it answers. `display`: whether the thoughts are shown."""
+
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+    budget_tokens: Annotated[int, Meta(ge=1, le=_INT32)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class MessagesOutputFormat(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What the text of the answer must be."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class MessagesOutputConfig(Struct, forbid_unknown_fields=True, kw_only=True):
+    """How much effort goes into the answer, and its form."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: MessagesOutputFormat | None = None
+
+
+class MessagesMetadata(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Who asks; changes nothing."""
+
+    user_id: str | None = None
+
+
+class MessagesPrompt(SettingFields, kw_only=True):
+    """What a prompt is made of, which both endpoints share."""
+
+    messages: Annotated[list[MessagesMessage], Meta(min_length=1, max_length=4096)]
+    model: str | None = None
+    system: str | list[MessagesBlock] | None = None
+    tools: Annotated[list[MessagesTool], Meta(max_length=1024)] | None = None
+    tool_choice: MessagesToolChoice | None = None
+    thinking: MessagesThinking | None = None
+    output_config: MessagesOutputConfig | None = None
+    output_format: MessagesOutputFormat | None = None  # the older name of output_config.format
+    cache_control: Any = None
+    metadata: MessagesMetadata | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class MessagesRequest(MessagesPrompt, kw_only=True):
+    """Body of POST /v1/messages. The sampling parameters and the fields from `seed` on are this server's own."""
+
+    max_tokens: Annotated[int, Meta(ge=1)]
+    stop_sequences: Annotated[list[Annotated[str, Meta(min_length=1, max_length=1024)]], Meta(max_length=16)] | None = (
+        None
+    )
+    stream: bool | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    context_management: dict[str, Any] | None = None
+    seed: Annotated[int, Meta(ge=-_INT64 - 1, le=_INT64)] | None = None
+    stop_token_ids: Annotated[list[MessagesTokenId], Meta(max_length=128)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=_INT32)] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=_INT32)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=128)] | None = None
+    kv_transfer_params: KvTransferParams | None = None
+
+
+class MessagesCountRequest(MessagesPrompt, kw_only=True):
+    """Body of POST /v1/messages/count_tokens: that of a message without what concerns its answer alone."""
+
+
+HINTS = FieldHints({}, {})

@@ -1,0 +1,57 @@
+"""The tools of a request to the Messages API, as chat templates know them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from homenode.chat.offer import ToolOffer, ToolUse
+from homenode.server.apis.anthropic.blocks import Note, needed
+from homenode.server.apis.anthropic.request import MessagesTool, MessagesToolChoice
+from homenode.server.http.failures import ApiError
+
+_OWN_TYPES = (None, "custom", "function")
+_USES = {"auto": ToolUse.AUTO, "any": ToolUse.REQUIRED, "tool": ToolUse.REQUIRED, "none": ToolUse.NONE}
+
+
+def tool_offer(tools: list[MessagesTool] | None, choice: MessagesToolChoice | None, note: Note) -> ToolOffer | None:
+    """What is offered to the model; None for nothing. Tools that another server runs are left out, and their types told
+    to `note`. Raises ApiError 400.
+    """
+    functions: list[dict[str, Any]] = []
+    names = set()
+    for number, tool in enumerate(tools or ()):
+        if tool.type in _OWN_TYPES:
+            if tool.name in names:
+                param = f"tools[{number}].name"
+                text = f"`{param}`: there are two tools `{tool.name}`; give each a name of its own"
+                raise ApiError(400, text, param=param, code="invalid_value")
+            names.add(tool.name)
+            functions.append(_function(tool, f"tools[{number}]"))
+        else:
+            note(str(tool.type), f"tools[{number}].type")
+    choice = choice or MessagesToolChoice(type="auto")
+    named = choice.name if choice.type == "tool" else None
+    if choice.type == "tool" and named not in names:
+        told = "missing" if named is None else f"`{named[:200]}`, which is not among the tools"
+        raise ApiError(400, f"`tool_choice.name` is {told}", param="tool_choice.name", code="invalid_value")
+    if choice.type == "any" and not functions:
+        text = "`tool_choice` wants a call, but `tools` has nothing to call"
+        raise ApiError(400, text, param="tool_choice", code="invalid_value")
+    if not functions:
+        return None
+    return ToolOffer(
+        tools=functions, use=_USES[choice.type], named=named, parallel=not choice.disable_parallel_tool_use
+    )
+
+
+def _function(tool: MessagesTool, place: str) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": needed(tool.name, place, "name")}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.input_schema is None:
+        path = f"{place}.input_schema"
+        raise ApiError(400, f"the required field `{path}` is missing", param=path, code="missing_required_parameter")
+    function["parameters"] = tool.input_schema
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}

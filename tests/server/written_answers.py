@@ -1,0 +1,99 @@
+"""A scripted model that writes a given text, behind a chat template of which only the signs are known: what every API
+makes of the same answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from homenode.engine.messages import Output
+from homenode.engine.request import Request
+from homenode.server.app import create_app
+from homenode.server.core.state import ServerState
+from homenode.server.http.config import ServerConfig
+from tests.server.fakes import EOS, ByteTokenizer, ScriptedClient
+
+THINKS = "{{ '<think>' if enable_thinking }}"  # signs of thoughts, and a switch for them
+CALLS = "{% if tools %}<tool_call>{{ tools }}</tool_call>{% endif %}"  # signs of the Hermes form of calls
+CALL = '<tool_call>\n{"name": "look", "arguments": {"place": "wörld 🦊"}}\n</tool_call>'
+LOOK = {
+    "name": "look",
+    "description": "Look somewhere.",
+    "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+}
+
+
+class SignedTokenizer(ByteTokenizer):
+    """Bytes, with the text of a chat template for those who look at it; prompts show what its variables are."""
+
+    def __init__(self, source: str = "") -> None:
+        super().__init__()
+        self.source = source
+        self.rendered: list[str] = []
+
+    def template_source(self, with_tools: bool = False) -> str | None:
+        return self.source
+
+    def render_chat(
+        self,
+        /,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **values: Any,
+    ) -> str:
+        shown = [dict(message) for message in messages] + [{"values": values}] * bool(values)
+        if tools:
+            shown.insert(0, {"tools": tools})
+        self.rendered.append(json.dumps(shown, ensure_ascii=False))
+        return self.rendered[-1] + ("<assistant>" if add_generation_prompt else "")
+
+
+class Writer:
+    """What answers requests: every one of them with `text`, `chunk` bytes at a time, as far as its limit allows."""
+
+    def __init__(self, text: str, source: str = "", chunk: int = 1, **settings: Any) -> None:
+        self.tokenizer = SignedTokenizer(source)
+        self.client = ScriptedClient(lambda request: written(request, text, chunk))
+        self.client.ready = type(self.client.ready)("/models/story-teller", 65536, 258, 100, 32, 2048, 128, True)
+        self._settings = settings
+
+    def ask(self, path: str, body: Any = None, method: str = "POST", **headers: str) -> httpx.Response:
+        """The answer of an application of its own."""
+
+        async def run() -> httpx.Response:
+            state = ServerState(self.client, self.tokenizer, ServerConfig(port=0, **self._settings))
+            transport = httpx.ASGITransport(create_app(state))
+            async with httpx.AsyncClient(transport=transport, base_url="http://server") as asking:
+                content = body if isinstance(body, bytes) else json.dumps(body).encode()
+                given = {"content-type": "application/json", **headers}
+                return await asking.request(method, path, content=None if body is None else content, headers=given)
+
+        return asyncio.run(run())
+
+    def seen(self) -> list[dict[str, Any]]:
+        """The messages of the last prompt; before them the tools, behind them the variables, if there were any."""
+        return json.loads(self.tokenizer.rendered[-1])
+
+
+def written(request: Request, text: str, chunk: int = 1) -> list[Output]:
+    """The outputs for a text and the end."""
+    tokens = [*text.encode(), EOS]
+    cut = len(tokens) > request.params.max_tokens
+    tokens = tokens[: request.params.max_tokens]
+    pieces = [tokens[at : at + chunk] for at in range(0, len(tokens), chunk)]
+    return [
+        Output(
+            id=request.id,
+            tokens=piece,
+            finish_reason=None if number < len(pieces) - 1 else "length" if cut else "stop",
+            stop_token=EOS if number == len(pieces) - 1 and not cut else None,
+            cached_tokens=3 if number == 0 else 0,
+        )
+        for number, piece in enumerate(pieces)
+    ]
