@@ -11,12 +11,22 @@ from homenode.server.apis.anthropic import endpoint as messages
 from homenode.server.apis.openai import models
 from homenode.server.apis.openai.chat import endpoint as chat
 from homenode.server.apis.openai.completions import endpoint as completions
+from homenode.server.apis.responses import api as responses
 from homenode.server.core.api import Api, Operation
 from homenode.server.core.state import ServerState
 from homenode.server.http.endpoint import Endpoint
 from homenode.server.http.middleware import HttpApplication
 
-APIS = (models.API, completions.API, chat.API, messages.API, tokenize.API, kv_transfer.API, health.API)
+APIS = (
+    models.API,
+    completions.API,
+    chat.API,
+    responses.API,
+    messages.API,
+    tokenize.API,
+    kv_transfer.API,
+    health.API,
+)
 
 
 def create_app(state: ServerState, apis: Sequence[Api] = APIS) -> HttpApplication:

@@ -18,6 +18,7 @@ from homenode.server.http.sse import LINES
 
 _STRANGE = re.compile(r"[^A-Za-z0-9]+")  # in a path
 _REFS = "#/components/schemas/{name}"
+_IN_PATH = re.compile(r"\{(\w+)\}")
 _FAILURES = {
     400: "The request is not valid; the body names the field.",
     401: "The API key is missing or wrong.",
@@ -64,6 +65,10 @@ def document(state: ServerState, apis: Sequence[Api]) -> dict[str, Any]:
     for api in apis:
         for operation in api.operations:
             paths.setdefault(operation.path, {})[operation.method] = _operation(operation, api.error_body, state)
+    for methods in paths.values():
+        for method, entry in methods.items():
+            if len(methods) > 1:  # each has a name of its own
+                entry["operationId"] += f"_{method}"
     text: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
@@ -93,10 +98,13 @@ def _operation(operation: Operation, error_body: type, state: ServerState) -> di
             }
     if operation.body is not None:
         entry["requestBody"] = {"required": True, "content": _json(_ref(operation.body))}
-    if "{model}" in operation.path:
-        entry["parameters"] = [
-            {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        ]
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in _IN_PATH.findall(operation.path)
+    ]
+    parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()]
+    if parameters:
+        entry["parameters"] = parameters
     if state.config.api_key and operation.path != "/health":
         entry["security"] = [{"key": []}]
     return entry

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from homenode.server.core.state import ServerState
@@ -18,9 +18,10 @@ POST_FAILURES = (400, 401, 404, 405, 408, 413, 415, 500, 503)  # statuses of ope
 class Operation:
     """A path, what answers there, and what the OpenAPI document says about it.
 
-    `answer`: the type of the body, None for text, dict for any object. `streams`: the types of the events, where the
-    answer can be a stream, which has the form `stream_form`. `may_be_list`: the answer can be a list as well. `admits`: requests are refused while the
-    server drains, and the drain waits for those under way.
+    `path` may have names in braces, and `query` the OpenAPI schemas of parameters by their names. `answer`: the type of
+    the body, None for text, dict for any object. `streams`: the types of the events, where the answer can be a stream,
+    which has the form `stream_form`. `may_be_list`: the answer can be a list as well. `admits`: requests are refused
+    while the server drains, and the drain waits for those under way.
     """
 
     path: str
@@ -33,6 +34,7 @@ class Operation:
     stream_form: StreamForm = EVENTS
     failures: tuple[int, ...] = (401, 405, 500)
     may_be_list: bool = False
+    query: Mapping[str, Any] = field(default_factory=dict)
     admits: bool = False
 
     @property

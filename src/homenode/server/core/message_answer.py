@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import Protocol
@@ -42,16 +42,20 @@ async def respond_conversation(
     *,
     stream: bool,
     form: StreamForm = EVENTS,
+    before_end: Callable[[], Awaitable[None]] | None = None,
 ) -> Response:
-    """The response. `form`: of a stream.
+    """The response. `form`: of a stream. `before_end`: awaited when the whole answer is written, before the last of it
+    is sent.
 
     Raises ApiError when a sequence ends without a result, and ClientGone when nobody is left to answer.
     """
     if stream:
-        events = _events(state, conversation, answer)
+        events = _events(state, conversation, answer, before_end)
         every_s = state.config.sse_keep_alive
         return EventStream(request, events, answer.failure, keep_alive_s=every_s, form=form)
     whole = await unless_gone(request.receive, _whole(state, conversation, answer))
+    if before_end is not None:
+        await before_end()
     return Response(whole, media_type="application/json")
 
 
@@ -65,7 +69,12 @@ async def _whole(state: ServerState, conversation: Conversation, answer: Message
     return await state.text_work.run(lambda: answer.whole([join_message(parts) for parts in gathered]), items)
 
 
-async def _events(state: ServerState, conversation: Conversation, answer: MessageFormat) -> AsyncGenerator[bytes, None]:
+async def _events(
+    state: ServerState,
+    conversation: Conversation,
+    answer: MessageFormat,
+    before_end: Callable[[], Awaitable[None]] | None,
+) -> AsyncGenerator[bytes, None]:
     generation = conversation.generation
     begun = [False] * len(generation.sequences)
     async with aclosing(conversation.events()) as events:
@@ -77,4 +86,7 @@ async def _events(state: ServerState, conversation: Conversation, answer: Messag
             if first:
                 items += generation.prompt_items()
             yield await state.text_work.run(partial(answer.event, event, first=first), items)
-    yield answer.end()
+    last = answer.end()
+    if before_end is not None:
+        await before_end()
+    yield last

@@ -39,28 +39,32 @@ class MessageEvent(NamedTuple):
 
 
 class JoinedMessage(NamedTuple):
-    """The whole message of a choice, and the other fields of `MessageEvent`. `deltas`: the parts in their order."""
+    """The whole message of a choice, and the other fields of `MessageEvent`. `events`: those that make it, in order."""
 
     choice: int
     message: Message
-    deltas: list[Delta]
     token_ids: list[int]
     scored: list[ScoredToken]
     finish_reason: str | None
     stop_text: str | None
+    events: list[MessageEvent]
+
+    @property
+    def deltas(self) -> list[Delta]:
+        """The parts in their order."""
+        return [delta for event in self.events for delta in event.deltas]
 
 
 def join_message(events: list[MessageEvent]) -> JoinedMessage:
     """All events of one choice, at least one of them, as a whole."""
-    deltas = [delta for event in events for delta in event.deltas]
     return JoinedMessage(
         events[0].choice,
-        join_deltas(deltas),
-        deltas,
+        join_deltas(delta for event in events for delta in event.deltas),
         [token for event in events for token in event.token_ids],
         [scored for event in events for scored in event.scored],
         events[-1].finish_reason,
         events[-1].stop_text,
+        events,
     )
 
 

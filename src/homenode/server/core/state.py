@@ -14,7 +14,9 @@ from homenode.engine.fronts.numbers import first_number
 from homenode.engine.messages import EngineReady
 from homenode.server.core.grammar_work import GrammarWork
 from homenode.server.core.model_formats import ModelFormats
+from homenode.server.core.response_store import StoreLimits, open_store
 from homenode.server.core.text_work import TextWork
+from homenode.server.core.thought_seal import ThoughtSeal
 from homenode.server.http.admission import RequestAdmission
 from homenode.server.http.bodies import Bodies
 from homenode.server.http.config import ServerConfig
@@ -33,7 +35,7 @@ class FrontIdentity:
     """What an application has in common with those of other front processes. `front`: the number of this one, of
     `fronts` at a time.
 
-    `metrics`: the folder of what all of them count. `started`: when the service was, in Unix seconds; None: now.
+    `metrics`: the folder of what all of them count and keep. `started`: when the service was, in Unix seconds; None: now.
     """
 
     front: int = 0
@@ -72,6 +74,9 @@ class ServerState(RequestAdmission):
         self.text_work = TextWork(_TEXTS_AT_ONCE * config.max_request_body)
         self.grammars = GrammarWork(tokenizer, self.ready.vocab_size)
         self.formats = ModelFormats(tokenizer, config)
+        limits = StoreLimits(config.max_stored_responses, config.stored_responses_size, config.stored_response_age)
+        self.responses = open_store(limits, front.metrics)
+        self.thought_seal = ThoughtSeal(config.thoughts_secret)
         self._ids = itertools.count(first_number(front.front) + 1)
 
     def next_id(self) -> int:

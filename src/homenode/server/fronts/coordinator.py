@@ -75,7 +75,8 @@ class Coordinator:
         """`assignments`: as `replica_assignments` makes them. A single engine is not started again: whoever watches this
         process starts all anew.
         """
-        self._assignments, self._server, self._text, self._count = assignments, server, text, count
+        self._assignments, self._text, self._count = assignments, text, count
+        self._server = replace(server, thoughts_secret=server.thoughts_secret or secrets.token_hex(32))
         self._restart_policy = restart_policy or RestartPolicy()
         of_engines = self._restart_policy if len(assignments) > 1 else replace(self._restart_policy, tries=0)
         self._experts = ExpertMemoryFiles(assignments)

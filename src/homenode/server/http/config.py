@@ -132,6 +132,24 @@ class ServerConfig(HttpConfig):
     sse_keep_alive: float = option(
         15.0, "A comment line is sent on a stream that was silent this long. 0: never.", parse=parse_seconds, minimum=0
     )
+    max_stored_responses: int = option(
+        1024,
+        "Most responses of /v1/responses that are kept for previous_response_id; older ones give way. 0: none is kept.",
+        minimum=0,
+        maximum=1_000_000,
+    )
+    stored_responses_size: int = option(
+        256 * 2**20, "Most bytes that the kept responses take, such as 256MiB.", parse=parse_bytes, minimum=0
+    )
+    stored_response_age: float = option(
+        86400.0, "How long a response is kept, such as 24h.", parse=parse_seconds, minimum=0
+    )
+    thoughts_secret: str | None = option(
+        None,
+        "Secret with which thoughts that clients keep (encrypted_content) are sealed. Servers of the same secret read "
+        "each other's. Default: drawn at every start.",
+        secret=True,
+    )
     health_timeout: float = option(
         5.0, "How long the engine loop may take to answer before /health says 503.", parse=parse_seconds, minimum=0.1
     )

@@ -67,6 +67,29 @@ def decode_as(kind: type[T], hints: FieldHints) -> BodyDecoder[T]:
     return decode
 
 
+def convert_as(kind: type[T], hints: FieldHints) -> Callable[[Any, str, Callable[[str, str], None]], T]:
+    """Converts a part of a body, which is read by itself, to the msgspec type `kind`. What it returns takes the part, its
+    place such as `input[2]`, and who hears of the names and places of unknown fields; it raises ApiError 400.
+    """
+    known = KnownFields(kind)
+
+    def convert(part: Any, place: str, note: Callable[[str, str], None]) -> T:
+        value, found = known.strip(part)
+        for field in found:
+            note(field.name, f"{place}.{field.place}")
+        try:
+            try:
+                return msgspec.convert(value, kind, str_keys=True)
+            except msgspec.ValidationError as error:
+                if _A_FLOAT not in str(error):
+                    raise
+            return msgspec.convert(_whole_numbers(value), kind, str_keys=True)
+        except msgspec.ValidationError as error:
+            raise _from_decoding(error, hints, place) from None
+
+    return convert
+
+
 def _whole_numbers(value: Any) -> Any:
     """JSON has one kind of number, so 3.0 is an integer where one is wanted; some clients know no other way to write
     it.
@@ -80,9 +103,9 @@ def _whole_numbers(value: Any) -> Any:
     return value
 
 
-def _from_decoding(error: Exception, hints: FieldHints) -> ApiError:
+def _from_decoding(error: Exception, hints: FieldHints, place: str = "") -> ApiError:
     """The answer for a body that is not JSON (DecodeError, UnicodeDecodeError, RecursionError) or not of the right
-    shape (ValidationError).
+    shape (ValidationError). `place`: of the part of a body that it is about.
     """
     if not isinstance(error, msgspec.ValidationError):
         reason = "too deeply nested" if isinstance(error, RecursionError) else str(error)
@@ -90,12 +113,13 @@ def _from_decoding(error: Exception, hints: FieldHints) -> ApiError:
     message = str(error)
     where = _WHERE.search(message)
     reason, path = (message[: where.start()], where["path"].removesuffix("[...]")) if where else (message, "")
+    path = ".".join(filter(None, (place, path))).replace(".[", "[")
     if field := _MISSING.fullmatch(reason):
         path = f"{path}.{field['name']}" if path else field["name"]
         return ApiError(400, f"the required field `{path}` is missing", param=path, code="missing_required_parameter")
-    if where is None or not path:
+    if not path:
         return ApiError(400, f"the body must be a JSON object: {_sentence(reason)}", code="invalid_type")
-    return _wrong_value(hints, path, f"a key of `{path}`" if where["key"] else f"`{path}`", reason)
+    return _wrong_value(hints, path, f"a key of `{path}`" if where and where["key"] else f"`{path}`", reason)
 
 
 def _wrong_value(hints: FieldHints, path: str, subject: str, reason: str) -> ApiError:

@@ -1,0 +1,119 @@
+"""The answers of POST /v1/responses: one response, or the events that tell how it comes about."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import msgspec
+
+from homenode.server.apis.responses.events import ResponsesEvent, encoded
+from homenode.server.apis.responses.output import (
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputTokensDetails,
+    ResponseObject,
+    ResponsesFailure,
+    ResponsesLogprob,
+    ResponsesTopLogprob,
+    ResponsesUsage,
+)
+from homenode.server.apis.responses.output_builder import OutputBuilder
+from homenode.server.core.choice import ScoredToken
+from homenode.server.core.conversation import Conversation
+from homenode.server.core.message_reader import JoinedMessage, MessageEvent
+from homenode.server.http.failures import ApiError
+from homenode.server.interfaces.tokenizer import TokenizerLike
+
+_LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot carry
+
+
+@dataclass
+class ResponsesFormat:
+    """A `MessageFormat`. `response`: as it is told at the moment; complete once `whole` or `end` was asked for.
+
+    `logprobs`: the tokens of texts are shown with their log-probabilities.
+    """
+
+    response: ResponseObject
+    builder: OutputBuilder
+    conversation: Conversation
+    tokenizer: TokenizerLike
+    logprobs: bool = False
+    _sent: int = 0  # events
+    _reason: str | None = None  # why the message ended
+
+    def whole(self, choices: list[JoinedMessage]) -> bytes:
+        """The response with all of its items."""
+        for part in choices[0].events:
+            self.builder.add(part.deltas, self._scored(part.scored))
+        self._reason = choices[0].finish_reason
+        self._end()
+        return msgspec.json.encode(self.response)
+
+    def event(self, part: MessageEvent, *, first: bool) -> bytes:
+        """What tells more of the response; that it was begun comes before all else."""
+        events = self._opening() if first else []
+        events += self.builder.add(part.deltas, self._scored(part.scored))
+        self._reason = part.finish_reason
+        return self._encoded(events)
+
+    def end(self) -> bytes:
+        """The last item, and the whole response."""
+        events = self._end()
+        return self._encoded([*events, self._about(f"response.{self.response.status}")])
+
+    def failure(self, error: ApiError) -> bytes:
+        """That the response has failed, after which nothing comes."""
+        detail = error.body.error
+        events = [] if self._sent else self._opening()
+        self.response.status = "failed"
+        self.response.output = self.builder.items
+        self.response.error = ResponsesFailure(code=detail.code or "server_error", message=detail.message)
+        return self._encoded([*events, self._about("response.failed")])
+
+    def _opening(self) -> list[ResponsesEvent]:
+        return [self._about("response.created"), self._about("response.in_progress")]
+
+    def _end(self) -> list[ResponsesEvent]:
+        cut = self._reason == "length"
+        events = self.builder.end(cut=cut)
+        self.response.output = self.builder.items
+        self.response.usage = self._usage()
+        self.response.status = "incomplete" if cut else "completed"
+        if cut:
+            self.response.incomplete_details = IncompleteDetails("max_output_tokens")
+        else:
+            self.response.completed_at = int(time.time())
+        return events
+
+    def _about(self, type: str) -> ResponsesEvent:
+        return ResponsesEvent(type=type, response=msgspec.structs.replace(self.response))
+
+    def _encoded(self, events: list[ResponsesEvent]) -> bytes:
+        for number, event in enumerate(events, self._sent):
+            event.sequence_number = number
+        self._sent += len(events)
+        return b"".join(encoded(event) for event in events)
+
+    def _usage(self) -> ResponsesUsage:
+        prompt, generated, cached = self.conversation.generation.usage()
+        return ResponsesUsage(
+            input_tokens=prompt,
+            input_tokens_details=InputTokensDetails(cached_tokens=cached),
+            output_tokens=generated,
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=self.conversation.thought_tokens),
+            total_tokens=prompt + generated,
+        )
+
+    def _scored(self, scored: list[ScoredToken]) -> list[ResponsesLogprob]:
+        return [self._logprob(entry) for entry in scored] if self.logprobs else []
+
+    def _logprob(self, entry: ScoredToken) -> ResponsesLogprob:
+        assert entry.logprob is not None  # only the first token of a prompt has none, and prompts are not echoed here
+        own, top = self._token(entry.token, entry.logprob.logprob), entry.logprob.top
+        return ResponsesLogprob(own.token, own.logprob, own.bytes, [self._token(*other) for other in top])
+
+    def _token(self, token: int, logprob: float) -> ResponsesTopLogprob:
+        text, spelled = self.tokenizer.token_text(token), list(self.tokenizer.token_bytes(token))
+        return ResponsesTopLogprob(text, max(logprob, _LEAST_LOGPROB), spelled)

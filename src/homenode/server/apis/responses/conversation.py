@@ -1,0 +1,242 @@
+"""A request to the Responses API in the words of the conversation core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from homenode.chat.offer import ToolOffer, ToolUse
+from homenode.grammars.spec import GrammarSpec, JsonObject, JsonSchema, Lark, Regex
+from homenode.sampling import SamplingParams
+from homenode.server.apis.responses.history import History
+from homenode.server.apis.responses.messages import ConversationWriter, Note
+from homenode.server.apis.responses.request import (
+    AllowedTools,
+    CustomChoice,
+    FunctionChoice,
+    ObjectFormat,
+    ResponsesRequest,
+    SchemaFormat,
+)
+from homenode.server.apis.responses.tools import GrammarSyntax, OfferedTool, OfferedTools, ResponsesCustomTool
+from homenode.server.core.conversation import Conversation, ConversationRequest, begin_conversation
+from homenode.server.core.grammars import grammar_of
+from homenode.server.core.setting_fields import given_settings
+from homenode.server.core.state import ServerState
+from homenode.server.http.failures import ApiError
+
+SEALED = "reasoning.encrypted_content"
+LOGPROBS = "message.output_text.logprobs"
+_KNOWN_INCLUDES = (
+    SEALED,
+    LOGPROBS,
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+)
+_TOO_LONG = "context_length_exceeded"
+
+
+def note_unmet(body: ResponsesRequest, note: Note) -> None:
+    """Tell which wishes of a request change nothing here."""
+    for number, name in enumerate(body.include or ()):
+        if name not in _KNOWN_INCLUDES:
+            note(name, f"include[{number}]")
+    if body.text is not None and body.text.verbosity not in (None, "medium"):
+        note("verbosity", "text.verbosity")
+
+
+def wants_logprobs(body: ResponsesRequest) -> bool:
+    """Whether log-probabilities of the text's tokens are to be shown."""
+    return body.top_logprobs is not None or LOGPROBS in (body.include or ())
+
+
+def output_spec(body: ResponsesRequest) -> GrammarSpec | None:
+    """What the text of the answer has to be; None: any text."""
+    match body.text.format if body.text else None:
+        case ObjectFormat():
+            return JsonObject()
+        case SchemaFormat(schema=schema, strict=strict):
+            return JsonSchema(schema, bool(strict))
+    return None
+
+
+async def offer_of(state: ServerState, body: ResponsesRequest, tools: OfferedTools) -> ToolOffer | None:
+    """The tools, and how freely the model calls them; None where there are none. Raises ApiError 400."""
+    choice, offered = body.tool_choice, list(tools.by_name.values())
+    use, named = ToolUse.AUTO, None
+    match choice:
+        case "none":
+            use = ToolUse.NONE
+        case "required":
+            use = ToolUse.REQUIRED
+        case FunctionChoice() | CustomChoice():
+            chosen = tools.named(choice.name, choice.namespace, custom=isinstance(choice, CustomChoice))
+            if chosen is None:
+                raise _choice_error(f"names `{choice.name}`, which is not among the tools")
+            named = chosen.flat_name
+        case AllowedTools():
+            offered = _allowed(choice, tools)
+            use = ToolUse.REQUIRED if choice.mode == "required" else ToolUse.AUTO
+    if not offered:
+        if use is ToolUse.REQUIRED:
+            raise _choice_error("requires a call, but there is no tool that could be called")
+        return None
+    parallel = body.parallel_tool_calls is not False
+    called = [tool for tool in offered if use is not ToolUse.NONE and named in (None, tool.flat_name)]
+    inputs = await _inputs(state, called)
+    return ToolOffer(tools.only(offered), use=use, named=named, parallel=parallel, inputs=inputs)
+
+
+def _allowed(choice: AllowedTools, tools: OfferedTools) -> list[OfferedTool]:
+    """Tools of kinds that are left out may be named among them."""
+    found = []
+    for number, raw in enumerate(choice.tools):
+        kind, name, namespace = raw.get("type"), raw.get("name"), raw.get("namespace")
+        if kind not in ("function", "custom"):
+            continue
+        tool = tools.named(name, namespace, custom=kind == "custom") if isinstance(name, str) else None
+        if tool is None:
+            raise _choice_error(f"names `{str(name)[:128]}`, which is not among the tools", f".tools[{number}].name")
+        found.append(tool)
+    return found
+
+
+def _choice_error(what: str, field: str = "") -> ApiError:
+    return ApiError(400, f"`tool_choice{field}` {what}", param=f"tool_choice{field}", code="invalid_value")
+
+
+async def _inputs(state: ServerState, tools: Iterable[OfferedTool]) -> dict[str, str]:
+    """The grammars of inputs by the names of the tools, each of which was tried by itself."""
+    inputs: dict[str, str] = {}
+    for tool in tools:
+        if isinstance(tool.tool, ResponsesCustomTool) and isinstance(syntax := tool.tool.format, GrammarSyntax):
+            spec = Regex(syntax.definition) if syntax.syntax == "regex" else Lark(syntax.definition)
+            await grammar_of(state, spec, f"{tool.place}.format.definition")
+            inputs[tool.flat_name] = lark_of(syntax)
+    return inputs
+
+
+def lark_of(syntax: GrammarSyntax) -> str:
+    """The grammar in Lark."""
+    if syntax.syntax == "lark":
+        return syntax.definition
+    return f"start: /{_for_slashes(syntax.definition)}/\n"
+
+
+def _for_slashes(pattern: str) -> str:
+    """A regular expression as it is written between slashes."""
+    written, escaped = [], False
+    for character in pattern:
+        shown = {"/": "/" if escaped else "\\/", "\n": "n" if escaped else "\\n"}.get(character, character)
+        written.append(shown)
+        escaped = character == "\\" and not escaped
+    return "".join(written)
+
+
+@dataclass(frozen=True)
+class AskedConversation:
+    """What a request asks of the core. `messages`: without those that `truncation` may have to drop."""
+
+    body: ResponsesRequest
+    messages: list[dict[str, Any]]
+    offer: ToolOffer | None
+
+    async def begin(self, state: ServerState) -> Conversation:
+        """Raises ApiError 400. Where the request says so, the oldest turns are dropped until the others fit."""
+        try:
+            return await self._begin(state, self.messages)
+        except ApiError as error:
+            if self.body.truncation != "auto" or error.body.error.code != _TOO_LONG:
+                raise
+        kept, turns = split_turns(self.messages)
+        low, high = 1, len(turns) - 1  # of the turns that are dropped; fewer are too few
+        if high < low:
+            return await self._begin(state, self.messages)
+        fitting: Conversation | None = None
+        while low <= high:
+            middle = (low + high) // 2
+            try:
+                fitting = await self._begin(state, [*kept, *(message for turn in turns[middle:] for message in turn)])
+                high = middle - 1
+            except ApiError as error:
+                if error.body.error.code != _TOO_LONG:
+                    raise
+                low = middle + 1
+        return fitting or await self._begin(state, [*kept, *turns[-1]])
+
+    async def _begin(self, state: ServerState, messages: list[dict[str, Any]]) -> Conversation:
+        try:
+            return await begin_conversation(state, self._request(messages))
+        except ApiError as error:
+            detail = error.body.error
+            if detail.param != "messages":
+                raise
+            text = detail.message.replace("`messages`", "`input`", 1)
+            raise ApiError(error.status, text, param="input", code=detail.code) from None
+
+    def _request(self, messages: list[dict[str, Any]]) -> ConversationRequest:
+        body = self.body
+        return ConversationRequest(
+            messages=messages,
+            offer=self.offer,
+            reasoning_effort=body.reasoning.effort if body.reasoning else None,
+            template_kwargs=body.chat_template_kwargs,
+            sampling=_sampling(body),
+            max_tokens=body.max_output_tokens,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            stream=bool(body.stream),
+            kv_transfer=body.kv_transfer_params,
+        )
+
+
+def split_turns(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[list[dict[str, Any]]]]:
+    """The system messages that begin a conversation, and its turns, each of which begins with what a user says."""
+    begin = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    turns: list[list[dict[str, Any]]] = []
+    for message in messages[begin:]:
+        if message["role"] == "user" or not turns:
+            turns.append([])
+        turns[-1].append(message)
+    return messages[:begin], turns
+
+
+def _sampling(body: ResponsesRequest) -> SamplingParams:
+    return SamplingParams(
+        min_tokens=body.min_tokens or 0,
+        seed=body.seed,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        stop=body.stop or [],
+        logprobs=(body.top_logprobs or 0) if wants_logprobs(body) else None,
+        **given_settings(body),
+    )
+
+
+async def read_conversation(
+    state: ServerState, body: ResponsesRequest, history: History, tools: OfferedTools, note: Note
+) -> AskedConversation:
+    """What a request asks. Raises ApiError 400, which names the field."""
+    writer = ConversationWriter(tools, state.thought_seal, note)
+    if body.instructions:
+        writer.messages.append({"role": "system", "content": body.instructions})
+    writer.write(history.items)
+    if output_spec(body) is not None:
+        text = '`text.format` is not supported: only {"type": "text"} is supported so far'
+        raise ApiError(400, text, param="text.format", code="unsupported_parameter")
+    if not writer.messages:
+        raise ApiError(400, "the required field `input` is missing", param="input", code="missing_required_parameter")
+    return AskedConversation(body, writer.messages, await offer_of(state, body, tools))
+
+
+def told(value: msgspec.Struct | None) -> dict[str, Any]:
+    """The fields of a part of the request that were given, as they are repeated in the response."""
+    found: Mapping[str, Any] = {} if value is None else msgspec.to_builtins(value)
+    return {name: entry for name, entry in found.items() if entry is not None}

@@ -1,0 +1,118 @@
+"""POST /v1/responses: a conversation goes on by a message, which is told as a response and kept."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+from starlette.requests import Request
+from starlette.responses import Response
+
+from homenode.server.apis.responses.answer import ResponsesFormat
+from homenode.server.apis.responses.conversation import (
+    SEALED,
+    note_unmet,
+    read_conversation,
+    told,
+    wants_logprobs,
+)
+from homenode.server.apis.responses.history import History, read_history
+from homenode.server.apis.responses.output import ResponseObject
+from homenode.server.apis.responses.output_builder import OutputBuilder
+from homenode.server.apis.responses.reading import more_tools, read_tools
+from homenode.server.apis.responses.request import HINTS, ResponsesRequest
+from homenode.server.apis.responses.tools import OfferedTools
+from homenode.server.core.message_answer import respond_conversation
+from homenode.server.core.response_store import StoredResponse, new_response_id
+from homenode.server.core.setting_fields import given_settings
+from homenode.server.core.state import ServerState
+from homenode.server.http.decoding import decode_as
+from homenode.server.http.exchange import read_json, unless_gone_early
+from homenode.server.http.ignored import note_ignored
+from homenode.server.keys.caller import caller
+
+_LOG = logging.getLogger("homenode.server")
+_decode = decode_as(ResponsesRequest, HINTS)
+
+
+async def create_response(state: ServerState, request: Request) -> Response:
+    """Answer a conversation."""
+    body = await read_json(state, request, _decode)
+    model = state.model(body.model)
+    answer, history = await unless_gone_early(request, _begin(state, request, body, model))
+
+    async def keep() -> None:
+        if answer.response.store:
+            await _keep(state, answer.response, history)
+
+    return await respond_conversation(
+        state, request, answer.conversation, answer, stream=bool(body.stream), before_end=keep
+    )
+
+
+async def _begin(
+    state: ServerState, request: Request, body: ResponsesRequest, model: str
+) -> tuple[ResponsesFormat, History]:
+    """Raises ApiError 400 and 404, and UserError when the chat template refuses the messages."""
+
+    def note(name: str, place: str) -> None:
+        note_ignored(request, name, place)
+
+    note_unmet(body, note)
+    history = await read_history(state, body, note)
+    tools = OfferedTools([*read_tools(body.tools or (), "tools", note), *more_tools(history.items, note)])
+    asked = await read_conversation(state, body, history, tools, note)
+    conversation = await asked.begin(state)
+    response = _response(state, body, model)
+    options = body.reasoning
+    builder = OutputBuilder(
+        response.id.partition("_")[2],
+        tools,
+        thoughts_as_summary=options is not None and (options.summary or options.generate_summary) is not None,
+        seal=state.thought_seal if SEALED in (body.include or ()) else None,
+    )
+    return ResponsesFormat(response, builder, conversation, state.tokenizer, wants_logprobs(body)), history
+
+
+def _response(state: ServerState, body: ResponsesRequest, model: str) -> ResponseObject:
+    """The response before anything has come of it."""
+    defaults = state.ready.sampling_defaults if state.config.generation_config == "auto" else {}
+    sampling = {"temperature": 1.0, "top_p": 1.0, **defaults, **given_settings(body)}
+    choice: Any = "auto" if body.tool_choice is None else msgspec.to_builtins(body.tool_choice)
+    return ResponseObject(
+        id=new_response_id(),
+        created_at=int(time.time()),
+        status="in_progress",
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=body.metadata or {},
+        model=model,
+        output=[],
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning={"effort": None, "summary": None, **told(body.reasoning)},
+        safety_identifier=body.safety_identifier,
+        store=body.store is not False and state.config.max_stored_responses > 0,
+        temperature=sampling["temperature"],
+        text={"format": {"type": "text"}, **told(body.text)},
+        tool_choice=choice,
+        tools=body.tools or [],
+        top_logprobs=body.top_logprobs or 0,
+        top_p=sampling["top_p"],
+        truncation=body.truncation or "disabled",
+        user=body.user,
+    )
+
+
+async def _keep(state: ServerState, response: ResponseObject, history: History) -> None:
+    """Store a response. One for which there is no room is given out all the same."""
+    stored = StoredResponse(response=Raw(msgspec.json.encode(response)), items=history.kept(), key=caller().name)
+    try:
+        await state.responses.put(response.id, stored)
+    except OSError as error:
+        _LOG.warning("the response %s could not be stored: %s", response.id, error.strerror)

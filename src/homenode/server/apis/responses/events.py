@@ -1,0 +1,44 @@
+"""Events of a response that is streamed."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from homenode.server.apis.responses.output import (
+    OutputItem,
+    OutputText,
+    ReasoningText,
+    ResponseObject,
+    ResponsesLogprob,
+    SummaryText,
+)
+
+
+class ResponsesEvent(Struct, kw_only=True):
+    """An event. `type` says which of the other fields it has.
+
+    `sequence_number`: 0 for the first event of a stream, and one more for each that follows. `output_index`: of the
+    item that it is about, whose id is `item_id`.
+    """
+
+    type: str
+    sequence_number: int = 0
+    response: ResponseObject | UnsetType = UNSET
+    output_index: int | UnsetType = UNSET
+    item: OutputItem | UnsetType = UNSET
+    item_id: str | UnsetType = UNSET
+    content_index: int | UnsetType = UNSET
+    summary_index: int | UnsetType = UNSET
+    part: OutputText | ReasoningText | SummaryText | UnsetType = UNSET
+    delta: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    logprobs: list[ResponsesLogprob] | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
+
+
+def encoded(event: ResponsesEvent) -> bytes:
+    """The event on the wire, under its name."""
+    return b"event: " + event.type.encode() + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"

@@ -1,0 +1,134 @@
+"""The body of POST /v1/responses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from homenode.server.apis.responses.items import MOST_ITEMS, MOST_TOOLS, ToolName
+from homenode.server.core.kv_transfer import KvTransferParams
+from homenode.server.core.setting_fields import SettingFields
+from homenode.server.http.decoding import FieldHints
+
+_INT64 = 2**63 - 1
+_TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+SummaryKind = Literal["auto", "concise", "detailed"]
+
+
+class ReasoningOptions(Struct, forbid_unknown_fields=True, kw_only=True):
+    """How much the model thinks, and whether its thoughts are shown as a summary."""
+
+    effort: Effort | None = None
+    summary: SummaryKind | None = None
+    generate_summary: SummaryKind | None = None  # the older name
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+
+
+class PlainFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """Any text."""
+
+
+class ObjectFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
+    """Any JSON object."""
+
+
+class SchemaFormat(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="json_schema"):
+    """JSON that fits a schema."""
+
+    schema: dict[str, Any] | bool
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What the text of the answer has to be."""
+
+    format: PlainFormat | ObjectFormat | SchemaFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class FunctionChoice(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="function"):
+    """This function is called."""
+
+    name: ToolName
+    namespace: ToolName | None = None
+
+
+class CustomChoice(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="custom"):
+    """This tool is given a text."""
+
+    name: ToolName
+    namespace: ToolName | None = None
+
+
+class AllowedTools(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="allowed_tools"):
+    """Only these of the tools may be called."""
+
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MOST_TOOLS)]
+
+
+class ResponsesStreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Padding against traffic analysis can be asked for; none is ever sent."""
+
+    include_obfuscation: bool | None = None
+
+
+class ResponsesRequest(SettingFields, kw_only=True):
+    """Body of POST /v1/responses. Items of `input` and `tools` are read one by one, as there may be some of kinds that
+    are left out.
+    """
+
+    input: str | Annotated[list[dict[str, Any]], Meta(max_length=MOST_ITEMS)] | None = None
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MOST_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | CustomChoice | AllowedTools | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None  # of tools that a service runs: none here
+    max_output_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    include: Annotated[list[Annotated[str, Meta(max_length=128)]], Meta(max_length=64)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: ResponsesStreamOptions | None = None
+    background: Literal[False] | None = None
+    metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
+    prompt_cache_key: Annotated[str, Meta(max_length=1024)] | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: Any = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None  # there is one
+    user: str | None = None
+    seed: Annotated[int, Meta(ge=-_INT64 - 1, le=_INT64)] | None = None
+    stop: _StopString | Annotated[list[_StopString], Meta(max_length=16)] | None = None
+    stop_token_ids: Annotated[list[_TokenId], Meta(max_length=128)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: _TokenId | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=128)] | None = None
+    kv_transfer_params: KvTransferParams | None = None
+    conversation: None = None
+    prompt: None = None
+    moderation: None = None
+
+
+HINTS = FieldHints(
+    {},
+    {
+        "background": "leave it out; an answer comes with its request, whole or as a stream",
+        "conversation": "go on from a response with `previous_response_id`, or send the items of the conversation",
+        "prompt": "send the text of the prompt; none are kept here",
+        "moderation": "there is no moderation",
+    },
+)
