@@ -16,7 +16,7 @@ from homenode.engine.request import Request
 from homenode.server.app import create_app
 from homenode.server.core.state import ServerState
 from homenode.server.http.config import ServerConfig
-from tests.server.fakes import EOS, ByteTokenizer, ScriptedClient
+from tests.server.fakes import EOS, ByteTokenizer, ScriptedClient, score
 
 THINKS = "{{ '<think>' if enable_thinking }}"  # signs of thoughts, and a switch for them
 CALLS = "{% if tools %}<tool_call>{{ tools }}</tool_call>{% endif %}"  # signs of the Hermes form of calls
@@ -91,6 +91,9 @@ def written(request: Request, text: str, chunk: int = 1) -> list[Output]:
         Output(
             id=request.id,
             tokens=piece,
+            logprobs=[]
+            if request.params.logprobs is None
+            else [score(token, request.params.logprobs) for token in piece],
             finish_reason=None if number < len(pieces) - 1 else "length" if cut else "stop",
             stop_token=EOS if number == len(pieces) - 1 and not cut else None,
             cached_tokens=3 if number == 0 else 0,

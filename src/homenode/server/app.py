@@ -8,6 +8,7 @@ from starlette.routing import Route
 
 from homenode.server import health, kv_transfer, openapi, tokenize
 from homenode.server.apis.anthropic import endpoint as messages
+from homenode.server.apis.ollama import endpoint as ollama
 from homenode.server.apis.openai import models
 from homenode.server.apis.openai.chat import endpoint as chat
 from homenode.server.apis.openai.completions import endpoint as completions
@@ -23,6 +24,7 @@ APIS = (
     chat.API,
     responses.API,
     messages.API,
+    ollama.API,
     tokenize.API,
     kv_transfer.API,
     health.API,

@@ -22,6 +22,7 @@ _IN_PATH = re.compile(r"\{(\w+)\}")
 _FAILURES = {
     400: "The request is not valid; the body names the field.",
     401: "The API key is missing or wrong.",
+    403: "This is not done here.",
     404: "There is no such model or path.",
     405: "The path does not take this method.",
     408: "The body did not arrive in time.",

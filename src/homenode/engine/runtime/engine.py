@@ -15,6 +15,7 @@ from homenode.engine.messages import EngineReady
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.scheduler.scheduler import Scheduler
 from homenode.engine.step import WorkerLimits
+from homenode.model.facts import model_facts
 
 if TYPE_CHECKING:
     from homenode.engine.kv_transfer.setup import KvTransferLink
@@ -74,6 +75,7 @@ def ready_message(
         sampling_defaults=dict(spec.generation),
         details={
             "architecture": spec.architecture,
+            "model": model_facts(plan.checkpoint),
             "load_seconds": round(seconds, 3),
             "notes": list(notes),
             "kv_bytes": sum(sizes.num_blocks * geometry.block_bytes for geometry in plan.geometries),

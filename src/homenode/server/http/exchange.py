@@ -18,6 +18,7 @@ from homenode.server.http.json_size import SMALL_BODY, check_json_size
 from homenode.server.http.unknown_fields import UnknownField
 
 T = TypeVar("T")
+_OF_BROWSERS = ("origin", "sec-fetch-site")  # headers of every request that a web page sends elsewhere
 _CLOSE = {"Connection": "close"}  # the rest of the body is not read
 
 
@@ -34,12 +35,14 @@ class ClientGone(Exception):
     """The client has closed its connection before it was answered."""
 
 
-async def read_json(state: BodyLimits, request: Request, decode: BodyDecoder[T]) -> T:
+async def read_json(state: BodyLimits, request: Request, decode: BodyDecoder[T], *, any_type: bool = False) -> T:
     """The request's body as `decode` makes it, which raises ApiError 400. The names of unknown fields are told.
+    `any_type`: the body need not be sent as JSON where no browser sends it.
 
     Raises ApiError 400, 408, 413, 415 or 503, and ClientGone when the client left while sending.
     """
-    _check_type(request)
+    if not any_type or any(name in request.headers for name in _OF_BROWSERS):
+        _check_type(request)
     with state.bodies.lease() as lease:
         body = await read_body(state, request, lease)
         unknown: list[UnknownField] = []

@@ -1,0 +1,1 @@
+"""The Ollama API, so that tools made for Ollama can be pointed here."""

@@ -1,0 +1,80 @@
+"""What requests for a chat and for a text have in common, in the words of the conversation core."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from homenode.sampling import SamplingParams
+from homenode.server.apis.ollama.answer import LineOf, OllamaFormat
+from homenode.server.apis.ollama.options import OllamaOptions, note_options, sampling_of_options
+from homenode.server.apis.ollama.request import OllamaAsked
+from homenode.server.core.conversation import Conversation, ConversationRequest
+from homenode.server.core.message_answer import respond_conversation
+from homenode.server.core.state import ServerState
+from homenode.server.http.failures import ApiError
+from homenode.server.http.ignored import note_ignored
+from homenode.server.http.sse import LINES
+
+
+def conversation_request(body: OllamaAsked, **rest: Any) -> ConversationRequest:
+    """A request for a message, with `rest` for the other fields."""
+    options = body.options or OllamaOptions()
+    return ConversationRequest(
+        reasoning_effort=body.think if isinstance(body.think, str) else None,
+        thinking=None if body.think is None else body.think is not False,
+        template_kwargs=body.chat_template_kwargs,
+        sampling=sampling_of(body),
+        max_tokens=options.max_tokens,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        stream=streams(body),
+        kv_transfer=body.kv_transfer_params,
+        **rest,
+    )
+
+
+def sampling_of(body: OllamaAsked) -> SamplingParams:
+    """How tokens are drawn."""
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return sampling_of_options(body.options or OllamaOptions(), logprobs)
+
+
+def streams(body: OllamaAsked) -> bool:
+    """Whether the answer comes in lines, which it does unless somebody says no."""
+    return body.stream is not False
+
+
+def check_asked(state: ServerState, request: Request, body: OllamaAsked) -> None:
+    """Tell what of a request has no effect. Raises ApiError 400 for what would change the answer and cannot be done."""
+    note = partial(note_ignored, request)
+    note_options(body.options or OllamaOptions(), state.ready.max_model_len, note)
+    if body.keep_alive in (0, "0", "0s"):
+        note("keep_alive", "keep_alive")  # the model is never unloaded
+    if body.think and not state.formats.of(with_tools=False).has_thoughts:
+        raise _unsupported("think", f'"{body.model[:200]}" does not support thinking')
+    if body.format:
+        raise _unsupported("format", "the text of an answer cannot be bound to a format yet")
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(400, "`top_logprobs` needs `logprobs`: true", param="top_logprobs", code="invalid_value")
+
+
+def refuse(value: object, field: str, remedy: str) -> None:
+    """Raises ApiError 400 where a field has a value that would change the answer, and cannot be met."""
+    if value:
+        raise _unsupported(field, remedy)
+
+
+async def answered(
+    state: ServerState, request: Request, body: OllamaAsked, conversation: Conversation, line_of: LineOf
+) -> Response:
+    """The response to a request whose generation is ready to begin."""
+    answer = OllamaFormat(body.model, conversation, state.tokenizer, line_of, logprobs=bool(body.logprobs))
+    return await respond_conversation(state, request, conversation, answer, stream=streams(body), form=LINES)
+
+
+def _unsupported(field: str, remedy: str) -> ApiError:
+    return ApiError(400, f"`{field}`: {remedy}", param=field, code="unsupported_parameter")

@@ -1,0 +1,58 @@
+"""POST /api/chat: a conversation answered, one JSON object a line."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from homenode.chat.offer import ToolOffer
+from homenode.server.apis.ollama.answer import chat_line, loaded
+from homenode.server.apis.ollama.asked import answered, check_asked, conversation_request
+from homenode.server.apis.ollama.history import template_messages
+from homenode.server.apis.ollama.names import check_name
+from homenode.server.apis.ollama.request import HINTS, OllamaChatRequest, OllamaTool
+from homenode.server.core.conversation import begin_conversation
+from homenode.server.core.state import ServerState
+from homenode.server.http.decoding import decode_as
+from homenode.server.http.endpoint import json_response
+from homenode.server.http.exchange import read_json, unless_gone_early
+from homenode.server.http.failures import ApiError
+from homenode.server.http.ignored import note_ignored
+
+_decode = decode_as(OllamaChatRequest, HINTS)
+
+
+async def chat(state: ServerState, request: Request) -> Response:
+    """Answer a conversation; without messages there is nothing to do, as the model is loaded."""
+    body = await read_json(state, request, _decode, any_type=True)
+    check_name(state, body.model)
+    check_asked(state, request, body)
+    if not body.messages:
+        return json_response(loaded(chat_line, body.model))
+    asked = conversation_request(
+        body,
+        messages=template_messages(body.messages, partial(note_ignored, request)),
+        offer=_offer(body.tools),
+    )
+    conversation = await unless_gone_early(request, begin_conversation(state, asked))
+    return await answered(state, request, body, conversation, chat_line)
+
+
+def _offer(tools: list[OllamaTool] | None) -> ToolOffer | None:
+    """The tools, which the model may call. Raises ApiError 400."""
+    offered: dict[str, dict[str, Any]] = {}
+    for number, tool in enumerate(tools or ()):
+        function = tool.function
+        if function.name in offered:
+            param = f"tools[{number}].function.name"
+            text = f"`{param}`: there are two functions `{function.name}`; give each a name of its own"
+            raise ApiError(400, text, param=param, code="invalid_value")
+        told = {"description": function.description, "parameters": function.parameters, "strict": function.strict}
+        offered[function.name] = {
+            "type": "function",
+            "function": {"name": function.name, **{key: value for key, value in told.items() if value is not None}},
+        }
+    return ToolOffer(list(offered.values())) if offered else None

@@ -1,0 +1,67 @@
+"""Conversations of the Ollama API as chat templates know them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from homenode.server.apis.ollama.options import Note
+from homenode.server.apis.ollama.request import OllamaCall, OllamaMessage
+from homenode.server.http.failures import ApiError
+
+
+def template_messages(messages: Sequence[OllamaMessage], note: Note) -> list[dict[str, Any]]:
+    """The messages of a template. Results of tools, which need not say what call they are of, answer the earliest that is
+    open. Raises ApiError 400 for images.
+    """
+    said: list[dict[str, Any]] = []
+    open_calls: list[dict[str, Any]] = []
+    for number, message in enumerate(messages):
+        place = f"messages[{number}]"
+        if message.role == "tool":
+            said.append(_result(message, open_calls, place, note))
+            continue
+        refuse_images(message.images, f"{place}.images")
+        role = "system" if message.role == "developer" else message.role
+        one: dict[str, Any] = {"role": role, "content": message.content or ""}
+        if role == "assistant":
+            if message.thinking:
+                one["reasoning_content"] = message.thinking
+            open_calls = [_call(call, f"call_{number}_{i}") for i, call in enumerate(message.tool_calls or ())]
+            if open_calls:
+                one["tool_calls"] = list(open_calls)
+        said.append(one | {"name": message.name} if message.name else one)
+    return said
+
+
+def refuse_images(images: list[str] | None, place: str) -> None:
+    """Raises ApiError 400 where there are some."""
+    if images:
+        text = f"`{place}`: this model cannot see images; leave them out"
+        raise ApiError(400, text, param=place, code="unsupported_parameter")
+
+
+def _call(call: OllamaCall, id: str) -> dict[str, Any]:
+    arguments = call.function.arguments
+    function = {"name": call.function.name, "arguments": {} if arguments is None else arguments}
+    return {"id": call.id or id, "type": "function", "function": function}
+
+
+def _result(message: OllamaMessage, open_calls: list[dict[str, Any]], place: str, note: Note) -> dict[str, Any]:
+    name = message.tool_name or message.name
+    fitting = [
+        call
+        for call in open_calls
+        if message.tool_call_id in (None, call["id"]) and name in (None, call["function"]["name"])
+    ]
+    content = message.content or ""
+    if message.images:
+        note("image", f"{place}.images")
+        content = "\n".join([content, "[image]"] if content else ["[image]"])
+    said: dict[str, Any] = {"role": "tool", "content": content}
+    if fitting:
+        open_calls.remove(fitting[0])
+        said |= {"tool_call_id": fitting[0]["id"], "name": fitting[0]["function"]["name"]}
+    if message.tool_call_id:
+        said["tool_call_id"] = message.tool_call_id
+    return said | {"name": name} if name else said

@@ -1,0 +1,77 @@
+"""What Ollama calls options: how tokens are drawn, when an answer ends, and how a model would be loaded there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta, defstruct
+
+from homenode.sampling import SETTINGS, SamplingParams
+from homenode.server.core.setting_fields import SettingFields, given_settings, setting_field_type
+
+_INT32, _INT64 = 2**31 - 1, 2**63 - 1
+_PENALTY = "repetition_penalty"
+
+# Options about the loading of a model, which is loaded already.
+_LOADING = (
+    "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "numa", "low_vram", "f16_kv", "logits_all",
+    "vocab_only", "use_mmap", "use_mlock", "embedding_only", "penalize_newline",
+)  # fmt: skip
+# Samplers that Ollama has and this server may not have, and the values at which they change nothing.
+_SAMPLERS = {"typical_p": 1, "tfs_z": 1, "mirostat": 0, "mirostat_tau": 5, "mirostat_eta": 0.1, "repeat_last_n": 64}
+_NEUTRAL: dict[str, float] = {name: value for name, value in _SAMPLERS.items() if name not in SETTINGS}
+
+# Tells that something is left out: a word of the client's own, and its place in the body.
+Note = Callable[[str, str], None]
+
+if TYPE_CHECKING:
+
+    class OllamaLeftOut(SettingFields, kw_only=True):
+        """Options of Ollama that have no effect here, beside the table of sampling parameters."""
+
+else:
+    OllamaLeftOut = defstruct(
+        "OllamaLeftOut",
+        [(name, Any, None) for name in _LOADING] + [(name, float | None, None) for name in _NEUTRAL],
+        bases=(SettingFields,),
+        kw_only=True,
+    )
+
+
+class OllamaOptions(OllamaLeftOut, kw_only=True):
+    """Options of a request. `num_predict`: the most tokens of an answer; below 1: as many as the context takes.
+    `num_ctx`: the context that is wanted, which is that of the server.
+    """
+
+    num_ctx: int | None = None
+    num_predict: Annotated[int, Meta(le=_INT32)] | None = None
+    seed: Annotated[int, Meta(ge=-_INT64 - 1, le=_INT64)] | None = None
+    stop: str | Annotated[list[str], Meta(max_length=16)] | None = None
+    repeat_penalty: setting_field_type(_PENALTY) | None = None  # type: ignore[valid-type]  # repetition_penalty here
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The most tokens of an answer; None: as many as the context takes."""
+        return self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
+
+
+def sampling_of_options(options: OllamaOptions, logprobs: int | None) -> SamplingParams:
+    """How tokens are drawn. `logprobs`: of how many other tokens the answer shows log-probabilities; None: of none."""
+    settings = given_settings(options)
+    if options.repeat_penalty is not None:
+        settings.setdefault(_PENALTY, SETTINGS[_PENALTY].clamped(options.repeat_penalty))
+    stops = [options.stop] if isinstance(options.stop, str) else options.stop or []
+    return SamplingParams(seed=options.seed, stop=[stop for stop in stops if stop], logprobs=logprobs, **settings)
+
+
+def note_options(options: OllamaOptions, max_model_len: int, note: Note) -> None:
+    """Tell which of the options have no effect."""
+    for name in _LOADING:
+        if getattr(options, name) is not None:
+            note(name, f"options.{name}")
+    for name, neutral in _NEUTRAL.items():
+        if getattr(options, name) not in (None, neutral):
+            note(name, f"options.{name}")
+    if options.num_ctx is not None and options.num_ctx > max_model_len:
+        note("num_ctx", "options.num_ctx")
