@@ -10,10 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.errors import UserError
-from homenode.server.http.failures import ApiError, ErrorBody, ErrorDetail
-from homenode.server.proxy.client_request import CHAT_COMPLETIONS, COMPLETIONS, read_client_request
+from homenode.server.http.failures import ApiError
+from homenode.server.proxy.client_request import ClientRequest, read_client_request
 from homenode.server.proxy.config import ProxyConfig, server_url, server_urls
 from homenode.server.proxy.events import Events
+from homenode.server.proxy.forwarded_apis import (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    MESSAGES,
+    OLLAMA_CHAT,
+    OLLAMA_GENERATE,
+    ForwardedApi,
+)
 
 DONE = b"data: [DONE]\n\n"
 json_values = st.recursive(
@@ -144,16 +152,49 @@ def test_the_end_of_a_stream_is_seen_however_it_is_cut(sizes: list[int]) -> None
 
 
 def test_a_stream_that_breaks_off_ends_with_a_whole_event() -> None:
-    body = ErrorBody(ErrorDetail(message="m", type="t", param=None, code="c"))
+    error = ApiError(502, "m", code="c")
     events = Events()
     assert events.feed(b"data: 1\n\ndata: 2") == b"data: 1\n\n"
-    assert (
-        events.failure(body) == b'data: {"error":{"message":"m","type":"t","param":null,"code":"c"}}\n\n'
-        and events.flush() == b""
-    )
+    failed = b'data: {"error":{"message":"m","type":"server_error","param":null,"code":"c"}}\n\n'
+    assert events.failure(error) == failed and events.flush() == b""
     long = Events()
-    assert long.feed(b"data: " + b"x" * (2 << 20)) and long.failure(body).startswith(b"\n\ndata: ")
+    assert long.feed(b"data: " + b"x" * (2 << 20)) and long.failure(error).startswith(b"\n\ndata: ")
     assert not long.done
+
+
+@pytest.mark.parametrize(
+    ("api", "part", "last", "failed"),
+    [
+        (
+            MESSAGES,
+            b'event: ping\ndata: {"type":"ping"}\n\n',
+            b'event: message_stop\ndata: {"type":"message_stop"}\n\n',
+            b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"m"}}\n\n',
+        ),
+        (OLLAMA_CHAT, b'{"done":false,"x":{"done":true}}\n', b'{"model":"m","done":true}\n', b'{"error":"m"}\n'),
+    ],
+)
+def test_streams_of_other_apis(api: ForwardedApi, part: bytes, last: bytes, failed: bytes) -> None:
+    events = Events(api)
+    assert events.feed(part + last[:9]) == part and not events.done
+    assert events.feed(last[9:]) == last and events.done
+    broken = Events(api)
+    assert broken.feed(part + last[:9]) == part and not broken.done
+    assert broken.failure(ApiError(502, "m", code="c")) == failed and broken.flush() == b""
+
+
+def test_requests_of_other_apis() -> None:
+    def read(api: ForwardedApi, **fields: object) -> ClientRequest:
+        return read_client_request(json.dumps(fields).encode(), api)
+
+    first, second = (
+        read(MESSAGES, system=f"x-anthropic-billing-header: cch={n};\nBe brief.", messages=[{"content": "x" * 100}])
+        for n in (1, 22)
+    )
+    assert first.units == second.units and first.tokens > 25 and not first.stream
+    assert read(OLLAMA_CHAT, messages=[]).stream and not read(OLLAMA_CHAT, stream=False).stream
+    asked = json.loads(read(OLLAMA_GENERATE, prompt="hi").for_prefill("t", b"{}"))
+    assert asked["stream"] is False and asked["kv_transfer_params"]["ticket"] == "t"
 
 
 def test_addresses() -> None:

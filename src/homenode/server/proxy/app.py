@@ -10,18 +10,34 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from homenode import __version__
+from homenode.server.apis.ollama import refused
 from homenode.server.health import Version
 from homenode.server.http.endpoint import Endpoint, json_response
 from homenode.server.http.exchange import read_body
 from homenode.server.http.middleware import HttpApplication
 from homenode.server.monitoring.server_metrics import CONTENT_TYPE
-from homenode.server.proxy.client_request import CHAT_COMPLETIONS, COMPLETIONS, ForwardedApi, read_client_request
+from homenode.server.proxy.client_request import read_client_request
+from homenode.server.proxy.forwarded_apis import (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    MESSAGES,
+    OLLAMA_CHAT,
+    OLLAMA_GENERATE,
+    ForwardedApi,
+)
 from homenode.server.proxy.forwarder import Forwarder
 from homenode.server.proxy.health import health
 from homenode.server.proxy.passing import passed
 from homenode.server.proxy.state import ProxyState
 
 _LONG = 1 << 18  # bytes of a body that is read off the event loop
+_FORWARDED = {
+    "/v1/completions": COMPLETIONS,
+    "/v1/chat/completions": CHAT_COMPLETIONS,
+    "/v1/messages": MESSAGES,
+    "/api/chat": OLLAMA_CHAT,
+    "/api/generate": OLLAMA_GENERATE,
+}
 _ASKED_OF_A_DECODER = (  # what a decode server tells about the model they all serve
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model:path}"),
@@ -29,6 +45,13 @@ _ASKED_OF_A_DECODER = (  # what a decode server tells about the model they all s
     ("GET", "/openapi.json"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
+    ("GET", "/"),
+    ("POST", "/v1/messages/count_tokens"),
+    ("GET", "/api/tags"),
+    ("GET", "/api/ps"),
+    ("GET", "/api/version"),
+    ("POST", "/api/show"),
+    *((operation.method.upper(), operation.path) for operation in refused.OPERATIONS),
 )
 
 
@@ -38,13 +61,16 @@ def create_app(state: ProxyState) -> HttpApplication:
         Route("/health", Endpoint(state, health), methods=["GET"]),
         Route("/version", Endpoint(state, _version), methods=["GET"]),
         Route("/metrics", Endpoint(state, _metrics), methods=["GET"]),
-        Route("/v1/completions", _ForwardedEndpoint(state, COMPLETIONS), methods=["POST"]),
-        Route("/v1/chat/completions", _ForwardedEndpoint(state, CHAT_COMPLETIONS), methods=["POST"]),
     ]
+    forwarded = [
+        (Route(path, _ForwardedEndpoint(state, api), methods=["POST"]), api) for path, api in _FORWARDED.items()
+    ]
+    routes += [route for route, _ in forwarded]
     routes += [
         Route(path, Endpoint(state, passed, admits=True), methods=[method]) for method, path in _ASKED_OF_A_DECODER
     ]
-    return HttpApplication(routes, state.config.api_key, lambda: state.draining)
+    shapes = [(route, api.error_shape) for route, api in forwarded if api.error_shape is not None]
+    return HttpApplication(routes, state.config.api_key, lambda: state.draining, shapes)
 
 
 class _ForwardedEndpoint:

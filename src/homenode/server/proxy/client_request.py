@@ -7,8 +7,7 @@ what is wrong with it.
 from __future__ import annotations
 
 import itertools
-from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +15,10 @@ import msgspec
 
 from homenode.server.http.failures import ApiError
 from homenode.server.http.json_size import SMALL_BODY, check_json_size
+from homenode.server.proxy.forwarded_apis import CHAT_COMPLETIONS, ForwardedApi, value_of
 
 _PARAMS = "kv_transfer_params"
 _NOT_FOR_PREFILL = frozenset({"stream", "stream_options", _PARAMS})
-_UNIT_BYTES = 4  # of text, that count as a token
-_MOST_UNITS = 1 << 16  # of a prompt's beginning that routing looks at
 
 _decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -33,6 +31,7 @@ class ClientRequest:
 
     body: bytes
     direct: str | None
+    api: ForwardedApi = CHAT_COMPLETIONS
     stream: bool = False
     fields: Mapping[str, msgspec.Raw] | None = None
     units: Sequence[int] = ()
@@ -43,7 +42,7 @@ class ClientRequest:
         """The body for a prefill server. `peer`: what the decode server publishes, as JSON."""
         kept = {name: value for name, value in (self.fields or {}).items() if name not in _NOT_FOR_PREFILL}
         params = {"do_remote_decode": True, "ticket": ticket, "peer": msgspec.Raw(peer)}
-        return msgspec.json.encode({**kept, _PARAMS: params})
+        return msgspec.json.encode({**kept, **self.api.unstreamed, _PARAMS: params})
 
     def for_decode(self, ticket: str | None, engine: str | None = None) -> bytes:
         """The body for a decode server: the client's, with the ticket if there is one. `engine`: of several there, the
@@ -60,16 +59,6 @@ class ClientRequest:
         return replace(self, body=b"", fields=None, units=())
 
 
-@dataclass(frozen=True)
-class ForwardedApi:
-    """Where an API has its prompts. `name`: for salts; `prompt_units`: of the fields of a body, how many prompts there
-    are (0 when it cannot be told), and the units and tokens of a single one.
-    """
-
-    name: bytes
-    prompt_units: Callable[[Mapping[str, msgspec.Raw]], tuple[int, Sequence[int], int]]
-
-
 def read_client_request(body: bytes, api: ForwardedApi) -> ClientRequest:
     """The body of a request of `api`. Raises ApiError 400 for a body that holds too much, and for a client that brings a ticket of its own.
 
@@ -80,44 +69,27 @@ def read_client_request(body: bytes, api: ForwardedApi) -> ClientRequest:
     try:
         fields = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ClientRequest(body, "unreadable")
-    if _value(fields, _PARAMS) is not None:
+        return ClientRequest(body, "unreadable", api)
+    if value_of(fields, _PARAMS) is not None:
         raise ApiError(400, f"`{_PARAMS}` is set by the proxy; leave it out", param=_PARAMS, code="invalid_value")
-    stream = _value(fields, "stream") is True
+    stream = api.streams(value_of(fields, "stream"))
     prompts, units, tokens = api.prompt_units(fields)
     direct = "unreadable" if not prompts else "prompts" if prompts > 1 else _direct(fields)
-    return ClientRequest(body, direct, stream, fields, units, tokens, _salt(fields, api))
+    return ClientRequest(body, direct, api, stream, fields, units, tokens, _salt(fields, api))
 
 
 def _direct(fields: Mapping[str, msgspec.Raw]) -> str | None:
     """Why a request with one prompt is computed where it is decoded."""
-    if _more_than(_value(fields, "n"), 1) or _more_than(_value(fields, "best_of"), 1):
+    if _more_than(value_of(fields, "n"), 1) or _more_than(value_of(fields, "best_of"), 1):
         return "n"  # one sequence can take a ticket; the others would wait or compute the prompt themselves
-    if _value(fields, "prompt_logprobs") is not None or (
-        _value(fields, "echo") is True and _value(fields, "logprobs") is not None
+    if value_of(fields, "prompt_logprobs") is not None or (
+        value_of(fields, "echo") is True and value_of(fields, "logprobs") is not None
     ):
         return "prompt_logprobs"  # these need every prompt token's logits, not only its keys and values
-    limit = _value(fields, "max_completion_tokens") or _value(fields, "max_tokens")
+    limit = value_of(fields, "max_completion_tokens") or value_of(fields, "max_tokens")
     if limit not in (None, -1) and not _more_than(limit, 1):  # -1: no limit
         return "max_tokens"  # nothing is decoded after the token that the prompt's last position gives
     return None
-
-
-def _prompt_units(prompt: Any) -> tuple[int, Sequence[int], int]:
-    """How many prompts there are, 0 when it cannot be told, and the units and tokens of a single one."""
-    if isinstance(prompt, str):
-        return 1, *_text_units(prompt.encode("utf-8", "surrogatepass"))
-    if not isinstance(prompt, list) or not prompt:
-        return 0, (), 0
-    if all(type(entry) is int for entry in prompt):
-        return (1, prompt[:_MOST_UNITS], len(prompt)) if all(0 <= entry < 2**31 for entry in prompt) else (0, (), 0)
-    return _prompt_units(prompt[0]) if len(prompt) == 1 else (len(prompt), (), 0)
-
-
-def _text_units(text: bytes) -> tuple[Sequence[int], int]:
-    tokens = -(-len(text) // _UNIT_BYTES)
-    whole = text[: min(len(text) // _UNIT_BYTES, _MOST_UNITS) * _UNIT_BYTES]
-    return array("I", whole).tolist(), tokens
 
 
 def _salt(fields: Mapping[str, msgspec.Raw], api: ForwardedApi) -> str:
@@ -127,17 +99,5 @@ def _salt(fields: Mapping[str, msgspec.Raw], api: ForwardedApi) -> str:
     return b"\0".join(kinds).decode("utf-8", "surrogateescape")
 
 
-def _value(fields: Mapping[str, msgspec.Raw], name: str) -> Any:
-    raw = fields.get(name)
-    try:
-        return None if raw is None else msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
 def _more_than(value: Any, limit: int) -> bool:
     return isinstance(value, int | float) and value > limit
-
-
-CHAT_COMPLETIONS = ForwardedApi(b"chat", lambda fields: (1, *_text_units(bytes(fields.get("messages", b"")))))
-COMPLETIONS = ForwardedApi(b"text", lambda fields: _prompt_units(_value(fields, "prompt")))

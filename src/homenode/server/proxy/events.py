@@ -1,28 +1,31 @@
-"""Server-sent events cut out of a stream of bytes, so that a stream that breaks off ends between two of them. Pure."""
+"""Events cut out of a stream of bytes, so that a stream that breaks off ends between two of them. Pure."""
 
 from __future__ import annotations
 
 import re
 
-import msgspec
-
-from homenode.server.http.failures import ErrorBody
+from homenode.server.http.failures import ApiError
+from homenode.server.http.sse import LINES
+from homenode.server.proxy.forwarded_apis import CHAT_COMPLETIONS, ForwardedApi
 
 _END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_END_OF_LINE = re.compile(rb"\n")
 _LARGEST_EVENT = 1 << 20  # bytes kept back; what is longer is passed on as it comes
-_DONE = b"data: [DONE]"
 
 
-def event_of(body: bytes) -> bytes:
-    """A whole answer, such as an error, as one event of a stream."""
+def event_of(body: bytes, label: bytes = b"") -> bytes:
+    """A whole answer, such as an error, as one event of a stream. `label`: lines that stand before it."""
     lines = b"".join(b"data: " + line + b"\n" for line in body.splitlines())
-    return lines + b"\n"
+    return label + lines + b"\n"
 
 
 class Events:
     """Passes whole events on and keeps the beginning of the next one back."""
 
-    def __init__(self) -> None:
+    def __init__(self, api: ForwardedApi = CHAT_COMPLETIONS) -> None:
+        """`api`: whose answer it is."""
+        self._api = api
+        self._end = _END_OF_LINE if api.form is LINES else _END
         self._rest = b""
         self._last = b""
         self._within = False  # an event too long to be kept was begun
@@ -30,15 +33,15 @@ class Events:
     def feed(self, chunk: bytes) -> bytes:
         """What can be passed on now: the same bytes in the same order, up to the end of an event."""
         data = self._rest + chunk
-        end = 0
-        for match in _END.finditer(data, max(0, len(self._rest) - 3)):
-            end = match.end()
+        begin = end = 0
+        for match in self._end.finditer(data, max(0, len(self._rest) - 3)):
+            begin, end = end, match.end()
         if not end and len(data) > _LARGEST_EVENT:
             self._within, self._rest = True, b""
             return data
         if end:
             self._within = False
-            self._last = data[max(0, end - 64) : end]
+            self._last = data[begin:end]
         self._rest = data[end:]
         return data[:end]
 
@@ -55,9 +58,9 @@ class Events:
     @property
     def done(self) -> bool:
         """The last event said that the answer is complete."""
-        return self._last.rstrip(b"\r\n").endswith(_DONE)
+        return self._api.is_last(self._last)
 
-    def failure(self, body: ErrorBody) -> bytes:
+    def failure(self, error: ApiError) -> bytes:
         """The last event of a stream that broke off; what was begun of another is dropped."""
         self._rest = b""
-        return (b"\n\n" if self._within else b"") + b"data: " + msgspec.json.encode(body) + b"\n\n"
+        return (b"\n\n" if self._within else b"") + self._api.failure(error)

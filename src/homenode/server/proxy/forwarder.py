@@ -71,7 +71,7 @@ class Forwarder:
         self._unjudged: set[str] = set()  # servers chosen whose breaker has not heard how it went
         self._opened: Opened | None = None
         self._error_answer: Opened | None = None
-        self._events = Events()
+        self._events = Events(asked.api)
         self._client = ClientResponse(send, half_closed_of(request))
         self._keep_alive: asyncio.Future[None] | None = None
         self._waits_for = ""
@@ -80,7 +80,8 @@ class Forwarder:
         """Carry the request to its end. Raises ApiError when nothing was sent and there is no answer."""
         self._state.proxied_requests.add(self.proxied)
         gone = asyncio.ensure_future(disconnected(self._request.receive))
-        if self._asked.stream and (every_s := self._state.config.sse_keep_alive):
+        every_s = self._state.config.sse_keep_alive
+        if self._asked.stream and self._asked.api.form.keep_alive and every_s:
             self._keep_alive = asyncio.ensure_future(self._client.keep_alive(every_s, lambda: self._waits_for))
         try:
             step = self._next(self.proxied.begin())
@@ -256,7 +257,7 @@ class Forwarder:
         assert self._opened is not None
         await self._stop_keep_alive()
         decoder = self._opened.url
-        if self._opened.is_stream:
+        if self._opened.is_stream and self._asked.api.form.keep_alive:
             self._keep_alive = asyncio.ensure_future(self._client.look_for_client(lambda: self._events.between))
         try:
             await self._guarded(self._pump(self._opened), decoder, None, self._state.config.lost_after)
@@ -295,7 +296,9 @@ class Forwarder:
                 body.append(chunk)
             elif data := self._events.feed(chunk) if opened.is_stream else chunk:
                 await self._client.write(data, more=True)
-        await self._client.write(event_of(b"".join(body)) if within_stream else self._events.flush(), more=False)
+        await self._client.write(
+            event_of(b"".join(body), self._asked.api.label) if within_stream else self._events.flush(), more=False
+        )
 
     async def _finish(self, step: Over) -> None:
         """Send the client the rest of its answer, or the problem that ended the request."""
@@ -305,7 +308,7 @@ class Forwarder:
         if step.has_answer and self._error_answer is not None:
             await self._pump(self._error_answer)
         elif step.problem is not None and is_stream:
-            await self._client.write(self._events.failure(_error(step.problem).body), more=False)
+            await self._client.write(self._events.failure(_error(step.problem)), more=False)
         # any other answer that broke off stays without its end: the connection is closed, and the client sees that it
         # is not whole
 

@@ -9,6 +9,7 @@ from homenode.server.proxy.upstreams import UpstreamError, chunks, passed_on
 _KEPT_WHOLE = (
     8 << 20
 )  # bytes of an answer that is no stream; up to there a server may die in the middle of it and another be asked
+_STREAMS = ("text/event-stream", "application/x-ndjson")
 
 
 class Opened:
@@ -24,7 +25,7 @@ class Opened:
         self._ended = False
         self.status = response.status_code
         self.headers = passed_on(response)
-        self.is_stream = response.headers.get("content-type", "").lower().startswith("text/event-stream")
+        self.is_stream = response.headers.get("content-type", "").lower().startswith(_STREAMS)
 
     async def begin(self) -> None:
         """Up to the first byte. Raises Broken."""

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from homenode.server.apis.anthropic.content import AnswerBlock, BlockEvent, BlockWriter, whole_blocks
-from homenode.server.apis.anthropic.errors import MessagesError, MessagesErrorDetail, messages_error
+from homenode.server.apis.anthropic.errors import MessagesErrorDetail, messages_error
 from homenode.server.core.conversation import Conversation
 from homenode.server.core.message_reader import JoinedMessage, MessageEvent
 from homenode.server.http.failures import ApiError
@@ -89,6 +89,11 @@ def write_event(event: MessagesEvent) -> bytes:
 PING = write_event(MessagesPing())
 
 
+def messages_failure(error: ApiError) -> bytes:
+    """The event that ends a stream which had begun when `error` came up."""
+    return write_event(MessagesFailed(error=messages_error(error).error))
+
+
 class MessagesFormat:
     """A `MessageFormat`: one message, as blocks."""
 
@@ -124,8 +129,7 @@ class MessagesFormat:
 
     def failure(self, error: ApiError) -> bytes:
         """An event of the type `error`; no message_stop follows."""
-        body: MessagesError = messages_error(error)
-        return write_event(MessagesFailed(error=body.error))
+        return messages_failure(error)
 
     def _answer(self, content: list[AnswerBlock], end: MessagesEnd) -> MessagesAnswer:
         return MessagesAnswer(

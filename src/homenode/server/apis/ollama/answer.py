@@ -134,6 +134,11 @@ def loaded(line_of: LineOf, model: str) -> OllamaLine:
     return line_of({"model": model, "created_at": _now(), "done": True, "done_reason": "load"}, OllamaPart())
 
 
+def ollama_failure(error: ApiError) -> bytes:
+    """The line that ends a stream which had begun when `error` came up."""
+    return _written([ollama_error(error)])
+
+
 class OllamaFormat:
     """A `MessageFormat`: an object, or lines with one each. Calls are written when they are whole."""
 
@@ -170,7 +175,7 @@ class OllamaFormat:
 
     def failure(self, error: ApiError) -> bytes:
         """A line that says what went wrong."""
-        return _written([ollama_error(error)])
+        return ollama_failure(error)
 
     def _calls(self, deltas: Iterable[Delta], *, ended: bool) -> tuple[OllamaToolCall, ...]:
         """The calls that are whole by now."""
