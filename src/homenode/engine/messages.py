@@ -99,6 +99,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     cached_tokens: int = (
         0  # prompt tokens found in the prefix cache, or handed over by another engine (with the first output)
     )
+    queued_s: float = 0.0  # seconds until the request was first admitted (with the first output)
     num_preemptions: int = 0
 
 

@@ -95,6 +95,7 @@ class Arrivals:
             tokens=[*request.prompt_ids, *request.begun],
             deadline=min(times, default=None),
             stops=self._stops(params),
+            arrived=now,
         )
 
     def _stops(self, params: SamplingParams) -> frozenset[int]:

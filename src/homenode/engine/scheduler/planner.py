@@ -39,6 +39,7 @@ class Planner:
         self._allocator = allocator
         self._kv_imports = kv_imports
         self._counters = counters
+        self.now = 0.0  # when the newest event happened
         self.running: list[Sequence] = []
         self.waiting = WaitingQueue()
         self.waiting_for_kv: dict[int, Sequence] = {}  # by request id
@@ -231,6 +232,7 @@ class Planner:
         bisect.insort(self.running, sequence, key=lambda s: s.order)
         if not sequence.admitted:
             sequence.admitted = True
+            sequence.queued_s = max(0.0, self.now - sequence.arrived)
             self._count_admission(sequence, allocation, handed_over)
 
     def _count_admission(self, sequence: Sequence, allocation: BlockAllocation, handed_over: bool) -> None:

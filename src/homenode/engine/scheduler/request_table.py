@@ -64,12 +64,12 @@ class RequestTable:
         self._warnings.append(text)
 
     def answer(self, sequence: Sequence, **output: Any) -> None:
-        """Send an output; the first one also tells what the cache held and, if they were asked for, the prompt's
-        log-probabilities.
+        """Send an output; the first one also tells how long it waited, what the cache held and, if they were asked for, the
+        prompt's log-probabilities.
         """
         if not sequence.answered:
             sequence.answered = True
-            output["cached_tokens"] = sequence.cached_tokens
+            output["cached_tokens"], output["queued_s"] = sequence.cached_tokens, sequence.queued_s
             if sequence.params.prompt_logprobs is not None and not sequence.scoring:
                 output["prompt_logprobs"] = sequence.scores
         self.outputs.append(Output(id=sequence.id, **output))

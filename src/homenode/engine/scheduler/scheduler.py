@@ -128,6 +128,7 @@ class Scheduler:
 
         InternalError if the event cannot have happened, such as the result of a step that was never sent.
         """
+        self._planner.now = event.now
         if self._growth is not None:
             self._growth.advance(event.now)
         match event:

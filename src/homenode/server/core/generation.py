@@ -32,6 +32,7 @@ class GeneratedSequence:
     recorder: Recorder
     first_of_prompt: bool
     cached_tokens: int = 0
+    queued_s: float = 0.0
 
 
 class TokenUsage(NamedTuple):
@@ -43,6 +44,16 @@ class TokenUsage(NamedTuple):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+
+
+class GenerationTimings(NamedTuple):
+    """What a request has taken so far: of the sequence that took longest the seconds that it waited for its turn, that
+    its prompt took, and that the tokens behind the first took.
+    """
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
 
 
 class Generation:
@@ -126,6 +137,15 @@ class Generation:
             sum(sequence.cached_tokens for sequence in counted),
         )
 
+    def timings(self) -> GenerationTimings:
+        """Times so far, at any moment of the stream."""
+        sequences = self.sequences
+        return GenerationTimings(
+            max(sequence.queued_s for sequence in sequences),
+            max(max(0.0, sequence.recorder.prefill_s - sequence.queued_s) for sequence in sequences),
+            max(sequence.recorder.decode_s for sequence in sequences),
+        )
+
     def prompt_ids(self, index: int) -> list[int]:
         """The token ids of the prompt that choice `index` continues."""
         return self.sequences[index].request.prompt_ids
@@ -141,6 +161,7 @@ class Generation:
         sequence.recorder.tokens(len(output.tokens))
         self._caller.take_generated(len(output.tokens))
         sequence.cached_tokens = max(sequence.cached_tokens, output.cached_tokens)
+        sequence.queued_s = max(sequence.queued_s, output.queued_s)
         tokens = len(output.tokens) + len(output.prompt_logprobs or ())
         event = await self._text_work.run(lambda: sequence.choice.feed(output), tokens)
         if event.finish_reason is not None:

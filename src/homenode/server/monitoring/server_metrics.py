@@ -370,6 +370,16 @@ class Recorder:
                 self._between.observe((now - self._last) / count)
         self._last = now
 
+    @property
+    def prefill_s(self) -> float:
+        """Seconds from arrival to the first token, or until now."""
+        return (time.monotonic() if self.first_token_at is None else self.first_token_at) - self.arrival
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds from the first token to the last one so far."""
+        return 0.0 if self.first_token_at is None or self._last is None else self._last - self.first_token_at
+
     def end(self, reason: str) -> None:
         """The sequence ended for `reason`; only the first call counts."""
         if self._ended:

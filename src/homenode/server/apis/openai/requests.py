@@ -55,6 +55,8 @@ class Sampling(SettingFields, kw_only=True):
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Meta(max_length=128)] | None = None
     kv_transfer_params: KvTransferParams | None = None
+    return_timings: bool | None = None  # the answer says what it took
+    timings_per_token: bool | None = None  # so does each chunk of a stream
     user: str | None = None
 
 

@@ -12,7 +12,14 @@ from msgspec import UNSET, Struct, UnsetType
 from homenode.chat.reading.parts import CallDelta, ContentDelta, Delta, Message, ReasoningDelta
 from homenode.server.apis.openai.chat.request import ChatRequest, shows_thoughts
 from homenode.server.apis.openai.requests import StreamOptions
-from homenode.server.apis.openai.responses import LEAST_LOGPROB, Usage, usage_of
+from homenode.server.apis.openai.responses import (
+    LEAST_LOGPROB,
+    AnswerTimings,
+    Usage,
+    timings_of,
+    usage_of,
+    wants_timings,
+)
 from homenode.server.core.choice import ScoredToken
 from homenode.server.core.conversation import Conversation
 from homenode.server.core.kv_transfer import KvTransferResult
@@ -100,6 +107,7 @@ class ChatCompletion(Struct, kw_only=True):
     system_fingerprint: str
     prompt_token_ids: list[int] | UnsetType = UNSET
     kv_transfer_params: KvTransferResult | UnsetType = UNSET
+    timings: AnswerTimings | UnsetType = UNSET
 
 
 class FunctionDelta(Struct, kw_only=True):
@@ -150,6 +158,7 @@ class ChatChunk(Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str
     prompt_token_ids: list[int] | UnsetType = UNSET
+    timings: AnswerTimings | UnsetType = UNSET
 
 
 class ChatFormat:
@@ -174,12 +183,16 @@ class ChatFormat:
             system_fingerprint=self._fingerprint,
             prompt_token_ids=self._prompt_ids(),
             kv_transfer_params=self._generation.kv_result or UNSET,
+            timings=timings_of(self._generation) if wants_timings(self._body) else UNSET,
         )
         return msgspec.json.encode(answer)
 
     def event(self, part: MessageEvent, *, first: bool) -> bytes:
         """The role of a choice before its first part, and the part."""
-        chunk = event(self._chunk([self._chunk_choice(part)]))
+        added = self._chunk([self._chunk_choice(part)])
+        if self._body.timings_per_token or (part.finish_reason and self._body.return_timings):
+            added.timings = timings_of(self._generation)
+        chunk = event(added)
         if not first:
             return chunk
         role = self._chunk([_opening(part.choice)])

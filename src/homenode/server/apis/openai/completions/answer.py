@@ -11,7 +11,14 @@ from msgspec import UNSET, Struct, UnsetType
 
 from homenode.server.apis.openai.completions.request import CompletionRequest
 from homenode.server.apis.openai.requests import StreamOptions
-from homenode.server.apis.openai.responses import LEAST_LOGPROB, Usage, usage_of
+from homenode.server.apis.openai.responses import (
+    LEAST_LOGPROB,
+    AnswerTimings,
+    Usage,
+    timings_of,
+    usage_of,
+    wants_timings,
+)
 from homenode.server.core.choice import GenerationEvent, ScoredToken
 from homenode.server.core.generation import Generation
 from homenode.server.core.kv_transfer import KvTransferResult
@@ -52,6 +59,7 @@ class TextCompletion(Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str
     kv_transfer_params: KvTransferResult | UnsetType = UNSET
+    timings: AnswerTimings | UnsetType = UNSET
 
 
 class CompletionFormat:
@@ -67,11 +75,15 @@ class CompletionFormat:
         answer = self._completion([self._choice(choice, first=True) for choice in choices])
         answer.usage = usage_of(self._generation)
         answer.kv_transfer_params = self._generation.kv_result or UNSET
+        if wants_timings(self._body):
+            answer.timings = timings_of(self._generation)
         return msgspec.json.encode(answer)
 
     def event(self, part: GenerationEvent, *, first: bool) -> bytes:
         """A completion with a part of one choice."""
         chunk = self._completion([self._choice(part, first=first)])
+        if self._body.timings_per_token or (part.finish_reason and self._body.return_timings):
+            chunk.timings = timings_of(self._generation)
         if self._options.include_usage or self._options.continuous_usage_stats:
             chunk.usage = usage_of(self._generation) if self._options.continuous_usage_stats else None
         return event(chunk)
