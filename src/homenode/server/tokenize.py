@@ -11,7 +11,6 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from homenode.chat.offer import ToolOffer
 from homenode.server.apis.openai.messages import Messages, template_messages
 from homenode.server.apis.openai.openapi import tighten_model, tighten_template, token_schema
 from homenode.server.apis.openai.requests import HINTS, TokenIds
@@ -75,13 +74,12 @@ async def tokenize(state: ServerState, request: Request) -> Response:
     """Token ids of a text or of a conversation."""
     body = await read_json(state, request, _decode_tokenize)
     state.model(body.model)
-    offer = tool_offer(request, body.tools, None, None)
-    answer = await unless_gone_early(request, _tokenized(state, body, offer))
+    answer = await unless_gone_early(request, _tokenized(state, request, body))
     return Response(answer, media_type="application/json")
 
 
-async def _tokenized(state: ServerState, body: TokenizeRequest, offer: ToolOffer | None) -> bytes:
-    prompt = await _prompt_text(state, body, offer)
+async def _tokenized(state: ServerState, request: Request, body: TokenizeRequest) -> bytes:
+    prompt = await _prompt_text(state, request, body)
     written = _Written(state, bool(body.return_token_strs))
     async with state.text_work.reserve(memory_of(prompt.text)):
         pieces = map(written.add, _encoded(state, body, prompt))
@@ -161,15 +159,15 @@ def _json_list(parts: list[bytes]) -> msgspec.Raw:
     return msgspec.Raw(b"[" + b",".join(parts) + b"]")
 
 
-async def _prompt_text(state: ServerState, body: TokenizeRequest, offer: ToolOffer | None) -> prompts.PromptText:
+async def _prompt_text(state: ServerState, request: Request, body: TokenizeRequest) -> prompts.PromptText:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either `prompt` or `messages`", param="prompt", code="invalid_value")
     if body.prompt is not None:
         return prompts.PromptText(body.prompt)
     assert body.messages is not None
     asked = ConversationRequest(
-        messages=template_messages(body.messages),
-        offer=offer,
+        messages=template_messages(request, body.messages),
+        offer=tool_offer(request, body.tools, None, None),
         template_kwargs=body.chat_template_kwargs,
         add_generation_prompt=body.add_generation_prompt,
         continue_final=bool(body.continue_final_message),

@@ -30,7 +30,9 @@ class KnownFields:
         self._walk = self._walk_of(inspect.type_info(kind))
 
     def strip(self, value: Any) -> tuple[Any, list[UnknownField]]:
-        """`value`, as JSON decodes, without unknown fields; and the first hundred of those."""
+        """`value`, as JSON decodes, without unknown fields; and the first hundred of those that are not null, which asks
+        for nothing.
+        """
         found: list[UnknownField] = []
         return self._walk(value, "", found) if self._walk else value, found
 
@@ -64,7 +66,7 @@ class KnownFields:
                 if name in walks:
                     known = walks[name]
                     kept[name] = known(entry, inner, found) if known else entry
-                elif len(found) < _MOST_TOLD:
+                elif entry is not None and len(found) < _MOST_TOLD:
                     found.append(UnknownField(name[:_LONGEST_NAME], inner[:_LONGEST_PLACE]))
             return kept
 

@@ -7,6 +7,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
+from starlette.requests import Request
+
+from homenode.server.http.ignored import note_ignored
 
 ToolName = Annotated[str, Meta(pattern=r"^[\w.:/-]{1,256}$")]
 
@@ -83,10 +86,22 @@ class AssistantMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_fie
     reasoning: str | None = None
 
 
+class ResultPart(Struct, forbid_unknown_fields=True, kw_only=True):
+    """One piece of what a tool gave back: text, or a picture, of which the model is told that there is one."""
+
+    type: Literal["text", "image_url", "image", "input_image"]
+    text: str | None = None
+    image_url: Any = None
+    source: Any = None
+
+
+ResultContent = str | list[ResultPart]
+
+
 class ToolMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role", tag="tool"):
     """What a tool gave back."""
 
-    content: str | list[TextPart] | None = None
+    content: ResultContent | None = None
     tool_call_id: str | None = None
     name: str | None = None
 
@@ -94,7 +109,7 @@ class ToolMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="r
 class FunctionMessage(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role", tag="function"):
     """What a function gave back, of old clients."""
 
-    content: str | list[TextPart] | None = None
+    content: ResultContent | None = None
     name: str
 
 
@@ -102,8 +117,11 @@ Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | To
 Messages = Annotated[list[Message], Meta(min_length=1, max_length=4096)]
 
 
-def template_messages(messages: Messages) -> list[dict[str, Any]]:
-    """The messages as chat templates know them."""
+def template_messages(request: Request, messages: Messages) -> list[dict[str, Any]]:
+    """The messages as chat templates know them. Of pictures that tools gave back `image` is told as ignored."""
+    results = [message.content for message in messages if isinstance(message, ToolMessage | FunctionMessage)]
+    if any(part.type != "text" for content in results if isinstance(content, list) for part in content):
+        note_ignored(request, "image", "messages")
     return [_template_message(number, message) for number, message in enumerate(messages)]
 
 
@@ -142,12 +160,18 @@ def _call(call_id: str, function: CalledFunction) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": function.name, "arguments": arguments}}
 
 
-def _content(content: str | list[TextPart] | list[AssistantPart] | None) -> str | list[dict[str, str]]:
+def _content(content: Content | ResultContent | list[AssistantPart] | None) -> str | list[dict[str, str]]:
     """The form the client sent; the tokenizer knows which one the template takes. Nothing is an empty text."""
     if not isinstance(content, list):
         return content or ""
-    texts = [(part.text if isinstance(part, TextPart) else part.text or part.refusal) or "" for part in content]
+    texts = [_text(part) for part in content]
     return [{"type": "text", "text": text} for text in texts] if any(texts) else ""
+
+
+def _text(part: TextPart | AssistantPart | ResultPart) -> str:
+    if isinstance(part, AssistantPart):
+        return part.text or part.refusal or ""
+    return "[image]" if part.type != "text" else part.text or ""
 
 
 def plain(value: Struct) -> dict[str, Any]:

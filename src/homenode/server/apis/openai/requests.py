@@ -8,20 +8,23 @@ x-homenode-ignored. `None` means the default everywhere, as clients send nulls f
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
 from homenode.server.core.kv_transfer import KvTransferParams
 from homenode.server.core.setting_fields import SettingFields
 from homenode.server.http.decoding import FieldHints
+from homenode.server.http.failures import ApiError
 
 _INT64 = 2**63 - 1
 
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenIds = list[TokenId]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
-Bias = Annotated[float, Meta(ge=-100, le=100)]
+# A number, or its decimal digits, as some clients write it.
+Bias = Annotated[float, Meta(ge=-100, le=100)] | Annotated[str, Meta(pattern=r"^-?(100|[0-9]{1,2})(\.[0-9]{1,9})?$")]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 MaxTokens = Annotated[
     int, Meta(ge=-1, le=2**31 - 1)
@@ -36,8 +39,47 @@ class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     include_obfuscation: bool | None = None  # padding against traffic analysis; none is ever sent
 
 
-class Sampling(SettingFields, kw_only=True):
-    """What both generating endpoints share, besides the sampling parameters of the table."""
+class UnbuiltFields(SettingFields, kw_only=True):
+    """Fields of other servers that would change the answer, taken where they ask for nothing (`check_unbuilt`)."""
+
+    typical_p: float | None = None
+    tfs_z: float | None = None
+    dynatemp_range: float | None = None
+    xtc_probability: float | None = None
+    dry_multiplier: float | None = None
+    mirostat: int | None = None
+    use_beam_search: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    bad_words: list[str] | None = None
+
+
+# What asks for nothing, by the field.
+_NEUTRAL: dict[str, Any] = {
+    "typical_p": 1,
+    "tfs_z": 1,
+    "dynatemp_range": 0,
+    "xtc_probability": 0,
+    "dry_multiplier": 0,
+    "mirostat": 0,
+    "use_beam_search": False,
+    "include_stop_str_in_output": False,
+    "bad_words": [],
+}
+
+
+def check_unbuilt(body: UnbuiltFields) -> None:
+    """Raises ApiError 400 for a field that asks for what this server does not have."""
+    for name, neutral in _NEUTRAL.items():
+        value = getattr(body, name)
+        if value is not None and value != neutral:
+            text = f"`{name}` is not supported: leave it out, or send {json.dumps(neutral)}"
+            raise ApiError(400, text, param=name, code="unsupported_parameter")
+
+
+class Sampling(UnbuiltFields, kw_only=True):
+    """What both generating endpoints share, besides the sampling parameters of the table. `repeat_penalty`: the name that
+    llama.cpp has for `repetition_penalty`.
+    """
 
     model: str | None = None
     seed: Annotated[int, Meta(ge=-_INT64 - 1, le=_INT64)] | None = None
@@ -57,12 +99,15 @@ class Sampling(SettingFields, kw_only=True):
     kv_transfer_params: KvTransferParams | None = None
     return_timings: bool | None = None  # the answer says what it took
     timings_per_token: bool | None = None  # so does each chunk of a stream
+    repeat_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     user: str | None = None
 
 
 # What to do about values that a field does not take, where that is not plain from the range it has.
 REMEDIES = dict.fromkeys(
     ("max_tokens", "max_completion_tokens"), "leave it out, or send -1, for no limit but the context's"
+) | dict.fromkeys(
+    ("reasoning_effort", "reasoning.effort"), "give one of none, minimal, low, medium, high, xhigh and max"
 )
 
 # Fields that would change the answer and have only the value that asks for nothing: what to tell who sends another one.

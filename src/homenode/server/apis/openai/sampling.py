@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from homenode.sampling import SamplingParams
-from homenode.server.apis.openai.requests import Sampling
+from homenode.server.apis.openai.requests import Sampling, check_unbuilt
 from homenode.server.core.prompts import EncodedPrompt
 from homenode.server.core.request import GenerationRequest
 from homenode.server.core.setting_fields import given_settings
@@ -14,16 +14,23 @@ NO_LIMIT = -1  # as a number of tokens
 
 
 def sampling_of(body: Sampling) -> SamplingParams:
-    """What both endpoints share, without number of tokens and logprobs; None where the model's defaults apply."""
+    """What both endpoints share, without number of tokens and logprobs; None where the model's defaults apply.
+
+    Raises ApiError 400 for a field that asks for what this server does not have.
+    """
+    check_unbuilt(body)
+    settings = given_settings(body)
+    if body.repeat_penalty is not None:
+        settings.setdefault("repetition_penalty", body.repeat_penalty)
     return SamplingParams(
         min_tokens=body.min_tokens or 0,
         seed=body.seed,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
-        logit_bias=body.logit_bias or {},
+        logit_bias={token: float(bias) for token, bias in (body.logit_bias or {}).items()},
         stop=body.stop or [],
         n=body.n or 1,
-        **given_settings(body),
+        **settings,
     )
 
 

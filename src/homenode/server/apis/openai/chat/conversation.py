@@ -25,7 +25,7 @@ def conversation_of(state: ServerState, request: Request, body: ChatRequest) -> 
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens = _max_tokens(body)
     return ConversationRequest(
-        messages=template_messages(body.messages),
+        messages=template_messages(request, body.messages),
         offer=_offer(request, body),
         reasoning_effort=effort_of(body),
         thinking=thinking_of(body),
