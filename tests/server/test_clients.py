@@ -91,9 +91,9 @@ def test_errors_become_the_clients_own(client: openai.OpenAI, start: Start) -> N
         client.completions.create(model="nope", prompt="x")
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(
-            model="story-teller", messages=MESSAGES, tools=[{"type": "function", "function": {"name": "f"}}]
+            model="story-teller", messages=MESSAGES, audio={"voice": "alloy", "format": "wav"}
         )
-    assert refused.value.code == "unsupported_parameter" and refused.value.param == "tools"
+    assert refused.value.code == "unsupported_parameter" and refused.value.param == "audio"
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="wrong").models.list()
     broken = start(failing("InternalError"))

@@ -58,6 +58,8 @@ def document(state: ServerState, apis: Sequence[Api]) -> dict[str, Any]:
     named = sorted(types | {api.error_body for api in apis}, key=lambda t: t.__name__)
     _, components = msgspec.json.schema_components(named, ref_template=_REFS)
     for schema in components.values():
+        if not state.config.strict_requests:
+            schema.pop("additionalProperties", None)  # unknown fields are ignored
         if "description" in schema:  # a docstring, indented as in its source
             schema["description"] = cleandoc(schema["description"])
     for api in apis:

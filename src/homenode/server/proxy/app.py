@@ -43,6 +43,7 @@ _ASKED_OF_A_DECODER = (  # what a decode server tells about the model they all s
     ("GET", "/v1/models/{model:path}"),
     ("GET", "/tokenizer_info"),
     ("GET", "/openapi.json"),
+    ("POST", "/apply-template"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/"),

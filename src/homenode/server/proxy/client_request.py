@@ -94,7 +94,7 @@ def _direct(fields: Mapping[str, msgspec.Raw]) -> str | None:
 
 def _salt(fields: Mapping[str, msgspec.Raw], api: ForwardedApi) -> str:
     """The fields besides the text that make prompts of equal text different in a prefix cache."""
-    names = ("model", "cache_salt", "chat_template_kwargs", "add_special_tokens")
+    names = ("model", "cache_salt", "chat_template_kwargs", "add_special_tokens", "tools", "functions")
     kinds = itertools.chain((api.name,), (bytes(fields.get(name, b"")) for name in names))
     return b"\0".join(kinds).decode("utf-8", "surrogateescape")
 

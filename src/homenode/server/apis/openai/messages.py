@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from homenode.server.http.ignored import note_ignored
 
-ToolName = Annotated[str, Meta(pattern=r"^[\w.:/-]{1,256}$")]
+ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:/-]{1,256}$")]
 
 
 class TextPart(Struct, forbid_unknown_fields=True):

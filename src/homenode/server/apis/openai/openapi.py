@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from homenode.server.apis.openai.requests import NEUTRAL
 from homenode.server.core.state import ServerState
 
 _SINGLE: dict[str, Any] = {"properties": {"n": {"enum": [1, None]}, "stream": {"enum": [False, None]}}}
@@ -14,8 +15,38 @@ _SINGLE: dict[str, Any] = {"properties": {"n": {"enum": [1, None]}, "stream": {"
 def tighten_sampling(schema: dict[str, Any], state: ServerState) -> None:
     """The names of the model, and the range of its token ids."""
     tighten_model(schema, state)
+    tighten_unbuilt(schema)
     _first(schema, "logit_bias")["propertyNames"] = {"pattern": below_pattern(state.ready.vocab_size)}
     _first(schema, "stop_token_ids")["items"] = token_schema(state)
+
+
+def tighten_unbuilt(schema: dict[str, Any]) -> None:
+    """The values of fields that ask for nothing here."""
+    for name, neutral in NEUTRAL.items():
+        schema["properties"][name] = {"enum": [neutral, None], "default": None}
+
+
+def tighten_tools(schema: dict[str, Any]) -> None:
+    """What can be chosen depends on what is offered, under one of the two names."""
+    few: dict[str, Any] = {"enum": ["none", "auto", None]}
+    schema["properties"]["tool_choice"] = {
+        "enum": ["none", "auto", "required", None],
+        "default": None,
+        "description": 'Or an object that names one of the tools: {"type": "function", "function": {"name": NAME}}.',
+    }
+    schema["properties"]["function_call"] = {
+        **few,
+        "default": None,
+        "description": 'Or an object that names one of the functions: {"name": NAME}.',
+    }
+    some = {"properties": {"tools": {"type": "array", "minItems": 1}}, "required": ["tools"]}
+    none = {"anyOf": [{"type": "null"}, {"type": "array", "maxItems": 0}]}
+    schema.setdefault("allOf", []).extend(
+        (
+            {"anyOf": [{"properties": {"tool_choice": few}}, some]},
+            {"anyOf": [{"properties": {"functions": none}}, {"properties": {"tools": none}}]},
+        )
+    )
 
 
 def tighten_model(schema: dict[str, Any], state: ServerState) -> None:

@@ -54,7 +54,7 @@ class UnbuiltFields(SettingFields, kw_only=True):
 
 
 # What asks for nothing, by the field.
-_NEUTRAL: dict[str, Any] = {
+NEUTRAL: dict[str, Any] = {
     "typical_p": 1,
     "tfs_z": 1,
     "dynatemp_range": 0,
@@ -69,7 +69,7 @@ _NEUTRAL: dict[str, Any] = {
 
 def check_unbuilt(body: UnbuiltFields) -> None:
     """Raises ApiError 400 for a field that asks for what this server does not have."""
-    for name, neutral in _NEUTRAL.items():
+    for name, neutral in NEUTRAL.items():
         value = getattr(body, name)
         if value is not None and value != neutral:
             text = f"`{name}` is not supported: leave it out, or send {json.dumps(neutral)}"

@@ -94,11 +94,9 @@ def _functions(request: Request, tools: list[ToolDefinition] | tuple[()]) -> lis
             raise ApiError(
                 400, f"the required field `{param}` is missing", param=param, code="missing_required_parameter"
             )
-        if tool.function.name in found:
-            param = f"tools[{number}].function.name"
-            text = f"`{param}`: there are two functions `{tool.function.name}`; give each a name of its own"
-            raise ApiError(400, text, param=param, code="invalid_value")
-        found[tool.function.name] = tool.function
+        if tool.function.name in found:  # the first of that name is offered
+            note_ignored(request, f"tools[{number}]", f"tools[{number}].function.name")
+        found.setdefault(tool.function.name, tool.function)
     return list(found.values())
 
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from homenode.server.apis.openai.chat.answer import ChatChunk, ChatCompletion, ChatFormat
 from homenode.server.apis.openai.chat.conversation import conversation_of
 from homenode.server.apis.openai.chat.request import ChatRequest
-from homenode.server.apis.openai.openapi import tighten_kv_transfer, tighten_sampling, tighten_template
+from homenode.server.apis.openai.openapi import tighten_kv_transfer, tighten_sampling, tighten_template, tighten_tools
 from homenode.server.apis.openai.requests import HINTS
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.conversation import ConversationRequest, begin_conversation, conversation_text
@@ -68,6 +68,7 @@ def _tighten(components: dict[str, Any], state: ServerState) -> None:
     schema = components[ChatRequest.__name__]
     tighten_sampling(schema, state)
     tighten_template(schema)
+    tighten_tools(schema)
     schema.setdefault("allOf", []).append(
         {
             "anyOf": [

@@ -1,0 +1,122 @@
+"""Turns as templates take them, and switches of thoughts in the templates' own words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from homenode.chat.switches import same_switch, thinking_values
+from homenode.chat.turns import arrange_turns
+
+ASKED = {"role": "user", "content": "Where?"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+CHATML = "{% for message in messages %}{{ '<|im_start|>' + message.role }}{% endfor %}"
+FIRST_ONLY = "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}{{ message.content }}"
+
+
+def call(name: str) -> dict[str, Any]:
+    return {"id": f"call_{name}", "type": "function", "function": {"name": name, "arguments": {}}}
+
+
+def result(name: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": f"call_{name}", "content": name}
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("{{ message.reasoning_content }}", "reasoning_content"),
+        ("{{ message['reasoning_content'] }}{{ message.thinking }}", "reasoning_content"),
+        ("{{ message.thinking }}", "thinking"),
+        ("{{ message.reasoning }}", "reasoning"),
+        ("{{ message.content }}", None),
+    ],
+)
+@pytest.mark.parametrize("sent", ["reasoning_content", "reasoning"])
+def test_thoughts_have_the_templates_name(template: str, name: str | None, sent: str) -> None:
+    (said,) = arrange_turns(template, [{"role": "assistant", "content": "4", sent: "Hm."}])
+    assert said == {"role": "assistant", "content": "4"} | ({name: "Hm."} if name else {})
+
+
+def test_a_template_that_shows_one_of_thoughts_and_content_gets_both_as_thoughts() -> None:
+    template = "{{ message.thinking }} Cannot pass both content and thinking"
+    said = {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": [call("a")]}
+    (shown,) = arrange_turns(template, [said])
+    assert shown["thinking"] == "Hm.\n\nI look." and shown["content"] == ""
+
+
+def test_developers_are_systems_unless_the_template_knows_them() -> None:
+    told = {"role": "developer", "content": "x"}
+    assert arrange_turns("{{ messages }}", [told])[0]["role"] == "system"
+    assert arrange_turns("{{ 'developer' }}", [told])[0]["role"] == "developer"
+
+
+def test_calls_one_by_one_with_their_results() -> None:
+    template = "{{ message.tool_calls[0] }}"
+    said = {"role": "assistant", "content": "I look.", "tool_calls": [call("a"), call("b"), call("c")]}
+    shown = arrange_turns(template, [ASKED, said, result("b"), result("a"), ASKED])
+    calls = [message["tool_calls"][0]["function"]["name"] for message in shown if "tool_calls" in message]
+    assert calls == ["a", "b", "c"]
+    assert [message["content"] for message in shown] == ["Where?", "I look.", "a", "", "b", "", "Where?"]
+    loops = template + "{% for call in message.tool_calls %}"
+    assert arrange_turns(loops, [ASKED, said, result("a")]) == [ASKED, said, result("a")]
+
+
+def test_ids_of_nine_characters() -> None:
+    template = "{% for tool_call in message.tool_calls %} should be strings with length 9"
+    said = {"role": "assistant", "content": "", "tool_calls": [call("a"), {**call("b"), "id": "abcdefgh9"}]}
+    called, told, other = arrange_turns(template, [said, result("a"), {**result("b"), "tool_call_id": "abcdefgh9"}])
+    assert len(called["tool_calls"][0]["id"]) == 9 and called["tool_calls"][0]["id"] == told["tool_call_id"]
+    assert called["tool_calls"][1]["id"] == other["tool_call_id"] == "abcdefgh9"
+
+
+def test_empty_content_beside_calls() -> None:
+    said = {"role": "assistant", "content": "", "tool_calls": [call("a")]}
+    assert arrange_turns("{% if message['content'] is none %}", [said])[0]["content"] is None
+    assert arrange_turns("{{ message.content }}", [{**said, "content": None}])[0]["content"] == ""
+
+
+def test_system_messages_where_the_template_takes_them() -> None:
+    said = [SYSTEM, {**SYSTEM, "content": "Be kind."}, ASKED, SYSTEM, ASKED]
+    assert arrange_turns(CHATML, said) == said
+    shown = arrange_turns(FIRST_ONLY, said)
+    assert [(message["role"], message["content"]) for message in shown] == [
+        ("system", "Be brief.\n\nBe kind."),
+        ("user", "Where?"),
+        ("user", "Be brief.\n\nWhere?"),
+    ]
+    nowhere = arrange_turns("{{ raise_exception('System role not supported') }}", said[:3])
+    assert nowhere == [{"role": "user", "content": "Be brief.\n\nBe kind.\n\nWhere?"}]
+
+
+def test_turns_that_must_alternate_are_joined() -> None:
+    template = "{{ raise_exception('Conversation roles must alternate') }}" + CHATML
+    answer = {"role": "assistant", "content": "Here."}
+    shown = arrange_turns(template, [ASKED, ASKED, answer, answer, ASKED])
+    assert [message["role"] for message in shown] == ["user", "assistant", "user"]
+    assert shown[0]["content"] == "Where?\n\nWhere?" and shown[1]["content"] == "Here.\n\nHere."
+
+
+@pytest.mark.parametrize(
+    ("template", "thinking", "effort", "values"),
+    [
+        ("{{ enable_thinking }}", None, "none", {"enable_thinking": False}),
+        ("{{ enable_thinking }}", None, "minimal", {"enable_thinking": True}),
+        ("{% if thinking %}", False, None, {"thinking": False}),
+        ("{% if thinking %}", None, None, {}),
+        ("{{ message.thinking }}<thinking>", True, "high", {}),
+        ("{{ reasoning_effort }}", None, "high", {"reasoning_effort": "high"}),
+        ("{{ reasoning_effort }}", None, "xhigh", {"reasoning_effort": "high"}),
+        ("{{ reasoning_effort }}", None, "none", {"reasoning_effort": "low"}),
+        ("{% if reasoning_effort == 'none' %}", None, "none", {"reasoning_effort": "none"}),
+    ],
+)
+def test_switches(template: str, thinking: bool | None, effort: str | None, values: dict[str, Any]) -> None:
+    assert thinking_values(template, thinking=thinking, effort=effort) == values
+
+
+def test_a_switch_under_another_name_is_found() -> None:
+    assert same_switch("{% if thinking %}", {"enable_thinking": False}) == {"enable_thinking": False, "thinking": False}
+    assert same_switch("{% if thinking %}", {"thinking": True, "x": 1}) == {"thinking": True, "x": 1}
+    assert same_switch("{{ messages }}", {"enable_thinking": False}) == {"enable_thinking": False}

@@ -1,0 +1,222 @@
+"""Tools, thoughts and their streams in /v1/chat/completions, on a scripted model that writes what a test wants."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.test_completions import events
+from tests.server.written_answers import CALL, CALLS, LOOK, THINKS, Writer
+
+HELLO = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": LOOK}
+OTHER = {"type": "function", "function": {"name": "wait"}}
+
+
+def ask(writer: Writer, messages: Any = HELLO, **fields: Any) -> httpx.Response:
+    return writer.ask("/v1/chat/completions", {"messages": messages, "max_tokens": 400, **fields})
+
+
+def choice(answer: httpx.Response) -> dict[str, Any]:
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json()["choices"][0])
+
+
+def joined(answer: httpx.Response) -> dict[str, Any]:
+    """The choice that a stream makes, and how many pieces of arguments there were."""
+    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
+    reason = None
+    chunks = events(answer)
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    for chunk in chunks:
+        for part in chunk["choices"]:
+            delta = part["delta"]
+            message["content"] += delta.get("content", "")
+            message["reasoning_content"] += delta.get("reasoning_content", "")
+            assert delta.get("reasoning") == delta.get("reasoning_content")
+            for call in delta.get("tool_calls", ()):
+                if call["index"] == len(message["tool_calls"]):
+                    assert call["type"] == "function"
+                    message["tool_calls"].append({"id": call["id"], "type": "function", "function": {"arguments": ""}})
+                    message["tool_calls"][-1]["function"]["name"] = call["function"]["name"]
+                else:
+                    assert "id" not in call and "name" not in call["function"]
+                message["tool_calls"][call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+            reason = part["finish_reason"] or reason
+    return {"message": message, "finish_reason": reason}
+
+
+def plain(message: dict[str, Any]) -> dict[str, Any]:
+    """A message to compare: without ids, and with nothing for what is not there."""
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    return {
+        "content": message.get("content") or "",
+        "thoughts": message.get("reasoning_content") or "",
+        "calls": [(call["name"], call["arguments"]) for call in calls],
+    }
+
+
+TEXTS = [
+    "Hello, wörld 🦊 العربية",
+    f"Let me look.\n{CALL}",
+    f"{CALL}\n{CALL}\n behind",
+    '<tool_call>\n{"name": "look", "arguments": {"pl',
+    f"<think>Hm, 猫? {CALL}</think>\n\nWell.\n{CALL}",
+    "<think>no end",
+]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 5, 1000])
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_stream_makes_the_whole_answer(text: str, chunk: int) -> None:
+    writer = Writer(text, CALLS + THINKS, chunk)
+    whole = choice(ask(writer, tools=[TOOL, OTHER]))
+    stream = joined(ask(writer, tools=[TOOL, OTHER], stream=True))
+    assert plain(stream["message"]) == plain(whole["message"])
+    assert stream["finish_reason"] == whole["finish_reason"]
+    assert whole["finish_reason"] == ("tool_calls" if whole["message"].get("tool_calls") else "stop")
+    again = plain(choice(ask(Writer(text, CALLS + THINKS, 7), tools=[TOOL, OTHER]))["message"])
+    assert plain(whole["message"]) == again
+
+
+def test_a_call_and_the_text_before_it() -> None:
+    message = choice(ask(Writer(f"Let me look.\n{CALL}", CALLS), tools=[TOOL]))["message"]
+    (call,) = message["tool_calls"]
+    assert message["content"] == "Let me look." and call["type"] == "function" and call["id"]
+    assert call["function"]["name"] == "look" and json.loads(call["function"]["arguments"]) == {"place": "wörld 🦊"}
+
+
+def test_only_a_call_has_no_content() -> None:
+    answer = choice(ask(Writer(CALL, CALLS), tools=[TOOL]))
+    assert answer["message"]["content"] is None and answer["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("fields", [{"tools": [TOOL], "tool_choice": "none"}, {"tools": []}, {}])
+def test_without_tools_nothing_is_a_call(fields: dict[str, Any]) -> None:
+    answer = choice(ask(Writer(CALL, CALLS), **fields))
+    assert answer["message"]["content"] == CALL and "tool_calls" not in answer["message"]
+    assert answer["finish_reason"] == "stop"
+
+
+def test_old_clients_get_a_function_call() -> None:
+    writer = Writer(CALL, CALLS)
+    answer = choice(ask(writer, functions=[LOOK]))
+    assert answer["message"]["function_call"]["name"] == "look" and answer["finish_reason"] == "function_call"
+    chunks = [part for chunk in events(ask(writer, functions=[LOOK], stream=True)) for part in chunk["choices"]]
+    pieces = [part["delta"]["function_call"] for part in chunks if "function_call" in part["delta"]]
+    assert pieces[0]["name"] == "look"
+    assert "".join(piece["arguments"] for piece in pieces) == answer["message"]["function_call"]["arguments"]
+    history = [*HELLO, answer["message"], {"role": "function", "name": "look", "content": "snow"}]
+    assert ask(writer, history, functions=[LOOK]).status_code == 200
+    _, called, told = writer.seen()[1:]
+    assert called["tool_calls"][0]["function"] == {"name": "look", "arguments": {"place": "wörld 🦊"}}
+    assert told == {"role": "tool", "content": "snow", "name": "look"}
+
+
+def test_one_call_where_several_are_not_wanted() -> None:
+    writer = Writer(f"{CALL}\n{CALL}\nand more", CALLS, 1000)
+    assert len(choice(ask(writer, tools=[TOOL]))["message"]["tool_calls"]) == 2
+
+
+def test_thoughts_have_both_names_and_can_be_left_out() -> None:
+    writer = Writer("<think>Hm.</think>\n\nYes.", THINKS)
+    message = choice(ask(writer))["message"]
+    assert message["reasoning_content"] == message["reasoning"] == "Hm." and message["content"] == "Yes."
+    for fields in ({"include_reasoning": False}, {"reasoning": {"exclude": True}}):
+        message = choice(ask(writer, **fields))["message"]
+        assert "reasoning_content" not in message and "reasoning" not in message and message["content"] == "Yes."
+    raw = Writer("<think>Hm.</think>\n\nYes.", THINKS, reasoning_format="none")
+    assert choice(ask(raw))["message"]["content"] == "<think>Hm.</think>\n\nYes."
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({"reasoning_effort": "none"}, False),
+        ({"reasoning_effort": "high"}, True),
+        ({"reasoning": {"effort": "low"}}, True),
+        ({"reasoning": {"enabled": False}}, False),
+        ({"thinking": {"type": "disabled"}}, False),
+        ({"thinking": {"type": "adaptive"}}, None),
+        ({"enable_thinking": True, "reasoning_effort": "none"}, True),
+        ({"chat_template_kwargs": {"thinking": False}}, False),
+        ({}, None),
+    ],
+)
+def test_every_spelling_reaches_the_templates_switch(fields: dict[str, Any], wanted: bool | None) -> None:
+    writer = Writer("Yes.", THINKS)
+    assert ask(writer, **fields).status_code == 200
+    values = writer.seen()[-1].get("values", {})
+    assert values.get("enable_thinking") is wanted
+
+
+def test_results_as_parts_and_pictures_among_them() -> None:
+    writer = Writer("Yes.", CALLS)
+    parts = [{"type": "text", "text": "snow"}, {"type": "image_url", "image_url": {"url": "data:x"}}]
+    called = {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "look", "arguments": {}}}]}
+    answer = ask(writer, [*HELLO, called, {"role": "tool", "tool_call_id": "a", "content": parts}], tools=[TOOL])
+    assert answer.headers["x-homenode-ignored"] == "image"
+    assert [part["text"] for part in writer.seen()[-1]["content"]] == ["snow", "[image]"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "fly"}}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "two words"}}]}, "tools[0].function.name"),
+        ({"tools": [TOOL], "functions": [LOOK]}, "functions"),
+        ({"reasoning_effort": "banana"}, "reasoning_effort"),
+    ],
+)
+def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
+    answer = ask(Writer("Yes.", CALLS), **fields)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == param.replace("[0]", "[0]") and param in error["message"]
+
+
+def test_hosted_tools_are_left_out_and_named() -> None:
+    writer = Writer("Yes.", CALLS)
+    answer = ask(writer, tools=[{"type": "web_search"}, TOOL, TOOL])
+    assert answer.headers["x-homenode-ignored"] == "web_search, tools_2_"
+    assert [tool["function"]["name"] for tool in writer.seen()[0]["tools"]] == ["look"]
+
+
+def test_timings_where_they_are_asked_for() -> None:
+    writer = Writer("Yes.", "")
+    for field in ("timings_per_token", "return_timings"):
+        timings = ask(writer, **{field: True}).json()["timings"]
+        assert timings["cache_n"] == 3 and timings["predicted_n"] == 5 and timings["prompt_n"] > 10
+        assert all(value >= 0 for value in timings.values())
+    assert "timings" not in ask(writer).json()
+    told = [("timings" in chunk) for chunk in events(ask(writer, stream=True, return_timings=True))]
+    assert sum(told) == 1 and told[-1]
+    told = [("timings" in chunk) for chunk in events(ask(writer, stream=True, timings_per_token=True))]
+    assert sum(told) == len(told) - 1
+
+
+def test_the_template_can_be_looked_at() -> None:
+    writer = Writer("Yes.", CALLS + THINKS)
+    body = {"messages": HELLO, "tools": [TOOL], "reasoning_effort": "none"}
+    shown = writer.ask("/apply-template", body).json()
+    assert (
+        ask(writer, HELLO, tools=[TOOL], reasoning_effort="none", return_token_ids=True).json()["prompt_token_ids"]
+        == (shown["token_ids"])
+    )
+    assert bytes(shown["token_ids"]).decode() == shown["prompt"] and '"enable_thinking": false' in shown["prompt"]
+
+
+def test_tokenize_takes_tools() -> None:
+    writer = Writer("Yes.", CALLS)
+    with_tools = writer.ask("/tokenize", {"messages": HELLO, "tools": [TOOL]}).json()
+    assert (
+        with_tools["tokens"] == writer.ask("/apply-template", {"messages": HELLO, "tools": [TOOL]}).json()["token_ids"]
+    )

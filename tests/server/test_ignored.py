@@ -1,0 +1,85 @@
+"""Fields that are not known: left out, named in a header and once in the log, or refused where that is wanted."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from starlette.requests import Request
+
+from homenode.server.http.ignored import IgnoredNames, note_ignored
+from tests.server.written_answers import Writer
+
+CHAT = "/v1/chat/completions"
+HELLO = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+HEADER = "x-homenode-ignored"
+
+
+def test_unknown_fields_are_named_at_every_depth() -> None:
+    writer = Writer("Yes.")
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "x"}}], "mood": 1},
+        {"role": "assistant", "content": "a", "mood": 2},
+    ]
+    answer = writer.ask(CHAT, {**HELLO, "messages": messages, "florp": 3, "stream_options": {"depth": 1}})
+    assert answer.status_code == 200
+    assert answer.headers[HEADER].split(", ") == ["cache_control", "mood", "florp", "depth"]
+    plain = writer.ask(CHAT, {**HELLO, "user": "u", "store": False, "florp": None, "metadata": {"k": "v"}})
+    assert plain.status_code == 200 and HEADER not in plain.headers
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/tokenize"])
+def test_every_endpoint_and_streams_name_them(path: str) -> None:
+    body = {"florp": 1, **(HELLO if path == CHAT else {"prompt": "hi"})}
+    writer = Writer("Yes.")
+    assert writer.ask(path, body).headers[HEADER] == "florp"
+    if path != "/tokenize":
+        assert writer.ask(path, {**body, "stream": True}).headers[HEADER] == "florp"
+    assert HEADER in writer.ask(path, {**body, "model": "nobody"}).headers  # of refused requests, too
+
+
+def test_what_stands_in_the_header_is_bounded_and_harmless() -> None:
+    strange = {"a\r\nset-cookie: x": 1, "ключ, 猫": 1, "x" * 500: 1}
+    found = Writer("Yes.").ask(CHAT, {**HELLO, **strange}).headers[HEADER]
+    assert found.split(", ") == ["a__set-cookie:_x", "_______", "x" * 64]
+    many = Writer("Yes.").ask(CHAT, {**HELLO, **{f"field_{i}": i for i in range(500)}}).headers[HEADER]
+    assert len(many.split(", ")) == 64
+
+
+def test_the_log_tells_each_name_once(caplog: pytest.LogCaptureFixture) -> None:
+    names = IgnoredNames()
+    with caplog.at_level(logging.WARNING):
+        for name in ("florp", "florp", "wibble", "florp"):
+            request = Request({"type": "http", "state": {}})
+            names.begin(request)
+            note_ignored(request, name)
+    assert [record.getMessage().split("`")[1] for record in caplog.records] == ["florp", "wibble"]
+
+
+def test_strict_servers_refuse_them_by_name() -> None:
+    strict = Writer("Yes.", strict_requests=True)
+    error = strict.ask(CHAT, {**HELLO, "messages": [{**HELLO["messages"][0], "mood": 1}]}).json()["error"]  # type: ignore[index]
+    assert error["param"] == "messages[0].mood" and error["code"] == "unknown_parameter"
+    assert strict.ask(CHAT, {**HELLO, "user": "u"}).status_code == 200
+    tools = [{"type": "web_search"}]
+    assert strict.ask(CHAT, {**HELLO, "tools": tools}).json()["error"]["param"] == "tools[0]"
+
+
+@pytest.mark.parametrize(
+    ("field", "neutral", "other"),
+    [("typical_p", 1, 0.5), ("xtc_probability", 0.0, 0.1), ("bad_words", [], ["x"]), ("use_beam_search", False, True)],
+)
+def test_what_would_change_the_answer_is_refused(field: str, neutral: object, other: object) -> None:
+    writer = Writer("Yes.")
+    assert writer.ask(CHAT, {**HELLO, field: neutral}).status_code == 200
+    refused = writer.ask(CHAT, {**HELLO, field: other})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == field
+
+
+def test_biases_may_be_texts() -> None:
+    writer = Writer("Yes.")
+    assert writer.ask(CHAT, {**HELLO, "logit_bias": {"5": "-100", "6": 1}}).status_code == 200
+    assert writer.client.requests[-1].params.logit_bias == {5: -100.0, 6: 1.0}
+    assert writer.ask(CHAT, {**HELLO, "logit_bias": {"5": "much"}}).status_code == 400
+    assert writer.ask(CHAT, {**HELLO, "repeat_penalty": 1.5}).status_code == 200
+    assert writer.client.requests[-1].params.repetition_penalty == 1.5
