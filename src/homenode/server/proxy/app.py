@@ -23,17 +23,20 @@ from homenode.server.proxy.forwarded_apis import (
     MESSAGES,
     OLLAMA_CHAT,
     OLLAMA_GENERATE,
+    RESPONSES,
     ForwardedApi,
 )
 from homenode.server.proxy.forwarder import Forwarder
 from homenode.server.proxy.health import health
 from homenode.server.proxy.passing import passed
 from homenode.server.proxy.state import ProxyState
+from homenode.server.proxy.stored_responses import holder_of, passed_to_holder
 
 _LONG = 1 << 18  # bytes of a body that is read off the event loop
 _FORWARDED = {
     "/v1/completions": COMPLETIONS,
     "/v1/chat/completions": CHAT_COMPLETIONS,
+    "/v1/responses": RESPONSES,
     "/v1/messages": MESSAGES,
     "/api/chat": OLLAMA_CHAT,
     "/api/generate": OLLAMA_GENERATE,
@@ -54,6 +57,12 @@ _ASKED_OF_A_DECODER = (  # what a decode server tells about the model they all s
     ("POST", "/api/show"),
     *((operation.method.upper(), operation.path) for operation in refused.OPERATIONS),
 )
+_OF_A_STORED_RESPONSE = (  # what the decode server answers that keeps it
+    ("GET", "/v1/responses/{response_id}"),
+    ("DELETE", "/v1/responses/{response_id}"),
+    ("POST", "/v1/responses/{response_id}/cancel"),
+    ("GET", "/v1/responses/{response_id}/input_items"),
+)
 
 
 def create_app(state: ProxyState) -> HttpApplication:
@@ -69,6 +78,10 @@ def create_app(state: ProxyState) -> HttpApplication:
     routes += [route for route, _ in forwarded]
     routes += [
         Route(path, Endpoint(state, passed, admits=True), methods=[method]) for method, path in _ASKED_OF_A_DECODER
+    ]
+    routes += [
+        Route(path, Endpoint(state, passed_to_holder, admits=True), methods=[method])
+        for method, path in _OF_A_STORED_RESPONSE
     ]
     shapes = [(route, api.error_shape) for route, api in forwarded if api.error_shape is not None]
     return HttpApplication(routes, state.config.api_key, lambda: state.draining, shapes)
@@ -90,7 +103,10 @@ class _ForwardedEndpoint:
                 asked = read_client_request(body, self._api)
             if asked.direct is not None:
                 self._state.metrics.direct(asked.direct)
-            await Forwarder(self._state, request, asked, lease, send).run()
+            holder = None
+            if asked.goes_on_from is not None:
+                holder = await holder_of(self._state, request, asked.goes_on_from)
+            await Forwarder(self._state, request, asked, lease, send, holder).run()
 
 
 async def _version(state: ProxyState, request: Request) -> Response:

@@ -15,7 +15,7 @@ import msgspec
 
 from homenode.server.http.failures import ApiError
 from homenode.server.http.json_size import SMALL_BODY, check_json_size
-from homenode.server.proxy.forwarded_apis import CHAT_COMPLETIONS, ForwardedApi, value_of
+from homenode.server.proxy.forwarded_apis import CHAT_COMPLETIONS, RESPONSES, ForwardedApi, value_of
 
 _PARAMS = "kv_transfer_params"
 _NOT_FOR_PREFILL = frozenset({"stream", "stream_options", _PARAMS})
@@ -26,7 +26,7 @@ _decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 @dataclass(frozen=True)
 class ClientRequest:
     """`direct`: why it is not handed over, None: it is. `units`, `tokens`, `salt`: what `routing.LoadTable.prompt`
-    takes.
+    takes. `goes_on_from`: the id of a response that one of the decode servers keeps.
     """
 
     body: bytes
@@ -37,6 +37,7 @@ class ClientRequest:
     units: Sequence[int] = ()
     tokens: int = 0
     salt: str = ""
+    goes_on_from: str | None = None
 
     def for_prefill(self, ticket: str, peer: bytes) -> bytes:
         """The body for a prefill server. `peer`: what the decode server publishes, as JSON."""
@@ -73,9 +74,13 @@ def read_client_request(body: bytes, api: ForwardedApi) -> ClientRequest:
     if value_of(fields, _PARAMS) is not None:
         raise ApiError(400, f"`{_PARAMS}` is set by the proxy; leave it out", param=_PARAMS, code="invalid_value")
     stream = api.streams(value_of(fields, "stream"))
+    previous = value_of(fields, "previous_response_id") if api is RESPONSES else None
+    goes_on_from = previous if isinstance(previous, str) else None
     prompts, units, tokens = api.prompt_units(fields)
     direct = "unreadable" if not prompts else "prompts" if prompts > 1 else _direct(fields)
-    return ClientRequest(body, direct, api, stream, fields, units, tokens, _salt(fields, api))
+    if goes_on_from is not None:
+        direct = "previous_response"  # a prefill server does not know what is before
+    return ClientRequest(body, direct, api, stream, fields, units, tokens, _salt(fields, api), goes_on_from)
 
 
 def _direct(fields: Mapping[str, msgspec.Raw]) -> str | None:
@@ -86,7 +91,8 @@ def _direct(fields: Mapping[str, msgspec.Raw]) -> str | None:
         value_of(fields, "echo") is True and value_of(fields, "logprobs") is not None
     ):
         return "prompt_logprobs"  # these need every prompt token's logits, not only its keys and values
-    limit = value_of(fields, "max_completion_tokens") or value_of(fields, "max_tokens")
+    names = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+    limit = next((value for name in names if (value := value_of(fields, name))), None)
     if limit not in (None, -1) and not _more_than(limit, 1):  # -1: no limit
         return "max_tokens"  # nothing is decoded after the token that the prompt's last position gives
     return None

@@ -11,6 +11,7 @@ from homenode.server.proxy.forwarded_apis import CHAT_COMPLETIONS, ForwardedApi
 _END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _END_OF_LINE = re.compile(rb"\n")
 _LARGEST_EVENT = 1 << 20  # bytes kept back; what is longer is passed on as it comes
+_LONGEST_NAME = 64
 
 
 def event_of(body: bytes, label: bytes = b"") -> bytes:
@@ -27,7 +28,8 @@ class Events:
         self._api = api
         self._end = _END_OF_LINE if api.form is LINES else _END
         self._rest = b""
-        self._last = b""
+        self._last = b""  # the last whole event; of one too long to be kept its beginning and its end
+        self._begun = b""  # the beginning of one too long to be kept
         self._within = False  # an event too long to be kept was begun
 
     def feed(self, chunk: bytes) -> bytes:
@@ -37,11 +39,13 @@ class Events:
         for match in self._end.finditer(data, max(0, len(self._rest) - 3)):
             begin, end = end, match.end()
         if not end and len(data) > _LARGEST_EVENT:
+            if not self._within:
+                self._begun = data[:_LONGEST_NAME]
             self._within, self._rest = True, b""
             return data
         if end:
+            self._last = (self._begun if self._within and not begin else b"") + data[begin:end]
             self._within = False
-            self._last = data[begin:end]
         self._rest = data[end:]
         return data[:end]
 

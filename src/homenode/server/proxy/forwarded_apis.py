@@ -16,6 +16,7 @@ from homenode.server.apis.anthropic.answer import messages_failure
 from homenode.server.apis.anthropic.errors import messages_error
 from homenode.server.apis.ollama.answer import ollama_failure
 from homenode.server.apis.ollama.errors import ollama_error
+from homenode.server.apis.responses.answer import responses_failure
 from homenode.server.http.failures import ApiError, ErrorShape
 from homenode.server.http.sse import EVENTS, LINES, StreamForm, event
 
@@ -98,6 +99,10 @@ def _is_message_stop(last: bytes) -> bool:
     return last.startswith(b"event: message_stop")
 
 
+def _is_response_end(last: bytes) -> bool:
+    return last.startswith((b"event: response.completed", b"event: response.incomplete"))
+
+
 def _is_done_line(last: bytes) -> bool:
     try:
         line = msgspec.json.decode(last)
@@ -128,6 +133,13 @@ MESSAGES = ForwardedApi(
     failure=messages_failure,
     label=b"event: error\n",
     error_shape=messages_error,
+)
+RESPONSES = ForwardedApi(
+    b"items",
+    _of_fields("instructions", "input"),
+    is_last=_is_response_end,
+    failure=responses_failure,
+    label=b"event: error\n",
 )
 OLLAMA_CHAT = _ollama(b"ollama-chat", "tools", "messages")
 OLLAMA_GENERATE = _ollama(b"ollama-generate", "system", "prompt")

@@ -53,9 +53,19 @@ class UpstreamSilent(Exception):
 
 
 class Forwarder:
-    """One client request. `lease`: the bytes of its body, given back once no server needs the body any more."""
+    """One client request. `lease`: the bytes of its body, given back once no server needs the body any more. `holder`:
+    the decode server that keeps what it goes on from, where it does and one has it.
+    """
 
-    def __init__(self, state: ProxyState, request: Request, asked: ClientRequest, lease: Lease, send: Send) -> None:
+    def __init__(
+        self,
+        state: ProxyState,
+        request: Request,
+        asked: ClientRequest,
+        lease: Lease,
+        send: Send,
+        holder: str | None = None,
+    ) -> None:
         config = state.config
         self._state, self._request, self._asked, self._lease = state, request, asked, lease
         answer_s = config.first_byte_timeout if asked.stream else config.answer_timeout
@@ -63,6 +73,7 @@ class Forwarder:
             config.prefill_tries, config.decode_tries, config.wait_timeout, config.prefill_timeout, answer_s
         )
         self.proxied = ProxiedRequest(state.next_ticket(), asked.direct is None, limits)
+        self._holder = holder
         self._prompt = state.loads.prompt(asked.units, asked.tokens, asked.salt)
         self._arrival = time.monotonic()
         self._at_decoder: RoutedLoad | None = None
@@ -147,7 +158,7 @@ class Forwarder:
     async def _choose(self, step: Choose) -> list[Action]:
         self._leave_decoder()
         began = time.monotonic()
-        while (choice := self._state.choose(self._prompt, step)) is None:
+        while (choice := self._state.choose(self._prompt, step, self._holder)) is None:
             left = began + step.wait_s - time.monotonic()
             if left <= 0:
                 break

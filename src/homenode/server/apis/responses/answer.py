@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 import msgspec
+from msgspec import UNSET
 
 from homenode.server.apis.responses.events import ResponsesEvent, encoded
 from homenode.server.apis.responses.output import (
@@ -26,6 +27,12 @@ from homenode.server.http.failures import ApiError
 from homenode.server.interfaces.tokenizer import TokenizerLike
 
 _LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot carry
+
+
+def responses_failure(error: ApiError) -> bytes:
+    """The event for an error that is not a response's own, in a stream of which nothing else is known."""
+    detail = error.body.error
+    return encoded(ResponsesEvent(type="error", code=detail.code, message=detail.message, param=detail.param))
 
 
 @dataclass
@@ -80,6 +87,7 @@ class ResponsesFormat:
         events = self.builder.end(cut=cut)
         self.response.output = self.builder.items
         self.response.usage = self._usage()
+        self.response.kv_transfer_params = self.conversation.generation.kv_result or UNSET
         self.response.status = "incomplete" if cut else "completed"
         if cut:
             self.response.incomplete_details = IncompleteDetails("max_output_tokens")

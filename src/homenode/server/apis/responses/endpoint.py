@@ -97,7 +97,7 @@ def _response(state: ServerState, body: ResponsesRequest, model: str) -> Respons
         prompt_cache_key=body.prompt_cache_key,
         reasoning={"effort": None, "summary": None, **told(body.reasoning)},
         safety_identifier=body.safety_identifier,
-        store=body.store is not False and state.config.max_stored_responses > 0,
+        store=_is_kept(state, body),
         temperature=sampling["temperature"],
         text={"format": {"type": "text"}, **told(body.text)},
         tool_choice=choice,
@@ -107,6 +107,12 @@ def _response(state: ServerState, body: ResponsesRequest, model: str) -> Respons
         truncation=body.truncation or "disabled",
         user=body.user,
     )
+
+
+def _is_kept(state: ServerState, body: ResponsesRequest) -> bool:
+    """Whether the response is stored. Of one whose prompt is computed for another server that one has the answer."""
+    for_another = body.kv_transfer_params is not None and bool(body.kv_transfer_params.do_remote_decode)
+    return body.store is not False and state.config.max_stored_responses > 0 and not for_another
 
 
 async def _keep(state: ServerState, response: ResponseObject, history: History) -> None:

@@ -37,6 +37,9 @@ class ResponsesEvent(Struct, kw_only=True):
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
     input: str | UnsetType = UNSET
+    code: str | UnsetType | None = UNSET
+    message: str | UnsetType = UNSET
+    param: str | UnsetType | None = UNSET
 
 
 def encoded(event: ResponsesEvent) -> bytes:

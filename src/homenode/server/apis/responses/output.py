@@ -7,6 +7,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from homenode.server.apis.responses.items import ItemStatus
+from homenode.server.core.kv_transfer import KvTransferResult
 
 
 class ResponsesTopLogprob(Struct):
@@ -162,3 +163,4 @@ class ResponseObject(Struct, kw_only=True):
     truncation: Literal["auto", "disabled"]
     usage: ResponsesUsage | None = None
     user: str | None = None
+    kv_transfer_params: KvTransferResult | UnsetType = UNSET
