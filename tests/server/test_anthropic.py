@@ -102,9 +102,9 @@ def test_blocks_of_any_order_of_deltas() -> None:
     ]  # fmt: skip
     assert blocks[0].signature and blocks[0].signature != blocks[5].signature
     assert (blocks[2].input, blocks[3].input, blocks[6].input) == ({"x": 1}, {}, {"INVALID_JSON": '{"y": ['})
-    hidden = BlockWriter(shows_thoughts=False)
+    hidden = BlockWriter(lambda thoughts: f"sealed {thoughts}")
     shown = [*hidden.feed(deltas[:2]), *hidden.close()]
-    assert len(shown) == 3 and shown[1].delta.signature == blocks[0].signature
+    assert len(shown) == 3 and shown[1].delta.signature == "sealed ab"
 
 
 def test_usage_and_ends() -> None:
@@ -219,9 +219,13 @@ def test_thoughts_are_switched(thinking: dict[str, Any], seen: bool) -> None:
 
 
 def test_thoughts_that_nobody_wants_to_read() -> None:
-    whole = ask(Writer("<think>secret</think>x", THINKS), thinking={"type": "adaptive", "display": "omitted"}).json()
-    assert whole["content"][0]["thinking"] == "" and whole["content"][0]["signature"]
-    assert whole["content"][1]["text"] == "x"
+    omitted = {"type": "adaptive", "display": "omitted"}
+    writer = Writer("<think>secret</think>x", THINKS, thoughts_secret="s")
+    content = ask(writer, thinking=omitted).json()["content"]
+    assert content[0]["thinking"] == "" and content[1]["text"] == "x" and "secret" not in content[0]["signature"]
+    assert "secret" not in ask(writer, thinking=omitted, stream=True).text
+    ask(writer, [*HELLO, {"role": "assistant", "content": content}, *HELLO])
+    assert writer.seen()[1]["reasoning_content"] == "secret"
 
 
 def test_tokens_are_counted() -> None:

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import msgspec
 from msgspec import Struct
 
-from homenode.server.apis.anthropic.content import AnswerBlock, BlockEvent, BlockWriter, whole_blocks
+from homenode.server.apis.anthropic.content import AnswerBlock, BlockEvent, BlockWriter, Seal, whole_blocks
 from homenode.server.apis.anthropic.errors import MessagesErrorDetail, messages_error
 from homenode.server.core.conversation import Conversation
 from homenode.server.core.message_reader import JoinedMessage, MessageEvent
@@ -97,18 +97,19 @@ def messages_failure(error: ApiError) -> bytes:
 class MessagesFormat:
     """A `MessageFormat`: one message, as blocks."""
 
-    def __init__(self, model: str, conversation: Conversation, *, shows_thoughts: bool = True) -> None:
+    def __init__(self, model: str, conversation: Conversation, seal: Seal | None = None) -> None:
+        """`seal`: of thoughts that are not shown; None: they are."""
         self._model, self._generation = model, conversation.generation
-        self._shows_thoughts = shows_thoughts
+        self._seal = seal
         self._id = f"msg_{secrets.token_hex(12)}"
-        self._writer = BlockWriter(shows_thoughts=shows_thoughts)
+        self._writer = BlockWriter(seal)
         self._end = MessagesEnd(stop_reason=None, stop_sequence=None)
 
     def whole(self, choices: list[JoinedMessage]) -> bytes:
         """The message."""
         choice = choices[0]
         end = _end_of(choice)
-        answer = self._answer(whole_blocks(choice.deltas, shows_thoughts=self._shows_thoughts), end)
+        answer = self._answer(whole_blocks(choice.deltas, self._seal), end)
         return msgspec.json.encode(answer)
 
     def event(self, event: MessageEvent, *, first: bool) -> bytes:

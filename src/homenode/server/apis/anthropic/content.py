@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ class MessagesText(Struct, kw_only=True, tag_field="type", tag="text"):
 
 
 class MessagesThought(Struct, kw_only=True, tag_field="type", tag="thinking"):
-    """Thoughts. `signature`: a digest of them, by which they can be told from others."""
+    """Thoughts. `signature`: a digest of them; where they are not shown, the thoughts themselves, sealed."""
 
     thinking: str
     signature: str
@@ -83,21 +83,20 @@ class MessagesBlockStop(Struct, kw_only=True, tag_field="type", tag="content_blo
     index: int
 
 
+Seal = Callable[[str], str]  # makes a text one that only this service reads
 BlockEvent = MessagesBlockStart | MessagesBlockDelta | MessagesBlockStop
 
 
 class BlockWriter:
-    """Events of blocks for the deltas of one message: a block ends where another kind of delta, or another call, comes.
+    """Events of blocks for the deltas of one message: a block ends where another kind of delta, or another call, comes."""
 
-    `shows_thoughts`: otherwise blocks of thoughts have their signature alone.
-    """
-
-    def __init__(self, *, shows_thoughts: bool = True) -> None:
-        self._shows_thoughts = shows_thoughts
+    def __init__(self, seal: Seal | None = None) -> None:
+        """`seal`: thoughts are not shown, but sealed by it; None: they are shown."""
+        self._seal = seal
         self._index = -1
         self._open: type[Delta] | None = None
         self._call = -1
-        self._thoughts = hashlib.blake2b(digest_size=32)
+        self._thoughts: list[str] = []  # of the block that is open
 
     def feed(self, deltas: Iterable[Delta]) -> Iterator[BlockEvent]:
         """The events for more of the message."""
@@ -124,7 +123,7 @@ class BlockWriter:
         if isinstance(delta, ContentDelta):
             block = MessagesText(text="")
         elif isinstance(delta, ReasoningDelta):
-            self._thoughts = hashlib.blake2b(digest_size=32)
+            self._thoughts = []
             block = MessagesThought(thinking="", signature="")
         else:
             self._call = delta.index
@@ -136,16 +135,20 @@ class BlockWriter:
             return MessagesTextDelta(text=delta.text)
         if isinstance(delta, CallDelta):
             return MessagesInputDelta(partial_json=delta.arguments) if delta.arguments else None
-        self._thoughts.update(delta.text.encode("utf-8", "surrogatepass"))
-        return MessagesThoughtDelta(thinking=delta.text) if self._shows_thoughts else None
+        self._thoughts.append(delta.text)
+        return MessagesThoughtDelta(thinking=delta.text) if self._seal is None else None
 
     def _signature(self) -> str:
-        return base64.b64encode(self._thoughts.digest()).decode()
+        thoughts = "".join(self._thoughts)
+        if self._seal is not None:
+            return self._seal(thoughts)
+        digest = hashlib.blake2b(thoughts.encode("utf-8", "surrogatepass"), digest_size=32).digest()
+        return base64.b64encode(digest).decode()
 
 
-def whole_blocks(deltas: Iterable[Delta], *, shows_thoughts: bool = True) -> list[AnswerBlock]:
-    """The blocks that the events for these deltas make."""
-    writer = BlockWriter(shows_thoughts=shows_thoughts)
+def whole_blocks(deltas: Iterable[Delta], seal: Seal | None = None) -> list[AnswerBlock]:
+    """The blocks that the events of a `BlockWriter` for these deltas make."""
+    writer = BlockWriter(seal)
     blocks: list[AnswerBlock] = []
     texts: list[list[str]] = []
     for event in (*writer.feed(deltas), *writer.close()):

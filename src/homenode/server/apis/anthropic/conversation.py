@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from homenode.grammars.spec import GrammarSpec, JsonSchema
 from homenode.sampling import SamplingParams
 from homenode.server.apis.anthropic.blocks import Note
 from homenode.server.apis.anthropic.history import HistoryReader
@@ -11,15 +12,18 @@ from homenode.server.apis.anthropic.request import MessagesPrompt, MessagesReque
 from homenode.server.apis.anthropic.tools import tool_offer
 from homenode.server.core.conversation import ConversationRequest
 from homenode.server.core.setting_fields import given_settings
-from homenode.server.http.failures import ApiError
+from homenode.server.core.thought_seal import ThoughtSeal
 
 _THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 _CLEARS_THOUGHTS = "clear_thinking_20251015"  # which chat templates do by themselves
 
 
-def prompt_request(body: MessagesPrompt, note: Note, **rest: Any) -> ConversationRequest:
-    """What the prompt is made of, with `rest` for the other fields. Raises ApiError 400."""
-    history = HistoryReader(note)
+def prompt_request(body: MessagesPrompt, seal: ThoughtSeal, note: Note, **rest: Any) -> ConversationRequest:
+    """What the prompt is made of, with `rest` for the other fields. `seal`: of thoughts that were not shown.
+
+    Raises ApiError 400.
+    """
+    history = HistoryReader(seal, note)
     history.system(body.system)
     history.messages(body.messages)
     return ConversationRequest(
@@ -34,12 +38,11 @@ def prompt_request(body: MessagesPrompt, note: Note, **rest: Any) -> Conversatio
     )
 
 
-def answer_request(body: MessagesRequest, note: Note) -> ConversationRequest:
+def answer_request(body: MessagesRequest, seal: ThoughtSeal, note: Note) -> ConversationRequest:
     """The whole request. Raises ApiError 400."""
     _note_edits(body.context_management, note)
-    _refuse_formats(body)
-    if body.thinking is not None and body.thinking.budget_tokens is not None:
-        note("budget_tokens", "thinking.budget_tokens")
+    output, output_param = _output(body)
+    budget = body.thinking.budget_tokens if body.thinking else None
     sampling = SamplingParams(
         min_tokens=body.min_tokens or 0,
         seed=body.seed,
@@ -50,7 +53,11 @@ def answer_request(body: MessagesRequest, note: Note) -> ConversationRequest:
     )
     return prompt_request(
         body,
+        seal,
         note,
+        output=output,
+        output_param=output_param,
+        thinking_budget=budget if body.thinking_token_budget is None else body.thinking_token_budget,
         sampling=sampling,
         max_tokens=body.max_tokens,
         priority=body.priority or 0,
@@ -65,11 +72,14 @@ def shows_thoughts(thinking: MessagesThinking | None) -> bool:
     return thinking is None or thinking.display != "omitted"
 
 
-def _refuse_formats(body: MessagesPrompt) -> None:
-    param = "output_config.format" if body.output_config and body.output_config.format else "output_format"
-    if param != "output_format" or body.output_format is not None:
-        text = f"`{param}` is not supported: the text of an answer cannot be bound to a schema yet"
-        raise ApiError(400, text, param=param, code="unsupported_parameter")
+def _output(body: MessagesPrompt) -> tuple[GrammarSpec | None, str]:
+    """What the text of the answer is bound to, and the field that says so."""
+    config = body.output_config.format if body.output_config else None
+    if config is not None:
+        return JsonSchema(config.schema, strict=True), "output_config.format.schema"
+    if body.output_format is not None:
+        return JsonSchema(body.output_format.schema, strict=True), "output_format.schema"
+    return None, ""
 
 
 def _note_edits(management: dict[str, Any] | None, note: Note) -> None:

@@ -38,9 +38,10 @@ async def messages(state: ServerState, request: Request) -> Response:
     """Answer a conversation."""
     body = await read_json(state, request, _decode)
     model = state.model(body.model)
-    asked = answer_request(body, partial(note_ignored, request))
+    asked = answer_request(body, state.thought_seal, partial(note_ignored, request))
     conversation = await unless_gone_early(request, begin_conversation(state, asked))
-    answer = MessagesFormat(model, conversation, shows_thoughts=shows_thoughts(body.thinking))
+    seal = None if shows_thoughts(body.thinking) else state.thought_seal.seal
+    answer = MessagesFormat(model, conversation, seal)
     return await respond_conversation(
         state, request, conversation, answer, stream=bool(body.stream), form=EVENTS._replace(keep_alive=PING)
     )
@@ -50,7 +51,7 @@ async def count_tokens(state: ServerState, request: Request) -> Response:
     """How many tokens the prompt of a request has."""
     body = await read_json(state, request, _decode_count)
     state.model(body.model)
-    asked = prompt_request(body, partial(note_ignored, request))
+    asked = prompt_request(body, state.thought_seal, partial(note_ignored, request))
     count = await unless_gone_early(request, _count(state, asked))
     return json_response(MessagesCount(count))
 

@@ -16,6 +16,7 @@ from homenode.server.apis.anthropic.blocks import (
     user_text,
 )
 from homenode.server.apis.anthropic.request import MessagesMessage
+from homenode.server.core.thought_seal import ThoughtSeal
 from homenode.server.http.failures import ApiError
 
 # A line that agents put before their instructions. It is another one in each request, and meant for the bill alone: in
@@ -37,8 +38,8 @@ class _Turn:
             parts = [{"type": "text", "text": text} for text in self.texts]
             return {"role": self.role, "content": self.texts[0] if len(parts) == 1 else parts}
         said: dict[str, Any] = {"role": "assistant", "content": "\n".join(self.texts)}
-        if self.thoughts:
-            said["reasoning_content"] = "\n".join(self.thoughts)
+        if thoughts := "\n".join(filter(None, self.thoughts)):
+            said["reasoning_content"] = thoughts
         if self.calls:
             said["tool_calls"] = self.calls
         return said
@@ -49,8 +50,9 @@ class HistoryReader:
     one. What is left out is told to `note`.
     """
 
-    def __init__(self, note: Note) -> None:
-        self._note = note
+    def __init__(self, seal: ThoughtSeal, note: Note) -> None:
+        """`seal`: of thoughts that were not shown, which their signatures hold."""
+        self._seal, self._note = seal, note
         self._read: list[_Turn | dict[str, Any]] = []
         self._names: dict[str, str] = {}  # of called tools, by the id of the call
 
@@ -131,11 +133,14 @@ class HistoryReader:
             if block.type == "text":
                 turn.texts.append(needed(block.text, where, "text"))
             elif block.type == "thinking":
-                turn.thoughts.append(needed(block.thinking, where, "thinking"))
+                turn.thoughts.append(needed(block.thinking, where, "thinking") or self._sealed(block))
             elif block.type == "tool_use":
                 turn.calls.append(self._call(block, where))
             else:  # thoughts that only another server can read, tools that it runs
                 self._note(block.type, where)
+
+    def _sealed(self, block: MessagesBlock) -> str:
+        return self._seal.open(block.signature or "") or ""
 
     def _call(self, block: MessagesBlock, place: str) -> dict[str, Any]:
         id, name = needed(block.id, place, "id"), needed(block.name, place, "name")

@@ -107,6 +107,7 @@ class MessagesRequest(MessagesPrompt, kw_only=True):
     service_tier: Literal["auto", "standard_only"] | None = None
     context_management: dict[str, Any] | None = None
     seed: Annotated[int, Meta(ge=-_INT64 - 1, le=_INT64)] | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=0, le=_INT32)] | None = None  # before thinking.budget_tokens
     stop_token_ids: Annotated[list[MessagesTokenId], Meta(max_length=128)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=_INT32)] | None = None

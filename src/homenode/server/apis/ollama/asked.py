@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from homenode.grammars.spec import GrammarSpec, JsonObject, JsonSchema
 from homenode.sampling import SamplingParams
 from homenode.server.apis.ollama.answer import LineOf, OllamaFormat
 from homenode.server.apis.ollama.options import OllamaOptions, note_options, sampling_of_options
@@ -25,6 +26,9 @@ def conversation_request(body: OllamaAsked, **rest: Any) -> ConversationRequest:
     options = body.options or OllamaOptions()
     return ConversationRequest(
         reasoning_effort=body.think if isinstance(body.think, str) else None,
+        output=output_of(body),
+        output_param="format",
+        thinking_budget=body.thinking_token_budget,
         thinking=None if body.think is None else body.think is not False,
         template_kwargs=body.chat_template_kwargs,
         sampling=sampling_of(body),
@@ -35,6 +39,13 @@ def conversation_request(body: OllamaAsked, **rest: Any) -> ConversationRequest:
         kv_transfer=body.kv_transfer_params,
         **rest,
     )
+
+
+def output_of(body: OllamaAsked) -> GrammarSpec | None:
+    """What the text of the answer is bound to."""
+    if isinstance(body.format, dict):
+        return JsonSchema(body.format, strict=True)
+    return JsonObject() if body.format else None
 
 
 def sampling_of(body: OllamaAsked) -> SamplingParams:
@@ -56,8 +67,6 @@ def check_asked(state: ServerState, request: Request, body: OllamaAsked) -> None
         note("keep_alive", "keep_alive")  # the model is never unloaded
     if body.think and not state.formats.of(with_tools=False).has_thoughts:
         raise _unsupported("think", f'"{body.model[:200]}" does not support thinking')
-    if body.format:
-        raise _unsupported("format", "the text of an answer cannot be bound to a format yet")
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "`top_logprobs` needs `logprobs`: true", param="top_logprobs", code="invalid_value")
 

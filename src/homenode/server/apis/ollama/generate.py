@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -10,6 +11,7 @@ from homenode.server.apis.ollama.asked import (
     answered,
     check_asked,
     conversation_request,
+    output_of,
     refuse,
     sampling_of,
     streams,
@@ -19,6 +21,7 @@ from homenode.server.apis.ollama.names import check_name
 from homenode.server.apis.ollama.options import OllamaOptions
 from homenode.server.apis.ollama.request import HINTS, OllamaGenerateRequest
 from homenode.server.core.conversation import Conversation, begin_conversation
+from homenode.server.core.grammars import grammar_of
 from homenode.server.core.message_reader import MessageReader
 from homenode.server.core.prompts import encode_prompts, texts_memory
 from homenode.server.core.request import GenerationRequest, begin, check_limits
@@ -58,6 +61,8 @@ async def _message(state: ServerState, body: OllamaGenerateRequest, prompt: str)
 async def _raw(state: ServerState, body: OllamaGenerateRequest, prompt: str) -> Conversation:
     """The prompt as the model sees it; all that it writes is the response."""
     sampling = sampling_of(body)
+    if (output := output_of(body)) is not None:
+        sampling = msgspec.structs.replace(sampling, grammar=await grammar_of(state, output, "format"))
     check_limits(state, 1, sampling)
     async with state.text_work.reserve(texts_memory([prompt])):
         prompts = await encode_prompts(state, [prompt], "prompt", add_special_tokens=True, n=1)
