@@ -148,6 +148,7 @@ _PARALLEL = "--data-parallel-size --tensor-parallel-size --pipeline-parallel-siz
 ALWAYS: dict[str, str] = {
     "serve": f"{_HTTP} {_WEIGHTS} {_SCHEDULER} {_PARALLEL} --served-model-name --api-server-count --generation-config "
     "--max-sequences-per-request --max-stored-responses --stored-responses-size --stored-response-age "
+    "--tool-call-parser --reasoning-parser --reasoning-format --strict-requests "
     "--thoughts-secret --sse-keep-alive --health-timeout --seed --backend --numa "
     "--threads-per-core --executor --kv-cache-prealloc --state-snapshot-interval "
     "--transfer-channel --pd-role --pd-alloc-fail-backoff-ttl --pd-pull-pending-ttl --pd-peer-host --pd-buffer-device "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from homenode.server.apis.openai.requests import Sampling
 from homenode.server.core.generation import Generation
@@ -16,6 +16,12 @@ class PromptDetails(Struct):
     cached_tokens: int
 
 
+class CompletionDetails(Struct):
+    """`reasoning_tokens`: tokens of the answers that were thoughts."""
+
+    reasoning_tokens: int
+
+
 class Usage(Struct, kw_only=True):
     """Tokens of a whole request: each prompt counted once, every choice's tokens."""
 
@@ -23,6 +29,7 @@ class Usage(Struct, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
 
 class AnswerTimings(Struct, kw_only=True):

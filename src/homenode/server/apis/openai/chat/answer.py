@@ -15,6 +15,7 @@ from homenode.server.apis.openai.requests import StreamOptions
 from homenode.server.apis.openai.responses import (
     LEAST_LOGPROB,
     AnswerTimings,
+    CompletionDetails,
     Usage,
     timings_of,
     usage_of,
@@ -179,7 +180,7 @@ class ChatFormat:
             created=self._created,
             model=self._model,
             choices=[self._choice(choice) for choice in choices],
-            usage=usage_of(self._generation),
+            usage=self._usage(),
             system_fingerprint=self._fingerprint,
             prompt_token_ids=self._prompt_ids(),
             kv_transfer_params=self._generation.kv_result or UNSET,
@@ -205,12 +206,18 @@ class ChatFormat:
         if not self._options.include_usage:
             return DONE
         last = self._chunk([])
-        last.usage = usage_of(self._generation)
+        last.usage = self._usage()
         return event(last) + DONE
 
     def failure(self, error: ApiError) -> bytes:
         """An error body; no [DONE] follows."""
         return event(error.body)
+
+    def _usage(self) -> Usage:
+        usage = usage_of(self._generation)
+        if thoughts := self._conversation.thought_tokens:
+            usage.completion_tokens_details = CompletionDetails(thoughts)
+        return usage
 
     def _prompt_ids(self) -> list[int] | UnsetType:
         return self._generation.prompt_ids(0) if self._body.return_token_ids else UNSET
@@ -220,7 +227,7 @@ class ChatFormat:
             id=self._id, created=self._created, model=self._model, choices=choices, system_fingerprint=self._fingerprint
         )
         if self._options.include_usage or self._options.continuous_usage_stats:
-            chunk.usage = usage_of(self._generation) if self._options.continuous_usage_stats else None
+            chunk.usage = self._usage() if self._options.continuous_usage_stats else None
         return chunk
 
     def _choice(self, choice: JoinedMessage) -> ChatChoice:
