@@ -42,6 +42,7 @@ def conversation_for(
     if not _ARGUMENTS_ARE_TEXT.search(template):
         said = [_with_objects(message) for message in said]
     if shows_tools(template):
+        said = said if "tool_calls" in template else [_with_written_calls(message, tool_format) for message in said]
         return arrange_turns(template, said)
     if not tool_format.signs:
         said = _as_text(said)
@@ -83,6 +84,18 @@ def _as_text(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             behind, before = said.pop(), said.pop()
             said.append({**before, "content": f"{text_of(before['content'])}\n\n{text_of(behind['content'])}"})
     return said
+
+
+def _with_written_calls(message: dict[str, Any], tool_format: ToolFormat) -> dict[str, Any]:
+    """The message with its calls as text, for templates that leave them out."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    named = [_named(call["function"]) for call in calls if isinstance(call, Mapping) and "function" in call]
+    lines = [json.dumps(call, ensure_ascii=False) for call in named]
+    written = [f"{tool_format.list_mark}[{', '.join(lines)}]"] if tool_format.list_mark else lines
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**rest, "content": "\n".join(filter(None, (text_of(message.get("content")), *written)))}
 
 
 def _line(call: Any) -> str:

@@ -14,6 +14,7 @@ _THOUGHT_NAMES = (_THOUGHTS, "thinking", "reasoning")
 _ROLE = r"\b(?:message|msg|m)(?:\.role|\[['\"]role['\"]\])"
 _SYSTEM_IN_LOOP = re.compile(rf"{_ROLE}\s*(?:==|in)[^%}}]*['\"]system['\"]")
 _ROLE_SHOWN = re.compile(rf"(?:[+~]|\{{\{{-?)\s*\(?{_ROLE}|{_ROLE}\s*[+~]|=\s*{_ROLE}\s*-?%")
+_USER_IN_LOOP = re.compile(rf"{_ROLE}\s*==\s*['\"]user['\"]")
 _NO_SYSTEM = re.compile(r"system role (is )?not supported", re.IGNORECASE)
 _LAST_SYSTEM_ONLY = re.compile(r"system_prompt\s*=\s*message")
 _ALTERNATE = re.compile(r"must alternate")
@@ -124,7 +125,8 @@ def _with_system(template: str, messages: list[dict[str, Any]]) -> list[dict[str
         system = [message for message in messages if _is_system(message)]
         others = [message for message in messages if not _is_system(message)]
         return [*_joined(system), *others]
-    if "messages[0]" not in template or _SYSTEM_IN_LOOP.search(template) or _ROLE_SHOWN.search(template):
+    shows_any_role = _ROLE_SHOWN.search(template) and not _USER_IN_LOOP.search(template)
+    if "messages[0]" not in template or _SYSTEM_IN_LOOP.search(template) or shows_any_role:
         return messages
     leading = next((i for i, message in enumerate(messages) if not _is_system(message)), len(messages))
     return _said_by_user([*_joined(messages[:leading]), *messages[leading:]], kept=min(leading, 1))

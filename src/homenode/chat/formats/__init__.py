@@ -24,7 +24,8 @@ class ToolFormat:
     first. `marks`: what of the format's text may be special tokens of a model, whose text is not shown otherwise.
     `without_tools`: it also reads messages of requests that offer no tools, as content is marked up. `instruction`: how
     a model is told to write a call, where templates of such models leave that to the system message. `describe_calls`:
-    how calls are written, for decoding that is bound to them.
+    how calls are written, for decoding that is bound to them. `list_mark`: what stands before a list of call objects,
+    for templates that show no earlier calls.
     """
 
     names: tuple[str, ...]
@@ -35,6 +36,7 @@ class ToolFormat:
     without_tools: bool = False
     instruction: str = ""
     describe_calls: DescribeCalls | None = None
+    list_mark: str = ""
 
     @property
     def name(self) -> str:

@@ -20,6 +20,7 @@ FORMATS = [
         _read,
         (("<|tool_call|>",),),
         precedence=1,
+        list_mark="<|tool_call|>",
         marks=tuple(marker.text for marker in _MARKERS),
     )
 ]
