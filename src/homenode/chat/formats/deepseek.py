@@ -7,31 +7,20 @@ from __future__ import annotations
 import re
 
 from homenode.chat.formats import ToolFormat
+from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
 from homenode.chat.reading.call_objects import read_arguments
 from homenode.chat.reading.reader import Marker, Reader
+from homenode.chat.reading.sections import read_sections
 from homenode.chat.reading.source import Reading
 
-_BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-_CALL, _SEPARATOR, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_BEGIN, _CALL = Marker("<｜tool▁calls▁begin｜>"), Marker("<｜tool▁call▁begin｜>")
+_SEPARATOR, _CALL_END, _END = "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
 _FENCE, _KIND = "```", "function"
-_MARKERS = (Marker(_BEGIN), Marker(_CALL))
 _NAME = re.compile(r"[\w.:/-]+")
 
 
 def _read(reader: Reader) -> Reading[None]:
-    source = reader.source
-    while marker := (yield from reader.read_content(_MARKERS)):
-        if marker.text == _BEGIN:
-            yield from source.skip_space()
-            if not (yield from source.accept(_CALL)):
-                reader.give_back()
-                continue
-        while (yield from _read_call(reader)):
-            yield from source.skip_space()
-            if not (yield from source.accept(_CALL)):
-                break
-        if not (yield from source.accept(_END)):
-            reader.give_back()
+    return read_sections(reader, _BEGIN, _CALL, _END, _read_call)
 
 
 def _read_call(reader: Reader) -> Reading[bool]:
@@ -62,17 +51,29 @@ def _read_call(reader: Reader) -> Reading[bool]:
     return True
 
 
+def _describe(writer: CallWriter) -> CallForms:
+    mark, calls = writer.lark.mark, []
+    for tool in writer.tools:
+        arguments = writer.arguments(tool)
+        calls.append(f"{mark(_CALL.text + tool.name + _SEPARATOR)} {arguments} {mark(_CALL_END)}")
+        begin, end = f"{_CALL.text}{_KIND}{_SEPARATOR}{tool.name}\n{_FENCE}json\n", f"\n{_FENCE}{_CALL_END}"
+        calls.append(f"{mark(begin)} {arguments} {mark(end)}")
+    all_calls = writer.one_or_more(writer.any_of(calls), '"\\n"?')
+    return CallForms([CallBegin(f"{all_calls} {mark(_END)}", _BEGIN.text)], excluded=(_CALL.text,))
+
+
 _INSTRUCTION = (
-    f"To call tools, write {_BEGIN}{_CALL}NAME{_SEPARATOR}ARGUMENTS{_CALL_END}{_END}, with ARGUMENTS in JSON."
+    f"To call tools, write {_BEGIN.text}{_CALL.text}NAME{_SEPARATOR}ARGUMENTS{_CALL_END}{_END}, with ARGUMENTS in JSON."
 )
 
 FORMATS = [
     ToolFormat(
         ("deepseek_v3", "deepseek_v31", "deepseek_r1"),
         _read,
-        ((_CALL,), (_BEGIN,)),
+        ((_CALL.text,), (_BEGIN.text,)),
         precedence=3,
-        marks=(_BEGIN, _END, _CALL, _SEPARATOR, _CALL_END),
+        marks=(_BEGIN.text, _END, _CALL.text, _SEPARATOR, _CALL_END),
         instruction=_INSTRUCTION,
+        describe_calls=_describe,
     )
 ]

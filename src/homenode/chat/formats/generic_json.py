@@ -27,7 +27,9 @@ def _read(reader: Reader) -> Reading[None]:
 
 
 def _describe(writer: CallWriter) -> CallForms:
-    begins = [CallBegin(f'" "? {writer.arguments(tool)} "}}"', pattern=object_begin(tool)) for tool in writer.tools]
+    begins = [
+        CallBegin(rf'" "? {writer.arguments(tool)} /[ \n]?\}}/', pattern=object_begin(tool)) for tool in writer.tools
+    ]
     return CallForms(begins, '"\\n"', excluded=(CALL.text,), excluded_on_new_line=other_object_begins(writer))
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 from homenode.chat.formats import ToolFormat
+from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter, parameter_name
+from homenode.chat.grammars.lark import literal
+from homenode.chat.grammars.parameters import CallableTool, Parameter
+from homenode.chat.grammars.typed_texts import LineBreaks, typed_text
 from homenode.chat.reading.reader import Marker, Reader
 from homenode.chat.reading.source import Reading
 from homenode.chat.reading.typed_values import TypedArguments
@@ -35,9 +40,9 @@ def _read_call(reader: Reader) -> Reading[bool]:
             if not (yield from source.accept(_KEY_END)):
                 return False
             yield from source.skip_space()
-            schema = reader.tools.schema(name, key)
+            kinds = reader.tools.types(name, key)
             if not (yield from source.accept(_VALUE)) or not (
-                yield from arguments.read(key, schema, _VALUE_END, (_KEY, _END), lines=False)
+                yield from arguments.read(key, kinds, _VALUE_END, (_KEY, _END), lines=False)
             ):
                 return False
         elif (yield from source.accept(_END)):
@@ -47,5 +52,29 @@ def _read_call(reader: Reader) -> Reading[bool]:
             return False
 
 
+def _describe(writer: CallWriter) -> CallForms:
+    lark, calls = writer.lark, []
+    for tool in writer.tools:
+        parameters = writer.parameters(tool, functools.partial(_parameter, writer, tool))
+        calls.append(f'{literal(tool.name)} "\\n"? {parameters} {lark.mark(_END)}')
+    return CallForms([CallBegin(f'"\\n"? {writer.any_of(calls)}', _CALL.text)], separator='"\\n"?')
+
+
+def _parameter(writer: CallWriter, tool: CallableTool, parameter: Parameter) -> str:
+    name = parameter_name(tool, parameter, _NAME)
+    key, value = writer.lark.mark(f"{_KEY}{name}{_KEY_END}"), writer.lark.mark(_VALUE)
+    text = typed_text(writer.lark, parameter.schema, _VALUE_END, LineBreaks.KEPT, strict=tool.strict)
+    return f'{key} "\\n"? {value} {text} "\\n"?'
+
+
 _MARKS = (_CALL.text, _END, _KEY, _KEY_END, _VALUE, _VALUE_END)
-FORMATS = [ToolFormat(("glm45", "glm47", "glm4_moe"), _read, (("<arg_key>",),), precedence=3, marks=_MARKS)]
+FORMATS = [
+    ToolFormat(
+        ("glm45", "glm47", "glm4_moe"),
+        _read,
+        ((_KEY,),),
+        precedence=3,
+        marks=_MARKS,
+        describe_calls=_describe,
+    )
+]

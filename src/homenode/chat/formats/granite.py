@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from homenode.chat.formats import ToolFormat
+from homenode.chat.grammars.call_objects import call_list, call_object
+from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
 from homenode.chat.reading.call_objects import read_tagged_list
 from homenode.chat.reading.reader import Marker, Reader
 from homenode.chat.reading.source import Reading
 
-_MARKERS = (Marker("<|tool_call|>"), Marker("<tool_call>", on_new_line=True))
+_TOKEN, _TAG = Marker("<|tool_call|>"), Marker("<tool_call>", on_new_line=True)
+_MARKERS = (_TOKEN, _TAG)
 
 
 def _read(reader: Reader) -> Reading[None]:
     yield from read_tagged_list(reader, _MARKERS)
+
+
+def _describe(writer: CallWriter) -> CallForms:
+    calls = call_list(writer, [call_object(writer, tool) for tool in writer.tools])
+    return CallForms([CallBegin(f'" "? {calls}', _TOKEN.text)], excluded=(_TAG.text,))
 
 
 FORMATS = [
@@ -22,5 +30,6 @@ FORMATS = [
         precedence=1,
         list_mark="<|tool_call|>",
         marks=tuple(marker.text for marker in _MARKERS),
+        describe_calls=_describe,
     )
 ]

@@ -9,7 +9,11 @@ import re
 from dataclasses import dataclass
 
 from homenode.chat.formats import ToolFormat
+from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter, parameter_name
+from homenode.chat.grammars.parameters import CallableTool, Parameter
+from homenode.chat.grammars.typed_texts import LineBreaks, json_value, marked_text, typed_text
 from homenode.chat.reading.reader import Marker, Reader
+from homenode.chat.reading.schema_types import STRING, types_of
 from homenode.chat.reading.source import Reading
 from homenode.chat.reading.typed_values import TypedArguments
 
@@ -67,16 +71,42 @@ def _read_invocation(tags: _Tags, reader: Reader) -> Reading[bool]:
             kind = yield from source.accept_one(('" string="true">', '" string="false">', '">'))
             if kind is None:
                 return False
-            schema = {"type": "string"} if "true" in kind else {} if "false" in kind else reader.tools.schema(name, key)
+            kinds = STRING if "true" in kind else None if "false" in kind else reader.tools.types(name, key)
             followers = (tags.parameter, end)
             closing = tags.closing("parameter")
-            if not (yield from arguments.read(key, schema, closing, followers, lines="string" not in kind)):
+            if not (yield from arguments.read(key, kinds, closing, followers, lines="string" not in kind)):
                 return False
         elif (yield from source.accept(end)):
             arguments.end()
             return True
         else:
             return False
+
+
+def _describe(tags: _Tags, writer: CallWriter) -> CallForms:
+    lark, calls = writer.lark, []
+    for tool in writer.tools:
+        parameters = writer.parameters(tool, functools.partial(_parameter, tags, writer, tool))
+        begin, end = lark.mark(f'{tags.invoke}{tool.name}">'), lark.mark(tags.closing("invoke"))
+        calls.append(f'{begin} "\\n" {parameters} {end} "\\n"')
+    all_calls = writer.one_or_more(writer.any_of(calls), '""')
+    return CallForms([CallBegin(f'"\\n" {all_calls} {lark.mark(tags.end)}', tags.begin)])
+
+
+def _parameter(tags: _Tags, writer: CallWriter, tool: CallableTool, parameter: Parameter) -> str:
+    lark, end = writer.lark, tags.closing("parameter")
+    begin = f'{tags.parameter}{parameter_name(tool, parameter, _NAME)}"'
+    if not tags.prefix:
+        value = typed_text(lark, parameter.schema, end, LineBreaks.LEFT_OUT, strict=tool.strict)
+        return f'{lark.mark(f"{begin}>")} {value} "\\n"'
+    kinds, ways = types_of(parameter.schema, parameter.schema), []
+    if kinds is None or "string" in kinds:
+        text = marked_text(lark, parameter.schema, end, LineBreaks.KEPT, strict=tool.strict)
+        ways.append(f"""{lark.mark(f'{begin} string="true">')} {lark.up_to(text, end)}""")
+    if kinds != STRING:
+        value = json_value(lark, parameter.schema, strict=tool.strict)
+        ways.append(f"""{lark.mark(f'{begin} string="false">')} {value} {lark.mark(end)}""")
+    return f'({" | ".join(ways)}) "\\n"'
 
 
 FORMATS = [
@@ -86,6 +116,7 @@ FORMATS = [
         (("<minimax:tool_call>",),),
         precedence=4,
         marks=(_MINIMAX.begin, _MINIMAX.end),
+        describe_calls=functools.partial(_describe, _MINIMAX),
     ),
     ToolFormat(
         ("deepseek_v32", "dsml"),
@@ -93,5 +124,6 @@ FORMATS = [
         (("DSML",),),
         precedence=4,
         marks=(_DEEPSEEK.prefix, _DEEPSEEK.begin, _DEEPSEEK.end),
+        describe_calls=functools.partial(_describe, _DEEPSEEK),
     ),
 ]

@@ -5,31 +5,20 @@ from __future__ import annotations
 import re
 
 from homenode.chat.formats import ToolFormat
+from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
 from homenode.chat.reading.call_objects import read_arguments
 from homenode.chat.reading.reader import Marker, Reader
+from homenode.chat.reading.sections import read_sections
 from homenode.chat.reading.source import Reading
 
-_BEGIN, _END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
-_CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
-_MARKERS = (Marker(_BEGIN), Marker(_CALL))
+_BEGIN, _CALL = Marker("<|tool_calls_section_begin|>"), Marker("<|tool_call_begin|>")
+_ARGUMENTS, _CALL_END, _END = "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>"
 _ID = re.compile(r"[\w.:/-]+")
 _NUMBER = re.compile(r":\d+$")
 
 
 def _read(reader: Reader) -> Reading[None]:
-    source = reader.source
-    while marker := (yield from reader.read_content(_MARKERS)):
-        if marker.text == _BEGIN:
-            yield from source.skip_space()
-            if not (yield from source.accept(_CALL)):
-                reader.give_back()
-                continue
-        while (yield from _read_call(reader)):
-            yield from source.skip_space()
-            if not (yield from source.accept(_CALL)):
-                break
-        if not (yield from source.accept(_END)):
-            reader.give_back()
+    return read_sections(reader, _BEGIN, _CALL, _END, _read_call)
 
 
 def _read_call(reader: Reader) -> Reading[bool]:
@@ -52,12 +41,26 @@ def _read_call(reader: Reader) -> Reading[bool]:
     return True
 
 
+def _describe(writer: CallWriter) -> CallForms:
+    mark = writer.lark.mark
+    call = writer.any_of(
+        [
+            f"{mark(f'{_CALL.text}functions.{tool.name}:')} /[0-9]{{1,3}}/ {mark(_ARGUMENTS)} "
+            f"{writer.arguments(tool)} {mark(_CALL_END)}"
+            for tool in writer.tools
+        ]
+    )
+    all_calls = writer.one_or_more(call, '"\\n"?')
+    return CallForms([CallBegin(f"{all_calls} {mark(_END)}", _BEGIN.text)], excluded=(_CALL.text,))
+
+
 FORMATS = [
     ToolFormat(
         ("kimi_k2",),
         _read,
-        ((_CALL,), (_BEGIN,)),
+        ((_CALL.text,), (_BEGIN.text,)),
         precedence=3,
-        marks=(_BEGIN, _END, _CALL, _ARGUMENTS, _CALL_END),
+        marks=(_BEGIN.text, _END, _CALL.text, _ARGUMENTS, _CALL_END),
+        describe_calls=_describe,
     )
 ]

@@ -5,13 +5,16 @@ are parted by semicolons.
 from __future__ import annotations
 
 from homenode.chat.formats import ToolFormat
+from homenode.chat.grammars.call_objects import call_object, object_begin, other_object_begins
+from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
 from homenode.chat.reading.call_objects import read_call
 from homenode.chat.reading.reader import Marker, Reader
 from homenode.chat.reading.source import Reading
 
 _OBJECT = Marker("{", on_new_line=True)
-_MARKERS = (Marker("<|python_tag|>"), Marker("<|python_start|>"), _OBJECT)
-_END = "<|python_end|>"  # of Llama 4
+_TAG = "<|python_tag|>"
+_START, _END = "<|python_start|>", "<|python_end|>"  # of Llama 4
+_MARKERS = (Marker(_TAG), Marker(_START), _OBJECT)
 
 
 def _read(reader: Reader) -> Reading[None]:
@@ -27,12 +30,29 @@ def _read(reader: Reader) -> Reading[None]:
             reader.give_back()
 
 
+def _describe(writer: CallWriter) -> CallForms:
+    call = writer.any_of([call_object(writer, tool, "name", "parameters") for tool in writer.tools])
+    more = f'("; " {call})*' if writer.parallel else ""
+    begins = [
+        CallBegin(
+            rf'" "? {writer.arguments(tool)} /[ \n]?\}}/ {more}', pattern=object_begin(tool, "name", "parameters")
+        )
+        for tool in writer.tools
+    ]
+    if writer.lark.is_token(_START):
+        begins = [CallBegin(f"{call} {more} {writer.lark.mark(_END)}", _START)]
+    return CallForms(
+        begins, excluded=[_TAG, *([] if begins[0].text else [_START])], excluded_on_new_line=other_object_begins(writer)
+    )
+
+
 FORMATS = [
     ToolFormat(
         ("llama3_json", "llama4_json", "llama"),
         _read,
-        (("<|python_tag|>",), ('"parameters": dictionary of argument name',)),
+        ((_TAG,), ('"parameters": dictionary of argument name',)),
         precedence=3,
-        marks=("<|python_tag|>", "<|python_start|>", _END),
+        marks=(_TAG, _START, _END),
+        describe_calls=_describe,
     )
 ]

@@ -7,6 +7,8 @@ from __future__ import annotations
 import re
 
 from homenode.chat.formats import ToolFormat
+from homenode.chat.grammars.call_objects import call_list, call_object
+from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
 from homenode.chat.reading.call_objects import read_arguments, read_call_list
 from homenode.chat.reading.reader import Marker, Reader
 from homenode.chat.reading.source import Reading
@@ -39,4 +41,27 @@ def _read_named(reader: Reader) -> Reading[bool]:
     return True
 
 
-FORMATS = [ToolFormat(("mistral",), _read, ((_BEGIN.text,),), precedence=2, marks=(_BEGIN.text, _CALL_ID, _ARGUMENTS))]
+def _describe(writer: CallWriter) -> CallForms:
+    lark, ways = writer.lark, []
+    if not lark.is_token(_ARGUMENTS):
+        an_id = '(/,[ \\n]?"id": ?"[a-zA-Z0-9]{9}"/)?'
+        ways.append(f'" "? {call_list(writer, [call_object(writer, tool, behind=an_id) for tool in writer.tools])}')
+    if lark.is_token(_ARGUMENTS) or not lark.is_token(_BEGIN.text):
+        an_id = f"({lark.mark(_CALL_ID)} /[a-zA-Z0-9]{{9}}/)?" if lark.is_token(_CALL_ID) else ""
+        named = [
+            f"{lark.mark(tool.name)} {an_id} {lark.mark(_ARGUMENTS)} {writer.arguments(tool)}" for tool in writer.tools
+        ]
+        ways.append(writer.one_or_more(writer.any_of(named), lark.mark(_BEGIN.text)))
+    return CallForms([CallBegin(writer.any_of(ways), _BEGIN.text)])
+
+
+FORMATS = [
+    ToolFormat(
+        ("mistral",),
+        _read,
+        ((_BEGIN.text,),),
+        precedence=2,
+        marks=(_BEGIN.text, _CALL_ID, _ARGUMENTS),
+        describe_calls=_describe,
+    )
+]

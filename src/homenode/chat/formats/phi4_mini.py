@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from homenode.chat.formats import ToolFormat
+from homenode.chat.grammars.call_objects import call_list, call_object
+from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
 from homenode.chat.reading.call_objects import read_tagged_list
 from homenode.chat.reading.reader import Marker, Reader
 from homenode.chat.reading.source import Reading
 
-_MARKERS = (Marker("functools", on_new_line=True), Marker("<|tool_call|>"))
+_WORD, _TAG, _END = Marker("functools", on_new_line=True), Marker("<|tool_call|>"), "<|/tool_call|>"
+_MARKERS = (_WORD, _TAG)
 
 
 def _read(reader: Reader) -> Reading[None]:
-    yield from read_tagged_list(reader, _MARKERS, "<|/tool_call|>")
+    yield from read_tagged_list(reader, _MARKERS, _END)
+
+
+def _describe(writer: CallWriter) -> CallForms:
+    objects = [call_object(writer, tool) for tool in writer.tools]
+    tagged = CallBegin(f"{call_list(writer, objects)} {writer.lark.mark(_END)}", _TAG.text)
+    begins = [tagged]
+    if not writer.lark.is_token(_TAG.text):
+        begins.append(CallBegin(call_list(writer, objects, begun=True), pattern=rf"{_WORD.text}\["))
+    return CallForms(begins, excluded_on_new_line=[rf"{_WORD.text}\s*\["])
 
 
 FORMATS = [
@@ -20,6 +32,7 @@ FORMATS = [
         _read,
         (("<|/tool_call|>",), ("<|tool|>", "<|/tool|>"), ("functools[",)),
         precedence=2,
-        marks=("<|tool_call|>", "<|/tool_call|>"),
+        marks=(_TAG.text, _END),
+        describe_calls=_describe,
     )
 ]

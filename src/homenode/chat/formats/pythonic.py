@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 
 from homenode.chat.formats import ToolFormat
+from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter, parameter_name
+from homenode.chat.grammars.lark import escape, literal
+from homenode.chat.grammars.parameters import CallableTool, Parameter, with_settings
 from homenode.chat.reading.literals import PYTHON, quote, read_value
 from homenode.chat.reading.reader import Marker, Reader
 from homenode.chat.reading.source import Reading
 
 _LIST = Marker("[", on_new_line=True)
-_TAG = Marker("<|python_start|>")
+_TAG, _TAG_END = Marker("<|python_start|>"), "<|python_end|>"
 _LFM2, _LFM2_END = Marker("<|tool_call_start|>"), "<|tool_call_end|>"
-_NAME = re.compile(r"[\w.]+")
+_NAME = re.compile(r"[\w.-]+")
 
 
 def _read(markers: tuple[Marker, ...], reader: Reader) -> Reading[None]:
@@ -24,7 +28,7 @@ def _read(markers: tuple[Marker, ...], reader: Reader) -> Reading[None]:
             yield from source.skip_space()
         if (not tagged or (yield from source.accept("["))) and (yield from _read_list(reader, tagged)):
             yield from source.skip_space()
-            if tagged and (yield from source.accept_one((_LFM2_END, "<|python_end|>"))):
+            if tagged and (yield from source.accept_one((_LFM2_END, _TAG_END))):
                 continue
         reader.give_back()
 
@@ -76,19 +80,51 @@ def _read_call(reader: Reader, tagged: bool) -> Reading[bool]:
     return True
 
 
+def _describe(tag: Marker, end: str, writer: CallWriter) -> CallForms:
+    lark, calls = writer.lark, {tool.name: _call(writer, tool) for tool in writer.tools}
+    call = writer.any_of([f"{literal(f'{name}(')} {rest}" for name, rest in calls.items()])
+    more = f'("," " "? {call})*' if writer.parallel else ""
+    tagged = CallBegin(f'"[" {call} {more} "]" {lark.mark(end)}', tag.text)
+    if tag is _LFM2 or lark.is_token(tag.text):
+        begins = [tagged]
+    else:
+        begins = [CallBegin(f'{rest} {more} "]"', pattern=rf"\[{escape(name)}\(") for name, rest in calls.items()]
+    if tag is _LFM2:
+        return CallForms(begins)
+    names = "|".join(map(escape, calls))
+    return CallForms(
+        begins, excluded=() if begins[0].text else (tag.text,), excluded_on_new_line=[rf"\[\s*({names})\s*\("]
+    )
+
+
+def _call(writer: CallWriter, tool: CallableTool) -> str:
+    """A rule body for what follows the name of a tool and the bracket."""
+    return f'{writer.parameters(tool, functools.partial(_parameter, writer, tool), "/, ?/")} ")"'
+
+
+def _parameter(writer: CallWriter, tool: CallableTool, parameter: Parameter) -> str:
+    name = literal(f"{parameter_name(tool, parameter, _NAME)}=")
+    if parameter.schema == {"type": "boolean"}:
+        return f'{name} ("True" | "False")'
+    schema = parameter.schema if isinstance(parameter.schema, Mapping) else {}
+    return f"{name} {writer.lark.json(with_settings(schema, strict=tool.strict))}"
+
+
 FORMATS = [
     ToolFormat(
         ("pythonic", "llama4_pythonic", "llama3_pythonic"),
         functools.partial(_read, (_LIST, _TAG)),
-        (("<|python_start|>",), ("[func_name1(params_name1=",)),
+        ((_TAG.text,), ("[func_name1(params_name1=",)),
         precedence=2,
-        marks=(_TAG.text, "<|python_end|>"),
+        marks=(_TAG.text, _TAG_END),
+        describe_calls=functools.partial(_describe, _TAG, _TAG_END),
     ),
     ToolFormat(
         ("lfm2",),
         functools.partial(_read, (_LFM2,)),
-        (("<|tool_call_start|>",), ("<|tool_list_start|>",)),
-        precedence=3,
+        ((_LFM2.text,), ("<|tool_list_start|>",)),
+        3,
         marks=(_LFM2.text, _LFM2_END),
+        describe_calls=functools.partial(_describe, _LFM2, _LFM2_END),
     ),
 ]

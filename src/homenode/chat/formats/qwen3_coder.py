@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 from homenode.chat.formats import ToolFormat
+from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter, parameter_name
+from homenode.chat.grammars.lark import escape, literal
+from homenode.chat.grammars.parameters import CallableTool, Parameter
+from homenode.chat.grammars.typed_texts import LineBreaks, typed_text
 from homenode.chat.reading.reader import Marker, Reader
 from homenode.chat.reading.source import Reading
 from homenode.chat.reading.typed_values import TypedArguments
 
 _CALLS = ("<tool_call>", "<seed:tool_call>")
 _CALL_ENDS = ("</tool_call>", "</seed:tool_call>")
+_LINE = "\n"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _MARKERS = (*map(Marker, _CALLS), Marker(_FUNCTION, on_new_line=True))
@@ -45,9 +51,9 @@ def _read_function(reader: Reader) -> Reading[bool]:
             key = (yield from source.read_run(_NAME)).strip()
             if not (yield from source.accept(">")):
                 return False
-            schema = reader.tools.schema(name, key)
+            kinds = reader.tools.types(name, key)
             ends = (_PARAMETER, _FUNCTION_END, *_CALL_ENDS)
-            if not (yield from arguments.read(key, schema, _PARAMETER_END, ends)):
+            if not (yield from arguments.read(key, kinds, _PARAMETER_END, ends)):
                 return False
         elif (yield from source.accept_one((_FUNCTION_END, *_CALL_ENDS))):
             arguments.end()
@@ -56,12 +62,37 @@ def _read_function(reader: Reader) -> Reading[bool]:
             return False
 
 
+def _describe(writer: CallWriter) -> CallForms:
+    lark, functions = writer.lark, []
+    for tool in writer.tools:
+        parameters = writer.parameters(tool, functools.partial(_parameter, writer, tool))
+        functions.append(f"{lark.mark(f'{_FUNCTION}{tool.name}>' + _LINE)} {parameters} {lark.mark(_FUNCTION_END)}")
+    call = writer.any_of(functions)
+    begins = [
+        CallBegin(f'"\\n"? {call} "\\n"? {lark.mark(end)}', text) for text, end in zip(_CALLS, _CALL_ENDS, strict=True)
+    ]
+    known = [begin for begin in begins if lark.is_token(begin.text)] or begins[:1]
+    return CallForms(
+        known,
+        separator='"\\n"?',
+        excluded=[text for text in _CALLS if text not in [begin.text for begin in known]],
+        excluded_on_new_line=[escape(_FUNCTION)],
+    )
+
+
+def _parameter(writer: CallWriter, tool: CallableTool, parameter: Parameter) -> str:
+    name = parameter_name(tool, parameter, _NAME)
+    value = typed_text(writer.lark, parameter.schema, _PARAMETER_END, LineBreaks.OF_FORMAT, strict=tool.strict)
+    return f'{literal(f"{_PARAMETER}{name}>")} {value} "\\n"'
+
+
 FORMATS = [
     ToolFormat(
         ("qwen3_coder", "qwen3_xml", "seed_oss"),
         _read,
         (("<function=", "<parameter="),),
         precedence=3,
+        describe_calls=_describe,
         marks=(*_CALLS, *_CALL_ENDS, _FUNCTION_END, _PARAMETER_END),
     )
 ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from homenode.chat.grammars.lark import LarkWriter
-from homenode.chat.grammars.parameters import CallableTool
+from homenode.chat.grammars.parameters import CallableTool, Parameter
+from homenode.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,9 @@ class CallBegin:
 @dataclass(frozen=True)
 class CallForms:
     """How calls are written: in one of the ways `begins`. `separator`: a rule body, what is between two of them where an
-    answer may have several and nothing but calls; None where one of them has all calls. `excluded`: regular expressions
-    of what begins calls, which content therefore does not have; `excluded_on_new_line`: not at the beginning of a line.
+    answer may have several and nothing but calls; None where one of them has all calls. `excluded`: further texts that
+    begin calls, which content therefore does not have; `excluded_on_new_line`: regular expressions for what it does not
+    have at the beginning of a line.
     """
 
     begins: Sequence[CallBegin]
@@ -46,6 +49,27 @@ class CallWriter:
     def any_of(self, bodies: Sequence[str]) -> str:
         """The name of a rule that is one of several bodies."""
         return self.lark.rule(" | ".join(bodies))
+
+    def one_or_more(self, body: str, separator: str) -> str:
+        """A rule body: `body` once, or several times where an answer may have several calls."""
+        return f"{body} ({separator} {body})*" if self.parallel else body
+
+    def parameters(self, tool: CallableTool, write: Callable[[Parameter], str], separator: str = "") -> str:
+        """A rule for the parameters of a tool in their order, each as `write` has it."""
+        lists = []
+        for parameters in tool.parameter_lists():
+            parts = [(self.lark.rule(write(parameter)), parameter.required) for parameter in parameters]
+            lists.append(self.lark.ordered(parts, separator) or '""')
+        return self.any_of(lists)
+
+
+def parameter_name(tool: CallableTool, parameter: Parameter, allowed: re.Pattern[str]) -> str:
+    """The name of a parameter where the format can write it, all of which `allowed` matches; UserError where not."""
+    name = parameter.name
+    if not allowed.fullmatch(name) or name != name.strip():
+        text = f"`tools`: the parameter {name[:100]!r} of {tool.name} has a name that this model's form of calls has no way to write"
+        raise UserError(text, param="tools")
+    return name
 
 
 DescribeCalls = Callable[[CallWriter], CallForms]

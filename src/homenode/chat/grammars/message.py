@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from homenode.chat.choice import ChosenFormats
 from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
-from homenode.chat.grammars.lark import LarkWriter, escape
+from homenode.chat.grammars.lark import BLANK, LarkWriter, escape
 from homenode.chat.grammars.parameters import CallableTool, parameters_of
 from homenode.chat.grammars.thoughts import ThoughtsBegin, open_thoughts, thoughts_begin
 from homenode.chat.offer import ToolOffer, ToolUse
@@ -38,11 +38,11 @@ def call_grammar(
 
 
 def _binds(offer: ToolOffer) -> bool:
-    """Whether calls are bound: where one must come, only one may, or the arguments of a tool must fit."""
+    """Whether calls are bound: where one must come, or where the arguments of a tool must fit."""
     if offer.use is ToolUse.NONE and offer.named is None:
         return False
     strict = any(tool.get("function", tool).get("strict") for tool in offer.tools)
-    return bool(offer.tools) and (offer.must_call or strict or not offer.parallel or bool(offer.inputs))
+    return bool(offer.tools) and (offer.must_call or strict or bool(offer.inputs))
 
 
 def _callable_tools(offer: ToolOffer) -> list[CallableTool]:
@@ -123,7 +123,7 @@ class _MessageWriter:
         anywhere = begin if self._form.anywhere else []
         text = self._lark.without(map(escape, anywhere), at_begin=map(escape, begin))
         others = self._lark.other_tokens(begin)
-        return self._lark.rule(f"{text}? ({others} {text}?)*" if others else f"{text}?")
+        return self._lark.rule(f"{text} ({others} {text})*" if others else f"{text}")
 
     def _calls_only(self, calls: CallForms) -> str:
         """A rule for one call or, where that is allowed, several."""
@@ -139,29 +139,28 @@ class _MessageWriter:
         """A rule for text in which a call begins wherever it has a mark of one."""
         lark, form = self._lark, self._form
         thoughts = [form.begin] if form.begin else []
-        tokens = [text for text in (*thoughts, *(begin.text for begin in calls.begins)) if lark.is_token(text)]
-        text = lark.without(
-            [*map(escape, [*tokens, *(thoughts if form.anywhere else ())]), *calls.excluded],
-            calls.excluded_on_new_line,
-            map(escape, thoughts),
-        )
-        called = lark.rule(" | ".join(f"{self._text_up_to(begin, text)} {begin.rest}" for begin in calls.begins))
+        tokens = [text for text in (*thoughts, *(begin.text for begin in calls.begins)) if lark.has_token(text)]
+        excluded = [*tokens, *(thoughts if form.anywhere else ()), *calls.excluded]
+        at_begin = [*map(escape, thoughts), *calls.excluded_on_new_line]
+        if calls.excluded_on_new_line:
+            text = lark.line_without(map(escape, excluded), at_begin)
+            before = lark.rule(rf"({text} /\n/)*")
+        else:
+            text, before = lark.without(map(escape, excluded), at_begin), ""
+        called = lark.rule(" | ".join(f"{before} {self._up_to(begin, text)} {begin.rest}" for begin in calls.begins))
         plain = []
-        if others := lark.other_tokens(tokens):
-            plain.append(f"{text}? {others}")
+        if others := lark.other_tokens([*tokens, *calls.excluded]):
+            plain.append(f"{before} {text} {others}")
         if form.anywhere and self._budget is None:
-            begun = self._text_up_to(CallBegin("", form.begin), text)
-            plain.append(f"{begun} {open_thoughts(lark, form.end, None)}")
+            begun = self._up_to(CallBegin("", form.begin), text)
+            plain.append(f"{before} {begun} {open_thoughts(lark, form.end, None)}")
         if self._parallel:
-            return lark.rule(f"({' | '.join([called, *plain])})* {text}?")
-        before = f"({' | '.join(plain)})*" if plain else ""
-        return lark.rule(f"{before} ({called} | {text}?)")
+            return lark.rule(f"({' | '.join([called, *plain])})* {before} {text}")
+        passed = f"({' | '.join(plain)})*" if plain else ""
+        return lark.rule(f"{passed} ({called} | {before} {text})")
 
-    def _text_up_to(self, begin: CallBegin, text: str) -> str:
-        """A rule body for text with the beginning of a call at its end."""
-        lark = self._lark
-        if lark.is_token(begin.text):
-            return f"{text}? {lark.mark(begin.text)}"
+    def _up_to(self, begin: CallBegin, text: str) -> str:
+        """A rule body for text, or for the last line of one, with the beginning of a call at its end."""
         if begin.text:
-            return lark.rule(f"{text} {lark.mark(begin.text)}", "lazy")
-        return lark.rule(rf"({text} /\n/)? /[\s&&[^\n]]*/ /{begin.pattern}/", "lazy")
+            return self._lark.up_to(text, begin.text)
+        return self._lark.rule(f"/{BLANK}{begin.pattern}/", "lazy")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from homenode.chat.reading.reasoning import Thoughts
+from homenode.chat.reading.schema_types import Types, property_types
 from homenode.chat.reading.source import Reading, TextSource
 from homenode.chat.reading.writer import Writer
 
@@ -48,10 +49,9 @@ class Tools:
     def __contains__(self, name: object) -> bool:
         return name in self._parameters
 
-    def schema(self, name: str, parameter: str) -> Any:
-        """The JSON schema of a parameter, None where there is none."""
-        properties = self._parameters.get(name, {}).get("properties")
-        return properties.get(parameter) if isinstance(properties, Mapping) else None
+    def types(self, name: str, parameter: str) -> Types:
+        """The JSON types of a parameter, any where nothing is said of it."""
+        return property_types(self._parameters.get(name), parameter)
 
 
 class Reader:
@@ -142,6 +142,11 @@ class Attempt:
         self._pieces: list[str] = []
         self._held = 0
         self._index: int | None = None
+
+    @property
+    def bound(self) -> bool:
+        """Whether decoding is bound to make the call whole."""
+        return self._reader.eager
 
     @property
     def has_arguments(self) -> bool:

@@ -3,45 +3,21 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from homenode.chat.reading.call_objects import normal_value
 from homenode.chat.reading.literals import quote
 from homenode.chat.reading.reader import Attempt
+from homenode.chat.reading.schema_types import KINDS, STRING, Types
 from homenode.chat.reading.source import Reading, TextSource
 
-_KINDS = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
 _WORDS = {"True": "true", "False": "false", "None": "null"}
-_STRING = frozenset(("string",))
-_DEEPEST = 16  # of alternatives within alternatives
 
 
-def types_of(schema: Any, depth: int = 0) -> frozenset[str] | None:
-    """The JSON types that a schema allows, None where it does not say."""
-    if not isinstance(schema, Mapping) or depth > _DEEPEST:
-        return None
-    kinds = schema.get("type")
-    if isinstance(kinds, str):
-        return frozenset((kinds,))
-    if isinstance(kinds, list):
-        return frozenset(kind for kind in kinds if isinstance(kind, str))
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(values, list) and values:
-        return frozenset(_KINDS.get(json.dumps(value)[:1], "number") for value in values)
-    for word in ("anyOf", "oneOf"):
-        if isinstance(alternatives := schema.get(word), list):
-            found = [types_of(alternative, depth + 1) for alternative in alternatives]
-            return None if None in found else frozenset().union(*(one for one in found if one))
-    return None
-
-
-def typed(text: str, schema: Any) -> str:
-    """The JSON text of a value written as `text`: of a type that the schema allows where it can be one, else a string."""
-    kinds = types_of(schema)
-    if kinds == _STRING:
+def typed(text: str, kinds: Types) -> str:
+    """The JSON text of a value written as `text`: of one of these types where it can be one, else a string."""
+    if kinds == STRING:
         return f'"{quote(text)}"'
     bare = text.strip()
     value = normal_value(_WORDS.get(bare, bare))
@@ -52,10 +28,10 @@ def typed(text: str, schema: Any) -> str:
     return f'"{quote(text)}"'
 
 
-def _fits(value: str, kinds: frozenset[str] | None) -> bool:
+def _fits(value: str, kinds: Types) -> bool:
     if kinds is None:
         return True
-    kind = _KINDS.get(value[0], "number")
+    kind = KINDS.get(value[0], "number")
     return kind in kinds or (kind == "number" and "integer" in kinds)
 
 
@@ -71,11 +47,11 @@ class TypedArguments:
         self._attempt.write("}" if self._names else "{}")
         self._attempt.finish()
 
-    def read(self, name: str, schema: Any, end: str, followers: Sequence[str], *, lines: bool = True) -> Reading[bool]:
-        """Read the value of argument `name` up to `end`, which is taken with white space behind it.
+    def read(self, name: str, kinds: Types, end: str, followers: Sequence[str], *, lines: bool = True) -> Reading[bool]:
+        """Read the value of argument `name`, of one of these types, up to `end`, which is taken with white space behind it.
 
         An `end` counts only where one of `followers` or the end of the text follows: a value may hold a page that has
-        the same tags. With `lines` a line break at the beginning is not of the value, nor then one at its end. False
+        the same tags. Where decoding is bound, it does not count within a string of a JSON value. With `lines` a line break at the beginning is not of the value, nor then one at its end. False
         where the value does not end, or the argument was there before.
         """
         if not name or name in self._names:
@@ -86,22 +62,27 @@ class TypedArguments:
         if lines:
             yield from self._source.accept("\r")
             cut = yield from self._source.accept("\n")
-        as_text = types_of(schema) == _STRING
+        as_text = kinds == STRING
         value = _ParameterText(self._attempt if as_text else None, cut)
+        strings = _JsonStrings(kinds) if self._attempt.bound else None
         plain = _not(end[0])
         while (yield from self._source.peek()):
             if run := self._source.take_run(plain):
                 value.add(run)
-            elif (yield from self._source.accept(end)):
+                if strings is not None:
+                    strings.add(run)
+            elif (strings is None or not strings.open) and (yield from self._source.accept(end)):
                 space = yield from self._source.read_run(_SPACE)
                 if (yield from self._is_end(followers)):
                     text = value.end()
                     if not as_text:
-                        self._attempt.write(typed(text, schema))
+                        self._attempt.write(typed(text, kinds))
                     return True
                 value.add(end + space)
             else:
-                value.add(self._source.take())
+                value.add(character := self._source.take())
+                if strings is not None:
+                    strings.add(character)
         return False
 
     def _is_end(self, followers: Sequence[str]) -> Reading[bool]:
@@ -111,6 +92,27 @@ class TypedArguments:
             if (yield from self._source.looking_at(follower)):
                 return True
         return False
+
+
+class _JsonStrings:
+    """Whether a text that begins as a JSON value of one of these types does is within one of its strings."""
+
+    def __init__(self, kinds: Types) -> None:
+        known = {"object": "{", "array": "["}
+        self._firsts = '{["' if kinds is None else "".join(known.get(kind, "") for kind in kinds)
+        self._is_json: bool | None = None if self._firsts else False
+        self._escaped = self.open = False
+
+    def add(self, text: str) -> None:
+        """More of the text."""
+        if self._is_json is None and (bare := text.lstrip()):
+            self._is_json, text = bare[0] in self._firsts, bare
+        if not self._is_json:
+            return
+        begin, self._escaped = int(self._escaped), False
+        for found in _QUOTES.finditer(text, begin):
+            self.open ^= found[0] == '"'
+            self._escaped = found[0] == "\\"  # at the end: what it escapes is still to come
 
 
 class _ParameterText:
@@ -139,6 +141,7 @@ class _ParameterText:
 
 
 _SPACE = re.compile(r"[ \t\r\n]+")
+_QUOTES = re.compile(r'"|\\.?', re.DOTALL)
 
 
 @functools.lru_cache(maxsize=64)
