@@ -10,7 +10,7 @@ import pytest
 
 from homenode.chat.reading.parts import CallDelta, ContentDelta, ReasoningDelta
 from homenode.server.apis.anthropic.content import BlockWriter, whole_blocks
-from tests.server.written_answers import CALL, CALLS, LOOK, THINKS, Writer
+from tests.server.written_answers import CALL, CALLS, LOOK, SHOWS, THINKS, Writer
 
 HELLO = [{"role": "user", "content": "hi"}]
 TOOL = {"name": "look", "description": LOOK["description"], "input_schema": LOOK["parameters"]}
@@ -136,7 +136,7 @@ def test_the_system_text_has_no_line_for_the_bill() -> None:
 
 
 def test_a_history_of_tools_and_thoughts() -> None:
-    writer = Writer("x", CALLS)
+    writer = Writer("x", CALLS + SHOWS)
     history = [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "assistant", "content": [
@@ -220,7 +220,7 @@ def test_thoughts_are_switched(thinking: dict[str, Any], seen: bool) -> None:
 
 def test_thoughts_that_nobody_wants_to_read() -> None:
     omitted = {"type": "adaptive", "display": "omitted"}
-    writer = Writer("<think>secret</think>x", THINKS, thoughts_secret="s")
+    writer = Writer("<think>secret</think>x", THINKS + SHOWS, thoughts_secret="s")
     content = ask(writer, thinking=omitted).json()["content"]
     assert content[0]["thinking"] == "" and content[1]["text"] == "x" and "secret" not in content[0]["signature"]
     assert "secret" not in ask(writer, thinking=omitted, stream=True).text

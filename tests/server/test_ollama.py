@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.written_answers import CALL, CALLS, LOOK, THINKS, Writer
+from tests.server.written_answers import CALL, CALLS, LOOK, SHOWS, THINKS, Writer
 
 HELLO = [{"role": "user", "content": "hi"}]
 TOOLS = [{"type": "function", "function": LOOK}]
@@ -109,7 +109,7 @@ def test_what_has_no_effect_is_named() -> None:
 
 
 def test_a_history_of_calls() -> None:
-    writer = Writer("x", CALLS)
+    writer = Writer("x", CALLS + SHOWS)
     called = [
         {"function": {"name": "look", "arguments": {"place": "x"}}},
         {"function": {"name": "go", "arguments": {}}},

@@ -20,6 +20,8 @@ from tests.server.fakes import EOS, ByteTokenizer, ScriptedClient, score
 
 THINKS = "{{ '<think>' if enable_thinking }}"  # signs of thoughts, and a switch for them
 CALLS = "{% if tools %}<tool_call>{{ tools }}</tool_call>{% endif %}"  # signs of the Hermes form of calls
+# What shows messages of all roles, and thoughts among them.
+SHOWS = "{% for message in messages %}<{{ message.role }}>{{ message.reasoning_content }}{% endfor %}"
 CALL = '<tool_call>\n{"name": "look", "arguments": {"place": "wörld 🦊"}}\n</tool_call>'
 LOOK = {
     "name": "look",

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from homenode.server.apis.anthropic.answer import MESSAGES_EVENTS, PING, MessagesAnswer, MessagesFormat
 from homenode.server.apis.anthropic.conversation import answer_request, prompt_request, shows_thoughts
 from homenode.server.apis.anthropic.errors import MessagesError, messages_error
+from homenode.server.apis.anthropic.openapi import tighten
 from homenode.server.apis.anthropic.request import HINTS, MessagesCountRequest, MessagesRequest
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.conversation import ConversationRequest, begin_conversation, conversation_text
@@ -85,6 +86,7 @@ API = Api(
             admits=True,
         ),
     ),
+    tighten=tighten,
     error_shape=messages_error,
     error_body=MessagesError,
 )

@@ -17,6 +17,7 @@ from homenode.server.apis.ollama.models import (
     tags,
     version,
 )
+from homenode.server.apis.ollama.openapi import tighten
 from homenode.server.apis.ollama.request import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.http.sse import LINES
@@ -73,6 +74,7 @@ API = Api(
         ),
         *refused.OPERATIONS,
     ),
+    tighten=tighten,
     error_shape=ollama_error,
     error_body=OllamaError,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Literal
 
 from msgspec import Struct
@@ -14,9 +15,14 @@ from homenode.server.http.endpoint import json_response
 
 
 class Model(Struct, kw_only=True):
-    """A model that can be asked for. `max_model_len`: most tokens of prompt and answer together."""
+    """A model that can be asked for. `max_model_len`: most tokens of prompt and answer together. `type`, `display_name` and
+    `created_at` are for clients of the Anthropic API, which lists models at the same path.
+    """
 
     id: str
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "homenode"
@@ -25,15 +31,22 @@ class Model(Struct, kw_only=True):
 
 
 class ModelList(Struct, kw_only=True):
-    """Answer of /v1/models."""
+    """Answer of /v1/models: all of them, whatever part a client of the Anthropic API asks for."""
 
     object: Literal["list"] = "list"
     data: list[Model]
+    first_id: str
+    last_id: str
+    has_more: bool = False
 
 
 async def models(state: ServerState, request: Request) -> Response:
     """Every name the model answers to."""
-    return json_response(ModelList(data=[_model(state, name) for name in state.models]))
+    return json_response(
+        ModelList(
+            data=[_model(state, name) for name in state.models], first_id=state.models[0], last_id=state.models[-1]
+        )
+    )
 
 
 async def model(state: ServerState, request: Request) -> Response:
@@ -42,7 +55,15 @@ async def model(state: ServerState, request: Request) -> Response:
 
 
 def _model(state: ServerState, name: str) -> Model:
-    return Model(id=name, created=state.started, root=state.models[0], max_model_len=state.ready.max_model_len)
+    began = datetime.datetime.fromtimestamp(state.started, datetime.UTC)
+    return Model(
+        id=name,
+        display_name=name,
+        created_at=began.isoformat().replace("+00:00", "Z"),
+        created=state.started,
+        root=state.models[0],
+        max_model_len=state.ready.max_model_len,
+    )
 
 
 API = Api(

@@ -1,0 +1,46 @@
+"""What the types of the Ollama API cannot say in the OpenAPI document: the names of the model, what it cannot do, and
+fields that depend on each other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from homenode.server.apis.ollama.models import capabilities
+from homenode.server.apis.ollama.names import tagged
+from homenode.server.apis.ollama.request import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaMessage,
+    OllamaShowRequest,
+)
+from homenode.server.core.state import ServerState
+
+_NONE: dict[str, Any] = {"anyOf": [{"type": "null"}, {"type": "array", "maxItems": 0}], "default": None}
+_EMPTY: dict[str, Any] = {"anyOf": [{"type": "null"}, {"const": ""}], "default": None}
+_OF_TEMPLATES = ["messages", "tools", "add_generation_prompt", "continue_final_message"]
+
+
+def tighten(components: dict[str, Any], state: ServerState) -> None:
+    """Adds to the schemas, by type name."""
+    names = list(dict.fromkeys((*state.models, *map(tagged, state.models))))
+    for kind in (OllamaChatRequest, OllamaGenerateRequest):
+        _tighten_asked(components[kind.__name__], names, thinks="thinking" in capabilities(state))
+    generate = components[OllamaGenerateRequest.__name__]["properties"]
+    generate |= {"suffix": _EMPTY, "template": _EMPTY, "context": _NONE, "images": _NONE}
+    components[OllamaMessage.__name__]["properties"]["images"] = _NONE
+    show = components[OllamaShowRequest.__name__]
+    either: dict[str, Any] = {"enum": names}
+    show["properties"] |= {name: {"anyOf": [either, {"type": "null"}], "default": None} for name in ("model", "name")}
+    show["anyOf"] = [{"required": [name], "properties": {name: either}} for name in ("model", "name")]
+
+
+def _tighten_asked(schema: dict[str, Any], names: list[str], *, thinks: bool) -> None:
+    fields = schema["properties"]
+    fields["model"] = {"enum": names}
+    fields["chat_template_kwargs"]["anyOf"][0]["propertyNames"] = {"not": {"enum": _OF_TEMPLATES}}
+    if not thinks:
+        fields["think"] = {"enum": [False, None], "default": None}
+    none = {"properties": {"top_logprobs": {"enum": [0, None]}}}
+    shown = {"properties": {"logprobs": {"const": True}}, "required": ["logprobs"]}
+    schema["allOf"] = [{"anyOf": [none, shown]}]
