@@ -61,6 +61,12 @@ class ResponseStore(Protocol):
     async def remove(self, id: str) -> None:
         """Keep it no longer."""
 
+    async def touch(self, id: str) -> bool:
+        """Keep it as if it was put now. False where it is not there."""
+
+    async def age(self, id: str) -> float | None:
+        """Seconds since it was put or touched; None where it is not there."""
+
 
 class MemoryStore:
     """A `ResponseStore` in the memory of this process."""
@@ -92,6 +98,19 @@ class MemoryStore:
         if (kept := self._kept.pop(id, None)) is not None:
             self._size -= len(kept[1])
 
+    async def touch(self, id: str) -> bool:
+        """As `ResponseStore.touch`."""
+        if (kept := self._kept.get(id)) is None:
+            return False
+        self._kept[id] = (self._clock(), kept[1])
+        self._kept.move_to_end(id)
+        return True
+
+    async def age(self, id: str) -> float | None:
+        """As `ResponseStore.age`."""
+        kept = self._kept.get(id)
+        return None if kept is None else self._clock() - kept[0]
+
 
 class FolderStore:
     """A `ResponseStore` in a folder that several processes share. A file for each response, written aside and renamed."""
@@ -115,6 +134,22 @@ class FolderStore:
     async def remove(self, id: str) -> None:
         """As `ResponseStore.remove`."""
         await asyncio.to_thread(self._path(id).unlink, True)
+
+    async def touch(self, id: str) -> bool:
+        """As `ResponseStore.touch`."""
+        now = self._clock()
+        try:
+            await asyncio.to_thread(os.utime, self._path(id), (now, now))
+        except FileNotFoundError:
+            return False
+        return True
+
+    async def age(self, id: str) -> float | None:
+        """As `ResponseStore.age`."""
+        try:
+            return self._clock() - (await asyncio.to_thread(self._path(id).stat)).st_mtime
+        except FileNotFoundError:
+            return None
 
     def _path(self, id: str) -> Path:
         if not _ID.fullmatch(id):

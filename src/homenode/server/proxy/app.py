@@ -58,6 +58,7 @@ _ASKED_OF_A_DECODER = (  # what a decode server tells about the model they all s
     *((operation.method.upper(), operation.path) for operation in refused.OPERATIONS),
 )
 _OF_A_STORED_RESPONSE = (  # what the decode server answers that keeps it
+    ("POST", "/v1/responses/input_tokens"),
     ("GET", "/v1/responses/{response_id}"),
     ("DELETE", "/v1/responses/{response_id}"),
     ("POST", "/v1/responses/{response_id}/cancel"),

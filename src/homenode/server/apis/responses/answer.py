@@ -10,12 +10,12 @@ from msgspec import UNSET
 
 from homenode.server.apis.responses.events import ResponsesEvent, encoded
 from homenode.server.apis.responses.output import (
-    IncompleteDetails,
-    InputTokensDetails,
-    OutputTokensDetails,
     ResponseObject,
     ResponsesFailure,
+    ResponsesIncompleteDetails,
+    ResponsesInputTokensDetails,
     ResponsesLogprob,
+    ResponsesOutputTokensDetails,
     ResponsesTopLogprob,
     ResponsesUsage,
 )
@@ -90,7 +90,7 @@ class ResponsesFormat:
         self.response.kv_transfer_params = self.conversation.generation.kv_result or UNSET
         self.response.status = "incomplete" if cut else "completed"
         if cut:
-            self.response.incomplete_details = IncompleteDetails("max_output_tokens")
+            self.response.incomplete_details = ResponsesIncompleteDetails("max_output_tokens")
         else:
             self.response.completed_at = int(time.time())
         return events
@@ -108,9 +108,9 @@ class ResponsesFormat:
         prompt, generated, cached = self.conversation.generation.usage()
         return ResponsesUsage(
             input_tokens=prompt,
-            input_tokens_details=InputTokensDetails(cached_tokens=cached),
+            input_tokens_details=ResponsesInputTokensDetails(cached_tokens=cached),
             output_tokens=generated,
-            output_tokens_details=OutputTokensDetails(reasoning_tokens=self.conversation.thought_tokens),
+            output_tokens_details=ResponsesOutputTokensDetails(reasoning_tokens=self.conversation.thought_tokens),
             total_tokens=prompt + generated,
         )
 

@@ -33,6 +33,16 @@ API = Api(
             admits=True,
         ),
         Operation(
+            path="/v1/responses/input_tokens",
+            method="post",
+            summary="How many tokens the prompt of a request to /v1/responses has.",
+            handler=endpoint.count_input_tokens,
+            answer=endpoint.ResponsesInputTokens,
+            body=ResponsesRequest,
+            failures=POST_FAILURES,
+            admits=True,
+        ),
+        Operation(
             path="/v1/responses/{response_id}",
             method="get",
             summary="A response that is kept.",

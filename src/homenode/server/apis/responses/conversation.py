@@ -11,19 +11,20 @@ import msgspec
 from homenode.chat.offer import ToolOffer, ToolUse
 from homenode.grammars.spec import GrammarSpec, JsonObject, JsonSchema, Lark, Regex
 from homenode.sampling import SamplingParams
-from homenode.server.apis.responses.history import History
+from homenode.server.apis.responses.history import ItemHistory
 from homenode.server.apis.responses.messages import ConversationWriter, Note
 from homenode.server.apis.responses.request import (
-    AllowedTools,
-    CustomChoice,
-    FunctionChoice,
-    ObjectFormat,
+    ResponsesAllowedTools,
+    ResponsesCustomChoice,
+    ResponsesFunctionChoice,
+    ResponsesObjectFormat,
     ResponsesRequest,
-    SchemaFormat,
+    ResponsesSchemaFormat,
 )
-from homenode.server.apis.responses.tools import GrammarSyntax, OfferedTool, OfferedTools, ResponsesCustomTool
-from homenode.server.core.conversation import Conversation, ConversationRequest, begin_conversation
+from homenode.server.apis.responses.tools import OfferedTool, OfferedTools, ResponsesCustomTool, ResponsesGrammarSyntax
+from homenode.server.core.conversation import Conversation, ConversationRequest, begin_conversation, conversation_text
 from homenode.server.core.grammars import grammar_of
+from homenode.server.core.prompts import encode_chat_text
 from homenode.server.core.setting_fields import given_settings
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
@@ -60,9 +61,9 @@ def wants_logprobs(body: ResponsesRequest) -> bool:
 def output_spec(body: ResponsesRequest) -> GrammarSpec | None:
     """What the text of the answer has to be; None: any text."""
     match body.text.format if body.text else None:
-        case ObjectFormat():
+        case ResponsesObjectFormat():
             return JsonObject()
-        case SchemaFormat(schema=schema, strict=strict):
+        case ResponsesSchemaFormat(schema=schema, strict=strict):
             return JsonSchema(schema, bool(strict))
     return None
 
@@ -76,12 +77,12 @@ async def offer_of(state: ServerState, body: ResponsesRequest, tools: OfferedToo
             use = ToolUse.NONE
         case "required":
             use = ToolUse.REQUIRED
-        case FunctionChoice() | CustomChoice():
-            chosen = tools.named(choice.name, choice.namespace, custom=isinstance(choice, CustomChoice))
+        case ResponsesFunctionChoice() | ResponsesCustomChoice():
+            chosen = tools.named(choice.name, choice.namespace, custom=isinstance(choice, ResponsesCustomChoice))
             if chosen is None:
                 raise _choice_error(f"names `{choice.name}`, which is not among the tools")
             named = chosen.flat_name
-        case AllowedTools():
+        case ResponsesAllowedTools():
             offered = _allowed(choice, tools)
             use = ToolUse.REQUIRED if choice.mode == "required" else ToolUse.AUTO
     if not offered:
@@ -94,7 +95,7 @@ async def offer_of(state: ServerState, body: ResponsesRequest, tools: OfferedToo
     return ToolOffer(tools.only(offered), use=use, named=named, parallel=parallel, inputs=inputs)
 
 
-def _allowed(choice: AllowedTools, tools: OfferedTools) -> list[OfferedTool]:
+def _allowed(choice: ResponsesAllowedTools, tools: OfferedTools) -> list[OfferedTool]:
     """Tools of kinds that are left out may be named among them."""
     found = []
     for number, raw in enumerate(choice.tools):
@@ -116,14 +117,16 @@ async def _inputs(state: ServerState, tools: Iterable[OfferedTool]) -> dict[str,
     """The grammars of inputs by the names of the tools, each of which was tried by itself."""
     inputs: dict[str, str] = {}
     for tool in tools:
-        if isinstance(tool.tool, ResponsesCustomTool) and isinstance(syntax := tool.tool.format, GrammarSyntax):
+        if isinstance(tool.tool, ResponsesCustomTool) and isinstance(
+            syntax := tool.tool.format, ResponsesGrammarSyntax
+        ):
             spec = Regex(syntax.definition) if syntax.syntax == "regex" else Lark(syntax.definition)
             await grammar_of(state, spec, f"{tool.place}.format.definition")
             inputs[tool.flat_name] = lark_of(syntax)
     return inputs
 
 
-def lark_of(syntax: GrammarSyntax) -> str:
+def lark_of(syntax: ResponsesGrammarSyntax) -> str:
     """The grammar in Lark."""
     if syntax.syntax == "lark":
         return syntax.definition
@@ -148,44 +151,55 @@ class AskedConversation:
     messages: list[dict[str, Any]]
     offer: ToolOffer | None
 
+    async def count(self, state: ServerState) -> int:
+        """Tokens of the prompt. Raises ApiError 400 for one that does not fit."""
+        return await self._count(state, await self._fitting(state))
+
     async def begin(self, state: ServerState) -> Conversation:
         """Raises ApiError 400. Where the request says so, the oldest turns are dropped until the others fit."""
         try:
-            return await self._begin(state, self.messages)
+            return await begin_conversation(state, self._request(await self._fitting(state)))
         except ApiError as error:
-            if self.body.truncation != "auto" or error.body.error.code != _TOO_LONG:
-                raise
-        kept, turns = split_turns(self.messages)
-        low, high = 1, len(turns) - 1  # of the turns that are dropped; fewer are too few
-        if high < low:
-            return await self._begin(state, self.messages)
-        fitting: Conversation | None = None
-        while low <= high:
-            middle = (low + high) // 2
-            try:
-                fitting = await self._begin(state, [*kept, *(message for turn in turns[middle:] for message in turn)])
-                high = middle - 1
-            except ApiError as error:
-                if error.body.error.code != _TOO_LONG:
-                    raise
-                low = middle + 1
-        return fitting or await self._begin(state, [*kept, *turns[-1]])
+            raise _about_input(error) from None
 
-    async def _begin(self, state: ServerState, messages: list[dict[str, Any]]) -> Conversation:
+    async def _fitting(self, state: ServerState) -> list[dict[str, Any]]:
+        """The messages, those aside that `truncation` drops."""
+        if self.body.truncation != "auto" or await self._fits(state, self.messages):
+            return self.messages
+        kept, turns = split_turns(self.messages)
+        low, high = 1, max(1, len(turns) - 1)  # of the turns that are dropped; fewer than `low` are too few
+        while low < high:
+            middle = (low + high) // 2
+            if await self._fits(state, _joined(kept, turns[middle:])):
+                high = middle
+            else:
+                low = middle + 1
+        return _joined(kept, turns[low:]) if turns[low:] else self.messages
+
+    async def _fits(self, state: ServerState, messages: list[dict[str, Any]]) -> bool:
         try:
-            return await begin_conversation(state, self._request(messages))
+            await self._count(state, messages)
         except ApiError as error:
-            detail = error.body.error
-            if detail.param != "messages":
+            if error.body.error.code != _TOO_LONG:
                 raise
-            text = detail.message.replace("`messages`", "`input`", 1)
-            raise ApiError(error.status, text, param="input", code=detail.code) from None
+            return False
+        return True
+
+    async def _count(self, state: ServerState, messages: list[dict[str, Any]]) -> int:
+        try:
+            text = await conversation_text(state, self._request(messages))
+            return len((await encode_chat_text(state, text)).ids)
+        except ApiError as error:
+            raise _about_input(error) from None
 
     def _request(self, messages: list[dict[str, Any]]) -> ConversationRequest:
         body = self.body
         return ConversationRequest(
             messages=messages,
             offer=self.offer,
+            output=output_spec(body),
+            output_param="text.format",
+            thinking_budget=body.thinking_token_budget,
             reasoning_effort=body.reasoning.effort if body.reasoning else None,
             template_kwargs=body.chat_template_kwargs,
             sampling=_sampling(body),
@@ -195,6 +209,19 @@ class AskedConversation:
             stream=bool(body.stream),
             kv_transfer=body.kv_transfer_params,
         )
+
+
+def _about_input(error: ApiError) -> ApiError:
+    """What is wrong with the messages, in the words of this API."""
+    detail = error.body.error
+    if detail.param != "messages":
+        return error
+    text = detail.message.replace("`messages`", "`input`", 1)
+    return ApiError(error.status, text, param="input", code=detail.code)
+
+
+def _joined(kept: list[dict[str, Any]], turns: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [*kept, *(message for turn in turns for message in turn)]
 
 
 def split_turns(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[list[dict[str, Any]]]]:
@@ -221,16 +248,13 @@ def _sampling(body: ResponsesRequest) -> SamplingParams:
 
 
 async def read_conversation(
-    state: ServerState, body: ResponsesRequest, history: History, tools: OfferedTools, note: Note
+    state: ServerState, body: ResponsesRequest, history: ItemHistory, tools: OfferedTools, note: Note
 ) -> AskedConversation:
     """What a request asks. Raises ApiError 400, which names the field."""
     writer = ConversationWriter(tools, state.thought_seal, note)
     if body.instructions:
         writer.messages.append({"role": "system", "content": body.instructions})
     writer.write(history.items)
-    if output_spec(body) is not None:
-        text = '`text.format` is not supported: only {"type": "text"} is supported so far'
-        raise ApiError(400, text, param="text.format", code="unsupported_parameter")
     if not writer.messages:
         raise ApiError(400, "the required field `input` is missing", param="input", code="missing_required_parameter")
     return AskedConversation(body, writer.messages, await offer_of(state, body, tools))

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from homenode.server.apis.responses.answer import ResponsesFormat
+from homenode.server.apis.responses.background import answer_in_background
 from homenode.server.apis.responses.conversation import (
     SEALED,
+    AskedConversation,
     note_unmet,
     read_conversation,
     told,
     wants_logprobs,
 )
-from homenode.server.apis.responses.history import History, read_history
+from homenode.server.apis.responses.history import ItemHistory, read_history
 from homenode.server.apis.responses.output import ResponseObject
 from homenode.server.apis.responses.output_builder import OutputBuilder
 from homenode.server.apis.responses.reading import more_tools, read_tools
@@ -30,11 +32,22 @@ from homenode.server.core.response_store import StoredResponse, new_response_id
 from homenode.server.core.setting_fields import given_settings
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
+from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import read_json, unless_gone_early
+from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored
 from homenode.server.keys.caller import caller
 
 _LOG = logging.getLogger("homenode.server")
+
+
+class ResponsesInputTokens(Struct, kw_only=True):
+    """Answer of /v1/responses/input_tokens."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 _decode = decode_as(ResponsesRequest, HINTS)
 
 
@@ -42,7 +55,12 @@ async def create_response(state: ServerState, request: Request) -> Response:
     """Answer a conversation."""
     body = await read_json(state, request, _decode)
     model = state.model(body.model)
+    _check_background(state, body)
     answer, history = await unless_gone_early(request, _begin(state, request, body, model))
+
+    if body.background:
+        request_id = str(request.state.request_id)
+        return await answer_in_background(state, answer, history.kept(), caller().name, request_id)
 
     async def keep() -> None:
         if answer.response.store:
@@ -53,10 +71,38 @@ async def create_response(state: ServerState, request: Request) -> Response:
     )
 
 
-async def _begin(
-    state: ServerState, request: Request, body: ResponsesRequest, model: str
-) -> tuple[ResponsesFormat, History]:
-    """Raises ApiError 400 and 404, and UserError when the chat template refuses the messages."""
+def _check_background(state: ServerState, body: ResponsesRequest) -> None:
+    """Raises ApiError 400 for a response in the background that could not be fetched."""
+    if not body.background:
+        return
+    if body.stream:
+        text = "`background`: a response in the background is fetched, not streamed; leave one of both out"
+        raise ApiError(400, text, param="background", code="unsupported_parameter")
+    if not _is_kept(state, body):
+        text = "`background`: a response in the background is fetched from the store; leave `store`: false out"
+        if not state.config.max_stored_responses:
+            text = "`background`: a response in the background is fetched from the store, and this server stores none"
+        raise ApiError(400, text, param="background", code="invalid_value")
+
+
+async def count_input_tokens(state: ServerState, request: Request) -> Response:
+    """How many tokens the prompt of a request has."""
+    body = await read_json(state, request, _decode)
+    state.model(body.model)
+    return json_response(
+        ResponsesInputTokens(input_tokens=await unless_gone_early(request, _count(state, request, body)))
+    )
+
+
+async def _count(state: ServerState, request: Request, body: ResponsesRequest) -> int:
+    asked, _, _ = await _read(state, request, body)
+    return await asked.count(state)
+
+
+async def _read(
+    state: ServerState, request: Request, body: ResponsesRequest
+) -> tuple[AskedConversation, ItemHistory, OfferedTools]:
+    """Raises ApiError 400 and 404."""
 
     def note(name: str, place: str) -> None:
         note_ignored(request, name, place)
@@ -64,7 +110,14 @@ async def _begin(
     note_unmet(body, note)
     history = await read_history(state, body, note)
     tools = OfferedTools([*read_tools(body.tools or (), "tools", note), *more_tools(history.items, note)])
-    asked = await read_conversation(state, body, history, tools, note)
+    return await read_conversation(state, body, history, tools, note), history, tools
+
+
+async def _begin(
+    state: ServerState, request: Request, body: ResponsesRequest, model: str
+) -> tuple[ResponsesFormat, ItemHistory]:
+    """Raises ApiError 400 and 404, and UserError when the chat template refuses the messages."""
+    asked, history, tools = await _read(state, request, body)
     conversation = await asked.begin(state)
     response = _response(state, body, model)
     options = body.reasoning
@@ -86,6 +139,7 @@ def _response(state: ServerState, body: ResponsesRequest, model: str) -> Respons
         id=new_response_id(),
         created_at=int(time.time()),
         status="in_progress",
+        background=bool(body.background),
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         max_tool_calls=body.max_tool_calls,
@@ -115,7 +169,7 @@ def _is_kept(state: ServerState, body: ResponsesRequest) -> bool:
     return body.store is not False and state.config.max_stored_responses > 0 and not for_another
 
 
-async def _keep(state: ServerState, response: ResponseObject, history: History) -> None:
+async def _keep(state: ServerState, response: ResponseObject, history: ItemHistory) -> None:
     """Store a response. One for which there is no room is given out all the same."""
     stored = StoredResponse(response=Raw(msgspec.json.encode(response)), items=history.kept(), key=caller().name)
     try:

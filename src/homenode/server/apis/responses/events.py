@@ -7,11 +7,11 @@ from msgspec import UNSET, Struct, UnsetType
 
 from homenode.server.apis.responses.output import (
     OutputItem,
-    OutputText,
-    ReasoningText,
     ResponseObject,
     ResponsesLogprob,
-    SummaryText,
+    ResponsesOutputText,
+    ResponsesReasoningText,
+    ResponsesSummaryText,
 )
 
 
@@ -30,7 +30,7 @@ class ResponsesEvent(Struct, kw_only=True):
     item_id: str | UnsetType = UNSET
     content_index: int | UnsetType = UNSET
     summary_index: int | UnsetType = UNSET
-    part: OutputText | ReasoningText | SummaryText | UnsetType = UNSET
+    part: ResponsesOutputText | ResponsesReasoningText | ResponsesSummaryText | UnsetType = UNSET
     delta: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
     logprobs: list[ResponsesLogprob] | UnsetType = UNSET

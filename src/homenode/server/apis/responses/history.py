@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from homenode.server.apis.responses.background import UNFINISHED, status_of
 from homenode.server.apis.responses.messages import Note, PlacedItem
 from homenode.server.apis.responses.reading import check_number, item_kind, read_items
 from homenode.server.apis.responses.request import ResponsesRequest
@@ -39,7 +40,7 @@ class _Output(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class History:
+class ItemHistory:
     """All items of a conversation, oldest first. `raw`: as they came, those that were left out aside."""
 
     items: list[PlacedItem]
@@ -50,7 +51,7 @@ class History:
         return [Raw(msgspec.json.encode(_kept_item(raw))) for raw in self.raw]
 
 
-async def read_history(state: ServerState, body: ResponsesRequest, note: Note) -> History:
+async def read_history(state: ServerState, body: ResponsesRequest, note: Note) -> ItemHistory:
     """The items before a request, and its own. `note` hears of those that are left out.
 
     Raises ApiError 404 where what the request goes on from is not kept, and 400, which names the item and its field.
@@ -64,7 +65,7 @@ async def read_history(state: ServerState, body: ResponsesRequest, note: Note) -
     items = read_items(before, _NAMES_PREVIOUS, lambda name, place: None) + read_items(own, "input", note)
     by_place = {f"{_NAMES_PREVIOUS}[{number}]": raw for number, raw in enumerate(before)}
     by_place |= {f"input[{number}]": raw for number, raw in enumerate(own)}
-    return History(items, [by_place[item.place] for item in items])
+    return ItemHistory(items, [by_place[item.place] for item in items])
 
 
 async def stored_response(state: ServerState, id: str) -> StoredResponse | None:
@@ -81,6 +82,9 @@ async def _previous(state: ServerState, id: str) -> list[RawItem]:
             "give way to others; send the items of the conversation as `input`"
         )
         raise ApiError(404, text, param=_NAMES_PREVIOUS, code="previous_response_not_found")
+    if status_of(stored).status in UNFINISHED:
+        text = f"`previous_response_id`: the response {id[:100]!r} is not complete yet"
+        raise ApiError(400, text, param=_NAMES_PREVIOUS, code="invalid_value")
     output = msgspec.json.decode(stored.response, type=_Output).output
     return [*(msgspec.json.decode(item) for item in stored.items), *output]
 

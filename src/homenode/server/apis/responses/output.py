@@ -27,7 +27,7 @@ class ResponsesLogprob(Struct):
     top_logprobs: list[ResponsesTopLogprob]
 
 
-class OutputText(Struct, kw_only=True, tag_field="type", tag="output_text"):
+class ResponsesOutputText(Struct, kw_only=True, tag_field="type", tag="output_text"):
     """A text for the user."""
 
     text: str
@@ -35,38 +35,38 @@ class OutputText(Struct, kw_only=True, tag_field="type", tag="output_text"):
     logprobs: list[ResponsesLogprob] = []
 
 
-class ReasoningText(Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
+class ResponsesReasoningText(Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
     """Thoughts as the model wrote them."""
 
     text: str
 
 
-class SummaryText(Struct, kw_only=True, tag_field="type", tag="summary_text"):
+class ResponsesSummaryText(Struct, kw_only=True, tag_field="type", tag="summary_text"):
     """Thoughts where a summary of them was asked for. Nobody sums them up here: they are the whole of them."""
 
     text: str
 
 
-class OutputMessage(Struct, kw_only=True, tag_field="type", tag="message"):
+class ResponsesOutputMessage(Struct, kw_only=True, tag_field="type", tag="message"):
     """What the model said to the user."""
 
     id: str
     status: ItemStatus
     role: Literal["assistant"] = "assistant"
-    content: list[OutputText]
+    content: list[ResponsesOutputText]
 
 
-class OutputReasoning(Struct, kw_only=True, tag_field="type", tag="reasoning"):
+class ResponsesOutputReasoning(Struct, kw_only=True, tag_field="type", tag="reasoning"):
     """What the model thought. `encrypted_content`: the thoughts sealed, where that was asked for."""
 
     id: str
     status: ItemStatus
-    summary: list[SummaryText]
-    content: list[ReasoningText]
+    summary: list[ResponsesSummaryText]
+    content: list[ResponsesReasoningText]
     encrypted_content: str | UnsetType = UNSET
 
 
-class OutputFunctionCall(Struct, kw_only=True, tag_field="type", tag="function_call"):
+class ResponsesOutputFunctionCall(Struct, kw_only=True, tag_field="type", tag="function_call"):
     """A function that the model calls. `arguments` is JSON text."""
 
     id: str
@@ -77,7 +77,7 @@ class OutputFunctionCall(Struct, kw_only=True, tag_field="type", tag="function_c
     arguments: str
 
 
-class OutputCustomCall(Struct, kw_only=True, tag_field="type", tag="custom_tool_call"):
+class ResponsesOutputCustomCall(Struct, kw_only=True, tag_field="type", tag="custom_tool_call"):
     """A tool that the model gives a text to."""
 
     id: str
@@ -88,17 +88,17 @@ class OutputCustomCall(Struct, kw_only=True, tag_field="type", tag="custom_tool_
     input: str
 
 
-OutputItem = OutputMessage | OutputReasoning | OutputFunctionCall | OutputCustomCall
+OutputItem = ResponsesOutputMessage | ResponsesOutputReasoning | ResponsesOutputFunctionCall | ResponsesOutputCustomCall
 
 
-class InputTokensDetails(Struct, kw_only=True):
+class ResponsesInputTokensDetails(Struct, kw_only=True):
     """`cached_tokens`: those whose keys and values were found in the prefix cache."""
 
     cached_tokens: int
     cache_write_tokens: int = 0  # nothing is counted for writing to the cache
 
 
-class OutputTokensDetails(Struct, kw_only=True):
+class ResponsesOutputTokensDetails(Struct, kw_only=True):
     """`reasoning_tokens`: those of thoughts."""
 
     reasoning_tokens: int
@@ -108,9 +108,9 @@ class ResponsesUsage(Struct, kw_only=True):
     """Tokens of a response."""
 
     input_tokens: int
-    input_tokens_details: InputTokensDetails
+    input_tokens_details: ResponsesInputTokensDetails
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: ResponsesOutputTokensDetails
     total_tokens: int
 
 
@@ -121,7 +121,7 @@ class ResponsesFailure(Struct, kw_only=True):
     message: str
 
 
-class IncompleteDetails(Struct):
+class ResponsesIncompleteDetails(Struct):
     """Why an answer is cut."""
 
     reason: Literal["max_output_tokens"]
@@ -140,7 +140,7 @@ class ResponseObject(Struct, kw_only=True):
     status: ResponseStatus
     background: bool = False
     error: ResponsesFailure | None = None
-    incomplete_details: IncompleteDetails | None = None
+    incomplete_details: ResponsesIncompleteDetails | None = None
     instructions: str | list[Any] | None = None
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None

@@ -9,7 +9,12 @@ from msgspec import UNSET
 from homenode.chat.reading.parts import CallDelta, ContentDelta, Delta, ReasoningDelta
 from homenode.server.apis.responses.events import ResponsesEvent
 from homenode.server.apis.responses.items import ItemStatus
-from homenode.server.apis.responses.output import OutputCustomCall, OutputFunctionCall, OutputItem, ResponsesLogprob
+from homenode.server.apis.responses.output import (
+    OutputItem,
+    ResponsesLogprob,
+    ResponsesOutputCustomCall,
+    ResponsesOutputFunctionCall,
+)
 from homenode.server.apis.responses.output_items import (
     OpenCustomCall,
     OpenFunctionCall,
@@ -90,7 +95,7 @@ class OutputBuilder:
         call_id = delta.id or f"call_{self._suffix}_{index}"
         tool = self._tools.by_name.get(name) or self._tools.named(name, None)
         if tool is not None and tool.custom:
-            custom = OutputCustomCall(
+            custom = ResponsesOutputCustomCall(
                 id=self._id("ctc"),
                 status="in_progress",
                 call_id=call_id,
@@ -99,7 +104,7 @@ class OutputBuilder:
                 input="",
             )
             return OpenCustomCall(custom, index)
-        called = OutputFunctionCall(
+        called = ResponsesOutputFunctionCall(
             id=self._id("fc"),
             status="in_progress",
             call_id=call_id,

@@ -8,15 +8,15 @@ from homenode.server.apis.responses.custom_input import CustomInput
 from homenode.server.apis.responses.events import ResponsesEvent
 from homenode.server.apis.responses.items import ItemStatus
 from homenode.server.apis.responses.output import (
-    OutputCustomCall,
-    OutputFunctionCall,
     OutputItem,
-    OutputMessage,
-    OutputReasoning,
-    OutputText,
-    ReasoningText,
     ResponsesLogprob,
-    SummaryText,
+    ResponsesOutputCustomCall,
+    ResponsesOutputFunctionCall,
+    ResponsesOutputMessage,
+    ResponsesOutputReasoning,
+    ResponsesOutputText,
+    ResponsesReasoningText,
+    ResponsesSummaryText,
 )
 from homenode.server.core.thought_seal import ThoughtSeal
 
@@ -50,7 +50,7 @@ class OpenMessage:
 
     def begin(self) -> list[ResponsesEvent]:
         """Its only part begins."""
-        return [self._event("response.content_part.added", part=OutputText(text=""))]
+        return [self._event("response.content_part.added", part=ResponsesOutputText(text=""))]
 
     def add(self, text: str, logprobs: list[ResponsesLogprob] | None = None) -> list[ResponsesEvent]:
         """More of the text; `logprobs`: of its tokens, where they are asked for."""
@@ -67,12 +67,14 @@ class OpenMessage:
             self._event("response.content_part.done", part=part),
         ]
 
-    def item(self, status: ItemStatus) -> OutputMessage:
+    def item(self, status: ItemStatus) -> ResponsesOutputMessage:
         """The message; its part is there once it has ended."""
-        return OutputMessage(id=self.id, status=status, content=[] if status == "in_progress" else [self._part()])
+        return ResponsesOutputMessage(
+            id=self.id, status=status, content=[] if status == "in_progress" else [self._part()]
+        )
 
-    def _part(self) -> OutputText:
-        return OutputText(text="".join(self._pieces), logprobs=self._logprobs)
+    def _part(self) -> ResponsesOutputText:
+        return ResponsesOutputText(text="".join(self._pieces), logprobs=self._logprobs)
 
     def _event(self, type: str, **fields: object) -> ResponsesEvent:
         return ResponsesEvent(type=type, item_id=self.id, output_index=self.index, content_index=0, **fields)  # type: ignore[arg-type]
@@ -90,8 +92,8 @@ class OpenThoughts:
     def begin(self) -> list[ResponsesEvent]:
         """Its only part begins."""
         if self._as_summary:
-            return [self._event("response.reasoning_summary_part.added", part=SummaryText(text=""))]
-        return [self._event("response.content_part.added", part=ReasoningText(text=""))]
+            return [self._event("response.reasoning_summary_part.added", part=ResponsesSummaryText(text=""))]
+        return [self._event("response.content_part.added", part=ResponsesReasoningText(text=""))]
 
     def add(self, text: str) -> list[ResponsesEvent]:
         """More thoughts."""
@@ -102,21 +104,21 @@ class OpenThoughts:
         """All of the thoughts."""
         text = "".join(self._pieces)
         if self._as_summary:
-            part = self._event("response.reasoning_summary_part.done", part=SummaryText(text=text))
+            part = self._event("response.reasoning_summary_part.done", part=ResponsesSummaryText(text=text))
         else:
-            part = self._event("response.content_part.done", part=ReasoningText(text=text))
+            part = self._event("response.content_part.done", part=ResponsesReasoningText(text=text))
         return [self._event(f"{self._kind}.done", text=text), part]
 
-    def item(self, status: ItemStatus) -> OutputReasoning:
+    def item(self, status: ItemStatus) -> ResponsesOutputReasoning:
         """The thoughts; they are there, and sealed, once they have ended."""
-        item = OutputReasoning(id=self.id, status=status, summary=[], content=[])
+        item = ResponsesOutputReasoning(id=self.id, status=status, summary=[], content=[])
         if status == "in_progress":
             return item
         text = "".join(self._pieces)
         if self._as_summary:
-            item.summary = [SummaryText(text=text)]
+            item.summary = [ResponsesSummaryText(text=text)]
         else:
-            item.content = [ReasoningText(text=text)]
+            item.content = [ResponsesReasoningText(text=text)]
         if self._seal is not None:
             item.encrypted_content = self._seal.seal(text)
         return item
@@ -133,7 +135,7 @@ class OpenThoughts:
 class OpenFunctionCall:
     """An `OpenItem`: a call of the function that `call` names, whose arguments come."""
 
-    def __init__(self, call: OutputFunctionCall, index: int) -> None:
+    def __init__(self, call: ResponsesOutputFunctionCall, index: int) -> None:
         self.id, self.index, self._call = call.id, index, call
         self._pieces: list[str] = []
 
@@ -152,9 +154,9 @@ class OpenFunctionCall:
         done.name = self._call.name
         return [done]
 
-    def item(self, status: ItemStatus) -> OutputFunctionCall:
+    def item(self, status: ItemStatus) -> ResponsesOutputFunctionCall:
         """The call."""
-        return OutputFunctionCall(
+        return ResponsesOutputFunctionCall(
             id=self.id,
             status=status,
             call_id=self._call.call_id,
@@ -170,7 +172,7 @@ class OpenFunctionCall:
 class OpenCustomCall:
     """An `OpenItem`: a call of the tool that `call` names, whose arguments come; the text in them is its input."""
 
-    def __init__(self, call: OutputCustomCall, index: int) -> None:
+    def __init__(self, call: ResponsesOutputCustomCall, index: int) -> None:
         self.id, self.index, self._call = call.id, index, call
         self._input = CustomInput()
         self._pieces: list[str] = []
@@ -189,9 +191,9 @@ class OpenCustomCall:
         """All of the input."""
         return [self._event("response.custom_tool_call_input.done", input="".join(self._pieces))]
 
-    def item(self, status: ItemStatus) -> OutputCustomCall:
+    def item(self, status: ItemStatus) -> ResponsesOutputCustomCall:
         """The call."""
-        return OutputCustomCall(
+        return ResponsesOutputCustomCall(
             id=self.id,
             status=status,
             call_id=self._call.call_id,

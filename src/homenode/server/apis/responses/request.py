@@ -19,7 +19,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 SummaryKind = Literal["auto", "concise", "detailed"]
 
 
-class ReasoningOptions(Struct, forbid_unknown_fields=True, kw_only=True):
+class ResponsesReasoningOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     """How much the model thinks, and whether its thoughts are shown as a summary."""
 
     effort: Effort | None = None
@@ -28,15 +28,15 @@ class ReasoningOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     context: Literal["auto", "current_turn", "all_turns"] | None = None
 
 
-class PlainFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+class ResponsesPlainFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
     """Any text."""
 
 
-class ObjectFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
+class ResponsesObjectFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
     """Any JSON object."""
 
 
-class SchemaFormat(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="json_schema"):
+class ResponsesSchemaFormat(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="json_schema"):
     """JSON that fits a schema."""
 
     schema: dict[str, Any] | bool
@@ -45,28 +45,28 @@ class SchemaFormat(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="
     strict: bool | None = None
 
 
-class TextOptions(Struct, forbid_unknown_fields=True, kw_only=True):
+class ResponsesTextOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     """What the text of the answer has to be."""
 
-    format: PlainFormat | ObjectFormat | SchemaFormat | None = None
+    format: ResponsesPlainFormat | ResponsesObjectFormat | ResponsesSchemaFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class FunctionChoice(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="function"):
+class ResponsesFunctionChoice(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="function"):
     """This function is called."""
 
     name: ToolName
     namespace: ToolName | None = None
 
 
-class CustomChoice(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="custom"):
+class ResponsesCustomChoice(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="custom"):
     """This tool is given a text."""
 
     name: ToolName
     namespace: ToolName | None = None
 
 
-class AllowedTools(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="allowed_tools"):
+class ResponsesAllowedTools(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="allowed_tools"):
     """Only these of the tools may be called."""
 
     mode: Literal["auto", "required"] = "auto"
@@ -89,19 +89,25 @@ class ResponsesRequest(SettingFields, kw_only=True):
     instructions: str | None = None
     previous_response_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MOST_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | CustomChoice | AllowedTools | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"]
+        | ResponsesFunctionChoice
+        | ResponsesCustomChoice
+        | ResponsesAllowedTools
+        | None
+    ) = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None  # of tools that a service runs: none here
     max_output_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
-    reasoning: ReasoningOptions | None = None
-    text: TextOptions | None = None
+    reasoning: ResponsesReasoningOptions | None = None
+    text: ResponsesTextOptions | None = None
     include: Annotated[list[Annotated[str, Meta(max_length=128)]], Meta(max_length=64)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
-    background: Literal[False] | None = None
+    background: bool | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     prompt_cache_key: Annotated[str, Meta(max_length=1024)] | None = None
     prompt_cache_retention: str | None = None
@@ -114,6 +120,7 @@ class ResponsesRequest(SettingFields, kw_only=True):
     stop_token_ids: Annotated[list[_TokenId], Meta(max_length=128)] | None = None
     ignore_eos: bool | None = None
     min_tokens: _TokenId | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Meta(max_length=128)] | None = None
@@ -126,7 +133,6 @@ class ResponsesRequest(SettingFields, kw_only=True):
 HINTS = FieldHints(
     {},
     {
-        "background": "leave it out; an answer comes with its request, whole or as a stream",
         "conversation": "go on from a response with `previous_response_id`, or send the items of the conversation",
         "prompt": "send the text of the prompt; none are kept here",
         "moderation": "there is no moderation",

@@ -9,6 +9,7 @@ from msgspec import Raw, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from homenode.server.apis.responses.background import UNFINISHED, as_it_is, cancelled, status_of
 from homenode.server.apis.responses.history import stored_response
 from homenode.server.core.response_store import StoredResponse
 from homenode.server.core.state import ServerState
@@ -46,7 +47,8 @@ async def retrieve_response(state: ServerState, request: Request) -> Response:
     if request.query_params.get("stream") == "true":
         text = "`stream`: a response that is kept comes whole; leave `stream` out"
         raise ApiError(400, text, param="stream", code="unsupported_parameter")
-    return Response(bytes(stored.response), media_type="application/json")
+    id = str(request.path_params["response_id"])
+    return Response(bytes(await as_it_is(state, id, stored)), media_type="application/json")
 
 
 async def delete_response(state: ServerState, request: Request) -> Response:
@@ -58,10 +60,14 @@ async def delete_response(state: ServerState, request: Request) -> Response:
 
 
 async def cancel_response(state: ServerState, request: Request) -> Response:
-    """No response that is kept is still being made: one ends with its request, or when its client leaves."""
-    await _stored(state, request)
-    text = "the response is complete; one that is being made is cancelled by closing the connection of its request"
-    raise ApiError(400, text, code="invalid_value")
+    """End a response that is being made in the background; one that has ended stays as it is."""
+    stored, id = await _stored(state, request), str(request.path_params["response_id"])
+    about = status_of(stored)
+    if not about.background:
+        text = "only a response in the background can be cancelled; another one is by closing the connection of its request"
+        raise ApiError(400, text, param="response_id", code="invalid_value")
+    ended = await cancelled(state, id, stored) if about.status in UNFINISHED else stored.response
+    return Response(bytes(ended), media_type="application/json")
 
 
 async def list_input_items(state: ServerState, request: Request) -> Response:

@@ -31,11 +31,11 @@ class ResponsesFunctionTool(Struct, forbid_unknown_fields=True, kw_only=True, ta
     allowed_callers: Any = None
 
 
-class TextSyntax(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+class ResponsesTextSyntax(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
     """Any text."""
 
 
-class GrammarSyntax(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="grammar"):
+class ResponsesGrammarSyntax(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="grammar"):
     """A text that a grammar describes."""
 
     syntax: Literal["lark", "regex"]
@@ -47,7 +47,7 @@ class ResponsesCustomTool(Struct, forbid_unknown_fields=True, kw_only=True, tag_
 
     name: ToolName
     description: str | None = None
-    format: TextSyntax | GrammarSyntax | None = None
+    format: ResponsesTextSyntax | ResponsesGrammarSyntax | None = None
     defer_loading: bool | None = None
     allowed_callers: Any = None
 
@@ -98,10 +98,10 @@ class OfferedTool:
             function["strict"] = self.tool.strict
         return {"type": "function", "function": function}
 
-    def _custom_function(self, syntax: TextSyntax | GrammarSyntax | None) -> dict[str, Any]:
+    def _custom_function(self, syntax: ResponsesTextSyntax | ResponsesGrammarSyntax | None) -> dict[str, Any]:
         text: dict[str, Any] = {"type": "string"}
         description = self.description
-        if isinstance(syntax, GrammarSyntax):
+        if isinstance(syntax, ResponsesGrammarSyntax):
             kind = "regular expression" if syntax.syntax == "regex" else "Lark grammar"
             text["description"] = f"A text that this {kind} describes:\n{syntax.definition}"
         schema = {"type": "object", "properties": {PARAMETER: text}, "required": [PARAMETER]}
