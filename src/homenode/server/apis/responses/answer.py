@@ -23,6 +23,7 @@ from homenode.server.apis.responses.output_builder import OutputBuilder
 from homenode.server.core.choice import ScoredToken
 from homenode.server.core.conversation import Conversation
 from homenode.server.core.message_reader import JoinedMessage, MessageEvent
+from homenode.server.core.timings import timings_of
 from homenode.server.http.failures import ApiError
 from homenode.server.interfaces.tokenizer import TokenizerLike
 
@@ -39,7 +40,7 @@ def responses_failure(error: ApiError) -> bytes:
 class ResponsesFormat:
     """A `MessageFormat`. `response`: as it is told at the moment; complete once `whole` or `end` was asked for.
 
-    `logprobs`: the tokens of texts are shown with their log-probabilities.
+    `logprobs`: the tokens of texts are shown with their log-probabilities. `timings`: the response says what it took.
     """
 
     response: ResponseObject
@@ -47,6 +48,7 @@ class ResponsesFormat:
     conversation: Conversation
     tokenizer: TokenizerLike
     logprobs: bool = False
+    timings: bool = False
     _sent: int = 0  # events
     _reason: str | None = None  # why the message ended
 
@@ -88,6 +90,8 @@ class ResponsesFormat:
         self.response.output = self.builder.items
         self.response.usage = self._usage()
         self.response.kv_transfer_params = self.conversation.generation.kv_result or UNSET
+        if self.timings:
+            self.response.timings = timings_of(self.conversation.generation)
         self.response.status = "incomplete" if cut else "completed"
         if cut:
             self.response.incomplete_details = ResponsesIncompleteDetails("max_output_tokens")

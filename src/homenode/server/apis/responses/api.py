@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from homenode.server.apis.responses import endpoint, stored
 from homenode.server.apis.responses.events import ResponsesEvent
+from homenode.server.apis.responses.openapi import tighten
 from homenode.server.apis.responses.output import ResponseObject
 from homenode.server.apis.responses.request import ResponsesRequest
 from homenode.server.core.api import POST_FAILURES, Api, Operation
-from homenode.server.core.state import ServerState
 
 _OF_STORED = (401, 404, 405, 500)
-
-
-def _tighten(components: dict[str, Any], state: ServerState) -> None:
-    schema = components[ResponsesRequest.__name__]
-    schema["properties"]["model"] = {"anyOf": [{"enum": list(state.models)}, {"type": "null"}], "default": None}
 
 
 API = Api(
@@ -81,5 +74,5 @@ API = Api(
             },
         ),
     ),
-    tighten=_tighten,
+    tighten=tighten,
 )

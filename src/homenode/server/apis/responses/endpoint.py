@@ -127,7 +127,11 @@ async def _begin(
         thoughts_as_summary=options is not None and (options.summary or options.generate_summary) is not None,
         seal=state.thought_seal if SEALED in (body.include or ()) else None,
     )
-    return ResponsesFormat(response, builder, conversation, state.tokenizer, wants_logprobs(body)), history
+    timings = bool(body.return_timings or body.timings_per_token)
+    answer = ResponsesFormat(
+        response, builder, conversation, state.tokenizer, logprobs=wants_logprobs(body), timings=timings
+    )
+    return answer, history
 
 
 def _response(state: ServerState, body: ResponsesRequest, model: str) -> ResponseObject:

@@ -8,6 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from homenode.server.apis.responses.items import ItemStatus
 from homenode.server.core.kv_transfer import KvTransferResult
+from homenode.server.core.timings import AnswerTimings
 
 
 class ResponsesTopLogprob(Struct):
@@ -163,4 +164,5 @@ class ResponseObject(Struct, kw_only=True):
     truncation: Literal["auto", "disabled"]
     usage: ResponsesUsage | None = None
     user: str | None = None
+    timings: AnswerTimings | UnsetType = UNSET
     kv_transfer_params: KvTransferResult | UnsetType = UNSET

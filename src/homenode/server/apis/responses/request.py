@@ -121,6 +121,8 @@ class ResponsesRequest(SettingFields, kw_only=True):
     ignore_eos: bool | None = None
     min_tokens: _TokenId | None = None
     thinking_token_budget: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    return_timings: bool | None = None
+    timings_per_token: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Meta(max_length=128)] | None = None

@@ -14,10 +14,8 @@ from homenode.server.apis.openai.chat.request import ChatRequest, shows_thoughts
 from homenode.server.apis.openai.requests import StreamOptions
 from homenode.server.apis.openai.responses import (
     LEAST_LOGPROB,
-    AnswerTimings,
     CompletionDetails,
     Usage,
-    timings_of,
     usage_of,
     wants_timings,
 )
@@ -26,6 +24,7 @@ from homenode.server.core.conversation import Conversation
 from homenode.server.core.kv_transfer import KvTransferResult
 from homenode.server.core.message_reader import JoinedMessage, MessageEvent
 from homenode.server.core.state import ServerState
+from homenode.server.core.timings import AnswerTimings, timings_of
 from homenode.server.http.failures import ApiError
 from homenode.server.http.sse import DONE, event
 from homenode.server.interfaces.tokenizer import TokenizerLike

@@ -13,9 +13,7 @@ from homenode.server.apis.openai.completions.request import CompletionRequest
 from homenode.server.apis.openai.requests import StreamOptions
 from homenode.server.apis.openai.responses import (
     LEAST_LOGPROB,
-    AnswerTimings,
     Usage,
-    timings_of,
     usage_of,
     wants_timings,
 )
@@ -23,6 +21,7 @@ from homenode.server.core.choice import GenerationEvent, ScoredToken
 from homenode.server.core.generation import Generation
 from homenode.server.core.kv_transfer import KvTransferResult
 from homenode.server.core.state import ServerState
+from homenode.server.core.timings import AnswerTimings, timings_of
 from homenode.server.http.failures import ApiError
 from homenode.server.http.sse import DONE, event
 from homenode.server.interfaces.tokenizer import TokenizerLike

@@ -1,0 +1,96 @@
+"""What the types of the Responses API cannot say in the OpenAPI document: items and tools, which are read one by one, the
+names of the model, and fields that depend on each other.
+"""
+
+from __future__ import annotations
+
+from inspect import cleandoc
+from typing import Any
+
+import msgspec
+
+from homenode.server.apis.responses.items import ITEM_KINDS
+from homenode.server.apis.responses.request import ResponsesRequest
+from homenode.server.apis.responses.tools import TOOL_KINDS, ResponsesNamespace
+from homenode.server.core.state import ServerState
+
+_REFS = "#/components/schemas/{name}"
+_TOOLS = {**TOOL_KINDS, "namespace": ResponsesNamespace}
+_OFF: dict[str, Any] = {"enum": [False, None]}
+_OF_TEMPLATES = ["messages", "tools", "add_generation_prompt", "continue_final_message"]
+_TEXT_PART: dict[str, Any] = {
+    "type": "object",
+    "properties": {"type": {"enum": ["input_text", "output_text"]}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+
+
+def tighten(components: dict[str, Any], state: ServerState) -> None:
+    """Adds to the schemas, by type name."""
+    _add_kinds(components)
+    request = components[ResponsesRequest.__name__]
+    fields = request["properties"]
+    fields["model"] = {"anyOf": [{"enum": list(state.models)}, {"type": "null"}], "default": None}
+    said = {"required": ["role", "content"], "properties": {"role": {"type": "string"}}}
+    items = {"type": "array", "items": _one_of(ITEM_KINDS), "minItems": 1, "contains": said}
+    fields["input"] = {
+        "anyOf": [{"type": "string"}, items],
+        "description": "Not needed with `previous_response_id`. Items of other types are left out.",
+    }
+    request["required"] = ["input"]
+    fields["tools"] = {
+        "anyOf": [{"type": "array", "items": _one_of(_TOOLS)}, {"type": "null"}],
+        "default": None,
+        "description": "Tools of other types are left out.",
+    }
+    fields["tool_choice"] = {
+        "enum": ["none", "auto", "required", None],
+        "default": None,
+        "description": 'Or one of the tools, {"type": "function", "name": NAME}, also of the type "custom", or '
+        '{"type": "allowed_tools", "mode": "auto", "tools": [TOOL, ...]}.',
+    }
+    last = state.ready.vocab_size - 1
+    fields["stop_token_ids"]["anyOf"][0]["items"] = {"type": "integer", "minimum": 0, "maximum": last}
+    fields["chat_template_kwargs"]["anyOf"][0]["propertyNames"] = {"not": {"enum": _OF_TEMPLATES}}
+    request["allOf"] = [_choice_rule(), _background_rule(state)]
+
+
+def _add_kinds(components: dict[str, Any]) -> None:
+    """The schemas of items and tools."""
+    _, kinds = msgspec.json.schema_components({*ITEM_KINDS.values(), *_TOOLS.values()}, ref_template=_REFS)
+    for schema in kinds.values():
+        if "description" in schema:
+            schema["description"] = cleandoc(schema["description"])
+    kinds["ResponsesMessage"]["properties"]["content"] = {
+        "anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}]
+    }
+    kinds["ResponsesPart"]["allOf"] = [
+        {"if": {"properties": {"type": {"enum": [kind]}}}, "then": _TEXT_PART} for kind in ("input_text", "output_text")
+    ]
+    inner = {name: kind for name, kind in _TOOLS.items() if kind is not ResponsesNamespace}
+    kinds["ResponsesNamespace"]["properties"]["tools"]["items"] = _one_of(inner)
+    kinds["ResponsesMoreTools"]["properties"]["tools"]["items"] = _one_of(_TOOLS)
+    components.update(kinds)
+
+
+def _one_of(kinds: dict[str, type]) -> dict[str, Any]:
+    """One of these, by its type, or something of another type."""
+    known = [{"$ref": _REFS.format(name=kind.__name__)} for kind in dict.fromkeys(kinds.values())]
+    other = {"type": "string", "not": {"enum": sorted({*ITEM_KINDS, *_TOOLS})}}
+    return {"anyOf": [*known, {"type": "object", "properties": {"type": other}, "required": ["type"]}]}
+
+
+def _choice_rule() -> dict[str, Any]:
+    """A call can be required where there is something to call."""
+    free = {"properties": {"tool_choice": {"enum": ["none", "auto", None]}}}
+    own = {"properties": {"type": {"enum": list(TOOL_KINDS)}}, "required": ["type"]}
+    some = {"properties": {"tools": {"type": "array", "contains": own}}, "required": ["tools"]}
+    return {"anyOf": [free, some]}
+
+
+def _background_rule(state: ServerState) -> dict[str, Any]:
+    """A response in the background is stored, and no stream."""
+    off = {"properties": {"background": _OFF}}
+    if not state.config.max_stored_responses:
+        return off
+    return {"anyOf": [off, {"properties": {"stream": _OFF, "store": {"enum": [True, None]}}}]}

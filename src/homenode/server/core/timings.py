@@ -1,0 +1,43 @@
+"""What an answer took, for every API that tells it."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from homenode.server.core.generation import Generation
+
+
+class AnswerTimings(Struct, kw_only=True):
+    """What an answer took: milliseconds in the queue, for the prompt, and for the tokens behind the first; and the
+    tokens of each, prompt tokens found in the prefix cache apart.
+    """
+
+    queue_ms: float
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_second: float
+    cache_n: int
+
+
+def timings_of(generation: Generation) -> AnswerTimings:
+    """What a generation has taken so far."""
+    prompt, completion, cached = generation.usage()
+    queue_s, prefill_s, decode_s = generation.timings()
+    computed = max(0, prompt - cached)
+    return AnswerTimings(
+        queue_ms=_ms(queue_s),
+        prompt_n=computed,
+        prompt_ms=_ms(prefill_s),
+        prompt_per_second=round(computed / prefill_s, 2) if prefill_s > 0 else 0.0,
+        predicted_n=completion,
+        predicted_ms=_ms(decode_s),
+        predicted_per_second=round((completion - 1) / decode_s, 2) if decode_s > 0 else 0.0,
+        cache_n=cached,
+    )
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)
