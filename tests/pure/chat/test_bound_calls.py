@@ -62,7 +62,7 @@ TOOLS = {
     ],
     "optional": [tool("opt", ("a", "c"), a=TEXT, b={"type": "integer"}, c=POINT)],
 }
-BINDABLE = [known for known in all_formats() if known.describe_calls is not None]
+BINDABLE = [known for known in all_formats() if known.describe_calls or known.describe_message]
 
 
 @pytest.mark.parametrize("special", [False, True], ids=["marks as text", "marks as tokens"])

@@ -12,6 +12,7 @@ from homenode.chat.grammars.message import call_grammar
 from homenode.chat.offer import ToolOffer, ToolUse
 from homenode.chat.parser import MessageParser, parse_message
 from homenode.chat.reading.parts import Message
+from homenode.chat.reading.reasoning import FORMS
 from tests.pure.chat.vocabularies import ByteVocabulary, accepts
 
 
@@ -86,9 +87,68 @@ def test_a_budget_ends_thoughts_by_their_token() -> None:
         chosen,
         prompt="<think>\n",
         thinking_budget=5,
-        output='start: %json {"type": "object"}',
+        output='%json {"type": "object"}',
         special_tokens=vocabulary.ids,
     )
     assert grammar is not None
     assert accepts(grammar, "12345</think>{}", vocabulary) and accepts(grammar, "</think>\n{}", vocabulary)
     assert not accepts(grammar, "123456</think>{}", vocabulary) and not accepts(grammar, "1</think>2", vocabulary)
+
+
+FORMS_WITH_MARKS = sorted(name for name, form in FORMS.items() if form.begin)
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["marks as text", "marks as tokens"])
+@pytest.mark.parametrize("name", [*FORMS_WITH_MARKS, "openai"])
+def test_a_budget_holds_for_every_form_of_thoughts(name: str, special: bool) -> None:
+    chosen = choose(None, tool_parser="openai" if name == "openai" else "hermes", reasoning_parser=name)
+    begin, end = chosen.thoughts.begin, chosen.thoughts.end
+    answer = "answer"
+    marks = [*chosen.tools.marks, *chosen.thoughts.marks]
+    if name == "openai":
+        begin, end = "<|channel|>analysis<|message|>", "<|end|>"
+        answer = "<|start|>assistant<|channel|>final<|message|>answer"
+    vocabulary = ByteVocabulary(marks if special else ())
+    budget = 60  # spelled out as text, the mark at the end is of it
+    for opened in (False, True) if name != "openai" else (False,):
+        prompt = begin + "\n" if opened else ""
+        written = "" if opened or chosen.thoughts.opened else begin
+        for limit in (budget, 0):
+            grammar = call_grammar(chosen, prompt=prompt, thinking_budget=limit, special_tokens=vocabulary.ids)
+            assert grammar is not None
+            thoughts = f"{written}{'x' * limit}{end}{answer}"
+            if limit or not written:
+                assert accepts(grammar, thoughts, vocabulary), grammar
+                assert accepts(grammar, f"{written}{'x' * min(limit, 5)}{end}{answer}", vocabulary)
+                message = parse_message(MessageParser(chosen, prompt), thoughts)
+                assert (message.reasoning, message.content) == ("x" * limit, "answer")
+            assert not accepts(grammar, f"{written}{'x' * (limit + 1)}{end}{answer}", vocabulary), grammar
+        grammar = call_grammar(
+            chosen,
+            prompt=prompt,
+            thinking_budget=budget,
+            output='%json {"type": "object"}',
+            special_tokens=vocabulary.ids,
+        )
+        assert grammar is not None
+        assert accepts(grammar, f"{written}xyz{end}{answer.replace('answer', '{}')}", vocabulary)
+        assert not accepts(grammar, f"{written}xyz{end}{answer}", vocabulary)
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["marks as text", "marks as tokens"])
+@pytest.mark.parametrize("budget", [None, 40])
+def test_thoughts_come_before_calls_that_must_come(special: bool, budget: int | None) -> None:
+    chosen = choose(None, tool_parser="hermes", reasoning_parser="qwen3")
+    vocabulary = ByteVocabulary([*chosen.tools.marks, *chosen.thoughts.marks] if special else ())
+    call = f"<tool_call>\n{GOOD}\n</tool_call>"
+    for prompt, begin in (("<think>\n", ""), ("", "<think>\n")):
+        grammar = call_grammar(chosen, REQUIRED, prompt=prompt, thinking_budget=budget, special_tokens=vocabulary.ids)
+        assert grammar is not None
+        assert accepts(grammar, f"{begin}Let me see.</think>\n\n{call}", vocabulary)
+        assert not accepts(grammar, f"{begin}Let me see.</think>\n\nHello", vocabulary)
+        assert accepts(grammar, call, vocabulary) is (begin != "")
+        if budget:
+            assert not accepts(grammar, f"{begin}{'x' * 41}</think>{call}", vocabulary)
+    closed = call_grammar(chosen, REQUIRED, prompt="<think>\n\n</think>\n\n", special_tokens=vocabulary.ids)
+    assert closed is not None
+    assert accepts(closed, call, vocabulary) and not accepts(closed, f"<think>x</think>{call}", vocabulary)

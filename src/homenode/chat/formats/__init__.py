@@ -12,7 +12,7 @@ import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from homenode.chat.grammars.calls import DescribeCalls
+from homenode.chat.grammars.calls import DescribeCalls, DescribeMessage
 from homenode.chat.reading.reader import Reader
 from homenode.chat.reading.source import Reading
 
@@ -36,6 +36,7 @@ class ToolFormat:
     without_tools: bool = False
     instruction: str = ""
     describe_calls: DescribeCalls | None = None
+    describe_message: DescribeMessage | None = None
     list_mark: str = ""
 
     @property

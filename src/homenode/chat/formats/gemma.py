@@ -7,6 +7,10 @@ import re
 from dataclasses import dataclass
 
 from homenode.chat.formats import ToolFormat
+from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
+from homenode.chat.grammars.lark import literal
+from homenode.chat.grammars.marked_values import MarkedValues
+from homenode.chat.grammars.parameters import CallableTool, Parameter
 from homenode.chat.reading.literals import Dialect, read_value
 from homenode.chat.reading.reader import Marker, Reader
 from homenode.chat.reading.source import Reading
@@ -58,13 +62,34 @@ def _read_call(marks: _Marks, reader: Reader) -> Reading[bool]:
     return True
 
 
+def _describe(marks: _Marks, writer: CallWriter) -> CallForms:
+    calls = []
+    for tool in writer.tools:
+        parameters = writer.parameters(tool, functools.partial(_parameter, marks, writer, tool), '","')
+        calls.append(f"{literal(f'call:{tool.name}{{')} {parameters} {writer.lark.mark('}' + marks.end)}")
+    return CallForms([CallBegin(writer.any_of(calls), marks.begin)], separator='""')
+
+
+def _parameter(marks: _Marks, writer: CallWriter, tool: CallableTool, parameter: Parameter) -> str:
+    values = MarkedValues(writer.lark, parameter.schema, marks.quote, strict=tool.strict)
+    return f"{values.key(parameter.name)} {values.value(parameter.schema)}"
+
+
 FORMATS = [
-    ToolFormat(("gemma4",), functools.partial(_read, _GEMMA4), (("<|tool_call>",),), precedence=4, marks=_GEMMA4.texts),
+    ToolFormat(
+        ("gemma4",),
+        functools.partial(_read, _GEMMA4),
+        ((_GEMMA4.begin,),),
+        precedence=4,
+        marks=_GEMMA4.texts,
+        describe_calls=functools.partial(_describe, _GEMMA4),
+    ),
     ToolFormat(
         ("functiongemma", "gemma3"),
         functools.partial(_read, _FUNCTION_GEMMA),
-        (("<start_function_call>",),),
+        ((_FUNCTION_GEMMA.begin,),),
         precedence=4,
         marks=_FUNCTION_GEMMA.texts,
+        describe_calls=functools.partial(_describe, _FUNCTION_GEMMA),
     ),
 ]

@@ -6,6 +6,10 @@ import re
 from collections.abc import Callable
 
 from homenode.chat.formats import ToolFormat
+from homenode.chat.grammars.calls import CallWriter, MessageParts
+from homenode.chat.grammars.lark import LarkWriter, escape
+from homenode.chat.grammars.parameters import CallableTool
+from homenode.chat.grammars.thoughts import open_thoughts
 from homenode.chat.reading.call_objects import read_arguments
 from homenode.chat.reading.reader import Reader
 from homenode.chat.reading.source import Reading, TextSource
@@ -105,6 +109,40 @@ def _is_header(source: TextSource) -> Reading[bool]:
     return (yield from source.looking_at(_START)) or (yield from source.looking_at(_CHANNEL))
 
 
+_HEAD = f"{_START}assistant"
+_JSON = f" {_CONSTRAIN}json"
+
+
+def _describe(parts: MessageParts) -> str:
+    lark = parts.lark
+    marks = [_START, _CHANNEL, _CONSTRAIN, _MESSAGE, *_ENDS]
+    text = lark.without(map(escape, marks))
+    thoughts = open_thoughts(lark, _ENDS[0], parts.budget, marks)
+    thoughts = f"{lark.mark(f'{_CHANNEL}analysis{_MESSAGE}')} {thoughts} {lark.mark(_HEAD)}"
+    before = f"{lark.mark(f'{_CHANNEL}commentary{_MESSAGE}')} {lark.up_to(text, _ENDS[0])} {lark.mark(_HEAD)}"
+    if parts.budget is None:
+        begin = f"({thoughts})*" if parts.must_call else f"({thoughts} | {before})*"
+    else:
+        begin = " ".join([f"({thoughts})?" * (parts.budget > 0), f"({before})*" * (not parts.must_call)])
+    ways = [] if parts.calls is None else [_call(parts.calls, tool) for tool in parts.calls.tools]
+    if not parts.must_call:
+        final = f"{lark.mark(f'{_CHANNEL}final')} ({lark.mark(_JSON)})? {lark.mark(_MESSAGE)}"
+        ways.append(f"{final} {parts.content or text} {_end(lark)}")
+    return f"{begin} ({' | '.join(ways)})"
+
+
+def _call(writer: CallWriter, tool: CallableTool) -> str:
+    lark = writer.lark
+    begin = lark.mark(f"{_CHANNEL}commentary to=functions.{tool.name}")
+    return f"{begin} ({lark.mark(_JSON)})? {lark.mark(_MESSAGE)} {writer.arguments(tool)} {_end(lark)}"
+
+
+def _end(lark: LarkWriter) -> str:
+    """What may be written behind a message where it is no token that ends the answer."""
+    ends = [lark.mark(end) for end in _ENDS[1:] if not lark.is_token(end)]
+    return f"({' | '.join(ends)})?" if ends else ""
+
+
 FORMATS = [
     ToolFormat(
         ("openai", "harmony", "gpt_oss"),
@@ -113,5 +151,6 @@ FORMATS = [
         precedence=5,
         marks=(_START, _CHANNEL, _CONSTRAIN, _MESSAGE, *_ENDS),
         without_tools=True,
+        describe_message=_describe,
     )
 ]

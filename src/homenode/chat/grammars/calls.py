@@ -63,6 +63,20 @@ class CallWriter:
         return self.any_of(lists)
 
 
+@dataclass(frozen=True)
+class MessageParts:
+    """What a message is made of, for formats that mark up all of it. `calls`: what calls are written with, None where
+    none are bound. `must_call`: there is one. `content`: a rule for the text for the user, None where any will do.
+    `budget`: how many tokens thoughts have at most.
+    """
+
+    lark: LarkWriter
+    calls: CallWriter | None
+    must_call: bool
+    content: str | None
+    budget: int | None
+
+
 def parameter_name(tool: CallableTool, parameter: Parameter, allowed: re.Pattern[str]) -> str:
     """The name of a parameter where the format can write it, all of which `allowed` matches; UserError where not."""
     name = parameter.name
@@ -73,3 +87,4 @@ def parameter_name(tool: CallableTool, parameter: Parameter, allowed: re.Pattern
 
 
 DescribeCalls = Callable[[CallWriter], CallForms]
+DescribeMessage = Callable[[MessageParts], str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from homenode.chat.choice import ChosenFormats
-from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
+from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter, MessageParts
 from homenode.chat.grammars.lark import BLANK, LarkWriter, escape
 from homenode.chat.grammars.parameters import CallableTool, parameters_of
 from homenode.chat.grammars.thoughts import ThoughtsBegin, open_thoughts, thoughts_begin
@@ -25,15 +25,20 @@ def call_grammar(
     """A grammar in Lark for a message behind `prompt` such that `MessageParser` reads calls whose arguments fit their
     schemas, None where nothing needs to be bound.
 
-    `thinking_budget`: how many tokens thoughts have at most. `output`: a grammar in Lark for the content where nothing
-    is called. `special_tokens`: ids by text of the tokens that text never makes, without those that end an answer; a
+    `thinking_budget`: how many tokens thoughts have at most. `output`: a rule body for the content where
+    nothing is called, such as `@content` for a grammar that the caller nests under this name. `special_tokens`: ids by text of the tokens that text never makes, without those that end an answer; a
     mark of the format that is among them is that token. UserError where a format cannot write what is offered.
     """
     bound = offer if offer is not None and _binds(offer) else None
     if bound is None and output is None and thinking_budget is None:
         return None
     lark = LarkWriter(special_tokens or {})
-    message = _MessageWriter(lark, chosen, bound, output, thinking_budget)
+    calls = None if bound is None else CallWriter(lark, _callable_tools(bound), parallel=bound.parallel)
+    if chosen.tools.describe_message is not None:
+        must_call = bound is not None and bound.must_call
+        return lark.text(chosen.tools.describe_message(MessageParts(lark, calls, must_call, output, thinking_budget)))
+    forms = None if calls is None else _describe(chosen, calls)
+    message = _MessageWriter(lark, chosen, forms, bound, output, thinking_budget)
     return lark.text(message.start(thoughts_begin(chosen.thoughts, prompt)))
 
 
@@ -61,21 +66,27 @@ def _callable_tools(offer: ToolOffer) -> list[CallableTool]:
     ]
 
 
+def _describe(chosen: ChosenFormats, calls: CallWriter) -> CallForms:
+    if chosen.tools.describe_calls is None:
+        text = f"calls in the format {chosen.tools.name} cannot be bound to schemas"
+        raise UserError(text, param="tool_choice")
+    return chosen.tools.describe_calls(calls)
+
+
 class _MessageWriter:
     """Writes the rules of a message."""
 
     def __init__(
-        self, lark: LarkWriter, chosen: ChosenFormats, offer: ToolOffer | None, output: str | None, budget: int | None
+        self,
+        lark: LarkWriter,
+        chosen: ChosenFormats,
+        calls: CallForms | None,
+        offer: ToolOffer | None,
+        output: str | None,
+        budget: int | None,
     ) -> None:
-        self._lark, self._form, self._offer, self._output, self._budget = lark, chosen.thoughts, offer, output, budget
-        self._calls: CallForms | None = None
-        if offer is not None:
-            describe = chosen.tools.describe_calls
-            if describe is None:
-                raise UserError(
-                    f"calls in the format {chosen.tools.name} cannot be bound to schemas", param="tool_choice"
-                )
-            self._calls = describe(CallWriter(lark, _callable_tools(offer), parallel=offer.parallel))
+        self._lark, self._form, self._calls, self._offer = lark, chosen.thoughts, calls, offer
+        self._output, self._budget = output, budget
 
     def start(self, begin: ThoughtsBegin) -> str:
         """The body of the first rule, in which thoughts come first."""
@@ -84,7 +95,8 @@ class _MessageWriter:
         thoughts = open_thoughts(self._lark, self._form.end, self._budget)
         space = r"/\n{1,2}/?"
         if begin is ThoughtsBegin.OPEN:
-            return f"{thoughts} {space} {self._answer()}"
+            again = f"{self._lark.mark(self._form.begin)}?" if self._lark.is_token(self._form.begin) else ""
+            return f"{again} {thoughts} {space} {self._answer()}"
         if self._budget == 0:
             return self._answer()
         return (
@@ -111,7 +123,7 @@ class _MessageWriter:
 
     def _content(self) -> str:
         """A rule for content that fits the grammar of the output."""
-        content = f"%lark {{\n{self._output}\n}}"
+        content = self._output or ""
         if self._form.wrappers:
             begin, end = map(self._lark.mark, self._form.wrappers)
             content = f"{begin}? {self._lark.rule(content)} {end}?"

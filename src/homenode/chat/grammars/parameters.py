@@ -58,7 +58,7 @@ class CallableTool:
         if depth > _DEEPEST:
             raise self._refusal("alternatives are too deep")
         if "$ref" in schema:
-            schema = _joined(resolve(schema, self.parameters), {k: v for k, v in schema.items() if k != "$ref"})
+            schema = joined_schemas(resolve(schema, self.parameters), {k: v for k, v in schema.items() if k != "$ref"})
             return self._alternatives(schema, depth + 1)
         for word in ("allOf", "anyOf", "oneOf"):
             parts = schema.get(word)
@@ -67,9 +67,11 @@ class CallableTool:
             rest = {key: value for key, value in schema.items() if key != word}
             if word == "allOf":
                 for part in parts:
-                    rest = _joined(rest, self._object(part))
+                    rest = joined_schemas(rest, self._object(part))
                 return self._alternatives(rest, depth + 1)
-            return [one for part in parts for one in self._alternatives(_joined(rest, self._object(part)), depth + 1)]
+            return [
+                one for part in parts for one in self._alternatives(joined_schemas(rest, self._object(part)), depth + 1)
+            ]
         if self.strict and (found := next((word for word in _UNKNOWN_KEYS if word in schema), None)):
             raise self._refusal(f"{found} cannot be kept")
         return [dict(schema)]
@@ -133,7 +135,7 @@ def _moved(schema: Any) -> Any:
     }
 
 
-def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+def joined_schemas(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Two schemas of objects as one that allows what both do."""
     joined = {**first, **second}
     for word in ("properties", "required"):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
-from homenode.chat.grammars.lark import ANY, LarkWriter, escape
+from homenode.chat.grammars.lark import LarkWriter, escape
 from homenode.chat.reading.reasoning import ThoughtForm, is_open
 
 
@@ -23,15 +24,18 @@ def thoughts_begin(form: ThoughtForm, prompt: str) -> ThoughtsBegin:
     return ThoughtsBegin.OPEN if is_open(form, prompt) else ThoughtsBegin.FREE
 
 
-def open_thoughts(lark: LarkWriter, end: str, budget: int | None) -> str:
-    """The name of a rule: thoughts up to the mark `end`, which comes after at most `budget` tokens."""
+def open_thoughts(lark: LarkWriter, end: str, budget: int | None, excluded: Sequence[str] = ()) -> str:
+    """The name of a rule: thoughts without any of the texts `excluded`, up to the mark `end`, which comes after at most
+    `budget` tokens.
+    """
     mark = lark.mark(end)
     if budget == 0:
         return lark.rule(mark)
     limits = [] if budget is None else [f"max_tokens={budget}"]
-    cut = f"{lark.rule(lark.without([escape(end)]), *limits)} {mark}" if limits or lark.is_token(end) else None
+    inside = lark.without(map(escape, [end, *excluded]))
+    cut = f"{lark.rule(inside, *limits)} {mark}" if limits or lark.is_token(end) else None
     if lark.is_token(end):
         return lark.rule(f"({cut} | {mark})")
     # At its limit the lexer takes the first terminal that is possible, so that the one which may end there is in front.
-    ended = lark.rule(f"{ANY} {mark}", *limits, "lazy")
+    ended = lark.rule(f"{inside} {mark}", *limits, "lazy")
     return lark.rule(f"{cut} | {ended}") if cut else ended
