@@ -49,9 +49,9 @@ class MarkedValues:
             return self._referred(schema, depth)
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(values, list):
-            kinds = types_of(schema, self._root) or frozenset()
-            kinds = kinds | {"number"} if "integer" in kinds else kinds
-            written = [self._literal(value) for value in values if _kind(value) in kinds]
+            allowed = types_of(schema, self._root) or frozenset()
+            allowed |= {"number"} if "integer" in allowed else frozenset()
+            written = [self._literal(value) for value in values if _kind(value) in allowed]
             return self._one_of(written)
         for word in ("allOf", "anyOf", "oneOf"):
             parts = schema.get(word)
