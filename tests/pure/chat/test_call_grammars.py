@@ -87,7 +87,7 @@ def test_a_budget_ends_thoughts_by_their_token() -> None:
         chosen,
         prompt="<think>\n",
         thinking_budget=5,
-        output='%json {"type": "object"}',
+        output='start: %json {"type": "object"}',
         special_tokens=vocabulary.ids,
     )
     assert grammar is not None
@@ -127,7 +127,7 @@ def test_a_budget_holds_for_every_form_of_thoughts(name: str, special: bool) -> 
             chosen,
             prompt=prompt,
             thinking_budget=budget,
-            output='%json {"type": "object"}',
+            output='start: %json {"type": "object"}',
             special_tokens=vocabulary.ids,
         )
         assert grammar is not None

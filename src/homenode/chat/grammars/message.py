@@ -25,8 +25,8 @@ def call_grammar(
     """A grammar in Lark for a message behind `prompt` such that `MessageParser` reads calls whose arguments fit their
     schemas, None where nothing needs to be bound.
 
-    `thinking_budget`: how many tokens thoughts have at most. `output`: a rule body for the content where
-    nothing is called, such as `@content` for a grammar that the caller nests under this name. `special_tokens`: ids by text of the tokens that text never makes, without those that end an answer; a
+    `thinking_budget`: how many tokens thoughts have at most. `output`: a grammar in Lark for the content where nothing is
+    called. `special_tokens`: ids by text of the tokens that text never makes, without those that end an answer; a
     mark of the format that is among them is that token. UserError where a format cannot write what is offered.
     """
     bound = offer if offer is not None and _binds(offer) else None
@@ -36,7 +36,11 @@ def call_grammar(
     calls = None if bound is None else CallWriter(lark, _callable_tools(bound), parallel=bound.parallel)
     if chosen.tools.describe_message is not None:
         must_call = bound is not None and bound.must_call
-        return lark.text(chosen.tools.describe_message(MessageParts(lark, calls, must_call, output, thinking_budget)))
+        return lark.text(
+            chosen.tools.describe_message(
+                MessageParts(lark, calls, must_call, output and nested(output), thinking_budget)
+            )
+        )
     forms = None if calls is None else _describe(chosen, calls)
     message = _MessageWriter(lark, chosen, forms, bound, output, thinking_budget)
     return lark.text(message.start(thoughts_begin(chosen.thoughts, prompt)))
@@ -71,6 +75,11 @@ def _describe(chosen: ChosenFormats, calls: CallWriter) -> CallForms:
         text = f"calls in the format {chosen.tools.name} cannot be bound to schemas"
         raise UserError(text, param="tool_choice")
     return chosen.tools.describe_calls(calls)
+
+
+def nested(grammar: str) -> str:
+    """A rule body for the texts of a whole grammar in Lark."""
+    return f"%lark {{\n{grammar}\n}}"
 
 
 class _MessageWriter:
@@ -123,7 +132,7 @@ class _MessageWriter:
 
     def _content(self) -> str:
         """A rule for content that fits the grammar of the output."""
-        content = self._output or ""
+        content = nested(self._output or "")
         if self._form.wrappers:
             begin, end = map(self._lark.mark, self._form.wrappers)
             content = f"{begin}? {self._lark.rule(content)} {end}?"
