@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import pytest
@@ -87,3 +88,36 @@ def test_texts_of_the_grammar_are_calls_that_fit(
     assert parallel or len(message.calls) <= 1, text
     if not auto:
         assert message.calls and not message.content, text
+
+
+PATCH = """start: begin hunk+ end
+begin: "*** Begin Patch" LF
+end: "*** End Patch" LF?
+hunk: "*** Add File: " name LF line+ -> added
+name: /[a-z.\"]+/
+line: "+" /(.*)/ LF
+%import common.LF
+"""
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["marks as text", "marks as tokens"])
+@pytest.mark.parametrize("known", BINDABLE, ids=[known.name for known in BINDABLE])
+@pytest.mark.parametrize(
+    ("grammar", "expression"),
+    [
+        (PATCH, r'\*\*\* Begin Patch\n(\*\*\* Add File: [a-z."]+\n(\+.*\n)+)+\*\*\* End Patch\n?'),
+        (r'start: /"[^a-y]{2,9}\\\n"/', r'"[^a-y]{2,9}\\\n"'),
+    ],
+    ids=["patch", "regex"],
+)
+def test_inputs_keep_their_grammar(known: ToolFormat, special: bool, grammar: str, expression: str) -> None:
+    offered, vocabulary = [tool("apply", input=TEXT), tool("other")], ByteVocabulary(known.marks if special else ())
+    chosen = choose(None, tool_parser=known.name, reasoning_parser="openai" if known.name == "openai" else "none")
+    offer = ToolOffer(offered, named="apply", parallel=False, inputs={"apply": grammar})
+    bound = call_grammar(chosen, offer, special_tokens=vocabulary.ids)
+    assert bound is not None
+    for seed in range(4):
+        text = random_text(bound, vocabulary, random.Random(seed), [*MARKS, "*** End Patch\n", "*** End Patch\\n"])
+        calls = parse_message(MessageParser(chosen, "", offered, eager=True), text).calls
+        assert [call.name for call in calls] == ["apply"]
+        assert re.fullmatch(expression, json.loads(calls[0].arguments)["input"]), text

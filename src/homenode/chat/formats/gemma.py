@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from homenode.chat.formats import ToolFormat
 from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
+from homenode.chat.grammars.inputs import marked_input
 from homenode.chat.grammars.lark import literal
 from homenode.chat.grammars.marked_values import MarkedValues
 from homenode.chat.grammars.parameters import CallableTool, Parameter
@@ -71,6 +72,9 @@ def _describe(marks: _Marks, writer: CallWriter) -> CallForms:
 
 
 def _parameter(marks: _Marks, writer: CallWriter, tool: CallableTool, parameter: Parameter) -> str:
+    if parameter.input is not None:
+        text = marked_input(writer.lark, parameter.input, marks.quote)
+        return f"{literal(f'{parameter.name}:')} {writer.lark.mark(marks.quote)} {text}"
     values = MarkedValues(writer.lark, parameter.schema, marks.quote, strict=tool.strict)
     return f"{values.key(parameter.name)} {values.value(parameter.schema)}"
 

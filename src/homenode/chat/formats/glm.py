@@ -63,7 +63,7 @@ def _describe(writer: CallWriter) -> CallForms:
 def _parameter(writer: CallWriter, tool: CallableTool, parameter: Parameter) -> str:
     name = parameter_name(tool, parameter, _NAME)
     key, value = writer.lark.mark(f"{_KEY}{name}{_KEY_END}"), writer.lark.mark(_VALUE)
-    text = typed_text(writer.lark, parameter.schema, _VALUE_END, LineBreaks.KEPT, strict=tool.strict)
+    text = typed_text(writer.lark, parameter, _VALUE_END, LineBreaks.KEPT, strict=tool.strict)
     return f'{key} "\\n"? {value} {text} "\\n"?'
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from homenode.chat.formats import ToolFormat
 from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter, parameter_name
+from homenode.chat.grammars.inputs import marked_input
 from homenode.chat.grammars.parameters import CallableTool, Parameter
 from homenode.chat.grammars.typed_texts import LineBreaks, json_value, marked_text, typed_text
 from homenode.chat.reading.reader import Marker, Reader
@@ -97,8 +98,11 @@ def _parameter(tags: _Tags, writer: CallWriter, tool: CallableTool, parameter: P
     lark, end = writer.lark, tags.closing("parameter")
     begin = f'{tags.parameter}{parameter_name(tool, parameter, _NAME)}"'
     if not tags.prefix:
-        value = typed_text(lark, parameter.schema, end, LineBreaks.LEFT_OUT, strict=tool.strict)
+        value = typed_text(lark, parameter, end, LineBreaks.LEFT_OUT, strict=tool.strict)
         return f'{lark.mark(f"{begin}>")} {value} "\\n"'
+    if parameter.input is not None:
+        value = marked_input(lark, parameter.input, end)
+        return f"""{lark.mark(f'{begin} string="true">')} {value} "\\n\""""
     kinds, ways = types_of(parameter.schema, parameter.schema), []
     if kinds is None or "string" in kinds:
         text = marked_text(lark, parameter.schema, end, LineBreaks.KEPT, strict=tool.strict)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from homenode.chat.formats import ToolFormat
 from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter, parameter_name
+from homenode.chat.grammars.inputs import quoted_input
 from homenode.chat.grammars.lark import escape, literal
 from homenode.chat.grammars.parameters import CallableTool, Parameter, with_settings
 from homenode.chat.reading.literals import PYTHON, quote, read_value
@@ -104,6 +105,8 @@ def _call(writer: CallWriter, tool: CallableTool) -> str:
 
 def _parameter(writer: CallWriter, tool: CallableTool, parameter: Parameter) -> str:
     name = literal(f"{parameter_name(tool, parameter, _NAME)}=")
+    if parameter.input is not None:
+        return f"{name} {quoted_input(writer.lark, parameter.input)}"
     if parameter.schema == {"type": "boolean"}:
         return f'{name} ("True" | "False")'
     schema = parameter.schema if isinstance(parameter.schema, Mapping) else {}

@@ -82,7 +82,7 @@ def _describe(writer: CallWriter) -> CallForms:
 
 def _parameter(writer: CallWriter, tool: CallableTool, parameter: Parameter) -> str:
     name = parameter_name(tool, parameter, _NAME)
-    value = typed_text(writer.lark, parameter.schema, _PARAMETER_END, LineBreaks.OF_FORMAT, strict=tool.strict)
+    value = typed_text(writer.lark, parameter, _PARAMETER_END, LineBreaks.OF_FORMAT, strict=tool.strict)
     return f'{literal(f"{_PARAMETER}{name}>")} {value} "\\n"'
 
 

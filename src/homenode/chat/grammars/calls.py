@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from homenode.chat.grammars.lark import LarkWriter
+from homenode.chat.grammars.inputs import quoted_input
+from homenode.chat.grammars.lark import LarkWriter, escape
 from homenode.chat.grammars.parameters import CallableTool, Parameter
 from homenode.errors import UserError
 
@@ -44,7 +46,10 @@ class CallWriter:
 
     def arguments(self, tool: CallableTool) -> str:
         """A rule for the arguments of a tool as a JSON object."""
-        return self.lark.json(tool.schema)
+        if tool.input is None:
+            return self.lark.json(tool.schema)
+        name = escape(json.dumps(tool.input_parameter(tool.input).name, ensure_ascii=False))
+        return self.lark.rule(rf'/\{{ ?{name}: ?/ {quoted_input(self.lark, tool.input)} "}}"')
 
     def any_of(self, bodies: Sequence[str]) -> str:
         """The name of a rule that is one of several bodies."""

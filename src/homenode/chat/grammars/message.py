@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from homenode.chat.choice import ChosenFormats
 from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter, MessageParts
+from homenode.chat.grammars.inputs import nested
 from homenode.chat.grammars.lark import BLANK, LarkWriter, escape
 from homenode.chat.grammars.parameters import CallableTool, parameters_of
 from homenode.chat.grammars.thoughts import ThoughtsBegin, open_thoughts, thoughts_begin
@@ -75,11 +76,6 @@ def _describe(chosen: ChosenFormats, calls: CallWriter) -> CallForms:
         text = f"calls in the format {chosen.tools.name} cannot be bound to schemas"
         raise UserError(text, param="tool_choice")
     return chosen.tools.describe_calls(calls)
-
-
-def nested(grammar: str) -> str:
-    """A rule body for the texts of a whole grammar in Lark."""
-    return f"%lark {{\n{grammar}\n}}"
 
 
 class _MessageWriter:

@@ -23,11 +23,14 @@ _UNKNOWN_KEYS = ("patternProperties", "minProperties", "maxProperties", "depende
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a tool. `schema` stands alone: what it refers to is in it."""
+    """One parameter of a tool. `schema` stands alone: what it refers to is in it. `input`: a grammar in Lark that the
+    parameter keeps, which is a text.
+    """
 
     name: str
     schema: Any
     required: bool
+    input: str | None = None
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,15 @@ class CallableTool:
         """The parameters in their order, for formats that write them one by one; several lists where the schema has
         alternatives. UserError for schemas of strict tools that are no such lists.
         """
+        if self.input is not None:
+            return [[self.input_parameter(self.input)]]
         return [self._parameters(schema) for schema in self._alternatives(self.parameters, 0)]
+
+    def input_parameter(self, grammar: str) -> Parameter:
+        """The one parameter of a tool whose argument is a text that keeps `grammar`."""
+        properties = self.parameters.get("properties")
+        name = next(iter(properties), "input") if isinstance(properties, Mapping) else "input"
+        return Parameter(name, {"type": "string"}, True, grammar)
 
     def _alternatives(self, schema: Mapping[str, Any], depth: int) -> list[dict[str, Any]]:
         """The objects that a schema allows, with nothing but properties."""

@@ -6,8 +6,9 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
+from homenode.chat.grammars.inputs import marked_input
 from homenode.chat.grammars.lark import ANY, LarkWriter, escape
-from homenode.chat.grammars.parameters import with_settings
+from homenode.chat.grammars.parameters import Parameter, with_settings
 from homenode.chat.grammars.strings import all_of, string_terminal
 from homenode.chat.reading.schema_types import STRING, types_of
 from homenode.errors import UserError
@@ -34,11 +35,13 @@ class LineBreaks(enum.Enum):
     KEPT = enum.auto()
 
 
-def typed_text(lark: LarkWriter, schema: Any, end: str, breaks: LineBreaks, *, strict: bool) -> str:
-    """A rule body for a value that fits `schema`, with the mark `end` behind it, as `reading.typed_values` reads it."""
-    kinds = types_of(schema, schema)
+def typed_text(lark: LarkWriter, parameter: Parameter, end: str, breaks: LineBreaks, *, strict: bool) -> str:
+    """A rule body for a value of a parameter, with the mark `end` behind it, as `reading.typed_values` reads it."""
     before, behind = ('"\\n"', "\n" + end) if breaks is LineBreaks.OF_FORMAT else ("", end)
-    ways = []
+    if parameter.input is not None:
+        return f"{before} {marked_input(lark, parameter.input, behind)}"
+    schema, ways = parameter.schema, list[str]()
+    kinds = types_of(schema, schema)
     if kinds is not None and "string" in kinds:
         others = "|".join(_OTHERS[kind] for kind in sorted(kinds) if kind in _OTHERS)
         unlike = f"~/{_TRIMMED}({others}){_TRIMMED}/" if others else ANY
