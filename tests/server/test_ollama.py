@@ -129,6 +129,13 @@ def test_a_history_of_calls() -> None:
     assert second == {"role": "tool", "content": "snow\n[image]", "tool_call_id": look["id"], "name": "look"}
 
 
+def test_an_answer_goes_on_from_its_beginning() -> None:
+    writer = Writer(" B)")
+    answer = ask(writer, messages=[*HELLO, {"role": "assistant", "content": "The best is ("}], stream=False)
+    assert answer.json()["message"]["content"] == " B)"
+    assert bytes(writer.client.requests[-1].prompt_ids[1:]).endswith(b"The best is (")
+
+
 @pytest.mark.parametrize(
     ("think", "values"),
     [(True, {"enable_thinking": True}), (False, {"enable_thinking": False}), ("high", {"enable_thinking": True})],

@@ -57,11 +57,15 @@ class SignedTokenizer(ByteTokenizer):
 
 
 class Writer:
-    """What answers requests: every one of them with `text`, `chunk` bytes at a time, as far as its limit allows."""
+    """What answers requests: every one of them with `text`, as far as its limit allows. `chunk`: bytes of each output, or
+    of those that come one after another, the last size again and again.
+    """
 
-    def __init__(self, text: str, source: str = "", chunk: int = 1, **settings: Any) -> None:
+    def __init__(self, text: str | bytes, source: str = "", chunk: int | Sequence[int] = 1, **settings: Any) -> None:
+        sizes = [chunk] if isinstance(chunk, int) else chunk
+        said = text.encode() if isinstance(text, str) else text
         self.tokenizer = SignedTokenizer(source)
-        self.client = ScriptedClient(lambda request: written(request, text, chunk))
+        self.client = ScriptedClient(lambda request: written(request, said, sizes))
         self.client.ready = type(self.client.ready)("/models/story-teller", 65536, 258, 100, 32, 2048, 128, True)
         self._settings = settings
 
@@ -83,12 +87,16 @@ class Writer:
         return json.loads(self.tokenizer.rendered[-1])
 
 
-def written(request: Request, text: str, chunk: int = 1) -> list[Output]:
+def written(request: Request, text: bytes, sizes: Sequence[int]) -> list[Output]:
     """The outputs for a text and the end."""
-    tokens = [*text.encode(), EOS]
+    tokens = [*text, EOS]
     cut = len(tokens) > request.params.max_tokens
     tokens = tokens[: request.params.max_tokens]
-    pieces = [tokens[at : at + chunk] for at in range(0, len(tokens), chunk)]
+    pieces = []
+    while tokens:
+        size = sizes[min(len(pieces), len(sizes) - 1)]
+        pieces.append(tokens[:size])
+        tokens = tokens[size:]
     return [
         Output(
             id=request.id,

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from homenode.chat.offer import ToolOffer
 from homenode.server.apis.ollama.answer import chat_line, loaded
 from homenode.server.apis.ollama.asked import answered, check_asked, conversation_request
-from homenode.server.apis.ollama.history import template_messages
+from homenode.server.apis.ollama.history import ends_open, template_messages
 from homenode.server.apis.ollama.names import check_name
 from homenode.server.apis.ollama.request import HINTS, OllamaChatRequest, OllamaTool
 from homenode.server.core.conversation import begin_conversation
@@ -32,8 +32,11 @@ async def chat(state: ServerState, request: Request) -> Response:
     check_asked(state, request, body)
     if not body.messages:
         return json_response(loaded(chat_line, body.model))
+    goes_on = ends_open(body.messages)
     asked = conversation_request(
         body,
+        continue_final=goes_on,
+        add_generation_prompt=False if goes_on else None,
         messages=template_messages(body.messages, partial(note_ignored, request)),
         offer=_offer(body.tools),
     )

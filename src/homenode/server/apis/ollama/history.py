@@ -34,6 +34,12 @@ def template_messages(messages: Sequence[OllamaMessage], note: Note) -> list[dic
     return said
 
 
+def ends_open(messages: Sequence[OllamaMessage]) -> bool:
+    """Whether the last message is the beginning of the answer, which is to go on from there."""
+    last = messages[-1]
+    return last.role == "assistant" and bool(last.content) and not last.tool_calls
+
+
 def refuse_images(images: list[str] | None, place: str) -> None:
     """Raises ApiError 400 where there are some."""
     if images:
