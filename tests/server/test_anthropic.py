@@ -110,7 +110,7 @@ def test_blocks_of_any_order_of_deltas() -> None:
 def test_usage_and_ends() -> None:
     writer = Writer("Once upon a time")
     whole = ask(writer).json()
-    prompt = len(writer.client.requests[-1].prompt_ids)
+    prompt = len(writer.requests[-1].prompt_ids)
     assert whole["usage"] == {
         "input_tokens": prompt - 3, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 3, "output_tokens": 17,
     }  # fmt: skip
@@ -169,11 +169,11 @@ def test_an_answer_goes_on_from_its_beginning() -> None:
     writer = Writer(" B)")
     answer = ask(writer, [*HELLO, {"role": "assistant", "content": "The best is ("}])
     assert answer.json()["content"][0]["text"] == " B)"
-    assert bytes(writer.client.requests[-1].prompt_ids[1:]).endswith(b"The best is (")
+    assert bytes(writer.requests[-1].prompt_ids[1:]).endswith(b"The best is (")
 
 
 def test_pictures_and_documents() -> None:
-    writer = Writer("x")
+    writer = Writer("x", CALLS)
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBO"}}
     paper = {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "words"}}
     scan = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBE"}}

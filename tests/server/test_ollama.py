@@ -66,7 +66,7 @@ def test_totals_and_times() -> None:
     for path in ("/api/chat", "/api/generate"):
         last = lines(ask(writer, path, options={"num_predict": 4}))[-1]
         assert last["done_reason"] == "length" and last["eval_count"] == 4
-        assert last["prompt_eval_count"] == len(writer.client.requests[-1].prompt_ids)
+        assert last["prompt_eval_count"] == len(writer.requests[-1].prompt_ids)
         parts = [last[key] for key in ("load_duration", "prompt_eval_duration", "eval_duration", "total_duration")]
         assert all(isinstance(part, int) for part in parts) and parts[2] > 0 and sum(parts[:3]) <= parts[3]
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", last["created_at"])
@@ -80,7 +80,7 @@ def test_generate_with_the_template_and_without() -> None:
     assert writer.seen() == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
     raw = ask(writer, "/api/generate", raw=True, stream=False).json()
     assert raw["response"] == "<think>a</think>b" and "thinking" not in raw
-    assert bytes(writer.client.requests[-1].prompt_ids[1:]) == b"hi"
+    assert bytes(writer.requests[-1].prompt_ids[1:]) == b"hi"
     streamed = lines(ask(writer, "/api/generate", raw=True))
     assert "".join(line["response"] for line in streamed) == raw["response"]
 
@@ -92,13 +92,13 @@ def test_options_reach_the_sampler() -> None:
         "num_predict": 50, "num_ctx": 4096, "presence_penalty": 0.5, "typical_p": 1.0, "mirostat": 0,
     }  # fmt: skip
     answer = ask(writer, options=options, stream=False, keep_alive=-1)
-    params = writer.client.requests[-1].params
+    params = writer.requests[-1].params
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.5, 4, 0.9, 0.1)
     assert (params.repetition_penalty, params.seed, params.presence_penalty) == (1.2, 7, 0.5)
     assert answer.json()["message"]["content"] == "Once " and "x-homenode-ignored" not in answer.headers
     assert params.max_tokens == 50
     assert ask(writer, options={"num_predict": -1}).status_code == 200
-    assert writer.client.requests[-1].params.max_tokens > 60000
+    assert writer.requests[-1].params.max_tokens > 60000
 
 
 def test_what_has_no_effect_is_named() -> None:
@@ -133,7 +133,7 @@ def test_an_answer_goes_on_from_its_beginning() -> None:
     writer = Writer(" B)")
     answer = ask(writer, messages=[*HELLO, {"role": "assistant", "content": "The best is ("}], stream=False)
     assert answer.json()["message"]["content"] == " B)"
-    assert bytes(writer.client.requests[-1].prompt_ids[1:]).endswith(b"The best is (")
+    assert bytes(writer.requests[-1].prompt_ids[1:]).endswith(b"The best is (")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_without_messages_the_model_is_loaded() -> None:
     assert (chat["done"], chat["done_reason"], chat["message"]["content"]) == (True, "load", "")
     generate = writer.ask("/api/generate", {"model": "story-teller:latest"}).json()
     assert (generate["done_reason"], generate["response"], generate["model"]) == ("load", "", "story-teller:latest")
-    assert not writer.client.requests
+    assert not writer.requests
 
 
 def test_logprobs() -> None:
@@ -170,7 +170,7 @@ def test_models() -> None:
     writer = Writer("x", THINKS, served_model_name=("story-teller", "s:7b"))
     facts = {"format": "gguf", "parameters": 134_515_008, "bytes": 91_000_000, "storage": "Q4_1", "modified": 1.7e9,
              "layers": 30, "hidden_size": 576, "heads": 9, "kv_heads": 3, "intermediate_size": 1536}  # fmt: skip
-    writer.client.ready.details.update(architecture="llama", model=facts)
+    writer.details.update(architecture="llama", model=facts)
     first, second = writer.ask("/api/tags", method="GET").json()["models"]
     assert (first["name"], second["name"]) == ("story-teller:latest", "s:7b")
     assert first["size"] == 91_000_000 and re.fullmatch("[0-9a-f]{64}", first["digest"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from homenode.engine.messages import Output
+from homenode.engine.messages import EngineReady, Output
 from homenode.engine.request import Request
 from homenode.server.app import create_app
 from homenode.server.core.state import ServerState
@@ -21,7 +21,10 @@ from tests.server.fakes import EOS, ByteTokenizer, ScriptedClient, score
 THINKS = "{{ '<think>' if enable_thinking }}"  # signs of thoughts, and a switch for them
 CALLS = "{% if tools %}<tool_call>{{ tools }}</tool_call>{% endif %}"  # signs of the Hermes form of calls
 # What shows messages of all roles, and thoughts among them.
-SHOWS = "{% for message in messages %}<{{ message.role }}>{{ message.reasoning_content }}{% endfor %}"
+SHOWS = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.reasoning_content }}"
+    "{% for call in message.tool_calls %}{{ call }}{% endfor %}{% endfor %}"
+)
 CALL = '<tool_call>\n{"name": "look", "arguments": {"place": "wörld 🦊"}}\n</tool_call>'
 LOOK = {
     "name": "look",
@@ -65,15 +68,20 @@ class Writer:
         sizes = [chunk] if isinstance(chunk, int) else chunk
         said = text.encode() if isinstance(text, str) else text
         self.tokenizer = SignedTokenizer(source)
-        self.client = ScriptedClient(lambda request: written(request, said, sizes))
-        self.client.ready = type(self.client.ready)("/models/story-teller", 65536, 258, 100, 32, 2048, 128, True)
+        self._script = lambda request: written(request, said, sizes)
         self._settings = settings
+        self.details: dict[str, Any] = {}
+        self.requests: list[Request] = []
 
     def ask(self, path: str, body: Any = None, method: str = "POST", **headers: str) -> httpx.Response:
         """The answer of an application of its own."""
 
+        client = ScriptedClient(self._script)
+        client.ready = EngineReady("/models/story-teller", 65536, 258, 100, 32, 2048, 128, True, details=self.details)
+        client.requests = self.requests
+
         async def run() -> httpx.Response:
-            state = ServerState(self.client, self.tokenizer, ServerConfig(port=0, **self._settings))
+            state = ServerState(client, self.tokenizer, ServerConfig(port=0, **self._settings))
             transport = httpx.ASGITransport(create_app(state))
             async with httpx.AsyncClient(transport=transport, base_url="http://server") as asking:
                 content = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -92,7 +92,7 @@ def _direct(fields: Mapping[str, msgspec.Raw]) -> str | None:
     ):
         return "prompt_logprobs"  # these need every prompt token's logits, not only its keys and values
     names = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-    limit = next((value for name in names if (value := value_of(fields, name))), None)
+    limit = next((value for name in names if (value := value_of(fields, name)) is not None), None)
     if limit not in (None, -1) and not _more_than(limit, 1):  # -1: no limit
         return "max_tokens"  # nothing is decoded after the token that the prompt's last position gives
     return None
