@@ -82,6 +82,29 @@ def test_thousands_of_random_texts(name: str) -> None:
     assert time.process_time() - begun < 30
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_million_random_texts(name: str) -> None:
+    source = random.Random(f"many {name}")
+    for _ in range(1_000_000 // len(NAMES) + 1):
+        text = words(source, 30)
+        message = parse(text, name, thoughts=source.choice(list(FORMS)), eager=source.random() < 0.3)
+        assert all(call.name and call.id for call in message.calls), text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_time_grows_as_random_texts_do(name: str) -> None:
+    source = random.Random(f"long {name}")
+    for _ in range(30):
+        text, thoughts, seconds = words(source, 8), source.choice(list(FORMS)), []
+        for length in (20_000, 80_000):
+            begun = time.process_time()
+            parse(text * (length // len(text) + 1), name, thoughts=thoughts)
+            seconds.append(time.process_time() - begun)
+        assert seconds[1] < 8 * seconds[0] + 0.2, text
+
+
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1 << 30), cuts=st.lists(st.integers(1, 9), max_size=40))
 @pytest.mark.parametrize("name", NAMES)

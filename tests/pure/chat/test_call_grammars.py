@@ -152,3 +152,9 @@ def test_thoughts_come_before_calls_that_must_come(special: bool, budget: int | 
     closed = call_grammar(chosen, REQUIRED, prompt="<think>\n\n</think>\n\n", special_tokens=vocabulary.ids)
     assert closed is not None
     assert accepts(closed, call, vocabulary) and not accepts(closed, f"<think>x</think>{call}", vocabulary)
+
+
+def test_calls_that_write_one_id_twice_get_two() -> None:
+    call = "<|tool_call_begin|>functions.clock:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    calls = read("kimi_k2", f"<|tool_calls_section_begin|>{call}{call}<|tool_calls_section_end|>", REQUIRED).calls
+    assert calls[0].id == "functions.clock:0" and len({one.id for one in calls}) == 2

@@ -23,6 +23,7 @@ class Writer:
         self._has_content = self._has_thoughts = False
         self._behind_call = self._behind_thoughts = False
         self._calls = 0
+        self._ids: set[str] = set()
 
     def take(self) -> list[Delta]:
         """The deltas since the last time."""
@@ -70,12 +71,14 @@ class Writer:
         self._behind_thoughts = True
 
     def begin_call(self, call_id: str | None, name: str) -> int:
-        """A call begins; its number."""
+        """A call begins; its number. An id that an earlier call of the message has is replaced."""
         if not self._behind_call:
             self._before_call = "".join(self._space)
         self._space, self._behind_call, self._behind_thoughts = [], True, False
         index, self._calls = self._calls, self._calls + 1
-        self._deltas.append(CallDelta(index, "", call_id or self._new_id(), name))
+        own_id = call_id if call_id and call_id not in self._ids else self._new_id()
+        self._ids.add(own_id)
+        self._deltas.append(CallDelta(index, "", own_id, name))
         return index
 
     def write_arguments(self, index: int, text: str) -> None:
