@@ -211,7 +211,7 @@ def _render_open(state: ServerState, messages: list[dict[str, Any]], values: dic
     turn.
     """
     mark = f"[{secrets.token_hex(16)}]"
-    marked = [*messages[:-1], {**messages[-1], "content": with_text_behind(messages[-1]["content"], mark)}]
+    marked = [*messages[:-1], {**messages[-1], "content": with_text_behind(messages[-1].get("content") or "", mark)}]
     text = _render(state, marked, values, False)
     before, found, _after = text.rpartition(mark)
     if not found:

@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 
 from homenode.chat.offer import ToolOffer
-from homenode.server.apis.openai.chat.request import ChatRequest, effort_of, thinking_of
+from homenode.server.apis.openai.chat.request import ChatRequest, budget_of, effort_of, thinking_of
 from homenode.server.apis.openai.messages import template_messages
 from homenode.server.apis.openai.requests import REMEDIES
 from homenode.server.apis.openai.sampling import NO_LIMIT, sampling_of
@@ -29,6 +29,7 @@ def conversation_of(state: ServerState, request: Request, body: ChatRequest) -> 
         offer=_offer(request, body),
         reasoning_effort=effort_of(body),
         thinking=thinking_of(body),
+        thinking_budget=budget_of(body),
         raw_thoughts=state.config.reasoning_format == "none",
         template_kwargs=body.chat_template_kwargs,
         add_generation_prompt=body.add_generation_prompt,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from homenode.server.apis.openai.messages import Messages
-from homenode.server.apis.openai.requests import MaxTokens, Sampling
+from homenode.server.apis.openai.requests import Count, MaxTokens, Sampling
 from homenode.server.apis.openai.tools import Choice, Functions, NamedFunction, Tools
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -20,17 +20,21 @@ class TextFormat(Struct, forbid_unknown_fields=True):
 
 
 class ReasoningOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Thoughts, as some clients ask for them. `exclude`: they are left out of the answer."""
+    """Thoughts, as some clients ask for them. `exclude`: they are left out of the answer. `max_tokens`: the most that they
+    may take.
+    """
 
     effort: Effort | None = None
+    max_tokens: Count | None = None
     enabled: bool | None = None
     exclude: bool | None = None
 
 
 class ThinkingOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Thoughts, as other clients ask for them."""
+    """Thoughts, as other clients ask for them. `budget_tokens`: the most that they may take."""
 
     type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Count | None = None
 
 
 class ChatRequest(Sampling, kw_only=True):
@@ -58,6 +62,7 @@ class ChatRequest(Sampling, kw_only=True):
     reasoning: ReasoningOptions | None = None
     thinking: ThinkingOptions | None = None
     enable_thinking: bool | None = None
+    thinking_token_budget: Count | None = None  # the most tokens that thoughts may take
     include_reasoning: bool | None = None  # false: the thoughts are left out of the answer
     response_format: TextFormat | None = None
     modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None = None
@@ -83,3 +88,12 @@ def effort_of(body: ChatRequest) -> str | None:
 def shows_thoughts(body: ChatRequest) -> bool:
     """Whether the answer has the thoughts."""
     return body.include_reasoning is not False and not (body.reasoning and body.reasoning.exclude)
+
+
+def budget_of(body: ChatRequest) -> int | None:
+    """The most tokens that thoughts may take; None: nothing is said."""
+    if body.thinking_token_budget is not None:
+        return body.thinking_token_budget
+    if body.thinking is not None and body.thinking.budget_tokens is not None:
+        return body.thinking.budget_tokens
+    return body.reasoning.max_tokens if body.reasoning else None
