@@ -83,7 +83,7 @@ CHATS = [
     (
         {"response_format": {"json_schema": {}, "type": "json_schema"}},
         400,
-        "response_format.json_schema",
+        "response_format.type",
         "unsupported_parameter",
     ),
     (

@@ -19,7 +19,7 @@ from homenode.server.http.config import ServerConfig
 from tests.server.fakes import EOS, ByteTokenizer, ScriptedClient, score
 
 THINKS = "{{ '<think>' if enable_thinking }}"  # signs of thoughts, and a switch for them
-CALLS = "{% if tools %}<tool_call>{{ tools }}</tool_call>{% endif %}"  # signs of the Hermes form of calls
+CALLS = "{% if tools %}<tool_call>{{ tools }}{{ message.tool_calls }}</tool_call>{% endif %}"  # signs of the Hermes form of calls
 # What shows messages of all roles, and thoughts among them.
 SHOWS = (
     "{% for message in messages %}<{{ message.role }}>{{ message.reasoning_content }}"

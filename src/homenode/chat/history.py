@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from homenode.chat.formats import ToolFormat
-from homenode.chat.turns import arrange_turns, text_of
+from homenode.chat.template_messages import arrange_turns, text_of
 
 _TOOLS = re.compile(r"(?<!['\".\w])tools\b")
 _TOOLS_OF_MESSAGE = re.compile(r"message(\[['\"]|\.)tools\b")
@@ -35,7 +35,7 @@ def conversation_for(
 
     A template that looks for tools in the system message finds them there; another one that does not look at `tools`
     gets them as words in that message. One that knows no calls either
-    gets those of the history as text, and results of tools as messages of the user. `turns.arrange_turns` says what
+    gets those of the history as text, and results of tools as messages of the user. `template_messages.arrange_turns` says what
     else a template gets in another way than clients have it.
     """
     said = [dict(message) for message in messages]

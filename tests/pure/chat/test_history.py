@@ -24,7 +24,7 @@ def conversation(template: str) -> list[dict[str, Any]]:
 
 
 def test_arguments_are_objects_where_the_template_shows_tools() -> None:
-    said = conversation("{% for tool in tools %}<tool_call>")
+    said = conversation("{% for tool in tools %}<tool_call>{{ message.tool_calls }}")
     assert said[1]["tool_calls"][0]["function"] == {"name": "book_seat", "arguments": {"seats": 2}}
     assert [said[0], *said[2:]] == [HISTORY[0], *HISTORY[2:]]
     assert HISTORY[1]["tool_calls"] == [CALL]
@@ -33,7 +33,14 @@ def test_arguments_are_objects_where_the_template_shows_tools() -> None:
 def test_arguments_that_are_no_object_stay_as_they_are() -> None:
     broken = {**CALL, "function": {"name": "x", "arguments": '{"a'}}
     message = {"role": "assistant", "tool_calls": [broken]}
-    assert conversation_for("{{ tools }}", choose("").tools, [message], TOOLS) == [message]
+    assert conversation_for("{{ tools }}{{ tool_calls }}", choose("").tools, [message], TOOLS) == [message]
+
+
+def test_a_template_that_shows_tools_but_no_calls_gets_them_as_text() -> None:
+    said = conversation("{{ tools }}<|tool_call|>")
+    assert said[1]["content"] == '<|tool_call|>[{"name": "book_seat", "arguments": {"seats": 2}}]'
+    assert "tool_calls" not in said[1]
+    assert conversation("{{ tools }}")[1]["content"] == '{"name": "book_seat", "arguments": {"seats": 2}}'
 
 
 def test_a_template_that_knows_no_tools_gets_words() -> None:

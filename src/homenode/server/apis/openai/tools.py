@@ -74,7 +74,7 @@ def tool_offer(
     elif choice is not None:
         named = choice.function.name if choice.function else choice.name
         if named is None:
-            text = '`tool_choice` names no function; give `function`: {"name": NAME}'
+            text = '`tool_choice.function` is missing: give {"name": NAME}'
             raise ApiError(400, text, param="tool_choice.function", code="invalid_value")
     offered = [{"type": "function", "function": plain(function)} for function in functions]
     return ToolOffer(tools=offered, use=use, named=named, parallel=parallel is not False)

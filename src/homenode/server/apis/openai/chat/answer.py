@@ -267,7 +267,7 @@ class ChatFormat:
         thoughts = "".join(part.text for part in parts if isinstance(part, ReasoningDelta))
         if thoughts and self._shows_thoughts:
             delta.reasoning_content = delta.reasoning = thoughts
-        calls = [_call_delta(part) for part in parts if isinstance(part, CallDelta)]
+        calls = _call_deltas([part for part in parts if isinstance(part, CallDelta)])
         if calls and self._body.functions:
             delta.function_call = calls[0].function
         elif calls:
@@ -287,11 +287,15 @@ def _opening(index: int) -> ChunkChoice:
     return ChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""), logprobs=None, finish_reason=None)
 
 
-def _call_delta(part: CallDelta) -> ToolCallDelta:
-    if part.id is None:
-        return ToolCallDelta(index=part.index, function=FunctionDelta(arguments=part.arguments))
-    function = FunctionDelta(name=part.name or "", arguments=part.arguments)
-    return ToolCallDelta(index=part.index, id=part.id, type="function", function=function)
+def _call_deltas(parts: list[CallDelta]) -> list[ToolCallDelta]:
+    """One for each call, in the order of their numbers."""
+    made: dict[int, ToolCallDelta] = {}
+    for part in parts:
+        known = made.setdefault(part.index, ToolCallDelta(index=part.index, function=FunctionDelta(arguments="")))
+        known.function.arguments += part.arguments
+        if part.id is not None:
+            known.id, known.type, known.function.name = part.id, "function", part.name or ""
+    return list(made.values())
 
 
 def _scored(tokenizer: TokenizerLike, entry: ScoredToken) -> ChatTokenLogprob:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from homenode.chat.switches import same_switch, thinking_values
-from homenode.chat.turns import arrange_turns
+from homenode.chat.template_messages import arrange_turns
 
 ASKED = {"role": "user", "content": "Where?"}
 SYSTEM = {"role": "system", "content": "Be brief."}
