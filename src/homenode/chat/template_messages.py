@@ -1,5 +1,5 @@
-"""Turns of a conversation as a chat template takes them: thoughts under the name that it knows, ids of the length that it
-wants, roles and calls rearranged where it refuses or loses what clients send.
+"""Tools and turns of a conversation as a chat template takes them: thoughts under the name that it knows, ids of the
+length that it wants, roles and calls rearranged where it refuses or loses what clients send.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 _THOUGHTS, _OTHER_NAME = "reasoning_content", "reasoning"  # in what clients send
 _THOUGHT_NAMES = (_THOUGHTS, "thinking", "reasoning")
+_FUNCTION_FIELDS = ("name", "description", "parameters")
 _ROLE = r"\b(?:message|msg|m)(?:\.role|\[['\"]role['\"]\])"
 _SYSTEM_IN_LOOP = re.compile(rf"{_ROLE}\s*(?:==|in)[^%}}]*['\"]system['\"]")
 _ROLE_SHOWN = re.compile(rf"(?:[+~]|\{{\{{-?)\s*\(?{_ROLE}|{_ROLE}\s*[+~]|=\s*{_ROLE}\s*-?%")
@@ -32,6 +33,18 @@ def arrange_turns(template: str, messages: Sequence[Mapping[str, Any]]) -> list[
         said = [_with_short_ids(message) for message in said]
     said = _with_system(template, said)
     return _joined(said) if _ALTERNATE.search(template) else said
+
+
+def template_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Tools as templates show them: the fields of each function in the order that models know, and without `strict`,
+    which is a wish about decoding.
+    """
+    return [{**tool, "function": _ordered(tool["function"])} if "function" in tool else dict(tool) for tool in tools]
+
+
+def _ordered(function: Mapping[str, Any]) -> dict[str, Any]:
+    known = {name: function[name] for name in _FUNCTION_FIELDS if name in function}
+    return known | {name: value for name, value in function.items() if name not in (*_FUNCTION_FIELDS, "strict")}
 
 
 def text_of(content: Any) -> str:

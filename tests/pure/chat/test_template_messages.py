@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from homenode.chat.switches import same_switch, thinking_values
-from homenode.chat.template_messages import arrange_turns
+from homenode.chat.template_messages import arrange_turns, template_tools
 
 ASKED = {"role": "user", "content": "Where?"}
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -120,3 +121,10 @@ def test_a_switch_under_another_name_is_found() -> None:
     assert same_switch("{% if thinking %}", {"enable_thinking": False}) == {"enable_thinking": False, "thinking": False}
     assert same_switch("{% if thinking %}", {"thinking": True, "x": 1}) == {"thinking": True, "x": 1}
     assert same_switch("{{ messages }}", {"enable_thinking": False}) == {"enable_thinking": False}
+
+
+def test_tools_have_the_order_that_models_know_and_no_wishes_about_decoding() -> None:
+    function = {"strict": True, "parameters": {"b": 1, "a": 2}, "x": 1, "name": "look"}
+    (tool,) = template_tools([{"type": "function", "function": function}])
+    assert json.dumps(tool["function"]) == '{"name": "look", "parameters": {"b": 1, "a": 2}, "x": 1}'
+    assert function["strict"] is True

@@ -100,11 +100,13 @@ def render_conversation(
     from homenode.chat.choice import choose
     from homenode.chat.history import conversation_for
     from homenode.chat.switches import same_switch
+    from homenode.chat.template_messages import template_tools
 
     source = tokenizer.template_source(bool(tools)) or ""
     chosen = choose(source, response_template=tokenizer.response_template)
-    said = conversation_for(source, chosen.tools, messages, tools)
-    return tokenizer.render_chat(said, tools=tools or None, **same_switch(source, values))
+    shown = template_tools(tools)
+    said = conversation_for(source, chosen.tools, messages, shown)
+    return tokenizer.render_chat(said, tools=shown or None, **same_switch(source, values))
 
 
 def _json(flag: str, path: str) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 from homenode.chat.history import conversation_for
 from homenode.chat.offer import ToolOffer, ToolUse
 from homenode.chat.switches import same_switch, thinking_values
+from homenode.chat.template_messages import template_tools
 from homenode.grammars.spec import GrammarSpec
 from homenode.sampling import SamplingParams
 from homenode.server.core.generation import Generation
@@ -130,10 +131,11 @@ async def conversation_text(state: ServerState, request: ConversationRequest) ->
     formats = state.formats.of(with_tools=bool(request.tools))
     template = formats.template
     asked = thinking_values(template, thinking=request.thinking, effort=request.reasoning_effort)
+    tools = template_tools(request.tools)
     return await chat_text(
         state,
-        conversation_for(template, formats.chosen.tools, request.messages, request.tools),
-        tools=request.tools or None,
+        conversation_for(template, formats.chosen.tools, request.messages, tools),
+        tools=tools or None,
         template_kwargs={**asked, **same_switch(template, dict(request.template_kwargs or {}))},
         add_generation_prompt=request.add_generation_prompt,
         continue_final=request.continue_final,
