@@ -90,6 +90,14 @@ async def encode_chat_text(
     return EncodedPrompt(ids)
 
 
+def check_template_values(values: Mapping[str, Any] | None) -> None:
+    """Raises ApiError 400 where a client's values for its chat template have a name of the conversation itself."""
+    if taken := sorted(_OWN_VALUES & (values or {}).keys()):
+        raise ApiError(
+            400, f"`chat_template_kwargs` may not set `{taken[0]}`", param="chat_template_kwargs", code="invalid_value"
+        )
+
+
 async def chat_text(
     state: ServerState,
     messages: list[dict[str, Any]],
@@ -100,11 +108,8 @@ async def chat_text(
     continue_final: bool = False,
 ) -> PromptText:
     """What the chat template makes of a conversation, and of the tools that are offered in it."""
+    check_template_values(template_kwargs)
     values = dict(template_kwargs or {})
-    if taken := sorted(_OWN_VALUES & values.keys()):
-        raise ApiError(
-            400, f"`chat_template_kwargs` may not set `{taken[0]}`", param="chat_template_kwargs", code="invalid_value"
-        )
     if continue_final and add_generation_prompt:
         raise ApiError(
             400,

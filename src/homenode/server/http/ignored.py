@@ -35,7 +35,7 @@ class IgnoredNames:
         if self._strict:
             text = f"unknown field `{param or name}`: it would be ignored, which --strict-requests forbids"
             raise ApiError(400, text, param=param or name, code="unknown_parameter")
-        shown = _STRANGE.sub("_", name[:_LONGEST_NAME])
+        shown = _STRANGE.sub("_", name[:_LONGEST_NAME]) or "_"  # a name may be empty, an entry of a header not
         if len(request.state.ignored) < _MOST_NAMES:
             request.state.ignored[shown] = None
         if shown not in self._told and len(self._told) < _MOST_TOLD:

@@ -5,15 +5,22 @@ instead of refused.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from homenode.server.http.failures import ApiError
 
+T = TypeVar("T")
+
 # Tells that something is left out: a word of the client's own, and its place in the body.
 Note = Callable[[str, str], None]
-MessagesContent = str | list["MessagesBlock"]
+NEEDED_FIELDS = {  # that a block of a type must have
+    "text": ("text",),
+    "thinking": ("thinking",),
+    "tool_use": ("id", "name", "input"),
+    "tool_result": ("tool_use_id",),
+}
 
 
 class MessagesSource(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -50,7 +57,16 @@ class MessagesBlock(Struct, forbid_unknown_fields=True, kw_only=True):
     caller: Any = None
 
 
-def needed(value: str | None, place: str, field: str) -> str:
+MessagesContent = str | list[MessagesBlock]
+
+
+def check_block(block: MessagesBlock, place: str) -> None:
+    """Raises ApiError 400 for a block without a field that one of its type must have."""
+    for field in NEEDED_FIELDS.get(block.type, ()):
+        needed(getattr(block, field), place, field)
+
+
+def needed(value: T | None, place: str, field: str) -> T:
     """The value of a field that a block of its type must have. Raises ApiError 400."""
     if value is None:
         path = f"{place}.{field}"

@@ -11,13 +11,13 @@ from homenode.server.apis.anthropic.blocks import (
     MessagesBlock,
     MessagesContent,
     Note,
+    check_block,
     needed,
     result_text,
     user_text,
 )
-from homenode.server.apis.anthropic.request import MessagesMessage
+from homenode.server.apis.anthropic.request import MessagesMessage, MessagesSystemBlock
 from homenode.server.core.thought_seal import ThoughtSeal
-from homenode.server.http.failures import ApiError
 
 # A line that agents put before their instructions. It is another one in each request, and meant for the bill alone: in
 # the prompt it would keep the rest from being found in the prefix cache.
@@ -56,9 +56,10 @@ class HistoryReader:
         self._read: list[_Turn | dict[str, Any]] = []
         self._names: dict[str, str] = {}  # of called tools, by the id of the call
 
-    def system(self, system: MessagesContent | None) -> None:
+    def system(self, system: str | Sequence[MessagesSystemBlock] | None) -> None:
         """Standing instructions before the conversation."""
-        self._say("system", map(_without_billing, self._texts(system or "", "system")))
+        texts = [system] if isinstance(system, str) else [block.text for block in system or ()]
+        self._say("system", map(_without_billing, texts))
 
     def messages(self, messages: Sequence[MessagesMessage]) -> None:
         """The turns of the conversation. Raises ApiError 400 for what the model cannot read, and what is incomplete."""
@@ -98,6 +99,7 @@ class HistoryReader:
             yield content
             return
         for number, block in enumerate(content):
+            check_block(block, f"{place}[{number}]")
             if (text := user_text(block, f"{place}[{number}]", self._note)) is not None:
                 yield text
 
@@ -107,6 +109,7 @@ class HistoryReader:
         texts: list[str] = []
         for number, block in enumerate([] if isinstance(content, str) else content):
             where = f"{place}[{number}]"
+            check_block(block, where)
             if block.type == "tool_result":
                 results.append(self._result(block, where))
             elif (text := user_text(block, where, self._note)) is not None:
@@ -130,6 +133,7 @@ class HistoryReader:
             return
         for number, block in enumerate(content):
             where = f"{place}[{number}]"
+            check_block(block, where)
             if block.type == "text":
                 turn.texts.append(needed(block.text, where, "text"))
             elif block.type == "thinking":
@@ -144,13 +148,9 @@ class HistoryReader:
 
     def _call(self, block: MessagesBlock, place: str) -> dict[str, Any]:
         id, name = needed(block.id, place, "id"), needed(block.name, place, "name")
-        if block.input is None:
-            path = f"{place}.input"
-            raise ApiError(
-                400, f"the required field `{path}` is missing", param=path, code="missing_required_parameter"
-            )
         self._names[id] = name
-        return {"id": id, "type": "function", "function": {"name": name, "arguments": block.input}}
+        function = {"name": name, "arguments": needed(block.input, place, "input")}
+        return {"id": id, "type": "function", "function": function}
 
 
 def _without_billing(text: str) -> str:

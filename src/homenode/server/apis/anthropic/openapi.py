@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from homenode.server.apis.anthropic.blocks import MessagesBlock
+from homenode.server.apis.anthropic.blocks import NEEDED_FIELDS, MessagesBlock
 from homenode.server.apis.anthropic.request import (
     MessagesCountRequest,
     MessagesRequest,
@@ -16,12 +16,6 @@ from homenode.server.apis.anthropic.request import (
 from homenode.server.core.state import ServerState
 
 _NOT_NULL: dict[str, Any] = {"not": {"type": "null"}}
-_NEEDS = {  # fields that a block of a type must have
-    "text": ("text",),
-    "thinking": ("thinking",),
-    "tool_use": ("id", "name", "input"),
-    "tool_result": ("tool_use_id",),
-}
 _OF_TEMPLATES = ["messages", "tools", "add_generation_prompt", "continue_final_message"]
 
 
@@ -31,7 +25,8 @@ def tighten(components: dict[str, Any], state: ServerState) -> None:
         _tighten_request(components[kind.__name__], state)
     _tighten_stop_tokens(components[MessagesRequest.__name__], state)
     components[MessagesBlock.__name__]["allOf"] = [
-        {"if": {"properties": {"type": {"const": kind}}}, "then": _having(*names)} for kind, names in _NEEDS.items()
+        {"if": {"properties": {"type": {"const": kind}}}, "then": _having(*names)}
+        for kind, names in NEEDED_FIELDS.items()
     ]
     other = {"required": ["type"], "properties": {"type": {"type": "string", "not": {"enum": ["custom", "function"]}}}}
     components[MessagesTool.__name__]["allOf"] = [{"anyOf": [_having("name", "input_schema"), other]}]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from homenode.server.apis.anthropic.blocks import MessagesBlock, MessagesContent
+from homenode.server.apis.anthropic.blocks import MessagesContent
 from homenode.server.core.kv_transfer import KvTransferParams
 from homenode.server.core.setting_fields import SettingFields
 from homenode.server.http.decoding import FieldHints
@@ -15,6 +15,15 @@ _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 
 MessagesToolName = Annotated[str, Meta(pattern=r"^[\w.:/-]{1,256}$")]
 MessagesTokenId = Annotated[int, Meta(ge=0, le=_INT32)]
+
+
+class MessagesSystemBlock(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A piece of the standing instructions."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: Any = None
+    citations: Any = None
 
 
 class MessagesMessage(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -85,7 +94,7 @@ class MessagesPrompt(SettingFields, kw_only=True):
 
     messages: Annotated[list[MessagesMessage], Meta(min_length=1, max_length=4096)]
     model: str | None = None
-    system: str | list[MessagesBlock] | None = None
+    system: str | list[MessagesSystemBlock] | None = None
     tools: Annotated[list[MessagesTool], Meta(max_length=1024)] | None = None
     tool_choice: MessagesToolChoice | None = None
     thinking: MessagesThinking | None = None

@@ -48,10 +48,7 @@ def _function(tool: MessagesTool, place: str) -> dict[str, Any]:
     function: dict[str, Any] = {"name": needed(tool.name, place, "name")}
     if tool.description is not None:
         function["description"] = tool.description
-    if tool.input_schema is None:
-        path = f"{place}.input_schema"
-        raise ApiError(400, f"the required field `{path}` is missing", param=path, code="missing_required_parameter")
-    function["parameters"] = tool.input_schema
+    function["parameters"] = needed(tool.input_schema, place, "input_schema")
     if tool.strict is not None:
         function["strict"] = tool.strict
     return {"type": "function", "function": function}

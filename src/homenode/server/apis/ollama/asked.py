@@ -15,6 +15,7 @@ from homenode.server.apis.ollama.options import OllamaOptions, note_options, sam
 from homenode.server.apis.ollama.request import OllamaAsked
 from homenode.server.core.conversation import Conversation, ConversationRequest
 from homenode.server.core.message_answer import respond_conversation
+from homenode.server.core.prompts import check_template_values
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored
@@ -61,6 +62,7 @@ def streams(body: OllamaAsked) -> bool:
 
 def check_asked(state: ServerState, request: Request, body: OllamaAsked) -> None:
     """Tell what of a request has no effect. Raises ApiError 400 for what would change the answer and cannot be done."""
+    check_template_values(body.chat_template_kwargs)
     note = partial(note_ignored, request)
     note_options(body.options or OllamaOptions(), state.ready.max_model_len, note)
     if body.keep_alive in (0, "0", "0s"):
