@@ -362,6 +362,31 @@ async def test_no_file_in_which_a_front_counts_can_find_the_disk_full(
         assert [name for name, path in files.items() if not has_all_blocks(path)] == []
 
 
+@sync
+async def test_a_response_is_kept_for_all_fronts(tmp_path: Path) -> None:
+    """Whichever front made it; a front that is gone leaves it to the others."""
+    made, server = coordinator(tmp_path, 1, 2)
+    async with service(made, server) as to, spread(to, 1) as https:
+        asked = {"input": "hi", "max_output_tokens": 3}
+        kept = [(await http.post("/v1/responses", json=asked)).json() for http in https]
+        for response in kept:
+            for http in https:
+                assert (await http.get(f"/v1/responses/{response['id']}")).json() == response
+        more = {**asked, "previous_response_id": kept[0]["id"]}
+        answers = [await http.post("/v1/responses", json=more) for http in https]
+        assert [answer.status_code for answer in answers] == [200] * len(https)
+        os.kill(to.pids[0], signal.SIGKILL)
+
+        async def is_there() -> bool:
+            answer = await to.get(f"/v1/responses/{kept[-1]['id']}")
+            return answer.status_code == 200 and answer.json() == kept[-1]
+
+        await to.until(is_there)
+        folder = Path(made._metrics.path) / "responses"
+        assert len(list(folder.iterdir())) == len(kept) + len(answers)
+    assert not folder.exists()
+
+
 def test_the_folder_of_a_coordinator_that_was_killed_is_removed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

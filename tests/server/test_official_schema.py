@@ -10,6 +10,9 @@ import pytest
 from tests.paths import DATA, needs_data
 from tests.server.conftest import Running
 from tests.server.test_completions import events
+from tests.server.test_responses import EDIT, NOTES, PATH, TOOL, Service, called
+from tests.server.test_responses import events as stream_events
+from tests.server.written_answers import CALL, CALLS, THINKS
 
 jsonschema = pytest.importorskip("jsonschema_rs")  # comes with schemathesis, as yaml does
 yaml = pytest.importorskip("yaml")
@@ -62,3 +65,25 @@ def test_models_and_errors(official: dict[str, Any], server: Running) -> None:
     check(official, "ListModelsResponse", server.http.get("/v1/models").json())
     check(official, "Model", server.http.get("/v1/models/story-teller").json())
     check(official, "ErrorResponse", json.loads(server.complete(n=0).text))
+
+
+def test_responses(official: dict[str, Any]) -> None:
+    """Items of every kind, whole and streamed, and what is kept of them."""
+    texts = (
+        "plain 🦊",
+        f"<think>Hm.</think>yes\n{CALL}",
+        called("edit", {"input": "a"}),
+        called("mcp__notes__look", {}),
+    )
+    for text in texts:
+        for summary in (None, "auto"):
+            service = Service(text, THINKS + CALLS, 3)
+            asked = {"input": "hi", "tools": [TOOL, EDIT, NOTES], "reasoning": {"summary": summary, "effort": "low"}}
+            asked |= {"include": ["reasoning.encrypted_content"], "metadata": {"a": "b"}, "text": {"verbosity": "low"}}
+            whole = service.respond(**asked)
+            check(official, "Response", whole)
+            check(official, "Response", service.get(whole["id"]).json())
+            check(official, "ResponseItemList", service.get(whole["id"], "/input_items").json())
+            for event in stream_events(service.ask(PATH, {**asked, "stream": True})):
+                check(official, "ResponseStreamEvent", event)
+    check(official, "Response", Service("too long").respond(max_output_tokens=2))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from homenode.server.app import create_app
 from homenode.server.core.state import ServerState
 from homenode.server.http.config import ServerConfig
+from tests.server.fakes import ByteTokenizer, ScriptedClient
 from tests.server.written_answers import CALL, CALLS, LOOK, THINKS, Writer
 
 PATH = "/v1/responses"
@@ -19,6 +22,11 @@ TOOL = {"type": "function", **LOOK}
 EDIT = {"type": "custom", "name": "edit", "description": "Takes a text."}
 NOTES = {"type": "namespace", "name": "mcp__notes", "description": "Notes.", "tools": [TOOL]}
 ARGUMENTS = {"place": "wörld 🦊"}
+SHOWS_ALL = (
+    """{% for message in messages %}<{{ message.role }}>{{ message.content }}{{ message.reasoning_content }}
+{% for call in message.tool_calls %}<tool_call>{{ call.function }}</tool_call>{% endfor %}{% endfor %}"""
+    + THINKS
+)
 
 
 def called(name: str, arguments: Any) -> str:
@@ -28,9 +36,19 @@ def called(name: str, arguments: Any) -> str:
 class Service(Writer):
     """A writer whose application keeps responses from one request to the next."""
 
-    def __init__(self, text: str, source: str = "", chunk: int = 1, **settings: Any) -> None:
+    def __init__(
+        self,
+        text: str | bytes,
+        source: str = "",
+        chunk: int | Sequence[int] = 1,
+        max_model_len: int = 65536,
+        **settings: Any,
+    ) -> None:
         super().__init__(text, source, chunk)
-        self.state = ServerState(self.client, self.tokenizer, ServerConfig(port=0, **settings))
+        client = ScriptedClient(self._script)
+        client.ready = msgspec.structs.replace(client.ready, max_model_len=max_model_len)
+        client.requests = self.requests
+        self.state = ServerState(client, self.tokenizer, ServerConfig(port=0, **settings))
         self.app = create_app(self.state)
 
     def ask(self, path: str, body: Any = None, method: str = "POST", **headers: str) -> httpx.Response:
@@ -104,9 +122,10 @@ def joined(stream: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def without_ids(response: dict[str, Any]) -> dict[str, Any]:
-    """A response without what differs between two equal ones."""
+    """A response without what differs between two equal ones; which tokens were thoughts is told by the output."""
     output = [{**item, "id": "", **({"call_id": ""} if "call_id" in item else {})} for item in response["output"]]
-    return {**response, "id": "", "created_at": 0, "completed_at": 0, "output": output}
+    usage = {**response["usage"], "output_tokens_details": {}}
+    return {**response, "id": "", "created_at": 0, "completed_at": 0, "output": output, "usage": usage}
 
 
 TEXTS = [
@@ -135,6 +154,27 @@ def test_a_stream_makes_the_whole_answer(text: str, kinds: list[str], chunk: int
         assert whole["status"] == "completed" and whole["completed_at"] >= whole["created_at"]
 
 
+def test_a_stream_makes_the_whole_answer_wherever_a_call_is_cut() -> None:
+    """Within the mark, the name, an escape, a character of several bytes, and the end."""
+    text = called("edit", {"input": '*** a🦊\n"שלום"\\'}) + "\n" + CALL
+    asked = {"input": "hi", "tools": [TOOL, EDIT]}
+    whole = without_ids(Service(text, CALLS, 1000).respond(**asked))
+    for cut in range(1, len(text.encode())):
+        streamed = Service(text, CALLS, [cut, 1000]).ask(PATH, {**asked, "stream": True})
+        assert without_ids(joined(events(streamed))) == whole, cut
+
+
+@pytest.mark.parametrize(
+    "text", [b"a \xf0\x9f\xa6", b"\xff\xfe and \xe7\x8c then \xf0\x9f\xa6\x8a", "שלום עולם 🏳️\u200d🌈 e\u0301".encode()]
+)
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7])
+def test_characters_that_are_cut_are_told_once(text: bytes, chunk: int) -> None:
+    whole = Service(text, "", 1000).respond()
+    streamed = joined(events(Service(text, "", chunk).ask(PATH, {"input": "hi", "stream": True})))
+    assert without_ids(streamed) == without_ids(whole)
+    assert whole["output"][0]["content"][0]["text"] == text.decode("utf-8", "replace")
+
+
 @pytest.mark.parametrize("limit", [*range(1, 96, 3), 400])
 def test_a_cut_answer_says_so_wherever_it_is_cut(limit: int) -> None:
     text = f"<think>猫</think>Let 🦊\n{called('edit', {'input': 'a猫🦊'})}"
@@ -158,7 +198,7 @@ def test_usage() -> None:
 
 
 def test_calls_have_the_names_of_the_request() -> None:
-    service = Service(called("mcp__notes__look", ARGUMENTS), CALLS)
+    service = Service(called("mcp__notes__look", ARGUMENTS), SHOWS_ALL + CALLS)
     [call] = service.respond(tools=[NOTES])["output"]
     assert (call["name"], call["namespace"], json.loads(call["arguments"])) == ("look", "mcp__notes", ARGUMENTS)
     service.respond([{"role": "user", "content": "hi"}, call, output_of(call, "seen")], tools=[NOTES])
@@ -189,7 +229,7 @@ def test_names_that_would_be_equal_are_told_apart() -> None:
 
 
 def test_a_custom_tool_takes_a_text() -> None:
-    service = Service(called("edit", {"input": "a\n🦊"}), CALLS)
+    service = Service(called("edit", {"input": "a\n🦊"}), SHOWS_ALL + CALLS)
     [call] = service.respond(tools=[EDIT])["output"]
     assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "edit", "a\n🦊")
     function = service.seen()[0]["tools"][0]["function"]
@@ -197,8 +237,8 @@ def test_a_custom_tool_takes_a_text() -> None:
     for result in ("done", [{"type": "input_text", "text": "done"}]):
         service.respond([{"role": "user", "content": "hi"}, call, output_of(call, result)], tools=[EDIT])
         said, given = service.seen()[2:]
-        assert json.loads(said["tool_calls"][0]["function"]["arguments"]) == {"input": "a\n🦊"}
-        assert given["content"] in ("done", [{"type": "text", "text": "done"}])
+        assert said["tool_calls"][0]["function"]["arguments"] == {"input": "a\n🦊"}
+        assert given["content"] == "done"
 
 
 @pytest.mark.parametrize("kind", ["additional_tools", "tool_search_output"])
@@ -228,7 +268,7 @@ def test_what_is_left_out_is_named() -> None:
     named = set(answer.headers["x-homenode-ignored"].split(", "))
     assert named == {"web_search_call", "tone", "image_generation", "client_metadata", "odd.thing", "verbosity"}
     refused = Service("x", CALLS, strict_requests=True).ask(PATH, {"input": items})
-    assert refused.status_code == 400 and "web_search_call" in refused.json()["error"]["message"]
+    assert refused.status_code == 400 and "`web_search_call`" in refused.json()["error"]["message"]
 
 
 def test_roles_and_instructions() -> None:
@@ -243,7 +283,7 @@ def test_roles_and_instructions() -> None:
 
 
 def test_what_the_assistant_did_in_a_row_is_one_message() -> None:
-    service = Service("x", THINKS + CALLS)
+    service = Service("x", SHOWS_ALL + CALLS)
     call = {"type": "function_call", "call_id": "call_1", "name": "look", "arguments": "{}"}
     items = [
         {"role": "user", "content": "hi"},
@@ -267,7 +307,7 @@ def test_what_the_assistant_did_in_a_row_is_one_message() -> None:
 
 
 def test_thoughts_come_back_sealed() -> None:
-    service = Service("<think>猫?</think>yes", THINKS)
+    service = Service("<think>猫?</think>yes", SHOWS_ALL)
     [thought, _] = service.respond()["output"]
     assert "encrypted_content" not in thought and thought["content"][0]["text"] == "猫?"
     [thought, said] = service.respond(include=["reasoning.encrypted_content"], reasoning={"summary": "auto"})["output"]
@@ -275,7 +315,7 @@ def test_thoughts_come_back_sealed() -> None:
     past = [{"role": "user", "content": "hi"}, {**thought, "summary": []}, said, {"role": "user", "content": "go"}]
     service.respond(past)
     assert service.seen()[1]["reasoning_content"] == "猫?"
-    other = Service("x", THINKS)
+    other = Service("x", SHOWS_ALL)
     answer = other.ask(PATH, {"input": past})
     assert answer.headers["x-homenode-ignored"] == "encrypted_content" and "猫?" not in other.tokenizer.rendered[-1]
     assert (
@@ -287,7 +327,7 @@ def test_thoughts_come_back_sealed() -> None:
 
 
 def test_a_conversation_goes_on_from_a_response() -> None:
-    service = Service("yes", CALLS)
+    service = Service("yes", SHOWS_ALL + CALLS)
     first = service.respond("My name is Ada.", instructions="Be brief.")
     second = service.respond("What is it?", previous_response_id=first["id"])
     assert second["previous_response_id"] == first["id"] and second["instructions"] is None
@@ -344,7 +384,7 @@ def test_items_are_listed_in_pages() -> None:
 
 
 def test_an_item_may_be_named_by_its_id() -> None:
-    service = Service("yes")
+    service = Service("yes", SHOWS_ALL)
     [said] = service.respond("hi")["output"]
     items = [{"type": "item_reference", "id": said["id"]}, {"id": said["id"]}, {"role": "user", "content": "go"}]
     made = service.respond(items)
@@ -365,7 +405,6 @@ def test_logprobs() -> None:
 
 def httpx_answer(asked: dict[str, Any]) -> dict[str, Any]:
     """From the client that scores its tokens."""
-    from tests.server.fakes import ByteTokenizer, ScriptedClient
 
     async def run() -> dict[str, Any]:
         state = ServerState(ScriptedClient(), ByteTokenizer(), ServerConfig(port=0))
@@ -381,16 +420,14 @@ def httpx_answer(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_oldest_turns_give_way_where_that_is_asked_for() -> None:
-    service = Service("x")
-    service.client.ready = type(service.client.ready)("/models/story-teller", 600, 258, 100, 32, 2048, 128, True)
-    service.state.ready = service.client.ready
+    service = Service("x", max_model_len=600)
     turns = [{"role": role, "content": f"{n}" + "." * 60} for n in range(9) for role in ("user", "assistant")]
     asked = {"instructions": "Be brief.", "input": [*turns, {"role": "user", "content": "now"}], "max_output_tokens": 1}
     refused = service.ask(PATH, asked)
     assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
     assert refused.json()["error"]["param"] == "input" and "`input`" in refused.json()["error"]["message"]
     service.respond(**{**asked, "truncation": "auto"})
-    shown = service.client.requests[-1].prompt_ids
+    shown = service.requests[-1].prompt_ids
     seen = json.loads(bytes(shown).decode().removesuffix("<assistant>"))
     assert seen[0]["content"] == "Be brief." and seen[-1]["content"] == "now"
     assert seen[1]["role"] == "user" and seen[1]["content"] != turns[0]["content"]
@@ -417,7 +454,7 @@ def test_the_oldest_turns_give_way_where_that_is_asked_for() -> None:
         (
             {"input": [{"type": "function_call", "call_id": "c", "name": "a b", "arguments": ""}]},
             "input[0].name",
-            "pattern",
+            "regex",
         ),
         ({"input": "x", "tools": [{}]}, "tools[0].type", "expected"),
         ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name", "missing"),

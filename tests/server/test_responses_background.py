@@ -77,7 +77,7 @@ def test_a_failure_is_told_when_it_is_fetched(start: Start) -> None:
     server = start(ScriptedClient(failing))
     begun = server.post(PATH, ASKED).json()
     made = wait_for(server, begun["id"], "failed")
-    assert made["error"]["message"] == "the worker is gone" and made["error"]["code"]
+    assert made["error"]["message"] == "the worker is gone" and made["error"]["code"] == "server_error"
 
 
 def test_one_that_nobody_makes_any_more_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import httpx
@@ -17,7 +16,6 @@ from homenode.engine.request import Request
 from homenode.server.app import create_app
 from homenode.server.core.state import ServerState
 from homenode.server.http.config import ServerConfig
-from homenode.server.http.middleware import HttpApplication
 from tests.server.fakes import EOS, ByteTokenizer, ScriptedClient, score
 
 THINKS = "{{ '<think>' if enable_thinking }}"  # signs of thoughts, and a switch for them
@@ -70,29 +68,22 @@ class Writer:
         sizes = [chunk] if isinstance(chunk, int) else chunk
         said = text.encode() if isinstance(text, str) else text
         self.tokenizer = SignedTokenizer(source)
-        self.client = ScriptedClient(lambda request: written(request, said, sizes))
-        self.client.ready = EngineReady("/models/story-teller", 65536, 258, 100, 32, 2048, 128, True)
+        self._script = lambda request: written(request, said, sizes)
         self._settings = settings
-
-    @property
-    def requests(self) -> list[Request]:
-        """What the engine was asked."""
-        return self.client.requests
-
-    @property
-    def details(self) -> dict[str, Any]:
-        """What the engine told of itself."""
-        return self.client.ready.details
-
-    @cached_property
-    def _app(self) -> HttpApplication:
-        return create_app(ServerState(self.client, self.tokenizer, ServerConfig(port=0, **self._settings)))
+        self.details: dict[str, Any] = {}
+        self.requests: list[Request] = []
 
     def ask(self, path: str, body: Any = None, method: str = "POST", **headers: str) -> httpx.Response:
-        """The application's answer."""
+        """The answer of an application of its own."""
+
+        client = ScriptedClient(self._script)
+        client.ready = EngineReady("/models/story-teller", 65536, 258, 100, 32, 2048, 128, True, details=self.details)
+        client.requests = self.requests
 
         async def run() -> httpx.Response:
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(self._app), base_url="http://server") as asking:
+            state = ServerState(client, self.tokenizer, ServerConfig(port=0, **self._settings))
+            transport = httpx.ASGITransport(create_app(state))
+            async with httpx.AsyncClient(transport=transport, base_url="http://server") as asking:
                 content = body if isinstance(body, bytes) else json.dumps(body).encode()
                 given = {"content-type": "application/json", **headers}
                 return await asking.request(method, path, content=None if body is None else content, headers=given)

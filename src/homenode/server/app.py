@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from homenode.server import health, kv_transfer, openapi, tokenize
 from homenode.server.apis.anthropic import endpoint as messages
@@ -16,6 +17,7 @@ from homenode.server.apis.responses import api as responses
 from homenode.server.core.api import Api, Operation
 from homenode.server.core.state import ServerState
 from homenode.server.http.endpoint import Endpoint
+from homenode.server.http.failures import ErrorShape
 from homenode.server.http.middleware import HttpApplication
 
 APIS = (
@@ -33,11 +35,13 @@ APIS = (
 
 def create_app(state: ServerState, apis: Sequence[Api] = APIS) -> HttpApplication:
     """The application that answers for the engine client of `state`, which is started."""
-    routes = [
-        (_route(state, operation), api.error_shape)
-        for api in openapi.with_document(state, apis)
-        for operation in api.operations
-    ]
+    by_path: dict[str, list[Operation]] = {}
+    shapes: dict[str, ErrorShape | None] = {}
+    for api in openapi.with_document(state, apis):
+        for operation in api.operations:
+            by_path.setdefault(operation.path, []).append(operation)
+            shapes[operation.path] = api.error_shape
+    routes = [(_route(state, path, operations), shapes[path]) for path, operations in by_path.items()]
     return HttpApplication(
         [route for route, _ in routes],
         state.config.api_key,
@@ -47,7 +51,21 @@ def create_app(state: ServerState, apis: Sequence[Api] = APIS) -> HttpApplicatio
     )
 
 
-def _route(state: ServerState, operation: Operation) -> Route:
-    path = operation.path.replace("{model}", "{model:path}")  # names of models may have slashes
-    endpoint = Endpoint(state, operation.handler, admits=operation.admits)
-    return Route(path, endpoint, methods=[operation.method.upper()])
+class _PathEndpoint:
+    """What answers at one path, by the method."""
+
+    def __init__(self, state: ServerState, operations: Sequence[Operation]) -> None:
+        self._endpoints = {
+            operation.method.upper(): Endpoint(state, operation.handler, admits=operation.admits)
+            for operation in operations
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        await self._endpoints[method](scope, receive, send)
+
+
+def _route(state: ServerState, path: str, operations: Sequence[Operation]) -> Route:
+    """One for all methods of a path, so that who comes with another method is told all of them."""
+    shown = path.replace("{model}", "{model:path}")  # names of models may have slashes
+    return Route(shown, _PathEndpoint(state, operations), methods=[each.method.upper() for each in operations])

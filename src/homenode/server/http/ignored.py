@@ -33,7 +33,8 @@ class IgnoredNames:
     def note(self, request: Request, name: str, param: str | None) -> None:
         """As `note_ignored`."""
         if self._strict:
-            text = f"unknown field `{param or name}`: it would be ignored, which --strict-requests forbids"
+            named = f"`{param}`" if param and param.endswith(name) else f"`{name}`{f' at `{param}`' if param else ''}"
+            text = f"unknown field {named}: it would be ignored, which --strict-requests forbids"
             raise ApiError(400, text, param=param or name, code="unknown_parameter")
         shown = _STRANGE.sub("_", name[:_LONGEST_NAME]) or "_"  # a name may be empty, an entry of a header not
         if len(request.state.ignored) < _MOST_NAMES:

@@ -27,6 +27,7 @@ from homenode.server.core.timings import timings_of
 from homenode.server.http.failures import ApiError
 from homenode.server.interfaces.tokenizer import TokenizerLike
 
+_TOO_LONG = "context_length_exceeded"  # which agents look for
 _LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot carry
 
 
@@ -34,6 +35,15 @@ def responses_failure(error: ApiError) -> bytes:
     """The event for an error that is not a response's own, in a stream of which nothing else is known."""
     detail = error.body.error
     return encoded(ResponsesEvent(type="error", code=detail.code, message=detail.message, param=detail.param))
+
+
+def _failure_code(error: ApiError) -> str:
+    """Why a response has failed, in a word that the API has for it."""
+    if error.status >= 500:
+        return "server_error"
+    if error.status == 429:
+        return "rate_limit_exceeded"
+    return _TOO_LONG if error.body.error.code == _TOO_LONG else "invalid_prompt"
 
 
 @dataclass
@@ -78,7 +88,7 @@ class ResponsesFormat:
         events = [] if self._sent else self._opening()
         self.response.status = "failed"
         self.response.output = self.builder.items
-        self.response.error = ResponsesFailure(code=detail.code or "server_error", message=detail.message)
+        self.response.error = ResponsesFailure(code=_failure_code(error), message=detail.message)
         return self._encoded([*events, self._about("response.failed")])
 
     def _opening(self) -> list[ResponsesEvent]:

@@ -25,6 +25,7 @@ from homenode.server.apis.responses.tools import OfferedTool, OfferedTools, Resp
 from homenode.server.core.conversation import Conversation, ConversationRequest, begin_conversation, conversation_text
 from homenode.server.core.grammars import grammar_of
 from homenode.server.core.prompts import encode_chat_text
+from homenode.server.core.request import check_limits
 from homenode.server.core.setting_fields import given_settings
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
@@ -152,7 +153,8 @@ class AskedConversation:
     offer: ToolOffer | None
 
     async def count(self, state: ServerState) -> int:
-        """Tokens of the prompt. Raises ApiError 400 for one that does not fit."""
+        """Tokens of the prompt. Raises ApiError 400 for a request that would not be answered."""
+        check_limits(state, 1, _sampling(self.body))
         return await self._count(state, await self._fitting(state))
 
     async def begin(self, state: ServerState) -> Conversation:

@@ -7,7 +7,7 @@ import time
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -159,12 +159,17 @@ def _response(state: ServerState, body: ResponsesRequest, model: str) -> Respons
         temperature=sampling["temperature"],
         text={"format": {"type": "text"}, **told(body.text)},
         tool_choice=choice,
-        tools=body.tools or [],
+        tools=[_told_tool(tool) for tool in body.tools or ()],
         top_logprobs=body.top_logprobs or 0,
         top_p=sampling["top_p"],
         truncation=body.truncation or "disabled",
-        user=body.user,
+        user=body.user or UNSET,
     )
+
+
+def _told_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool as it is repeated: a function with all fields that it must have in an answer."""
+    return {"parameters": None, "strict": None, **tool} if tool.get("type") == "function" else tool
 
 
 def _is_kept(state: ServerState, body: ResponsesRequest) -> bool:

@@ -106,7 +106,7 @@ async def _resolved(state: ServerState, item: RawItem, number: int) -> RawItem:
 
 def _kept_item(raw: RawItem) -> RawItem:
     """An item as it is shown: with a type, an id, and texts as parts."""
-    kind = item_kind(raw)
+    kind = item_kind(raw) or ""
     kept = {**raw, "type": kind}
     if not kept.get("id"):
         kept["id"] = f"{_PREFIXES.get(kind, 'item')}_{secrets.token_hex(16)}"

@@ -23,7 +23,7 @@ from homenode.server.apis.responses.tools import OfferedTools
 from homenode.server.core.thought_seal import ThoughtSeal
 from homenode.server.http.failures import ApiError
 
-_TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
+TEXT_PARTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 # Words that stand for what a model of texts cannot take, by the type of the part.
 _WORDS = {
     "input_image": "image",
@@ -73,7 +73,7 @@ class ConversationWriter:
                     self._write_output(item, place)
 
     def _write_message(self, item: ResponsesMessage, place: str) -> None:
-        content = self._content(item.content, f"{place}.content", in_words=item.role == "assistant")
+        content = self._content(item.content, f"{place}.content", in_words=False)
         if item.role == "assistant":
             self._write_answer(_joined(content))
             return
@@ -138,14 +138,16 @@ class ConversationWriter:
         if isinstance(content, str):
             return content
         parts = [self._part_text(part, f"{place}[{number}]", in_words=in_words) for number, part in enumerate(content)]
-        return [{"type": "text", "text": text} for text in parts] or ""
+        if len(parts) <= 1:
+            return "".join(parts)
+        return [{"type": "text", "text": text} for text in parts]
 
     def _part_text(self, part: ResponsesPart, place: str, *, in_words: bool) -> str:
-        if part.type in _TEXTS and part.text is not None:
+        if part.type in TEXT_PARTS and part.text is not None:
             return part.text
         if part.type == "refusal" and part.refusal is not None:
             return part.refusal
-        if part.type in _TEXTS or part.type == "refusal":
+        if part.type in TEXT_PARTS or part.type == "refusal":
             field = f"{place}.{'refusal' if part.type == 'refusal' else 'text'}"
             raise ApiError(
                 400, f"the required field `{field}` is missing", param=field, code="missing_required_parameter"

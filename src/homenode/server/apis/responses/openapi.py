@@ -4,12 +4,14 @@ names of the model, and fields that depend on each other.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from inspect import cleandoc
 from typing import Any
 
 import msgspec
 
-from homenode.server.apis.responses.items import ITEM_KINDS
+from homenode.server.apis.responses.items import ITEM_KINDS, ResponsesMessage
+from homenode.server.apis.responses.messages import TEXT_PARTS
 from homenode.server.apis.responses.request import ResponsesRequest
 from homenode.server.apis.responses.tools import TOOL_KINDS, ResponsesNamespace
 from homenode.server.core.state import ServerState
@@ -18,20 +20,17 @@ _REFS = "#/components/schemas/{name}"
 _TOOLS = {**TOOL_KINDS, "namespace": ResponsesNamespace}
 _OFF: dict[str, Any] = {"enum": [False, None]}
 _OF_TEMPLATES = ["messages", "tools", "add_generation_prompt", "continue_final_message"]
-_TEXT_PART: dict[str, Any] = {
-    "type": "object",
-    "properties": {"type": {"enum": ["input_text", "output_text"]}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-}
+_TEXT: dict[str, Any] = {"properties": {"text": {"type": "string"}}, "required": ["text"]}
+_REFUSAL: dict[str, Any] = {"properties": {"refusal": {"type": "string"}}, "required": ["refusal"]}
 
 
 def tighten(components: dict[str, Any], state: ServerState) -> None:
     """Adds to the schemas, by type name."""
-    _add_kinds(components)
+    _add_kinds(components, strict=state.config.strict_requests)
     request = components[ResponsesRequest.__name__]
     fields = request["properties"]
     fields["model"] = {"anyOf": [{"enum": list(state.models)}, {"type": "null"}], "default": None}
-    said = {"required": ["role", "content"], "properties": {"role": {"type": "string"}}}
+    said = {"required": ["role", "content"], "properties": {"type": {"const": "message"}}}
     items = {"type": "array", "items": _one_of(ITEM_KINDS), "minItems": 1, "contains": said}
     fields["input"] = {
         "anyOf": [{"type": "string"}, items],
@@ -55,28 +54,48 @@ def tighten(components: dict[str, Any], state: ServerState) -> None:
     request["allOf"] = [_choice_rule(), _background_rule(state)]
 
 
-def _add_kinds(components: dict[str, Any]) -> None:
-    """The schemas of items and tools."""
+def _add_kinds(components: dict[str, Any], *, strict: bool) -> None:
+    """The schemas of items and tools. `strict`: unknown fields are refused."""
     _, kinds = msgspec.json.schema_components({*ITEM_KINDS.values(), *_TOOLS.values()}, ref_template=_REFS)
     for schema in kinds.values():
+        if not strict:
+            schema.pop("additionalProperties", None)
         if "description" in schema:
             schema["description"] = cleandoc(schema["description"])
     kinds["ResponsesMessage"]["properties"]["content"] = {
-        "anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}]
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "items": {"anyOf": [_part(_TEXT, TEXT_PARTS), _part(_REFUSAL, {"refusal"})]}},
+        ]
     }
     kinds["ResponsesPart"]["allOf"] = [
-        {"if": {"properties": {"type": {"enum": [kind]}}}, "then": _TEXT_PART} for kind in ("input_text", "output_text")
+        {"if": {"properties": {"type": {"enum": sorted(types)}}}, "then": having}
+        for having, types in ((_TEXT, TEXT_PARTS), (_REFUSAL, {"refusal"}))
     ]
+    for kind in {*ITEM_KINDS.values()} - {ResponsesMessage}:
+        schema = kinds[kind.__name__]
+        schema["required"] = [*dict.fromkeys(["type", *schema.get("required", ())])]
+    kinds["ResponsesCustomTool"]["properties"]["format"] = {
+        "enum": [{"type": "text"}, None],
+        "default": None,
+        "description": 'Or {"type": "grammar", "syntax": "lark" or "regex", "definition": GRAMMAR}.',
+    }
     inner = {name: kind for name, kind in _TOOLS.items() if kind is not ResponsesNamespace}
     kinds["ResponsesNamespace"]["properties"]["tools"]["items"] = _one_of(inner)
     kinds["ResponsesMoreTools"]["properties"]["tools"]["items"] = _one_of(_TOOLS)
     components.update(kinds)
 
 
+def _part(having: dict[str, Any], types: Collection[str]) -> dict[str, Any]:
+    """A part of one of these types, with the field that such parts must have."""
+    properties = {"type": {"enum": sorted(types)}, **having["properties"]}
+    return {"type": "object", "properties": properties, "required": ["type", *having["required"]]}
+
+
 def _one_of(kinds: dict[str, type]) -> dict[str, Any]:
     """One of these, by its type, or something of another type."""
     known = [{"$ref": _REFS.format(name=kind.__name__)} for kind in dict.fromkeys(kinds.values())]
-    other = {"type": "string", "not": {"enum": sorted({*ITEM_KINDS, *_TOOLS})}}
+    other = {"type": "string", "not": {"enum": sorted(kinds)}}
     return {"anyOf": [*known, {"type": "object", "properties": {"type": other}, "required": ["type"]}]}
 
 

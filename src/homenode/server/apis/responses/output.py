@@ -162,7 +162,7 @@ class ResponseObject(Struct, kw_only=True):
     top_logprobs: int = 0
     top_p: float | None
     truncation: Literal["auto", "disabled"]
-    usage: ResponsesUsage | None = None
-    user: str | None = None
+    usage: ResponsesUsage | UnsetType = UNSET
+    user: str | UnsetType = UNSET
     timings: AnswerTimings | UnsetType = UNSET
     kv_transfer_params: KvTransferResult | UnsetType = UNSET

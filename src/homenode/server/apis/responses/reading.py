@@ -19,12 +19,12 @@ _TOOLS: dict[str, Convert] = {name: convert_as(kind, HINTS) for name, kind in TO
 _read_namespace = convert_as(ResponsesNamespace, HINTS)
 
 
-def item_kind(raw: Mapping[str, Any]) -> str:
-    """The type of an item; messages and references may leave it out. Empty for what is no type."""
+def item_kind(raw: Mapping[str, Any]) -> str | None:
+    """The type of an item; messages and references may leave it out. None for what is no type."""
     kind = raw.get("type")
     if kind is None:
         return "item_reference" if "role" not in raw and "id" in raw else "message"
-    return kind if isinstance(kind, str) else ""
+    return kind if isinstance(kind, str) else None
 
 
 def read_items(given: Sequence[Mapping[str, Any]], place: str, note: Note) -> list[PlacedItem]:
@@ -35,12 +35,12 @@ def read_items(given: Sequence[Mapping[str, Any]], place: str, note: Note) -> li
     items = []
     for number, raw in enumerate(given):
         at, kind = f"{place}[{number}]", item_kind(raw)
-        if not kind:
+        if kind is None:
             raise ApiError(400, f"`{at}.type`: expected `str`", param=f"{at}.type", code="invalid_value")
         if kind in _ITEMS:
             items.append(PlacedItem(_ITEMS[kind](raw, at, note), at))
         else:
-            note(kind, at)
+            note(kind or "type", at)
     return items
 
 
@@ -57,7 +57,7 @@ def read_tools(given: Iterable[Mapping[str, Any]], place: str, note: Note) -> li
         elif kind in _TOOLS:
             tools.append(GivenTool(_TOOLS[kind](_known(raw), at, note), at))
         else:
-            note(kind, at)
+            note(kind or "type", at)
     return tools
 
 
@@ -68,7 +68,7 @@ def _tools_of(namespace: ResponsesNamespace, place: str, note: Note) -> list[Giv
         if kind in _TOOLS:
             tools.append(GivenTool(_TOOLS[kind](_known(raw), at, note), at, namespace.name, "" if tools else about))
         else:
-            note(kind, at)
+            note(kind or "type", at)
     return tools
 
 
