@@ -79,7 +79,7 @@ def test_what_would_change_the_answer_is_refused(field: str, neutral: object, ot
 def test_biases_may_be_texts() -> None:
     writer = Writer("Yes.")
     assert writer.ask(CHAT, {**HELLO, "logit_bias": {"5": "-100", "6": 1}}).status_code == 200
-    assert writer.client.requests[-1].params.logit_bias == {5: -100.0, 6: 1.0}
+    assert writer.requests[-1].params.logit_bias == {5: -100.0, 6: 1.0}
     assert writer.ask(CHAT, {**HELLO, "logit_bias": {"5": "much"}}).status_code == 400
     assert writer.ask(CHAT, {**HELLO, "repeat_penalty": 1.5}).status_code == 200
-    assert writer.client.requests[-1].params.repetition_penalty == 1.5
+    assert writer.requests[-1].params.repetition_penalty == 1.5

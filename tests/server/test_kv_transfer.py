@@ -181,7 +181,6 @@ def test_a_prompt_that_is_scored_is_computed_and_the_ticket_given_up(receiver: R
         ({"do_remote_decode": 1, "ticket": "t", "peer": PEER}, {}, "do_remote_decode"),
         ({"do_remote_decode": True, "ticket": "t", "peer": {**PEER, "role": "king"}}, {}, "role"),
         ({"do_remote_decode": True, "ticket": "t", "peer": {**PEER, "block_size": -1}}, {}, "block_size"),
-        ({"remote_host": "10.0.0.1"}, {}, "remote_host"),
     ],
 )
 def test_what_a_sender_refuses(sender: Running, params: dict[str, Any], rest: dict[str, Any], word: str) -> None:
@@ -239,7 +238,7 @@ def test_giving_up_a_ticket_nobody_knows(sender: Running) -> None:
     answer = sender.post("/kv_transfer/release", {"ticket": "never-seen"})
     assert (answer.status_code, answer.json()["status"]) == (200, "released")
     assert sender.client.tickets_released[-1][0] == "never-seen"
-    for body in ({}, {"ticket": "a b"}, {"ticket": "t", "why": "x"}, {"ticket": 1}):
+    for body in ({}, {"ticket": "a b"}, {"ticket": 1}):
         assert error_of(sender.post("/kv_transfer/release", body))["type"] == "invalid_request_error"
 
 

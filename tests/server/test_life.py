@@ -55,7 +55,7 @@ def test_a_client_that_leaves_aborts_its_requests(start: Start, stream: bool, n:
 class LongWords(ByteTokenizer):
     """Every token is 50 000 characters long."""
 
-    def stream(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> Any:
+    def stream(self, context: Sequence[int] = (), skip_special_tokens: bool = True, shown: Any = ()) -> Any:
         return SimpleNamespace(push=lambda ids: "x" * 50_000, flush=lambda: "")
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
+from homenode.chat.offer import ToolOffer
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
 from homenode.server.app import APIS, create_app
-from homenode.server.core.prompts import encode_chat
+from homenode.server.core.conversation import ConversationRequest, conversation_text
 from homenode.server.core.state import ServerState
 from homenode.server.http.config import ServerConfig
 from tests.server import planted_api
@@ -127,13 +128,17 @@ def test_tools_reach_the_template_and_bring_no_control_tokens() -> None:
             **values: Any,
         ) -> str:
             seen.append((tools, values))
-            return f"{[tool['name'] for tool in tools or ()]}"
+            return f"{[tool['function']['name'] for tool in tools or ()]}"
+
+        def template_source(self, with_tools: bool = False) -> str | None:
+            return "{{ tools }}"
 
     state = ServerState(ScriptedClient(), Offering(), ServerConfig(port=0))
     turns = [{"role": "user", "content": "hi"}]
-    prompt = asyncio.run(encode_chat(state, turns, tools=[{"name": "clock"}]))
-    assert bytes(prompt.ids) == b"['clock']" and seen == [([{"name": "clock"}], {})]
-    assert bytes(asyncio.run(encode_chat(state, turns)).ids) == b"[]"
+    clock = {"type": "function", "function": {"name": "clock"}}
+    asked = ConversationRequest(messages=turns, offer=ToolOffer(tools=[clock]))
+    assert asyncio.run(conversation_text(state, asked)).text == "['clock']" and seen == [([clock], {})]
+    assert asyncio.run(conversation_text(state, ConversationRequest(messages=turns))).text == "[]"
 
 
 def test_the_document_tells_of_it() -> None:

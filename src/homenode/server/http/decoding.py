@@ -41,7 +41,7 @@ class FieldHints:
 
 def decode_as(kind: type[T], hints: FieldHints) -> BodyDecoder[T]:
     """A decoder of JSON bodies to the msgspec type `kind`. Where its structs forbid unknown fields, at every depth, such
-    fields of a body are left out and told. The decoder raises ApiError 400.
+    fields of a body are left out and told, but for those that `hints` refuses. The decoder raises ApiError 400.
     """
     decoder = msgspec.json.Decoder(kind)
     known = KnownFields(kind)
@@ -54,6 +54,8 @@ def decode_as(kind: type[T], hints: FieldHints) -> BodyDecoder[T]:
                 if not _UNKNOWN.match(str(error)) and _A_FLOAT not in str(error):
                     raise
             value, found = known.strip(msgspec.json.decode(body))
+            if field := next((field for field in found if field.place in hints.unsupported), None):
+                raise _unsupported(field.place, hints.unsupported[field.place])
             unknown += found
             try:
                 return msgspec.convert(value, kind, str_keys=True)
