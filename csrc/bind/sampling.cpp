@@ -24,12 +24,20 @@ struct BoundSampling {
   Array1<int32_t> bias_start, bias_token;
   Array1<float> bias_value;
   Array1<int32_t> seen_start, seen_token, seen_count;
+  Array1<int32_t> mask_row;
+  Array2<uint32_t> masks;
 };
 
 template <class T>
 std::span<const T> given(const Array1<T>& array, const char* name) {
   if (!array.is_valid()) raise({Fault::user, 0, std::string("sampling arrays: no ") + name + " was given"});
   return span_of(array);
+}
+
+template <class T>
+std::span<const T> given(const Array2<T>& array, const char* name) {
+  if (!array.is_valid()) raise({Fault::user, 0, std::string("sampling arrays: no ") + name + " was given"});
+  return {array.data(), array.size()};
 }
 
 // clang-format off
@@ -41,6 +49,8 @@ SamplingInput input_of(const BoundSampling& arrays) {
       HOMENODE_GIVEN(seed) HOMENODE_GIVEN(counter)
       HOMENODE_GIVEN(bias_start) HOMENODE_GIVEN(bias_token) HOMENODE_GIVEN(bias_value)
       HOMENODE_GIVEN(seen_start) HOMENODE_GIVEN(seen_token) HOMENODE_GIVEN(seen_count)
+      HOMENODE_GIVEN(mask_row) HOMENODE_GIVEN(masks)
+      .mask_words = static_cast<int64_t>(arrays.masks.shape(1)),
   };
 #undef HOMENODE_SETTING
 #undef HOMENODE_GIVEN
@@ -86,7 +96,9 @@ void bind_sampling(nb::module_& m) {
       .def_rw("seen_start", &BoundSampling::seen_start, exact,
               "Row i has the entries seen_start[i] .. seen_start[i + 1] - 1 of the next two.")
       .def_rw("seen_token", &BoundSampling::seen_token, exact)
-      .def_rw("seen_count", &BoundSampling::seen_count, exact);
+      .def_rw("seen_count", &BoundSampling::seen_count, exact)
+      .def_rw("mask_row", &BoundSampling::mask_row, exact, "The row of `masks` for each row of logits; -1: none.")
+      .def_rw("masks", &BoundSampling::masks, exact, "[masks, words] a bit for each token that may be drawn.");
   nb::class_<Sampler>(m, "Sampler", "Draws tokens from logits; see homenode.compute.ops.SamplingArrays.")
       .def(nb::init<std::shared_ptr<ThreadPool>, Level>(), nb::arg("pool"), nb::arg("level"))
       .def("sample", &sample, nb::arg("logits"), nb::arg("arrays"), nb::arg("num_logprobs"),

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -9,6 +10,7 @@ namespace homenode {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kLowest = std::numeric_limits<float>::lowest();
 constexpr int64_t kBlock = 256;   // values whose largest is kept
 constexpr int64_t kPiece = 2048;  // values whose weights are summed before one of them is chosen
 
@@ -148,7 +150,7 @@ void narrow(const Distribution& d, const RowSampling& how, SamplingScratch& s, c
   s.candidates.clear();
   double sum = 0;
   if (how.top_k > 0 && how.top_k < d.count) {
-    select_best(d.values, d.count, how.top_k, s);
+    select_best(d.values, d.count, how.top_k, kLowest, s);  // what is forbidden is no candidate
     std::sort(s.candidates.begin(), s.candidates.end(),
               [](const TokenValue& a, const TokenValue& b) { return a.token < b.token; });
     if (how.top_p >= 1) return;
@@ -194,32 +196,57 @@ double uniform(uint64_t seed, uint64_t counter) {
   return static_cast<double>(mix(seed + (counter + 1) * kGolden) >> 11) * 0x1p-53;
 }
 
-void select_best(const float* values, int64_t count, int64_t k, SamplingScratch& s) {
+void select_best(const float* values, int64_t count, int64_t k, float least, SamplingScratch& s) {
   s.candidates.clear();
   k = std::min(k, count);
   if (k <= 0) return;
   find_maxima(values, count, s.maxima);
-  float least = -kInfinity;
   if (k < static_cast<int64_t>(s.maxima.size())) {  // of k blocks each holds one at least as large
     s.block_order = s.maxima;
     std::nth_element(s.block_order.begin(), s.block_order.begin() + (k - 1), s.block_order.end(), std::greater<>());
-    least = s.block_order[static_cast<size_t>(k - 1)];
+    least = std::max(least, s.block_order[static_cast<size_t>(k - 1)]);
   }
   collect(values, count, least, s.maxima, s.candidates);
+  k = std::min(k, static_cast<int64_t>(s.candidates.size()));
   const auto end = s.candidates.begin() + k;
   if (end < s.candidates.end()) std::nth_element(s.candidates.begin(), end, s.candidates.end(), better);
   std::sort(s.candidates.begin(), end, better);
   s.candidates.resize(static_cast<size_t>(k));
 }
 
+void keep_masked(std::span<float> row, std::span<const uint32_t> mask) {
+  for (size_t begin = 0; begin < row.size(); begin += 32) {
+    const uint32_t word = mask[begin / 32];
+    if (word == ~uint32_t{0}) continue;
+    const size_t count = std::min<size_t>(32, row.size() - begin);
+    for (size_t i = 0; i < count; ++i) {
+      if (!(word >> i & 1)) row[begin + i] = -kInfinity;
+    }
+  }
+}
+
+int32_t only_token(std::span<const uint32_t> mask) {
+  int32_t found = -1;
+  for (size_t i = 0; i < mask.size(); ++i) {
+    if (mask[i] == 0) continue;
+    if (found >= 0 || !std::has_single_bit(mask[i])) return -1;
+    found = static_cast<int32_t>(i * 32) + std::countr_zero(mask[i]);
+  }
+  return found;
+}
+
 int32_t draw(const float* logits, int64_t vocabulary, const RowSampling& how, const Largest* known, SamplingScratch& s,
              const Kernels& kernels) {
-  const bool edits = !how.bias_token.empty() || (!how.seen_token.empty() && penalised(how)),
+  if (!how.mask.empty()) {
+    if (const int32_t only = only_token(how.mask); only >= 0 && only < vocabulary) return only;
+  }
+  const bool edits = !how.bias_token.empty() || (!how.seen_token.empty() && penalised(how)) || !how.mask.empty(),
              narrows = how.top_n_sigma > 0;
   const float* row = logits;
   if (edits || narrows) {
     std::copy(logits, logits + vocabulary, s.edited.begin());
     if (edits) edit(s.edited, how);
+    if (!how.mask.empty()) keep_masked(std::span(s.edited).first(static_cast<size_t>(vocabulary)), how.mask);
     row = s.edited.data();
   }
   const Largest largest = edits || !known ? kernels.find_largest(row, vocabulary) : *known;

@@ -47,6 +47,19 @@ std::optional<Error> check_setting(std::span<const T> values, T least, T most, s
   return {};
 }
 
+std::optional<Error> check_masks(const SamplingInput& in, size_t rows, int64_t vocabulary) {
+  if (in.mask_row.size() != rows)
+    return wrong("mask_row has " + to_string(in.mask_row.size()) + " values for " + to_string(rows) +
+                 " rows of logits");
+  const int64_t count = in.mask_words > 0 ? static_cast<int64_t>(in.masks.size()) / in.mask_words : 0;
+  for (const int32_t row : in.mask_row) {
+    if (row < -1 || row >= count) return wrong("mask_row " + to_string(row) + " of " + to_string(count) + " masks");
+    if (row >= 0 && in.mask_words * 32 < vocabulary)
+      return wrong("masks of " + to_string(in.mask_words) + " words for a vocabulary of " + to_string(vocabulary));
+  }
+  return {};
+}
+
 std::optional<Error> check(const SamplingInput& in, size_t rows, int64_t vocabulary) {
 #define HOMENODE_CHECK(type, name, least, most) \
   if (auto error = check_setting<type>(in.name, least, most, rows, #name)) return error;
@@ -58,12 +71,20 @@ std::optional<Error> check(const SamplingInput& in, size_t rows, int64_t vocabul
   }
   if (auto error = check_lists(in.bias_start, in.bias_token, in.bias_value.size(), rows, vocabulary, "bias"))
     return error;
-  return check_lists(in.seen_start, in.seen_token, in.seen_count.size(), rows, vocabulary, "seen");
+  if (auto error = check_lists(in.seen_start, in.seen_token, in.seen_count.size(), rows, vocabulary, "seen"))
+    return error;
+  return check_masks(in, rows, vocabulary);
 }
 
 template <class T>
 std::span<const T> list_of(std::span<const T> values, std::span<const int32_t> start, size_t row) {
   return values.subspan(static_cast<size_t>(start[row]), static_cast<size_t>(start[row + 1] - start[row]));
+}
+
+std::span<const uint32_t> mask_of(const SamplingInput& in, size_t i) {
+  if (in.mask_row[i] < 0) return {};
+  const auto words = static_cast<size_t>(in.mask_words);
+  return in.masks.subspan(static_cast<size_t>(in.mask_row[i]) * words, words);
 }
 
 RowSampling row_settings(const SamplingInput& in, size_t i) {
@@ -77,6 +98,7 @@ RowSampling row_settings(const SamplingInput& in, size_t i) {
       .bias_value = list_of(in.bias_value, in.bias_start, i),
       .seen_token = list_of(in.seen_token, in.seen_start, i),
       .seen_count = list_of(in.seen_count, in.seen_start, i),
+      .mask = mask_of(in, i),
   };
 }
 
@@ -84,7 +106,9 @@ RowSampling row_settings(const SamplingInput& in, size_t i) {
 class LargestScan {
  public:
   LargestScan(const Output& logits, const Kernels& kernels)
-      : logits_(logits), kernels_(kernels), pieces_((logits.columns + kScanPiece - 1) / kScanPiece),
+      : logits_(logits),
+        kernels_(kernels),
+        pieces_((logits.columns + kScanPiece - 1) / kScanPiece),
         found_(static_cast<size_t>(logits.rows * pieces_)) {}
 
   void scan(int thread, int threads) {
@@ -141,7 +165,7 @@ void Sampler::log_probabilities(const float* row, int64_t vocabulary, const Larg
   const double log_sum = static_cast<double>(largest.value) + std::log(sum);
   const auto log_probability = [&](float logit) { return static_cast<float>(logit - log_sum); };
   out.logprobs[i] = log_probability(row[out.tokens[i]]);
-  select_best(row, vocabulary, out.top, s);
+  select_best(row, vocabulary, out.top, -std::numeric_limits<float>::infinity(), s);
   for (size_t j = 0; j < s.candidates.size(); ++j) {
     out.top_tokens[i * static_cast<size_t>(out.top) + j] = s.candidates[j].token;
     out.top_logprobs[i * static_cast<size_t>(out.top) + j] = log_probability(s.candidates[j].value);

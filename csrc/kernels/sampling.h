@@ -27,6 +27,7 @@ struct RowSampling {
   std::span<const int32_t> bias_token;
   std::span<const float> bias_value;
   std::span<const int32_t> seen_token, seen_count;
+  std::span<const uint32_t> mask;  // a bit for each token that may be drawn, lowest first; empty: all may
 };
 
 struct TokenValue {
@@ -38,7 +39,7 @@ struct TokenValue {
 struct SamplingScratch {
   std::vector<float> edited, weights;
   std::vector<float> maxima, block_order;  // of blocks of a row
-  std::vector<double> sums;                // of pieces of a row
+  std::vector<double> sums;  // of pieces of a row
   std::vector<TokenValue> candidates, ranked;
   void reserve(int64_t vocabulary);
 };
@@ -46,8 +47,15 @@ struct SamplingScratch {
 // Uniform in [0, 1): a hash of the two numbers, the same as the NumPy backend's.
 double uniform(uint64_t seed, uint64_t counter);
 
-// The k best of a row, best first, lower tokens first among equals, into the candidates of `s`. No value may be NaN.
-void select_best(const float* values, int64_t count, int64_t k, SamplingScratch& s);
+// The k best of a row of at least `least`, best first, lower tokens first among equals, into the candidates of `s`. No
+// value may be NaN.
+void select_best(const float* values, int64_t count, int64_t k, float least, SamplingScratch& s);
+
+// Makes -infinity of the values whose bit in the mask is 0.
+void keep_masked(std::span<float> row, std::span<const uint32_t> mask);
+
+// The only token that a mask leaves, -1 if it leaves none or several.
+int32_t only_token(std::span<const uint32_t> mask);
 
 // Makes -infinity of all logits below `largest` - n * their standard deviation, those of -infinity not counted; n > 0.
 void keep_top_n_sigma(std::span<float> row, float largest, float n);
@@ -69,14 +77,17 @@ struct SamplingInput {
   std::span<const int32_t> bias_start, bias_token;
   std::span<const float> bias_value;
   std::span<const int32_t> seen_start, seen_token, seen_count;
+  std::span<const int32_t> mask_row;  // of the masks, for each row of logits; -1: all tokens may be drawn
+  std::span<const uint32_t> masks;  // of mask_words words each
+  int64_t mask_words = 0;
 };
 
 constexpr int32_t kNoToken = -1;
 
 struct Drawn {
-  std::vector<int32_t> tokens;       // kNoToken for a row with NaN logits or no finite one to draw
-  std::vector<float> logprobs;       // NaN where not asked for, and for a row with NaN logits or no finite largest one
-  int64_t top = 0;                   // columns of the following
+  std::vector<int32_t> tokens;  // kNoToken for a row with NaN logits or no finite one to draw
+  std::vector<float> logprobs;  // NaN where not asked for, and for a row with NaN logits or no finite largest one
+  int64_t top = 0;  // columns of the following
   std::vector<int32_t> top_tokens;
   std::vector<float> top_logprobs;
 };

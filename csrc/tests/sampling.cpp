@@ -15,8 +15,13 @@ struct Settings {
   std::vector<float> bias_value;
   std::vector<int32_t> bias_start{0}, bias_token, seen_start{0}, seen_token, seen_count;
   std::vector<uint64_t> seed, counter;
+  std::vector<int32_t> mask_row;
+  std::vector<uint32_t> masks;
+  int64_t mask_words;
 
-  Settings(Random& random, int rows, int vocabulary) {
+  Settings(Random& random, int rows, int vocabulary) : mask_words((vocabulary + 31) / 32) {
+    for (int64_t i = 2 * mask_words; i > 0; --i)
+      masks.push_back(random.one_in(3) ? ~uint32_t{0} : random.one_in(2) ? 0 : static_cast<uint32_t>(random.bits()));
     for (int r = 0; r < rows; ++r) {
       temperature.push_back(random.one_in(3) ? 0 : 1 + random.real());
       top_n_sigma.push_back(random.one_in(2) ? 0 : 1 + random.real());
@@ -27,6 +32,7 @@ struct Settings {
       frequency_penalty.push_back(random.one_in(2) ? 0 : random.real());
       presence_penalty.push_back(random.one_in(2) ? 0 : random.real());
       seed.push_back(random.bits()), counter.push_back(random.bits());
+      mask_row.push_back(random.between(-1, 1));
       for (int i = random.between(0, 4); i > 0; --i) {
         bias_token.push_back(random.between(0, vocabulary - 1)), bias_value.push_back(random.real() * 50);
         seen_token.push_back(random.between(0, vocabulary - 1)), seen_count.push_back(random.between(1, 9));
@@ -49,6 +55,9 @@ struct Settings {
         .seen_start = seen_start,
         .seen_token = seen_token,
         .seen_count = seen_count,
+        .mask_row = mask_row,
+        .masks = masks,
+        .mask_words = mask_words,
     };
   }
 };
@@ -75,6 +84,12 @@ void check_sampling(Random& random) {
                 found = taken(several.sample(output, settings.input(), logprobs));
     require(wanted.tokens == found.tokens && wanted.top_tokens == found.top_tokens,
             std::string("several threads draw what one does, at ") + level_name(level));
+    for (size_t r = 0; r < wanted.tokens.size(); ++r) {
+      if (settings.mask_row[r] < 0 || wanted.tokens[r] < 0) continue;
+      const auto token = static_cast<size_t>(wanted.tokens[r]);
+      const size_t first = static_cast<size_t>(settings.mask_row[r]) * static_cast<size_t>(settings.mask_words);
+      require(settings.masks[first + token / 32] >> (token % 32) & 1, "a token is drawn that the mask has");
+    }
     const Drawn scored = taken(several.score(output, all, targets, std::max(0, logprobs)));
     require(scored.tokens.size() == targets.size(), "every target has a score");
   }

@@ -1006,6 +1006,18 @@ class SamplingArrays:
     def seen_count(self) -> NDArray[np.int32]: ...
     @seen_count.setter
     def seen_count(self, array: NDArray[np.int32]) -> None: ...
+    @property
+    def mask_row(self) -> NDArray[np.int32]:
+        """The row of `masks` for each row of logits; -1: none."""
+
+    @mask_row.setter
+    def mask_row(self, array: NDArray[np.int32]) -> None: ...
+    @property
+    def masks(self) -> NDArray[np.uint32]:
+        """[masks, words] a bit for each token that may be drawn."""
+
+    @masks.setter
+    def masks(self, array: NDArray[np.uint32]) -> None: ...
 
 class Sampler:
     """Draws tokens from logits; see homenode.compute.ops.SamplingArrays."""

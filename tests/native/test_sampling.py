@@ -341,3 +341,51 @@ def test_wrong_settings_are_refused(backend: NativeBackend) -> None:
         backend.score(logits, np.array([0], np.int32), np.array([50], np.int32), 0)
     with pytest.raises(ValueError, match="row 2 of 2"):
         backend.score(logits, np.array([2], np.int32), np.array([0], np.int32), 0)
+
+
+def masks_of(rows: Sequence[set[int] | None], vocabulary: int) -> dict[str, Any]:
+    """The arrays for rows that may draw these tokens, None: all."""
+    masks = np.zeros((len(rows), -(-vocabulary // 32)), np.uint32)
+    for row, allowed in enumerate(rows):
+        for token in allowed or ():
+            masks[row, token // 32] |= np.uint32(1 << (token % 32))
+    return {"mask_row": np.array([-1 if r is None else i for i, r in enumerate(rows)], np.int32), "masks": masks}
+
+
+@pytest.mark.parametrize("vocabulary", [31, 32, 33, 5000, 40001])
+def test_masked_rows_draw_what_the_reference_draws(backend: NativeBackend, vocabulary: int) -> None:
+    rows, rng = 60, np.random.default_rng(vocabulary)
+    values = random_logits(rows, vocabulary, seed=3)
+    counts = rng.choice([0, 1, 2, 7, vocabulary // 2, vocabulary - 1], rows)
+    allowed = [None if i % 7 == 0 else set(rng.permutation(vocabulary)[:n].tolist()) for i, n in enumerate(counts)]
+    given = {
+        "temperature": rng.choice([0, 0.7, 1.5], rows), "top_k": rng.choice([0, 1, 5, 700], rows), "top_p": rng.choice([1, 0.9, 0.3], rows),
+        "min_p": rng.choice([0, 0.1], rows), "top_n_sigma": rng.choice([0, 1.5], rows), "seed": rng.integers(0, 2**63, rows), "counter": rng.integers(0, 1000, rows),
+        "bias": [{0: 3.0, vocabulary - 1: -2.0}] * rows, "seen": [{1: 2, 2: 0}] * rows, "frequency_penalty": rng.choice([0, 0.5], rows),
+    }  # fmt: skip
+    how = masks_of(allowed, vocabulary)
+    found = sample(backend, values, num_logprobs=3, **given, **how)
+    wanted = reference.sample_rows(values, settings(rows, **given, **how), 3)
+    assert np.count_nonzero(found.tokens == wanted.tokens) >= rows - 1
+    for token, own in zip(found.tokens.tolist(), allowed, strict=True):
+        assert own is None or token in own or (token == -1 and not own)
+    assert np.allclose(found.top_logprobs, wanted.top_logprobs, atol=1e-4)  # of the logits as they are
+
+
+def test_the_only_token_of_a_mask_is_taken_whatever_its_logit_is(backend: NativeBackend) -> None:
+    values = np.zeros((3, 100), np.float32)
+    values[1, 40] = -np.inf
+    values[2, 7] = np.nan
+    how = masks_of([{40}] * 3, 100)
+    assert sample(backend, values, temperature=0.5, **how).tokens.tolist() == [40, 40, -1]
+    assert reference.sample_rows(values, settings(3, temperature=0.5, **how), -1).tokens.tolist() == [40, 40, -1]
+    assert sample(backend, values[:1], bias=[{40: -np.inf}], **masks_of([{40}], 100)).tokens.tolist() == [40]
+
+
+@pytest.mark.parametrize(
+    ("mask_row", "words", "told"), [([0], 1, "masks of 1 words"), ([2], 4, "mask_row 2 of 2"), ([-2], 4, "mask_row -2")]
+)
+def test_masks_that_do_not_fit_are_refused(backend: NativeBackend, mask_row: list[int], words: int, told: str) -> None:
+    how = {"mask_row": np.array(mask_row, np.int32), "masks": np.zeros((2, words), np.uint32)}
+    with pytest.raises(ValueError, match=told):
+        sample(backend, np.zeros((1, 100), np.float32), **how)

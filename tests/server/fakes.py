@@ -24,7 +24,10 @@ class ByteTokenizer:
 
     vocab_size = VOCAB
     bos_token_id: int | None = BOS
+    eos_token_id: int | None = EOS
     stop_token_ids: tuple[int, ...] = ()
+    bytes_are_text = True
+    special_token_ids = tuple(SPECIAL)
 
     def __init__(self, *, template: bool = True, bos: bool = True) -> None:
         self.has_chat_template = template

@@ -44,7 +44,18 @@ def random_how(rows: int, vocabulary: int, seed: int) -> SamplingArrays:
         seen_start=starts[1],
         seen_token=np.concatenate([np.zeros(0), *tokens]).astype(np.int32),
         seen_count=random.integers(0, 4, starts[1][-1]).astype(np.int32),
+        mask_row=random.choice(np.array([-1, -1, 0, 1, 2], np.int32), rows),
+        masks=random_masks(random, vocabulary),
     )
+
+
+def random_masks(random: np.random.Generator, vocabulary: int) -> Any:
+    """Three masks: with about half of the tokens, with one, and with none."""
+    words = -(-vocabulary // 32)
+    one = np.zeros(words, np.uint32)
+    token = int(random.integers(vocabulary))
+    one[token // 32] = 1 << (token % 32)
+    return np.stack([random.integers(0, 2**32, words, dtype=np.uint32), one, np.zeros(words, np.uint32)])
 
 
 @limits(max_examples=60, deadline=None)

@@ -232,7 +232,8 @@ class SamplingArrays:
     """How to draw a token from each of r rows of logits. Lists are in CSR form: row i owns start[i]:start[i+1].
 
     `settings`: by name, the arrays [r] of the table `homenode.sampling.SETTINGS`. To each row are applied, in this
-    order: logit bias, then the settings in the order of the table, then the draw. temperature 0 is greedy (lowest id
+    order: logit bias, penalties, the mask, then the other settings in the order of the table, then the draw. The only
+    token that a mask leaves is taken whatever its logit is. temperature 0 is greedy (lowest id
     among equals). The draw depends only on (seed, counter) of its row and its logits.
     """
 
@@ -245,6 +246,8 @@ class SamplingArrays:
     seen_start: IntArray  # [r + 1]
     seen_token: IntArray  # distinct tokens of prompt and output (only for rows with a penalty)
     seen_count: IntArray  # how often in the output; 0: only in the prompt
+    mask_row: IntArray  # [r] the mask that says which tokens may be drawn; -1: all may
+    masks: npt.NDArray[np.uint32]  # [masks, words >= vocabulary / 32] a bit for each token, the lowest first
     native: Any = field(
         default=None, repr=False, compare=False
     )  # what a backend has made of these arrays, kept with them
@@ -255,6 +258,7 @@ class SamplingArrays:
         starts, nothing = np.zeros(rows + 1, np.int32), np.zeros(0, np.int32)
         lists = {"bias_start": starts, "bias_token": nothing, "bias_value": np.zeros(0, np.float32)}
         lists |= {"seen_start": starts, "seen_token": nothing, "seen_count": nothing}
+        lists |= {"mask_row": np.full(rows, -1, np.int32), "masks": np.zeros((0, 0), np.uint32)}
         settings = {
             name: np.full(rows, given.pop(name, setting.off), ARRAY_TYPES[setting_type(name)])
             for name, setting in SETTINGS.items()
@@ -274,6 +278,8 @@ class SamplingArrays:
             "seen_start": self.seen_start,
             "seen_token": self.seen_token,
             "seen_count": self.seen_count,
+            "mask_row": self.mask_row,
+            "masks": self.masks,
         }
 
 

@@ -101,6 +101,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     )
     queued_s: float = 0.0  # seconds until the request was first admitted (with the first output)
     num_preemptions: int = 0
+    forced_tokens: int = 0  # of `tokens`, those that the grammar left no choice about
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):

@@ -71,6 +71,7 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, gc=False):
     seq: int
     token: int
     logprob: TokenLogprob | None = None
+    forced: bool = False  # its grammar left no other token
 
 
 class PromptScores(msgspec.Struct, frozen=True, array_like=True):
@@ -90,6 +91,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     sampled: list[Sampled]
     scored: list[PromptScores] = []
     seconds: float = 0.0  # time in the worker
+    failed: list[tuple[int, str]] = []  # sequences whose grammar cannot go on, and why; their token is `NO_TOKEN`
 
 
 class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,10 @@ class TokenTexts(Protocol):
     def special_token_ids(self) -> Collection[int]:
         """Tokens that are no text of an answer: control tokens."""
 
+    @property
+    def stop_token_ids(self) -> Collection[int]:
+        """Tokens that end an answer by what the tokenizer's files say."""
+
     def token_bytes(self, token: int) -> bytes: ...
 
 
@@ -35,6 +39,11 @@ class Vocabulary:
         self.end_tokens = tuple(sorted({token for token in end_tokens if 0 <= token < size}))
         self._library: LLTokenizer | None = None
         self._lock = threading.Lock()
+
+    @property
+    def end_bits(self) -> tuple[tuple[int, int], ...]:
+        """Word and bit of each token that ends an answer, in a mask of 32 tokens a word."""
+        return tuple((token // 32, token % 32) for token in self.end_tokens)
 
     @property
     def library(self) -> LLTokenizer:
@@ -71,7 +80,8 @@ class _TokenList:
     def __init__(self, tokenizer: TokenTexts, size: int, end_tokens: tuple[int, ...]) -> None:
         self.eos_token_id = end_tokens[0]
         self.tokens = [tokenizer.token_bytes(token) for token in range(size)]
-        self.special_token_ids = sorted({*(t for t in tokenizer.special_token_ids if 0 <= t < size), *end_tokens})
+        special = {*tokenizer.special_token_ids, *tokenizer.stop_token_ids, *end_tokens}
+        self.special_token_ids = sorted(token for token in special if 0 <= token < size)
 
     def __call__(self, text: object) -> NoReturn:
         """Asked for only where tokens are forced, which no grammar of ours allows: the model cuts its text itself."""

@@ -38,7 +38,7 @@ def log_softmax(row: FloatArray) -> DoubleArray:
 
 
 def penalised(row: FloatArray, how: SamplingArrays, i: int) -> DoubleArray:
-    """Row i's logits with its bias and its repetition, frequency and presence penalties."""
+    """Row i's logits with its bias, its repetition, frequency and presence penalties, and its mask."""
     logits = row.astype(np.float64)
     bias = slice(how.bias_start[i], how.bias_start[i + 1])
     np.add.at(logits, how.bias_token[bias], how.bias_value[bias])
@@ -47,7 +47,17 @@ def penalised(row: FloatArray, how: SamplingArrays, i: int) -> DoubleArray:
     repetition, frequency, presence = (float(how.settings[f"{name}_penalty"][i]) for name in _PENALTIES)
     logits[tokens] = np.where(logits[tokens] > 0, logits[tokens] / repetition, logits[tokens] * repetition)
     logits[tokens] -= frequency * counts + presence * (counts > 0)
+    if (mask := mask_of(how, i, len(row))) is not None:
+        logits[~mask] = -np.inf
     return logits
+
+
+def mask_of(how: SamplingArrays, i: int, vocabulary: int) -> npt.NDArray[np.bool_] | None:
+    """[vocabulary] which tokens row i may draw; None: all."""
+    if how.mask_row[i] < 0:
+        return None
+    words = how.masks[how.mask_row[i]].astype("<u4", copy=False)
+    return np.unpackbits(words.view(np.uint8), bitorder="little")[:vocabulary].astype(np.bool_)
 
 
 def kept(logits: DoubleArray, top_k: int, top_p: float, min_p: float) -> IntArray:
@@ -89,7 +99,12 @@ def draw(row: FloatArray, how: SamplingArrays, i: int) -> int:
     value once biases and penalties are applied.
     """
     logits = penalised(row, how, i)
-    if np.isnan(row).any() or not np.isfinite(logits.max()):
+    if np.isnan(row).any():
+        return NO_TOKEN
+    mask = mask_of(how, i, len(row))
+    if mask is not None and np.count_nonzero(mask) == 1:
+        return int(np.argmax(mask))
+    if not np.isfinite(logits.max()):
         return NO_TOKEN
     settings = {name: values[i].item() for name, values in how.settings.items()}
     if settings["temperature"] < _GREEDY_BELOW:
@@ -98,6 +113,7 @@ def draw(row: FloatArray, how: SamplingArrays, i: int) -> int:
         logits[logits < top_n_sigma_floor(logits, settings["top_n_sigma"])] = -np.inf
     logits /= settings["temperature"]
     ids = np.sort(kept(logits, settings["top_k"], settings["top_p"], settings["min_p"]))
+    ids = ids[logits[ids] > -np.inf]
     cumulative = np.cumsum(np.exp(logits[ids] - logits[ids].max()))
     point = uniform(int(how.seed[i]), int(how.counter[i])) * cumulative[-1]
     return int(ids[min(int(np.searchsorted(cumulative, point, side="right")), len(ids) - 1)])

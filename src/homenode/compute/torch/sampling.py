@@ -35,7 +35,11 @@ def sample_rows(logits: torch.Tensor, how: SamplingArrays, num_logprobs: int) ->
     """See `Backend.sample`."""
     logits = _where_float64(logits)
     edited = _edited(logits, how)
-    bad = torch.isnan(logits).any(dim=1) | ~torch.isfinite(edited.amax(dim=1))
+    masked = np.flatnonzero(how.mask_row >= 0)
+    nan = torch.isnan(logits).any(dim=1)
+    if len(masked):
+        edited = _masked(edited, how, masked, nan)
+    bad = nan | ~torch.isfinite(edited.amax(dim=1))
     edited = torch.where(bad.unsqueeze(1), 0, edited)  # so that there is something to draw
     tokens = edited.argmax(dim=1)
     drawn = np.flatnonzero(how.settings["temperature"] >= _GREEDY_BELOW)
@@ -89,6 +93,18 @@ def _edited(logits: torch.Tensor, how: SamplingArrays) -> torch.Tensor:
     return edited
 
 
+def _masked(edited: torch.Tensor, how: SamplingArrays, masked: npt.NDArray[np.intp], nan: torch.Tensor) -> torch.Tensor:
+    """-inf for the tokens that the masks of the rows `masked` do not have; 0 for the only token of a mask."""
+    words = np.ascontiguousarray(how.masks[how.mask_row[masked]]).astype("<u4", copy=False)
+    bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, : edited.shape[1]].astype(np.bool_)
+    rows = torch.from_numpy(masked).to(edited.device)
+    allowed = torch.from_numpy(bits).to(edited.device)
+    only = (allowed.sum(dim=1, keepdim=True) == 1) & ~nan[rows].unsqueeze(1)
+    edited = edited.clone()
+    edited[rows] = torch.where(only & allowed, 0.0, edited[rows]).masked_fill(~allowed, -torch.inf)
+    return edited
+
+
 def _entries(
     starts: IntArray, tokens: IntArray, values: IntArray | FloatArray, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -110,7 +126,7 @@ def _draw(logits: torch.Tensor, how: SamplingArrays, rows: npt.NDArray[np.intp])
         logits = _within_sigmas(logits, sigmas)
     logits = logits / temperature
     weights = torch.exp(logits - logits.amax(dim=1, keepdim=True))
-    kept = weights >= min_p
+    kept = (weights >= min_p) & (logits > -torch.inf)
     top_k = how.settings["top_k"][rows]
     shortened = np.flatnonzero((top_k > 0) | (how.settings["top_p"][rows] < 1))
     if len(shortened):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -31,11 +31,15 @@ from homenode.engine.messages import EngineReady, EngineStats, Output
 from homenode.engine.model_path.locate import locate_model
 from homenode.engine.request import Request
 from homenode.errors import NotANumberError, UserError
+from homenode.grammars.spec import GrammarSpec
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S
 from homenode.model.tokenizer import Tokenizer, load_model_tokenizer
 from homenode.model.weights.finite import check_model_finite
 from homenode.sampling import SamplingParams
 from homenode.units import format_count
+
+if TYPE_CHECKING:
+    from homenode.grammars.vocabulary import Vocabulary
 
 Prompt = str | list[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -75,6 +79,7 @@ class LLM:
         self._path = Path(str(config.model.path))
         self.tokenizer = tokenizer or load_model_tokenizer(self._path, chat_template, chat_template_timeout)
         self._ids = itertools.count(1)
+        self._vocabulary: Vocabulary | None = None  # for grammars
         with contextlib.ExitStack() as owned:
             if tokenizer is None:
                 owned.callback(self.tokenizer.close)
@@ -111,12 +116,14 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         stop: Sequence[str] = (),
+        output: GrammarSpec | None = None,
     ) -> list[Completion]:
         """Continue one prompt or several together; one Completion for each, in order, or `n` for each, one after
         another.
 
         A prompt is text or token ids. `params` is for all or one for each prompt. `stop`: strings that end the text
-        before them, besides those of `params`. Raises UserError or CapacityError for what cannot run, naming it; then
+        before them, besides those of `params`. `output`: what every text has to be, such as
+        `homenode.grammars.spec.JsonSchema(schema)`. Raises UserError or CapacityError for what cannot run, naming it; then
         nothing of the other prompts is left running either.
         """
         chosen = self._prompts(prompts)
@@ -130,6 +137,7 @@ class LLM:
                 f"{len(given)} params for {format_count(len(chosen), 'prompt')}; give one for all or one for each",
                 param="params",
             )
+        given = self._bound(given, output)
         for params_of_prompt in given:
             params_of_prompt.check()
         asked = [(ids, p.of_answer(i)) for ids, p in zip(chosen, given, strict=True) for i in range(p.n)]
@@ -138,27 +146,48 @@ class LLM:
         return [answer.completion(logprobs=p.logprobs is not None) for answer, p in jobs.values()]
 
     def chat(
-        self, /, messages: Messages, params: SamplingParams | None = None, *, stop: Sequence[str] = (), **values: Any
+        self,
+        /,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        stop: Sequence[str] = (),
+        output: GrammarSpec | None = None,
+        **values: Any,
     ) -> Completion:
-        """Answer a conversation, once. Without `params` the answer may fill the context. `values` go to the chat
-        template.
+        """Answer a conversation, once. Without `params` the answer may fill the context. `output`: see `generate`.
+        `values` go to the chat template.
         """
         ids = self._chat_prompt(messages, values)
         _refuse_several(params)
-        return self.generate([ids], params or self._rest_of_context(ids), stop=stop)[0]
+        return self.generate([ids], params or self._rest_of_context(ids), stop=stop, output=output)[0]
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, stop: Sequence[str] = ()
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        stop: Sequence[str] = (),
+        output: GrammarSpec | None = None,
     ) -> CompletionStream:
-        """The text of one continuation as it is made. Closing the stream ends the request."""
-        return self._stream(self._prompts(prompt)[0], params or SamplingParams(), stop)
+        """The text of one continuation as it is made. Closing the stream ends the request. `output`: see `generate`."""
+        (bound,) = self._bound([params or SamplingParams()], output)
+        return self._stream(self._prompts(prompt)[0], bound, stop)
 
     def stream_chat(
-        self, /, messages: Messages, params: SamplingParams | None = None, *, stop: Sequence[str] = (), **values: Any
+        self,
+        /,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        stop: Sequence[str] = (),
+        output: GrammarSpec | None = None,
+        **values: Any,
     ) -> CompletionStream:
-        """The answer to a conversation as it is made. Closing the stream ends the request."""
+        """The answer to a conversation as it is made. Closing the stream ends the request. `output`: see `generate`."""
         ids = self._chat_prompt(messages, values)
-        return self._stream(ids, params or self._rest_of_context(ids), stop)
+        (bound,) = self._bound([params or self._rest_of_context(ids)], output)
+        return self._stream(ids, bound, stop)
 
     def _stream(self, ids: list[int], params: SamplingParams, stop: Sequence[str]) -> CompletionStream:
         _refuse_several(params)
@@ -206,6 +235,22 @@ class LLM:
         stops = tuple(token for token in self.tokenizer.stop_token_ids if token < self.ready.vocab_size)
         sent = msgspec.structs.replace(params.with_defaults(self.ready.sampling_defaults).ended_by(stops), stop=[], n=1)
         return Request(id=number, prompt_ids=ids, params=sent, arrival=time.monotonic())
+
+    def _bound(self, params: Sequence[SamplingParams], output: GrammarSpec | None) -> list[SamplingParams]:
+        """With the grammar of `output`. Raises UserError for what cannot be kept."""
+        if output is None:
+            return list(params)
+        from homenode.grammars.compile import compile_grammar
+        from homenode.grammars.vocabulary import Vocabulary
+
+        if self._vocabulary is None:
+            own, size = self.tokenizer.eos_token_id, self.ready.vocab_size
+            ends = (*self.tokenizer.stop_token_ids, *(() if own is None else (own,))) or (
+                0,
+            )  # which of them is the same
+            self._vocabulary = Vocabulary(self.tokenizer, size, ends)
+        grammar = compile_grammar(output, self._vocabulary, "output").text
+        return [msgspec.structs.replace(each, grammar=grammar) for each in params]
 
     def _prompts(self, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
         """Token ids of every prompt. One prompt as such, text or ids, is a list of one."""

@@ -119,10 +119,10 @@ class Sequence:
         """Why its newest token is its last, or None if it goes on, and the token that stopped it, if one did.
 
         A token that would stop the sequence is an ordinary one until `min_tokens` others were drawn; the worker does
-        not draw it before.
+        not draw it before, unless a grammar leaves nothing else.
         """
         token = self.tokens[-1]
-        if token in self.stops and self.num_outputs > self.params.min_tokens:
+        if token in self.stops and (self.num_outputs > self.params.min_tokens or self.params.grammar is not None):
             return "stop", token
         return ("length", None) if len(self.tokens) >= self.last else (None, None)
 

@@ -100,7 +100,7 @@ class Arrivals:
 
     def _stops(self, params: SamplingParams) -> frozenset[int]:
         """Tokens that may end a request: one set for all who add nothing to it."""
-        stops = _NO_TOKENS if params.ignore_eos else self._eos
+        stops = _NO_TOKENS if params.ignore_eos and params.grammar is None else self._eos
         return stops.union(params.stop_token_ids) if params.stop_token_ids else stops
 
     def _enqueue(self, sequence: Sequence) -> None:

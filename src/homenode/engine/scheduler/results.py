@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
@@ -13,7 +14,7 @@ from homenode.engine.scheduler.kv_coordinator import KvCoordinator
 from homenode.engine.scheduler.pending_steps import PendingStep, PendingSteps
 from homenode.engine.scheduler.request_table import RequestTable
 from homenode.engine.step import NO_TOKEN, PromptScores, Sampled, StepItem, StepResult, WorkerLimits
-from homenode.errors import InternalError, NotANumberError
+from homenode.errors import InternalError, NotANumberError, UserError
 from homenode.units import format_count
 
 
@@ -66,11 +67,17 @@ class Results:
             self._take_parts(pending_step, result)
 
     def _end_without_numbers(self, pending_step: PendingStep, result: StepResult) -> None:
-        """End those for whom the model computed a NaN, and nobody else."""
+        """End those for whom the model computed a NaN or whose grammar cannot go on, and nobody else."""
         without = {s.seq for s in result.sampled if s.token == NO_TOKEN}
+        unbound = dict(result.failed)
         without |= {scored.seq for scored in result.scored if any(math.isnan(score.logprob) for score in scored.scores)}
         for sequence, allocation in pending_step.members():
-            if allocation.seq in without and not sequence.finished:
+            if allocation.seq in unbound and not sequence.finished:
+                text = (
+                    f"the answer cannot go on within its grammar: {unbound[allocation.seq]}; ask for something simpler"
+                )
+                self._requests.fail(sequence, text, UserError.__name__)
+            elif allocation.seq in without and not sequence.finished:
                 text = "the model's logits for this request hold a NaN, or nothing that can be drawn"
                 self._requests.fail(sequence, text, NotANumberError.__name__)
                 self._requests.warn(
@@ -92,7 +99,9 @@ class Results:
             if token in sequence.stops or len(known) >= sequence.next_check_len:
                 self._take_token(sequence, allocation, drawn)
             else:
-                outputs.append(Output(sequence.id, [token]))
+                outputs.append(
+                    Output(sequence.id, [token], forced_tokens=1) if drawn.forced else Output(sequence.id, [token])
+                )
         self._counters.generation_tokens += len(pending_step.decoding)
 
     def _take_late(self, sequence: Sequence, allocation: BlockAllocation, sampled: Sampled) -> None:
@@ -146,16 +155,16 @@ class Results:
         sequence.set_next_check(self._allocator.block_size)
         if sequence.num_outputs == 1:
             self._counters.prompt_tokens += sequence.num_prompt
-        logprobs = [] if sampled.logprob is None else [sampled.logprob]
+        output: dict[str, Any] = {"tokens": [sampled.token], "forced_tokens": int(sampled.forced)}
+        if sampled.logprob is not None:
+            output["logprobs"] = [sampled.logprob]
         if reason:
             self._warn_if_cut_short(sequence, reason)
-            self._requests.finish(
-                sequence, tokens=[sampled.token], logprobs=logprobs, finish_reason=reason, stop_token=stop_token
-            )
+            self._requests.finish(sequence, finish_reason=reason, stop_token=stop_token, **output)
         elif sequence.answered:
-            self._requests.outputs.append(Output(sequence.id, [sampled.token], logprobs))
+            self._requests.outputs.append(Output(sequence.id, **output))
         else:
-            self._requests.answer(sequence, tokens=[sampled.token], logprobs=logprobs)
+            self._requests.answer(sequence, **output)
 
     def _warn_if_cut_short(self, sequence: Sequence, reason: str) -> None:
         cut_short = reason == "length" and sequence.num_outputs < sequence.params.max_tokens

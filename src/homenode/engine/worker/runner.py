@@ -6,16 +6,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from homenode.compute.ops import Backend, Program, StateMemory, StepArrays
 from homenode.engine.channels.base import WorkerChannels
-from homenode.engine.step import Step, StepResult
+from homenode.engine.step import StartSequence, Step, StepResult
 from homenode.engine.worker.continued import Batches
 from homenode.engine.worker.sampler import Sampler, score
 from homenode.engine.worker.sequences import SequenceTable
+from homenode.errors import InternalError
 from homenode.model.part import ModelPart
+
+if TYPE_CHECKING:
+    from homenode.engine.worker.grammar_masks import GrammarMasks
 
 
 class Runner:
@@ -36,10 +41,12 @@ class Runner:
         channels: WorkerChannels | None = None,
         columns: int = 0,
         state: StateMemory = None,
+        grammars: Callable[[], GrammarMasks] | None = None,
     ) -> None:
         """`eos_token_ids`: what a sequence with `min_tokens` may not draw before it has them. `part`: of the model,
         None: all of it. `channels`: to other workers, None: there are none. `columns`: of the rows between stages. `state`: the state memory of
-        the program, None: no layer here keeps a state.
+        the program, None: no layer here keeps a state. `grammars`: makes what computes the masks of sequences with a
+        grammar, asked when the first comes; None: there are none.
         """
         self._program, self._backend, self._clock = program, backend, clock
         self._draws = part is None or part.last_stage
@@ -49,6 +56,7 @@ class Runner:
         self._table = SequenceTable(block_size, eos_token_ids, has_state=state is not None)
         self._batches = Batches(self._table)
         self._sampler = Sampler(backend, self._table)
+        self._make_grammars, self._grammars = grammars, cast("GrammarMasks | None", None)
         self.waited_s = 0.0
 
     @property
@@ -71,14 +79,20 @@ class Runner:
         if step.ends or step.starts:
             self._batches.forget()
         for seq in step.ends:
+            if self._grammars is not None:
+                self._grammars.end(self._table.find(seq))
             self._table.end(seq)
         for start in step.starts:
             self._table.start(start)
+            if start.params.grammar is not None and self._draws:
+                self._bind(start)
             if self._state is not None and start.state_source >= 0:
                 self._state.copy_slot(start.state_source, start.state_slot)
         if not step.items:
             return StepResult(step.number, [])
         batch = self._batches.build(step.items)
+        if self._grammars is not None:
+            self._grammars.begin(batch.row_slots, self._table)
         self._receive(step.number, batch.arrays)
         rows = self._program.run(batch.arrays)
         if self._channels.inlet is not None:
@@ -88,14 +102,21 @@ class Runner:
                 self._channels.outlet.put(step.number, rows)
             return StepResult(step.number, [], [], self._clock() - begin - self.waited_s)
         scored = score(self._backend, rows, batch, self._table)
-        sampled = self._sampler.draw(rows, batch)
+        sampled = self._sampler.draw(rows, batch, self._grammars)
         self._batches.drawn(batch, step.items)
         seconds = self._clock() - begin - self.waited_s
         return (
-            StepResult(step.number, sampled, scored, seconds)
+            StepResult(step.number, sampled, scored, seconds, self._sampler.failed)
             if self._answers
             else StepResult(step.number, [], [], seconds)
         )
+
+    def _bind(self, start: StartSequence) -> None:
+        if self._grammars is None:
+            if self._make_grammars is None:
+                raise InternalError("a sequence came with a grammar, and nothing here knows grammars")
+            self._grammars = self._make_grammars()
+        self._grammars.start(self._table.slot(start.seq), start)
 
     def _append(self, drawn: Sequence[tuple[int, int]]) -> None:
         """Tokens of sequences that are still here; a batch that carries on needs them all."""

@@ -6,15 +6,21 @@ A token's randomness depends on its sequence's seed and its place in the sequenc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from homenode.compute.ops import Backend, FloatArray, IntArray, Logits, SampledRows, SamplingArrays
+from homenode.compute.ops import NO_TOKEN, Backend, FloatArray, IntArray, Logits, SampledRows, SamplingArrays
 from homenode.engine.request import TokenLogprob
 from homenode.engine.step import PromptScores, Sampled
 from homenode.engine.worker.batch import Batch
 from homenode.engine.worker.sequences import SequenceTable, SlotArray
 
+if TYPE_CHECKING:
+    from homenode.engine.worker.grammar_masks import GrammarMasks
+
+_NO_SLOTS: frozenset[int] = frozenset()
+_NO_MASKS = np.zeros((0, 0), np.uint32)
 _NO_TOKENS = np.zeros(0, np.int32)
 _NO_VALUES = np.zeros(0, np.float32)
 
@@ -26,34 +32,47 @@ class Sampler:
 
     def __init__(self, backend: Backend, table: SequenceTable) -> None:
         self._backend, self._table = backend, table
+        self.failed: list[tuple[int, str]] = []  # of the last draw, sequences whose grammar cannot go on, and why
         self._slots: SlotArray | None = None  # the rows the following is about
         self._how = sampling_arrays(np.zeros(0, np.intp), table)
         self._rows: SlotArray | None = None  # those with a sequence; None: all
         self._num_logprobs: IntArray = _NO_TOKENS  # log-probabilities, for each row
         self._most_logprobs = -1
 
-    def draw(self, logits: Logits, batch: Batch) -> list[Sampled]:
-        """Draw a token for every sequence of the batch that wants one, and append it to the sequence."""
+    def draw(self, logits: Logits, batch: Batch, grammars: GrammarMasks | None = None) -> list[Sampled]:
+        """Draw a token for every sequence of the batch that wants one, and append it to the sequence. `grammars`: has
+        begun with the masks of this batch.
+        """
+        self.failed = []
         if not batch.sampled:
             return []
         slots, table = batch.row_slots, self._table
+        masks = None if grammars is None else grammars.finish()
+        table.ending = _NO_SLOTS if masks is None else masks.ending
         if slots is not self._slots:
             self._look_at(slots)
         elif table.num_biased or table.num_counted:
             self._how = sampling_arrays(slots, table)
         else:
             self._how.counter = self._how.counter + np.uint64(1)  # everybody drew a token since
+        if masks is not None and grammars is not None:
+            self._how.mask_row, self._how.masks = masks.rows, grammars.masks
         drawn = self._backend.sample(logits, self._how, self._most_logprobs)
+        if masks is not None:
+            drawn.tokens[list(masks.failed)] = NO_TOKEN
         tokens = drawn.tokens if self._rows is None else drawn.tokens[self._rows]
         table.append(slots if self._rows is None else slots[self._rows], tokens)
-        if self._most_logprobs < 0:
+        if self._most_logprobs < 0 and masks is None:
             return [Sampled(seq, token) for seq, token in zip(batch.sampled, tokens.tolist(), strict=True)]
-        logprobs, rows = (
-            token_logprobs(drawn, self._num_logprobs),
-            range(len(slots)) if self._rows is None else self._rows.tolist(),
-        )
+        rows = range(len(slots)) if self._rows is None else self._rows.tolist()
+        logprobs = token_logprobs(drawn, self._num_logprobs) if self._most_logprobs >= 0 else []
+        forced = frozenset() if masks is None else masks.forced
+        if masks is not None and masks.failed:
+            self.failed = [
+                (seq, masks.failed[row]) for seq, row in zip(batch.sampled, rows, strict=True) if row in masks.failed
+            ]
         return [
-            Sampled(seq, token, logprobs[row] if self._num_logprobs[row] >= 0 else None)
+            Sampled(seq, token, logprobs[row] if self._num_logprobs[row] >= 0 else None, row in forced)
             for seq, token, row in zip(batch.sampled, tokens.tolist(), rows, strict=True)
         ]
 
@@ -102,6 +121,8 @@ def sampling_arrays(slots: SlotArray, table: SequenceTable) -> SamplingArrays:
         seen_start=seen_start,
         seen_token=seen_token,
         seen_count=seen_count,
+        mask_row=np.full(len(slots), -1, np.int32),
+        masks=_NO_MASKS,
     )
 
 

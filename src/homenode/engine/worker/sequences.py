@@ -89,6 +89,7 @@ class SequenceTable:
         self.min_length = np.zeros(_FIRST_SLOTS, np.int32)  # below it `stops` are forbidden
         self.num_biased = 0  # sequences with a logit bias or with min_tokens
         self.num_counted = 0  # sequences with a penalty
+        self.ending: frozenset[int] = frozenset()  # slots whose grammar leaves nothing but the end
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -162,7 +163,7 @@ class SequenceTable:
     def bias_of(self, slot: int) -> Bias:
         """What is added to a slot's logits for its next draw; -inf forbids a token."""
         bias, stops = self.bias[slot], self.stops[slot]
-        if stops is None or self.length[slot] >= self.min_length[slot]:
+        if stops is None or self.length[slot] >= self.min_length[slot] or slot in self.ending:
             return bias or (_NOTHING, _NO_VALUES)
         return stops if bias is None else (np.concatenate((bias[0], stops[0])), np.concatenate((bias[1], stops[1])))
 
@@ -177,7 +178,8 @@ class SequenceTable:
             tokens = np.array(list(params.logit_bias), np.int32)
             self.bias[slot] = (tokens, np.array(list(params.logit_bias.values()), np.float32))
         if (
-            stops := set(params.stop_token_ids) | (set() if params.ignore_eos else set(self._eos))
+            stops := set(params.stop_token_ids)
+            | (set() if params.ignore_eos and params.grammar is None else set(self._eos))
             if params.min_tokens
             else None
         ):

@@ -7,7 +7,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from homenode.compute.kv_memory import KvLayout
 from homenode.compute.ops import GrowingBackend, KvCache, Program, StateMemory
@@ -18,6 +19,9 @@ from homenode.engine.worker.load import InsideEngine, LoadedPart, check_pages, l
 from homenode.engine.worker.runner import Runner
 from homenode.engine.worker.shared_kv import SharedKv
 from homenode.errors import InternalError
+
+if TYPE_CHECKING:
+    from homenode.engine.worker.grammar_masks import GrammarMasks
 
 
 class PartWorker:
@@ -33,6 +37,7 @@ class PartWorker:
         self._shared: SharedKv | None = None
         self._program: Program | None = None
         self._runner: Runner | None = None
+        self._grammars: GrammarMasks | None = None
         self._counts: tuple[Program, Table | None] | None = (
             None  # the program, and how those before it used experts; one value, as others read it
         )
@@ -116,7 +121,22 @@ class PartWorker:
             channels=links,
             columns=loaded.model.spec.hidden_size,
             state=self._state,
+            grammars=self._grammar_masks,
         )
+
+    def _grammar_masks(self) -> GrammarMasks:
+        """What binds sequences by grammars, none of which is known yet. The vocabulary is read once in a worker's
+        life.
+        """
+        if self._grammars is None:
+            from homenode.engine.worker.grammar_masks import GrammarMasks
+            from homenode.engine.worker.vocabulary import read_vocabulary
+
+            path, loaded = Path(str(self._join.config.model.path)), self.loaded
+            spec = loaded.model.spec
+            self._grammars = GrammarMasks(lambda: read_vocabulary(path, spec), spec.vocab_size, loaded.binding.others)
+        self._grammars.forget()
+        return self._grammars
 
     @property
     def runner(self) -> Runner:

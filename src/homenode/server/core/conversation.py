@@ -7,6 +7,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from homenode.chat.history import conversation_for
 from homenode.chat.offer import ToolOffer, ToolUse
 from homenode.chat.switches import same_switch, thinking_values
@@ -15,6 +17,7 @@ from homenode.grammars.spec import GrammarSpec
 from homenode.sampling import SamplingParams
 from homenode.server.core.generation import Generation
 from homenode.server.core.kv_transfer import KvTransferParams
+from homenode.server.core.message_grammar import message_grammar
 from homenode.server.core.message_reader import MessageEvent, MessageReader
 from homenode.server.core.model_formats import ConversationFormats
 from homenode.server.core.prompts import PromptText, chat_text, encode_chat_text
@@ -94,16 +97,24 @@ async def begin_conversation(state: ServerState, request: ConversationRequest) -
     """
     _check_offer(request.offer)
     check_limits(state, 1, request.sampling)
-    _check_bounds(request)
     formats = state.formats.of(with_tools=bool(request.tools))
     text = await conversation_text(state, request)
+    grammar = await message_grammar(
+        state,
+        formats,
+        text.text,
+        offer=request.offer,
+        output=request.output,
+        output_param=request.output_param,
+        thinking_budget=request.thinking_budget,
+    )
     prompt = await encode_chat_text(state, text, request.add_special_tokens)
     reads = bool(request.callable_tools) or formats.has_thoughts or formats.chosen.tools.without_tools
     generation = await begin(
         state,
         GenerationRequest(
             prompts=(prompt,),
-            sampling=request.sampling,
+            sampling=msgspec.structs.replace(request.sampling, grammar=grammar),
             max_tokens=request.max_tokens,
             skip_special_tokens=request.skip_special_tokens,
             shown_tokens=formats.marks if reads else frozenset(),
@@ -140,15 +151,6 @@ async def conversation_text(state: ServerState, request: ConversationRequest) ->
         add_generation_prompt=request.add_generation_prompt,
         continue_final=request.continue_final,
     )
-
-
-def _check_bounds(request: ConversationRequest) -> None:
-    if request.output is not None:
-        text = f"`{request.output_param}`: structured output is not there yet"
-        raise ApiError(400, text, param=request.output_param, code="unsupported_parameter")
-    if request.thinking_budget is not None:
-        text = "`thinking_token_budget`: thoughts cannot be bounded yet"
-        raise ApiError(400, text, param="thinking_token_budget", code="unsupported_parameter")
 
 
 def _check_offer(offer: ToolOffer | None) -> None:

@@ -33,6 +33,7 @@ class GeneratedSequence:
     first_of_prompt: bool
     cached_tokens: int = 0
     queued_s: float = 0.0
+    forced_tokens: int = 0  # of the answer, those that its grammar left no choice about
 
 
 class TokenUsage(NamedTuple):
@@ -160,6 +161,7 @@ class Generation:
             raise from_output(output)
         sequence.recorder.tokens(len(output.tokens))
         self._caller.take_generated(len(output.tokens))
+        sequence.forced_tokens += output.forced_tokens
         sequence.cached_tokens = max(sequence.cached_tokens, output.cached_tokens)
         sequence.queued_s = max(sequence.queued_s, output.queued_s)
         tokens = len(output.tokens) + len(output.prompt_logprobs or ())

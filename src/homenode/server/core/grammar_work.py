@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 
-from homenode.grammars.compile import compile_grammar
+from homenode.grammars.compile import CompiledGrammar, compile_grammar, try_grammar
 from homenode.grammars.spec import GrammarSpec
 from homenode.grammars.vocabulary import Vocabulary
 from homenode.server.http.failures import ApiError
@@ -34,14 +35,29 @@ class GrammarWork:
     def _pool(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(_THREADS, "homenode-grammar")
 
+    @cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """Ids by text of the tokens that text never makes, without those that end an answer."""
+        vocabulary = self.vocabulary
+        ids = sorted({*self._tokenizer.special_token_ids} - {*vocabulary.end_tokens})
+        return {self._tokenizer.token_text(token): token for token in ids if token < self._vocab_size}
+
     async def compile(self, spec: GrammarSpec, param: str) -> str:
         """The grammar of `spec`, which came by the field `param`, for `SamplingParams.grammar`. Raises UserError, and
         ApiError 400 for one that takes too long.
         """
         vocabulary = self.vocabulary
-        work = asyncio.get_running_loop().run_in_executor(self._pool, lambda: compile_grammar(spec, vocabulary, param))
+        return await self._within_time(lambda: compile_grammar(spec, vocabulary, param), param)
+
+    async def tried(self, text: str, param: str) -> str:
+        """The grammar `text`, which was written here for a request with the field `param`. Raises as `compile`."""
+        vocabulary = self.vocabulary
+        return await self._within_time(lambda: try_grammar(text, vocabulary, param), param)
+
+    async def _within_time(self, work: Callable[[], CompiledGrammar], param: str) -> str:
+        running = asyncio.get_running_loop().run_in_executor(self._pool, work)
         try:
-            return (await asyncio.wait_for(work, _TIMEOUT_S)).text
+            return (await asyncio.wait_for(running, _TIMEOUT_S)).text
         except TimeoutError:
             text = (
                 f"`{param}`: the grammar is not ready after {_TIMEOUT_S:g} seconds; ask for less, or for less at once"

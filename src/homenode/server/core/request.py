@@ -170,6 +170,7 @@ def _engine_params(
         min_tokens=min(asked.min_tokens, most),
         logprobs=None if computes_only else asked.logprobs,
         prompt_logprobs=None if computes_only else asked.prompt_logprobs,
+        grammar=None if computes_only else asked.grammar,
         stop=[],
         n=1,
     )

@@ -20,6 +20,7 @@ class AnswerTimings(Struct, kw_only=True):
     predicted_ms: float
     predicted_per_second: float
     cache_n: int
+    forced_n: int  # of the answer, those that its grammar left no choice about
 
 
 def timings_of(generation: Generation) -> AnswerTimings:
@@ -36,6 +37,7 @@ def timings_of(generation: Generation) -> AnswerTimings:
         predicted_ms=_ms(decode_s),
         predicted_per_second=round((completion - 1) / decode_s, 2) if decode_s > 0 else 0.0,
         cache_n=cached,
+        forced_n=sum(sequence.forced_tokens for sequence in generation.sequences),
     )
 
 

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from homenode.server.apis.openai.structured import StructuredFields
 from homenode.server.core.kv_transfer import KvTransferParams
-from homenode.server.core.setting_fields import SettingFields
 from homenode.server.http.decoding import FieldHints
 from homenode.server.http.failures import ApiError
 
@@ -39,7 +39,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     include_obfuscation: bool | None = None  # padding against traffic analysis; none is ever sent
 
 
-class UnbuiltFields(SettingFields, kw_only=True):
+class UnbuiltFields(StructuredFields, kw_only=True):
     """Fields of other servers that would change the answer, taken where they ask for nothing (`check_unbuilt`)."""
 
     typical_p: float | None = None
@@ -114,7 +114,6 @@ REMEDIES = dict.fromkeys(
 UNSUPPORTED = {
     "best_of": "ask for several choices with `n` and pick one yourself",
     "suffix": "text can only be continued, not filled in",
-    "response_format": "only {\"type\": \"text\"} is supported so far",
     "modalities": "only [\"text\"] is supported",
     "audio": "only text is supported",
     "moderation": "there is no moderation",

@@ -10,6 +10,7 @@ from homenode.server.apis.openai.chat.request import ChatRequest, budget_of, eff
 from homenode.server.apis.openai.messages import template_messages
 from homenode.server.apis.openai.requests import REMEDIES
 from homenode.server.apis.openai.sampling import NO_LIMIT, sampling_of
+from homenode.server.apis.openai.structured import output_of
 from homenode.server.apis.openai.tools import NamedFunction, ToolChoice, ToolDefinition, tool_offer
 from homenode.server.core.conversation import ConversationRequest
 from homenode.server.core.state import ServerState
@@ -23,7 +24,7 @@ def conversation_of(state: ServerState, request: Request, body: ChatRequest) -> 
         raise ApiError(400, "`top_logprobs` needs `logprobs`: true", param="top_logprobs", code="invalid_value")
     _note_without_effect(request, body)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    max_tokens = _max_tokens(body)
+    max_tokens, output = _max_tokens(body), output_of(body)
     return ConversationRequest(
         messages=template_messages(request, body.messages),
         offer=_offer(request, body),
@@ -35,6 +36,8 @@ def conversation_of(state: ServerState, request: Request, body: ChatRequest) -> 
         add_generation_prompt=body.add_generation_prompt,
         continue_final=bool(body.continue_final_message),
         add_special_tokens=body.add_special_tokens,
+        output=output[0] if output else None,
+        output_param=output[1] if output else "",
         sampling=msgspec.structs.replace(sampling_of(body), logprobs=logprobs),
         max_tokens=None if max_tokens == NO_LIMIT else max_tokens,
         skip_special_tokens=body.skip_special_tokens is not False,

@@ -13,12 +13,6 @@ from homenode.server.apis.openai.tools import Choice, Functions, NamedFunction, 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class TextFormat(Struct, forbid_unknown_fields=True):
-    """The only response format so far."""
-
-    type: Literal["text"]
-
-
 class ReasoningOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     """Thoughts, as some clients ask for them. `exclude`: they are left out of the answer. `max_tokens`: the most that they
     may take.
@@ -64,7 +58,6 @@ class ChatRequest(Sampling, kw_only=True):
     enable_thinking: bool | None = None
     thinking_token_budget: Count | None = None  # the most tokens that thoughts may take
     include_reasoning: bool | None = None  # false: the thoughts are left out of the answer
-    response_format: TextFormat | None = None
     modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     audio: None = None

@@ -13,9 +13,11 @@ from homenode.server.apis.openai.completions.request import CompletionRequest, s
 from homenode.server.apis.openai.openapi import one_prompt, prompt_schema, tighten_kv_transfer, tighten_sampling
 from homenode.server.apis.openai.requests import HINTS
 from homenode.server.apis.openai.sampling import generation_request, sampling_of
+from homenode.server.apis.openai.structured import output_of
 from homenode.server.core.answer import respond
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.generation import Generation
+from homenode.server.core.grammars import grammar_of
 from homenode.server.core.prompts import encode_prompts, texts_memory
 from homenode.server.core.request import begin, check_limits
 from homenode.server.core.state import ServerState
@@ -41,6 +43,8 @@ async def _begin(state: ServerState, body: CompletionRequest) -> Generation:
     scores = body.logprobs if body.echo else None
     sampling = msgspec.structs.replace(sampling_of(body), logprobs=body.logprobs, prompt_logprobs=scores)
     check_limits(state, len(prompts), sampling)
+    if (output := output_of(body)) is not None:
+        sampling = msgspec.structs.replace(sampling, grammar=await grammar_of(state, *output))
     async with state.text_work.reserve(texts_memory(prompts)):
         encoded = await encode_prompts(
             state, prompts, "prompt", add_special_tokens=body.add_special_tokens is not False, n=sampling.n

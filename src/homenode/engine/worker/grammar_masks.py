@@ -1,0 +1,232 @@
+"""Which tokens the grammars of a worker's sequences allow next: computed by llguidance while the model computes, on
+threads beside those that compute, into memory that the sampler reads.
+
+A sequence that was preempted, or that another worker had, comes with its tokens so far: its matcher is made again from
+them. What is computed depends on a sequence's own tokens only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from homenode.compute.ops import IntArray
+from homenode.engine.step import StartSequence
+from homenode.engine.worker.sequences import SequenceTable, SlotArray
+from homenode.errors import HomenodeError
+from homenode.grammars.matcher import make_matcher, reason_of
+from homenode.grammars.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher
+
+_KEPT = 32  # grammars whose matchers are kept at their beginning, to be copied
+_FIRST_ROWS = 8
+_MOST_THREADS = 8
+
+EndBits = tuple[tuple[int, int], ...]  # (word, bit) of each token that ends an answer besides those of the vocabulary
+
+
+@dataclass(slots=True)
+class BoundSequence:
+    """A sequence with a grammar. `length`: its tokens, prompt included, that the matcher has or is about to get."""
+
+    matcher: Future[LLMatcher]
+    row: int  # of the masks
+    length: int
+    ends: EndBits
+
+
+@dataclass(frozen=True)
+class StepMasks:
+    """What the grammars say about the rows of a step. Rows are those of the logits.
+
+    `rows`: the mask of each, -1 for none. `forced`: rows whose mask leaves one token. `ending`: slots whose mask leaves
+    nothing but the end. `failed`: rows whose grammar cannot go on, and why.
+    """
+
+    rows: IntArray
+    forced: frozenset[int] = frozenset()
+    ending: frozenset[int] = frozenset()
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+class GrammarMasks:
+    """Matchers by slot of the `SequenceTable`. For the thread that runs steps; work is done on threads of its own.
+
+    `masks`: [rows, words] a bit for each token that may come next; a row belongs to one sequence.
+    """
+
+    def __init__(self, vocabulary: Callable[[], Vocabulary], vocab_size: int, cpus: Collection[int] = ()) -> None:
+        """`vocabulary`: reads it, once, when the first grammar comes. `cpus`: where threads may run; empty: where the
+        process may.
+        """
+        self._read_vocabulary, self._vocab_size, self._cpus = vocabulary, vocab_size, frozenset(cpus)
+        self.masks = np.zeros((0, -(-vocab_size // 32)), np.uint32)
+        self._bound: dict[int, BoundSequence] = {}
+        self._free: list[int] = []
+        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()  # touched by the thread that makes matchers only
+        self._vocabulary: Vocabulary | None = None  # likewise
+        self._executor: LLExecutor | None = None  # touched by the thread of the masks only
+        self._makers = self._threads("homenode-matchers")
+        self._maskers = self._threads("homenode-masks")
+        self._job: Future[StepMasks] | None = None
+
+    def __len__(self) -> int:
+        return len(self._bound)
+
+    def start(self, slot: int, start: StartSequence) -> None:
+        """Bind the sequence in `slot` by the grammar of its parameters: work on its matcher begins."""
+        self._settle()
+        grammar = start.params.grammar
+        assert grammar is not None  # who calls has looked
+        if not self._free:
+            self._grow()
+        answered, stops = start.token_ids[start.num_prompt :], frozenset(start.params.stop_token_ids)
+        matcher = self._makers.submit(self._make, grammar, answered)
+        self._bound[slot] = BoundSequence(matcher, self._free.pop(), len(start.token_ids), self._end_bits(stops))
+
+    def end(self, slot: int | None) -> None:
+        """The sequence in `slot` has ended; one without a grammar, or without a slot, is ignored."""
+        if slot is not None and (bound := self._bound.pop(slot, None)) is not None:
+            self._settle()
+            self._free.append(bound.row)
+
+    def forget(self) -> None:
+        """Every sequence has ended."""
+        for slot in tuple(self._bound):
+            self.end(slot)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._makers.shutdown(wait=False, cancel_futures=True)
+        self._maskers.shutdown(wait=False, cancel_futures=True)
+
+    def begin(self, slots: SlotArray, table: SequenceTable) -> None:
+        """Begin to compute the masks of a step that draws a token from a row for each of `slots`; 0 is no sequence."""
+        self._settle()
+        if not self._bound:
+            return
+        work = []
+        for row, slot in enumerate(slots.tolist()):
+            if (bound := self._bound.get(slot)) is not None:
+                length = int(table.length[slot])
+                token = int(table.last_token[slot]) if length > bound.length else None
+                bound.length = length
+                work.append((row, slot, bound, token))
+        if work:
+            self._job = self._maskers.submit(self._compute, len(slots), work)
+
+    def finish(self) -> StepMasks | None:
+        """The masks of the step that `begin` was called for; None where no row has a grammar. Waits for them."""
+        job, self._job = self._job, None
+        return None if job is None else job.result()
+
+    def _settle(self) -> None:
+        """Nobody writes to the masks any more: those of a step that failed were not asked for."""
+        job, self._job = self._job, None
+        if job is not None:
+            with suppress(Exception):
+                job.result()
+
+    def _grow(self) -> None:
+        count = len(self.masks)
+        larger = np.zeros((max(_FIRST_ROWS, 2 * count), self.masks.shape[1]), np.uint32)
+        larger[:count] = self.masks
+        self.masks = larger
+        self._free = list(range(len(larger) - 1, count - 1, -1))
+
+    def _end_bits(self, stops: Iterable[int]) -> EndBits:
+        return tuple((token // 32, token % 32) for token in stops if 0 <= token < self._vocab_size)
+
+    def _threads(self, name: str) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, name, initializer=self._leave_compute_threads)
+
+    def _leave_compute_threads(self) -> None:
+        """A thread inherits where its starter may run, which may be the one CPU on which that computes."""
+        with suppress(OSError):  # others than there are now: the kernel's choice is as good
+            os.sched_setaffinity(0, self._cpus or os.sched_getaffinity(os.getpid()))
+
+    # On the thread that makes matchers
+
+    def _make(self, grammar: str, answered: Sequence[int]) -> LLMatcher:
+        if self._vocabulary is None:
+            self._vocabulary = self._read_vocabulary()
+        kept = self._kept.get(grammar)
+        if kept is None:
+            kept = self._kept[grammar] = make_matcher(self._vocabulary, grammar)
+            if len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(grammar)
+        matcher = kept.deep_copy()
+        if answered:
+            matcher.consume_tokens(list(answered))
+        return matcher
+
+    # On the thread of the masks
+
+    def _compute(self, count: int, work: list[tuple[int, int, BoundSequence, int | None]]) -> StepMasks:
+        rows = np.full(count, -1, np.int32)
+        failed: dict[int, str] = {}
+        ready: list[tuple[int, int, BoundSequence, LLMatcher]] = []
+        consumed: list[tuple[LLMatcher, int]] = []
+        for row, slot, bound, token in work:
+            rows[row] = bound.row
+            try:
+                matcher = bound.matcher.result()
+            except HomenodeError as error:
+                failed[row] = error.message
+            except ValueError as error:
+                failed[row] = str(error)
+            else:
+                ready.append((row, slot, bound, matcher))
+                if token is not None:
+                    consumed.append((matcher, token))
+        if ready:
+            self._fill([(matcher, bound.row) for _, _, bound, matcher in ready], consumed)
+        failed |= {row: reason_of(matcher) for row, _, _, matcher in ready if matcher.is_error()}
+        return self._looked_through(rows, failed, ready)
+
+    def _fill(self, filled: list[tuple[LLMatcher, int]], consumed: list[tuple[LLMatcher, int]]) -> None:
+        from llguidance import LLExecutor
+
+        if self._executor is None:
+            self._executor = LLExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))))
+        if consumed:
+            self._executor.consume_token_par(consumed)
+        masks = self.masks
+        self._executor.unsafe_compute_mask_ptr(filled, masks.ctypes.data, masks.strides[0], len(masks))
+
+    def _looked_through(
+        self, rows: IntArray, failed: dict[int, str], ready: list[tuple[int, int, BoundSequence, LLMatcher]]
+    ) -> StepMasks:
+        assert self._vocabulary is not None or not ready
+        forced, ending = set(), set()
+        own = self._vocabulary.end_bits if self._vocabulary is not None else ()
+        for row, slot, bound, _ in ready:
+            mask = self.masks[bound.row]
+            if may_end := any(mask[word] >> bit & 1 for word, bit in own):
+                for word, bit in bound.ends:
+                    mask[word] |= np.uint32(1 << bit)
+            count = token_count(mask)
+            if count == 1:
+                forced.add(row)
+            ends = {*own, *bound.ends}
+            if may_end and count <= len(ends) and count == sum(int(mask[word] >> bit & 1) for word, bit in ends):
+                ending.add(slot)
+        return StepMasks(rows, frozenset(forced), frozenset(ending), failed)
+
+
+def token_count(mask: npt.NDArray[np.uint32]) -> int:
+    """Tokens that a mask leaves."""
+    if hasattr(np, "bitwise_count"):  # NumPy 2
+        return int(np.bitwise_count(mask).sum())
+    return int(np.unpackbits(mask.view(np.uint8)).sum())

@@ -1,0 +1,76 @@
+"""From a JSON Schema that was checked to what llguidance reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from homenode.grammars.schema_check import FORMATS, NO_EFFECT
+from homenode.grammars.schema_document import ALTERNATIVES, SchemaDocument
+
+# Blanks are bounded, or a weak model would write them for ever: one space, or a new line with its indentation.
+_BLANKS = r" |\n {0,24}"
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")
+_LISTED = ("prefixItems", "allOf", *ALTERNATIVES)
+_SINGLE = ("additionalProperties", "additionalItems", "items")
+_COMBINING = ("$ref", *ALTERNATIVES)
+
+
+def written_schema(document: SchemaDocument, *, strict: bool) -> Any:
+    """The schema with words that llguidance keeps. `strict`: see `JsonSchema`."""
+    return _SchemaWriter(closes=strict and not _combines(document)).written(document.root)
+
+
+def json_lark(schema: Any) -> str:
+    """The body of a rule of Lark: JSON that fits a schema as llguidance knows them."""
+    written = schema if isinstance(schema, dict) else {"anyOf": [schema]}
+    return f"%json {msgspec.json.encode({**written, 'x-guidance': {'whitespace_pattern': _BLANKS}}).decode()}"
+
+
+def _combines(document: SchemaDocument) -> bool:
+    """Whether properties of one object may come from several schemas, none of which may then close it."""
+    for node, _ in document.parts():
+        if isinstance(node, dict):
+            combining = sum(word in node for word in _COMBINING)
+            if "allOf" in node or combining > 1 or (combining and "properties" in node):
+                return True
+    return False
+
+
+class _SchemaWriter:
+    """Copies schemas: their `oneOf`, options of which exclude each other, is an `anyOf`, and formats that are only
+    remarks are gone. `closes`: an object that says nothing of further properties has none.
+    """
+
+    def __init__(self, closes: bool) -> None:
+        self._closes = closes
+
+    def written(self, node: Any) -> Any:
+        """A copy of a schema."""
+        if not isinstance(node, dict):
+            return node
+        found = {word: self._of_word(word, value) for word, value in node.items() if not _is_remark(word, value)}
+        if "oneOf" in found and "anyOf" not in found:
+            found = {"anyOf" if word == "oneOf" else word: value for word, value in found.items()}
+        if self._closes and "properties" in found and _may_close(found):
+            found["additionalProperties"] = False
+        return found
+
+    def _of_word(self, word: str, value: Any) -> Any:
+        if word in _NAMED and isinstance(value, dict):
+            return {name: self.written(each) for name, each in value.items()}
+        if (word in _LISTED or word == "items") and isinstance(value, list):
+            return [self.written(each) for each in value]
+        return self.written(value) if word in _SINGLE else value
+
+
+def _is_remark(word: str, value: Any) -> bool:
+    return word in NO_EFFECT or (word == "format" and value not in FORMATS)
+
+
+def _may_close(node: dict[str, Any]) -> bool:
+    """Whether all that an object requires is among its properties, and it says nothing of others."""
+    if {"additionalProperties", "patternProperties", "minProperties"} & node.keys():
+        return False
+    return all(name in node["properties"] for name in node.get("required", []))

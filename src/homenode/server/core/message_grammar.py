@@ -1,0 +1,47 @@
+"""The grammar of a whole message: thoughts as the model marks them, calls that fit their schemas, and content that is
+what was asked for.
+"""
+
+from __future__ import annotations
+
+from homenode.chat.grammars.message import call_grammar
+from homenode.chat.offer import ToolOffer
+from homenode.errors import UserError
+from homenode.grammars.spec import GrammarSpec
+from homenode.server.core.grammars import grammar_of
+from homenode.server.core.model_formats import ConversationFormats
+from homenode.server.core.state import ServerState
+from homenode.server.http.failures import ApiError
+
+
+async def message_grammar(
+    state: ServerState,
+    formats: ConversationFormats,
+    prompt: str,
+    *,
+    offer: ToolOffer | None = None,
+    output: GrammarSpec | None = None,
+    output_param: str = "response_format",
+    thinking_budget: int | None = None,
+) -> str | None:
+    """For `SamplingParams.grammar`; None where nothing is bound. `prompt`: the rendered conversation. `output`: what
+    the content has to be, which came by the field `output_param`.
+
+    Raises ApiError 400.
+    """
+    content = None if output is None else await grammar_of(state, output, output_param)
+    if offer is None and thinking_budget is None and not formats.has_thoughts:
+        return content
+    param = output_param if output is not None else "tools" if offer is not None else "thinking_token_budget"
+    try:
+        message = call_grammar(
+            formats.chosen,
+            offer,
+            prompt=prompt,
+            thinking_budget=thinking_budget,
+            output=content,
+            special_tokens=state.grammars.special_tokens if content or offer or thinking_budget is not None else None,
+        )
+        return None if message is None else await state.grammars.tried(message, param)
+    except UserError as error:
+        raise ApiError(400, error.message, param=error.param or param, code="invalid_value") from None
