@@ -264,6 +264,7 @@ def test_other_failures_have_their_shape() -> None:
     writer = Writer("x", api_key=("secret",))
     assert ask(writer).json()["error"]["type"] == "authentication_error"
     assert Writer("x").ask("/v1/messages", method="GET").json()["type"] == "error"
+    assert Writer("x").ask("/v1/messages/batches", {}).json()["error"]["type"] == "not_found_error"
     assert Writer("x").ask("/v1/messages", b"{").json()["error"]["type"] == "invalid_request_error"
 
 

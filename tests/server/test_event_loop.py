@@ -156,6 +156,26 @@ CASES: dict[str, tuple[str, Callable[[], Any], int]] = {
         200,
     ),
     "a long message": (CHAT, lambda: chat(messages=[{"role": "user", "content": text(BODY)}]), 400),
+    "many blocks": (
+        "/v1/messages",
+        lambda: chat(messages=[{"role": "user", "content": [{"type": "text", "text": "x"}] * 60_000}]),
+        200,
+    ),
+    "instructions of many lines": (
+        "/v1/messages",
+        lambda: chat(system="x-anthropic-billing-header: x\n" * 300_000),
+        200,
+    ),
+    "many messages of Ollama": (
+        "/api/chat",
+        lambda: {
+            "model": "story-teller",
+            "messages": [{"role": "user", "content": "x" * 24}] * 4096,
+            "stream": False,
+            "options": {"num_predict": 1},
+        },
+        200,
+    ),
     "values for the template": (CHAT, lambda: chat(chat_template_kwargs={"a": [[]] * 60_000}), 200),
     "empty lists": (COMPLETIONS, lambda: filled('{"prompt":[', "[],", "]}"), 400),
     "empty objects": (CHAT, lambda: filled('{"messages":[],"chat_template_kwargs":{"a":[', "{},", "]}}"), 400),

@@ -208,6 +208,7 @@ def test_models() -> None:
         ("/api/generate", {"prompt": "x" * 70000}, 400, "tokens"),
         ("/api/pull", {}, 403, "model"),
         ("/api/embed", {"input": "x"}, 403, "embeddings"),
+        ("/api/blobs/sha256:0", {}, 404, "/api/blobs"),
     ],
 )
 def test_errors_have_their_shape(path: str, fields: dict[str, Any], status: int, words: str) -> None:

@@ -42,8 +42,10 @@ def create_app(state: ServerState, apis: Sequence[Api] = APIS) -> HttpApplicatio
             by_path.setdefault(operation.path, []).append(operation)
             shapes[operation.path] = api.error_shape
     routes = [(_route(state, path, operations), shapes[path]) for path, operations in by_path.items()]
+    served = [route for route, _ in routes]
+    routes += [(Route(f"{api.prefix}{{rest:path}}", served[0].endpoint), api.error_shape) for api in apis if api.prefix]
     return HttpApplication(
-        [route for route, _ in routes],
+        served,
         state.config.api_key,
         lambda: state.draining or state.lost is not None,
         [(route, shape) for route, shape in routes if shape is not None],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -109,6 +109,14 @@ async def disconnected(receive: Receive) -> None:
     """Returns when the client closes the connection; only after the body was read."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def beside_loop(request: Request, work: Callable[[], T]) -> T:
+    """The result of `work` on a body that was read: beside the event loop, where that is large."""
+    length = request.headers.get("content-length")
+    if length is not None and int(length) <= SMALL_BODY:
+        return work()
+    return await asyncio.to_thread(work)
 
 
 async def unless_gone_early(request: Request, work: Coroutine[Any, Any, T]) -> T:

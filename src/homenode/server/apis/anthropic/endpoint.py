@@ -20,7 +20,7 @@ from homenode.server.core.prompts import encode_chat_text
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
-from homenode.server.http.exchange import read_json, unless_gone_early
+from homenode.server.http.exchange import beside_loop, read_json, unless_gone_early
 from homenode.server.http.ignored import note_ignored
 from homenode.server.http.sse import EVENTS
 
@@ -39,7 +39,8 @@ async def messages(state: ServerState, request: Request) -> Response:
     """Answer a conversation."""
     body = await read_json(state, request, _decode)
     model = state.model(body.model)
-    asked = answer_request(body, state.thought_seal, partial(note_ignored, request))
+    note = partial(note_ignored, request)
+    asked = await beside_loop(request, lambda: answer_request(body, state.thought_seal, note))
     conversation = await unless_gone_early(request, begin_conversation(state, asked))
     seal = None if shows_thoughts(body.thinking) else state.thought_seal.seal
     answer = MessagesFormat(model, conversation, seal)
@@ -52,7 +53,8 @@ async def count_tokens(state: ServerState, request: Request) -> Response:
     """How many tokens the prompt of a request has."""
     body = await read_json(state, request, _decode_count)
     state.model(body.model)
-    asked = prompt_request(body, state.thought_seal, partial(note_ignored, request))
+    note = partial(note_ignored, request)
+    asked = await beside_loop(request, lambda: prompt_request(body, state.thought_seal, note))
     count = await unless_gone_early(request, _count(state, asked))
     return json_response(MessagesCount(count))
 
@@ -87,6 +89,7 @@ API = Api(
         ),
     ),
     tighten=tighten,
+    prefix="/v1/messages/",
     error_shape=messages_error,
     error_body=MessagesError,
 )

@@ -21,7 +21,8 @@ from homenode.server.core.thought_seal import ThoughtSeal
 
 # A line that agents put before their instructions. It is another one in each request, and meant for the bill alone: in
 # the prompt it would keep the rest from being found in the prefix cache.
-_BILLING_LINE = re.compile(r"^x-anthropic-billing-header:[^\n]*(\n|\Z)", re.MULTILINE)
+_BILLING = "x-anthropic-billing-header:"
+_BILLING_LINE = re.compile(rf"^{_BILLING}[^\n]*(\n|\Z)", re.MULTILINE)
 
 
 @dataclass
@@ -154,4 +155,4 @@ class HistoryReader:
 
 
 def _without_billing(text: str) -> str:
-    return _BILLING_LINE.sub("", text)
+    return _BILLING_LINE.sub("", text) if _BILLING in text else text

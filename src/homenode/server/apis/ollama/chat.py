@@ -18,7 +18,7 @@ from homenode.server.core.conversation import begin_conversation
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
-from homenode.server.http.exchange import read_json, unless_gone_early
+from homenode.server.http.exchange import beside_loop, read_json, unless_gone_early
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored
 
@@ -30,14 +30,15 @@ async def chat(state: ServerState, request: Request) -> Response:
     body = await read_json(state, request, _decode, any_type=True)
     check_name(state, body.model)
     check_asked(state, request, body)
-    if not body.messages:
+    said = body.messages
+    if not said:
         return json_response(loaded(chat_line, body.model))
-    goes_on = ends_open(body.messages)
+    goes_on, note = ends_open(said), partial(note_ignored, request)
     asked = conversation_request(
         body,
         continue_final=goes_on,
         add_generation_prompt=False if goes_on else None,
-        messages=template_messages(body.messages, partial(note_ignored, request)),
+        messages=await beside_loop(request, lambda: template_messages(said, note)),
         offer=_offer(body.tools),
     )
     conversation = await unless_gone_early(request, begin_conversation(state, asked))

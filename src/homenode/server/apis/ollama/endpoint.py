@@ -75,6 +75,7 @@ API = Api(
         *refused.OPERATIONS,
     ),
     tighten=tighten,
+    prefix="/api/",
     error_shape=ollama_error,
     error_body=OllamaError,
 )
