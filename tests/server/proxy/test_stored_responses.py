@@ -59,7 +59,10 @@ def test_a_prompt_of_items_is_handed_over() -> None:
             assert answer.content.endswith(ENDED)
             assert paths(on.prefillers[0]) == paths(on.decoders[0]) == ["/v1/responses"]
             assert on.decoders[0].asked[0].params["do_remote_prefill"] is True
-            await on.shows(1, "requests_total", way="handover", outcome="ok")
+            later = await on.http.post("/v1/responses", json={"input": "x", "background": True})
+            assert later.status_code == 200 and on.decoders[0].asked[-1].json["background"] is True
+            assert on.prefillers[0].asked[-1].json["background"] is False  # which gives no answer to be kept
+            await on.shows(2, "requests_total", way="handover", outcome="ok")
             assert on.prefillers[0].released == []
 
     run(test)

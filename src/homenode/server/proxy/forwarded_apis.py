@@ -137,6 +137,7 @@ MESSAGES = ForwardedApi(
 RESPONSES = ForwardedApi(
     b"items",
     _of_fields("instructions", "input"),
+    unstreamed={"background": False, "store": False},
     is_last=_is_response_end,
     failure=responses_failure,
     label=b"event: error\n",
