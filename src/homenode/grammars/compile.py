@@ -14,7 +14,7 @@ import msgspec
 from homenode.errors import UserError
 from homenode.grammars.field_path import FieldPath, shown
 from homenode.grammars.gbnf import gbnf_lark
-from homenode.grammars.matcher import grammar_fault, make_matcher
+from homenode.grammars.matcher import grammar_fault, try_grammar_text
 from homenode.grammars.schema_blame import blamed_part
 from homenode.grammars.schema_check import check_schema
 from homenode.grammars.schema_document import SchemaDocument
@@ -98,7 +98,7 @@ def try_grammar(text: str, vocabulary: Vocabulary, param: str) -> CompiledGramma
     found = _memory.find(key)
     if found is None:
         try:
-            make_matcher(vocabulary, text)
+            try_grammar_text(vocabulary, text)
             found = CompiledGrammar(text)
         except ValueError as error:
             found = FieldPath(param).refusal(f"this cannot be kept: {error}")
@@ -121,7 +121,7 @@ def _encoded(spec: GrammarSpec, place: FieldPath) -> bytes:
 def _tried_lark(spec: GrammarSpec, vocabulary: Vocabulary, place: FieldPath) -> str:
     text = _lark(spec, place)
     try:
-        make_matcher(vocabulary, text)
+        try_grammar_text(vocabulary, text)
     except ValueError as error:
         fault = str(error)
         if isinstance(spec, JsonSchema):

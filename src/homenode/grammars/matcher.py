@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 # Bounds of one grammar in work and memory; a step of ours is at most some milliseconds.
 _LIMITS = {
-    "max_items_in_row": 2000,
+    "max_items_in_row": 20_000,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 400_000,
-    "step_max_items": 60_000,
+    "step_max_items": 300_000,
     "max_lexer_states": 20_000,  # of up to 2 kB
     "max_grammar_size": 300_000,
     "verbose_errors": False,
@@ -41,6 +41,14 @@ def make_matcher(vocabulary: Vocabulary, grammar: str) -> LLMatcher:
     if matcher.is_error():
         raise ValueError(reason_of(matcher))
     return matcher
+
+
+def try_grammar_text(vocabulary: Vocabulary, grammar: str) -> None:
+    """ValueError for a grammar in Lark that llguidance does not take, or of which no text can begin."""
+    matcher = make_matcher(vocabulary, grammar)
+    matcher.compute_bitmask()
+    if matcher.is_error():
+        raise ValueError(reason_of(matcher))
 
 
 def grammar_fault(grammar: str) -> str | None:

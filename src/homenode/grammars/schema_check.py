@@ -37,6 +37,7 @@ _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "m
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _LARGEST_COUNT = 1_000_000  # no answer is that long
 _LONGEST_S = 4.0  # for all patterns of a schema
+_MOST_PROPERTIES = 2000  # of one object
 _MOST_OPTIONS = 64  # of oneOf, that are compared with each other
 
 PatternFault = Callable[[str], str | None]
@@ -188,6 +189,8 @@ def _check_object(node: dict[str, Any], place: FieldPath) -> None:
         return
     properties, required = node.get("properties", {}), set(node.get("required", []))
     closed = node.get("additionalProperties") is False
+    if len(properties) > _MOST_PROPERTIES:
+        raise place.refusal(f"it has {len(properties)} properties; at most {_MOST_PROPERTIES} are taken")
     for name in node.get("required", []):
         if properties.get(name) is False or (closed and name not in properties and not _named_by_pattern(node, name)):
             raise place.refusal(f"{shown(name)} is required, but no such property is allowed")

@@ -120,6 +120,7 @@ def test_words_of_schemas_may_be_names() -> None:
         (Gbnf("what is this?"), ["no rule"]),
         (Gbnf("root ::= " + "(" * 150 + '"a"' + ")" * 150 + "".join(f"\nr{i} ::= [a]" for i in range(700))), ["701 rules"]),
         (Lark("start: nothing"), ["field", "nothing"]),
+        (Lark("start: a\na: b\nb: a"), ["field"]),
         (Lark("start: " + "(" * 10_000), ["brackets"]),
         (Lark("\n".join(f"a{i}: a{i + 1}" for i in range(3000))), ["1500 rules"]),
         (StructuralTag({"type": "structural_tag"}), ["field", "format"]),
