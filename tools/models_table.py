@@ -47,6 +47,7 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
 }
 # By architecture: what is worth knowing of it.
 NOTES: Mapping[str, str] = {
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), "an indexer chooses the tokens that are attended to"),
     "deepseek_v3": "DeepSeek V3, R1 and V3.1, Kimi K2; the cache keeps latents",
     "gemma2": "scores and logits capped, every other layer with a window",
     "gemma4": "per-layer embeddings, layers that read the keys and values of others",
@@ -64,10 +65,7 @@ NOTES: Mapping[str, str] = {
 }
 # By architecture: what people ask for that it does not do, besides what the code tells; it is refused by name.
 LIMITS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), ("contexts longer than `index_topk` tokens",)),
-    **dict.fromkeys(
-        ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), ("GGUF files of before 2025-04, with `attn_kv_b` in one",)
-    ),
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), ("`--pd-role`; other backends than native",)),
     "gemma4": ("sound",),
     "gpt_oss": ("other gates than `swiglu_limit` 7",),
     "llama": ("rope scaling but linear, llama3, yarn, and dynamic up to the original context",),

@@ -175,11 +175,12 @@ void bind_recorder(nb::module_& m) {
       .def(
           "__init__",
           [](AttentionParams* self, int layer, float scale, int window, float softcap,
-             const std::optional<Tensor>& sinks) {
-            new (self) AttentionParams{layer, scale, window, softcap, sinks.value_or(Tensor{})};
+             const std::optional<Tensor>& sinks, int value_columns, const std::optional<Tensor>& chosen) {
+            new (self) AttentionParams{
+                layer, scale, window, softcap, sinks.value_or(Tensor{}), value_columns, chosen.value_or(Tensor{})};
           },
           nb::kw_only(), nb::arg("layer"), nb::arg("scale"), nb::arg("window") = 0, nb::arg("softcap") = 0.0f,
-          nb::arg("sinks").none() = nb::none());
+          nb::arg("sinks").none() = nb::none(), nb::arg("value_columns") = 0, nb::arg("chosen").none() = nb::none());
   nb::class_<ExpertWeights>(m, "ExpertWeights", "The matrices of an MoE layer's experts.")
       .def("__init__", &make_experts, nb::kw_only(), nb::arg("gate"), nb::arg("up"), nb::arg("down"), nb::arg("ids"),
            nb::arg("gate_bias"), nb::arg("up_bias"), nb::arg("down_bias"), nb::arg("scales").none(),
@@ -254,6 +255,17 @@ void bind_recorder(nb::module_& m) {
           },
           nb::arg("q"), nb::arg("k").none(), nb::arg("v").none(), nb::arg("cache"), nb::arg("params"))
       .def(
+          "choose_tokens",
+          [](Recorder& r, const Tensor& q, const Tensor& weights, const Tensor& k, std::shared_ptr<KvCache> cache,
+             int layer, int count) { return take(r.choose_tokens(q, weights, k, std::move(cache), layer, count)); },
+          nb::arg("q"), nb::arg("weights"), nb::arg("k"), nb::arg("cache"), nb::arg("layer"), nb::arg("count"))
+      .def(
+          "layer_norm",
+          [](Recorder& r, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, float eps) {
+            return take(r.layer_norm(x, weight, bias.value_or(Tensor{}), eps));
+          },
+          nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("eps"))
+      .def(
           "silu_mul", [](Recorder& r, const Tensor& x) { return take(r.silu_mul(x)); }, nb::arg("gate_up"))
       .def(
           "gelu_mul",
@@ -270,6 +282,12 @@ void bind_recorder(nb::module_& m) {
       .def(
           "scale_by", [](Recorder& r, const Tensor& x, const Tensor& factor) { return take(r.scale_by(x, factor)); },
           nb::arg("x"), nb::arg("factor"))
+      .def(
+          "scale_by_position",
+          [](Recorder& r, const Tensor& x, float growth, int length) {
+            return take(r.scale_by_position(x, growth, length));
+          },
+          nb::arg("x"), nb::arg("growth"), nb::arg("length"))
       .def(
           "soft_cap", [](Recorder& r, const Tensor& x, float cap) { return take(r.soft_cap(x, cap)); }, nb::arg("x"),
           nb::arg("cap"))

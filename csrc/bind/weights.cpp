@@ -339,16 +339,17 @@ void bind_weights(nb::module_& m) {
   nb::class_<KvShape>(m, "KvShape", "What a block of keys and values holds.")
       .def(
           "__init__",
-          [](KvShape* self, int layers, int kv_heads, int head_dim, int block_size, KvType type) {
-            new (self) KvShape{layers, kv_heads, head_dim, block_size, type};
+          [](KvShape* self, int layers, int kv_heads, int head_dim, int block_size, KvType type, int sides) {
+            new (self) KvShape{layers, kv_heads, head_dim, block_size, type, sides};
           },
           nb::kw_only(), nb::arg("layers"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("block_size"),
-          nb::arg("type"))
+          nb::arg("type"), nb::arg("sides") = 2, "sides: 2 of keys and values, 1 of keys alone.")
       .def_ro("layers", &KvShape::layers)
       .def_ro("kv_heads", &KvShape::kv_heads)
       .def_ro("head_dim", &KvShape::head_dim)
       .def_ro("block_size", &KvShape::block_size, "Tokens.")
-      .def_ro("type", &KvShape::type);
+      .def_ro("type", &KvShape::type)
+      .def_ro("sides", &KvShape::sides);
   nb::class_<KvCache>(m, "KvCache", "Paged keys and values.")
       .def_prop_ro("blocks", &KvCache::blocks)
       .def_prop_ro("nbytes", &KvCache::bytes)

@@ -40,13 +40,12 @@ ChunkTiles find_tiles(const AttentionCall& call, const Step& step, const Attenti
       &step.block_table[static_cast<size_t>(tile.sequence * step.table_width + position / block_size)];
   ChunkTiles tiles;
   while (position < last) {
-    const std::byte *keys = cache.keys(call.layer, *block, tile.kv_head, slot),
-                    *values = cache.values(call.layer, *block, tile.kv_head, slot);
+    const std::byte* keys = cache.keys(call.layer, *block, tile.kv_head, slot);
+    const int64_t to_values = cache.shape().sides == 2 ? cache.shape().block_size / kTileKeys * cache.tile_bytes() : 0;
     const int first = tiles.count;
-    for (; slot < block_size && position < last;
-         slot += kTileKeys, position += kTileKeys, keys += cache.tile_bytes(), values += cache.tile_bytes()) {
+    for (; slot < block_size && position < last; slot += kTileKeys, position += kTileKeys, keys += cache.tile_bytes()) {
       tiles.keys[tiles.count] = keys;
-      tiles.values[tiles.count++] = values;
+      tiles.values[tiles.count++] = keys + to_values;
     }
     tiles.run[first] = tiles.count - first;
     slot = 0;
@@ -55,29 +54,31 @@ ChunkTiles find_tiles(const AttentionCall& call, const Step& step, const Attenti
   return tiles;
 }
 
-// What is to be asked for while a chunk is computed.
+// What is to be asked for while a chunk is computed. `beside`: values lie behind the keys of their block.
 class Wanted {
  public:
+  explicit Wanted(bool beside) : beside_(beside) {}
   void add(const void* from, int64_t bytes) {
     PrefetchRange* last = count_ ? &ranges_[count_ - 1] : nullptr;
     if (last && static_cast<const char*>(last->from) + last->bytes == from) last->bytes += bytes;
     else ranges_[count_++] = {from, bytes};
   }
   void add_values(const ChunkTiles& tiles, int64_t tile_bytes) {
-    for (int i = 0; i < tiles.count; i += tiles.run[i]) add(tiles.values[i], tiles.run[i] * tile_bytes);
+    for (int i = 0; beside_ && i < tiles.count; i += tiles.run[i]) add(tiles.values[i], tiles.run[i] * tile_bytes);
   }
   // In the order of memory: of a block first keys, then values, which lie behind them. Memory gives the more the longer
   // it is read in one piece.
   void add_chunk(const ChunkTiles& tiles, int64_t tile_bytes) {
     for (int i = 0; i < tiles.count; i += tiles.run[i]) {
       add(tiles.keys[i], tiles.run[i] * tile_bytes);
-      add(tiles.values[i], tiles.run[i] * tile_bytes);
+      if (beside_) add(tiles.values[i], tiles.run[i] * tile_bytes);
     }
   }
   const PrefetchRange* ranges() const { return ranges_; }
   int count() const { return count_; }
 
  private:
+  bool beside_;
   PrefetchRange ranges_[5 * kChunkTiles + 2 * kQueryRows];
   int count_ = 0;
 };
@@ -92,11 +93,13 @@ class TileWork {
         plan_(plan),
         shape_(plan.shape()),
         kernels_(kernels),
-        padded_(padded_head(plan.shape().head_dim)),
+        padded_(padded_head(plan.shape().value_dim())),
         queries_(memory),
-        scores_(memory + kQueryRows * padded_),
+        scores_(memory + kQueryRows * padded_head(plan.shape().head_dim)),
         merged_(scores_ + kQueryRows * kChunkKeys),
-        chunk_(merged_.out + kQueryRows * padded_) {}
+        chunk_(merged_.out + kQueryRows * padded_),
+        transformed_(chunk_.out + kQueryRows * padded_),
+        turned_(shape_.value_columns ? transformed_ + padded_head(shape_.head_dim) : nullptr) {}
 
   // Goes on to an item, whose rows are loaded as the scores are computed from them. `next`: the item after it, or null.
   void enter(const AttentionItem& item, const AttentionItem* next) {
@@ -115,7 +118,7 @@ class TileWork {
     const bool found = here_tile_ == tile_ && here_chunk_ == chunk;  // and asked for, by the chunk before
     if (!found) next_ = find_tiles(call_, step_, *tile_, chunk);
     std::swap(here_, next_);
-    Wanted wanted;
+    Wanted wanted(!shape_.value_columns);
     if (!found && !stays_near(*tile_)) wanted.add_values(here_, call_.cache->tile_bytes());
     prefetch_chunk(chunk, wanted);
     int begin[kQueryRows], end[kQueryRows];
@@ -124,9 +127,10 @@ class TileWork {
       begin[r] = std::max(first_visible(p, shape_.window) - first, 0);
       end[r] = std::min(p + 1 - first, kChunkKeys);
     }
-    call_.cache->kernels(kernels_).attend({tile_->rows, shape_.head_dim, queries_, query_scales_,
+    call_.cache->kernels(kernels_).attend({tile_->rows, shape_.head_dim, shape_.value_dim(), queries_, query_scales_,
                                            call_.softcap * kLog2E, here_.keys, here_.values, begin, end, scores_,
-                                           result.largest, result.sum, result.out, wanted.ranges(), wanted.count()});
+                                           result.largest, result.sum, result.out, padded_, turned_, wanted.ranges(),
+                                           wanted.count()});
   }
 
   // A chunk that is the first of every row, straight into the merged result; any other beside it, then merged.
@@ -147,18 +151,17 @@ class TileWork {
     for (int r = 0; r < tile_->rows; ++r) {
       float sum = merged_.sum[r];
       if (call_.sinks) sum += std::exp2(call_.sinks[places_[r].head] * kLog2E - merged_.largest[r]);
-      kernels_.divide(merged_.out + r * padded_, sum, out(places_[r]), shape_.head_dim);
+      kernels_.divide(merged_.out + r * padded_, sum, out(places_[r]), shape_.value_dim());
     }
   }
 
  private:
   void load_queries() {
     const KvKernels& kv = call_.cache->kernels(kernels_);
-    float* transformed = chunk_.out;  // not in use yet
     std::byte* loaded = reinterpret_cast<std::byte*>(queries_);
     for (int r = 0; r < tile_->rows; ++r, loaded += int64_t(shape_.head_dim) * kv.query_bytes) {
       const float* q =
-          call_.query_transform.apply(kernels_, query(places_[r]), places_[r].token, shape_.head_dim, transformed);
+          call_.query_transform.apply(kernels_, query(places_[r]), places_[r].token, shape_.head_dim, transformed_);
       query_scales_[r] = kv.load_query(q, shape_.head_dim, call_.scale * kLog2E, loaded);
     }
   }
@@ -190,9 +193,9 @@ class TileWork {
     if (&tile != tile_) {
       RowPlace places[kQueryRows];
       place_rows(tile, places);
-      const int64_t bytes = shape_.head_dim * static_cast<int64_t>(sizeof(float));
-      for (int r = 0; r < tile.rows; ++r) wanted.add(query(places[r]), bytes);
-      for (int r = 0; r < tile.rows; ++r) wanted.add(out(places[r]), bytes);
+      constexpr auto kBytes = static_cast<int64_t>(sizeof(float));
+      for (int r = 0; r < tile.rows; ++r) wanted.add(query(places[r]), shape_.head_dim * kBytes);
+      for (int r = 0; r < tile.rows; ++r) wanted.add(out(places[r]), shape_.value_dim() * kBytes);
     }
     if (!stays_near(tile)) wanted.add_chunk(chunk, call_.cache->tile_bytes());
   }
@@ -200,7 +203,8 @@ class TileWork {
   // Will a tile's keys and values be in the second cache anyway, since other tiles of a short sequence have read them?
   bool stays_near(const AttentionTile& tile) const {
     const auto s = static_cast<size_t>(tile.sequence);
-    const int64_t bytes = int64_t(step_.context_len[s]) * shape_.kv_heads * 2 * call_.cache->tile_bytes() / kTileKeys;
+    const int64_t bytes = int64_t(step_.context_len[s]) * shape_.kv_heads * call_.cache->shape().sides *
+                          call_.cache->tile_bytes() / kTileKeys;
     return (step_.query_start[s + 1] - step_.query_start[s]) * shape_.group >= 4 * kQueryRows && bytes <= kNearBytes;
   }
 
@@ -233,7 +237,9 @@ class TileWork {
   const float* query(const RowPlace& at) const {
     return call_.queries + at.token * call_.query_stride + at.head * shape_.head_dim;
   }
-  float* out(const RowPlace& at) const { return call_.out + at.token * call_.out_stride + at.head * shape_.head_dim; }
+  float* out(const RowPlace& at) const {
+    return call_.out + at.token * call_.out_stride + at.head * shape_.value_dim();
+  }
 
   const AttentionCall& call_;
   const Step& step_;
@@ -252,6 +258,8 @@ class TileWork {
   int here_chunk_ = 0;
   const AttentionItem* prefetched_ = nullptr;  // whose first chunk has been asked for
   Rows merged_, chunk_;
+  float* transformed_;  // [padded head] a query
+  float* turned_;       // see AttendArgs
 };
 
 void compute_item(TileWork& work, const AttentionItem& item, AttentionPlan& plan, const AttentionScratch& scratch) {

@@ -25,6 +25,8 @@ struct AttentionShape {
   int kv_heads, group, head_dim, window;  // window 0: none
   std::vector<HeadGroup> groups = {};     // as KvCache::head_groups; empty: all threads attend to all heads
   bool sampled_only = false;  // rows of tokens that are not sampled may be left out, as nobody reads them
+  int value_columns = 0;  // values are the first so many elements of keys; 0: they are beside them, and as wide
+  int value_dim() const { return value_columns ? value_columns : head_dim; }
   bool operator==(const AttentionShape&) const = default;
 };
 
@@ -89,13 +91,13 @@ class AttentionPlan {
 // Work space of attention: a part for each thread, and the partial results of divided tiles.
 class AttentionScratch {
  public:
-  static size_t thread_bytes(int head_dim);
-  // A partial result of so many rows: [kQueryRows largest][kQueryRows sum][rows, padded head]
-  static size_t partial_bytes(int rows, int head_dim);
+  static size_t thread_bytes(const AttentionShape&);
+  // A partial result of so many rows: [kQueryRows largest][kQueryRows sum][rows, padded value]
+  static size_t partial_bytes(int rows, int value_dim);
   // own: a part of thread_bytes for each thread, from one to the next `own_bytes`; partials: what several threads
   // share.
-  AttentionScratch(std::byte* own, size_t own_bytes, std::byte* partials, int head_dim)
-      : own_(own), own_bytes_(own_bytes), partials_(partials), head_dim_(head_dim) {}
+  AttentionScratch(std::byte* own, size_t own_bytes, std::byte* partials, int value_dim)
+      : own_(own), own_bytes_(own_bytes), partials_(partials), value_dim_(value_dim) {}
   float* thread_part(int thread) const;
   // Of a chunk of a divided tile.
   float* partial(const AttentionTile&, int chunk) const;
@@ -104,7 +106,7 @@ class AttentionScratch {
   std::byte* own_;
   size_t own_bytes_;
   std::byte* partials_;
-  int head_dim_;
+  int value_dim_;
 };
 
 struct AttentionCall {

@@ -10,7 +10,7 @@ AttentionPlan::AttentionPlan(const AttentionShape& shape, const StepLimits& limi
   const int64_t longest = int64_t(limits.max_blocks_per_sequence) * block_size,
                 chunks = (longest + kChunkKeys - 1) / kChunkKeys * shape.kv_heads;
   const auto room = [&](int64_t count, int rows) {
-    return count * static_cast<int64_t>(AttentionScratch::partial_bytes(rows, shape.head_dim));
+    return count * static_cast<int64_t>(AttentionScratch::partial_bytes(rows, shape.value_dim()));
   };
   room_ = threads == 1 ? 0 : std::max(room(16 * threads, kQueryRows), room(chunks, std::min(shape.group, kQueryRows)));
 }
@@ -60,7 +60,7 @@ void AttentionPlan::divide_tiles() {
   for (int i = 0; i < tiles; ++i) {
     AttentionTile& tile = tiles_[static_cast<size_t>(i)];
     const int count = tile.chunk_end - tile.chunk_begin;
-    const int64_t bytes = count * static_cast<int64_t>(AttentionScratch::partial_bytes(tile.rows, shape_.head_dim));
+    const int64_t bytes = count * static_cast<int64_t>(AttentionScratch::partial_bytes(tile.rows, shape_.value_dim()));
     if (tiles >= wanted || count <= span || taken + bytes > room_) {
       items_.push_back({i, tile.chunk_begin, tile.chunk_end});
       continue;
@@ -141,14 +141,16 @@ void AttentionPlan::divide(const Step& step) {
   }
 }
 
-size_t AttentionScratch::partial_bytes(int rows, int head_dim) {
-  return sizeof(float) * static_cast<size_t>(2 * kQueryRows + rows * padded_head(head_dim));
+size_t AttentionScratch::partial_bytes(int rows, int value_dim) {
+  return sizeof(float) * static_cast<size_t>(2 * kQueryRows + rows * padded_head(value_dim));
 }
 
-// Queries, scores, and two results: the chunk's and the merged one.
-size_t AttentionScratch::thread_bytes(int head_dim) {
-  return sizeof(float) * static_cast<size_t>(kQueryRows * padded_head(head_dim) + kQueryRows * kChunkKeys) +
-         2 * partial_bytes(kQueryRows, head_dim);
+// Queries, scores, two results, the merged one and the chunk's, a query on its way, and turned values.
+size_t AttentionScratch::thread_bytes(const AttentionShape& shape) {
+  const int64_t head = padded_head(shape.head_dim);
+  return sizeof(float) * static_cast<size_t>(kQueryRows * head + kQueryRows * kChunkKeys + head) +
+         2 * partial_bytes(kQueryRows, shape.value_dim()) +
+         (shape.value_columns ? static_cast<size_t>(kTurnedBytes) : 0);
 }
 
 float* AttentionScratch::thread_part(int thread) const {
@@ -156,7 +158,7 @@ float* AttentionScratch::thread_part(int thread) const {
 }
 
 float* AttentionScratch::partial(const AttentionTile& tile, int chunk) const {
-  const size_t before = static_cast<size_t>(chunk - tile.chunk_begin) * partial_bytes(tile.rows, head_dim_);
+  const size_t before = static_cast<size_t>(chunk - tile.chunk_begin) * partial_bytes(tile.rows, value_dim_);
   return reinterpret_cast<float*>(partials_ + static_cast<size_t>(tile.first_partial) + before);
 }
 

@@ -26,6 +26,10 @@ constexpr int query_limit(int64_t head_dim) {
 // Row lengths of attention accumulators: whole lanes.
 constexpr int64_t padded_head(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
 
+// Values that are the first elements of keys are put in the order of values so many elements at a time.
+constexpr int kTurnedColumns = 64;
+constexpr int64_t kTurnedBytes = int64_t(kChunkKeys) * kTurnedColumns * static_cast<int64_t>(sizeof(float));
+
 struct PrefetchRange {
   const void* from;
   int64_t bytes;
@@ -33,18 +37,20 @@ struct PrefetchRange {
 
 // Attention of up to kQueryRows rows over one chunk of one KV head.
 struct AttendArgs {
-  int rows, head_dim;
+  int rows, head_dim, value_dim;  // value_dim: elements of a value
   const void* queries;  // [rows] heads as load_query of the same kind of KV memory leaves them, for scores in base 2
   const float* query_scales;  // [rows] what load_query returned
   float softcap;  // scores become softcap * tanh(score / softcap), in base 2 as well; 0: they stay
   const void* const* keys;  // [kChunkTiles] tiles, see kv_cache.h
-  const void* const* values;  // [kChunkTiles]
+  const void* const* values;  // [kChunkTiles]; not looked at with `turned`
   const int* begin;  // [rows] keys begin <= i < end of the chunk are visible to a row
   const int* end;
   float* scores;  // [kQueryRows, kChunkKeys] work space
   float* largest;  // [rows] out: largest score
   float* sum;  // [rows] out: sum of 2^(score - largest); 0 where nothing is visible
-  float* out;  // [rows, padded_head(head_dim)] out: sum of 2^(score - largest) * value
+  float* out;  // [rows, out_stride] out: sum of 2^(score - largest) * value
+  int64_t out_stride;  // padded_head(value_dim)
+  void* turned;  // [kTurnedBytes] work space, where the values are the first value_dim elements of the keys; else null
   // [prefetch_ranges] what will be wanted next, in that order: worth fetching meanwhile
   const PrefetchRange* prefetch = nullptr;
   int prefetch_ranges = 0;
@@ -121,6 +127,8 @@ struct KvKernels {
   // The same of the values of `token` and, unless `next` is null, of the token after it; `token` is even then.
   void (*put_values)(const float* value, const float* next, int64_t head_dim, int token, void* tile);
   void (*attend)(const AttendArgs&);
+  // Its scores alone, of the tiles that any row sees; what has to do with values is not looked at.
+  void (*score)(const AttendArgs&);
 };
 
 struct Kernels {
@@ -159,6 +167,8 @@ struct Kernels {
   void (*sigmoid_mul)(const float* gate, const float* x, float* out, int64_t count);
   void (*convolve)(const ConvolveArgs&);
   void (*delta_rule)(const DeltaArgs&);
+  // out += factor * max(x, 0).
+  void (*add_positive)(const float* x, float factor, float* out, int64_t count);
 };
 
 const Kernels& kernels(Level);

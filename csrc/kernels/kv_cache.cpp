@@ -10,7 +10,6 @@
 namespace homenode {
 namespace {
 
-
 // For each home the first KV head that is not its own: heads in proportion to threads.
 std::vector<int> past_heads(const Homes& homes, int kv_heads) {
   std::vector<int> ends;
@@ -77,7 +76,7 @@ Result<std::shared_ptr<KvCache>> KvCache::make(ThreadPool& pool, const KvShape& 
   cache->tile_bytes_ = tile_bytes_of(shape);
   cache->head_bytes_ = head_bytes_of(shape);
   cache->bytes_ = static_cast<size_t>(total);
-  const bool whole = interleaved || !homes;
+  const bool whole = interleaved || !homes || shape.kv_heads < homes->count();
   const std::vector<int> ends = whole ? std::vector<int>{shape.kv_heads} : past_heads(*homes, shape.kv_heads);
   if (take_file) {
     size_t bytes = 0;

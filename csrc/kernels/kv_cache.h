@@ -1,11 +1,13 @@
 // Paged memory of keys and values.
 //
 // KV heads are shared among the pool's homes (see host/arena.h), as many for a home as it has threads; the heads of a
-// home lie in a region of its memory. There blocks in order, so that the memory of a block can be taken and given back
+// home lie in a region of its memory. With fewer heads than homes, such as the one head of latents, all lie in pages of
+// all homes in turn. There blocks in order, so that the memory of a block can be taken and given back
 // by itself; in a block, layers in order; in a layer, heads in order; for each head first the keys, then the values:
 //   f32   keys   [tile of 16 tokens][head element][16]           values [token][head element]
 //   bf16  keys   [tile of 16 tokens][pair of elements][16][2]    values [tile of 16 tokens][pair of tokens][head element][2]
 //   int8  as bf16, and behind each tile the scales of its 16 tokens: float32 [16], value = scale * code
+// Where the values are the first elements of the keys (KvShape::sides 1), there are keys alone.
 // so that a thread working on one KV head reads both as streams, with a token of keys in each lane.
 #pragma once
 #include <cstdint>
@@ -41,7 +43,8 @@ struct FileShare {
 
 class KvCache {
  public:
-  // Zeroed; all is one region without homes, or when pages are to come from all homes in turn. With `touched` every
+  // Zeroed; all is one region without homes, or when pages come from all homes in turn, as is asked for or as there are
+  // fewer heads than homes. With `touched` every
   // page is there at once, taken by a thread of the pool at its home; without, a page comes when it is first written,
   // or when whoever made the cache has the kernel take it. With `sharing` the regions lie in one sealed memfd, which
   // others may map, and are touched. Error when the shape is impossible or the memory is not to be had.
@@ -145,11 +148,11 @@ class KvCache {
 
   KvShape shape_;
   int64_t blocks_ = 0;
-  int64_t tile_bytes_ = 0;   // of the keys (or values) of 16 tokens, one head
-  int64_t head_bytes_ = 0;   // keys and values of a block, one head
+  int64_t tile_bytes_ = 0;  // of the keys (or values) of 16 tokens, one head
+  int64_t head_bytes_ = 0;  // of a block, one head
   size_t bytes_ = 0;
   SharedFile file_;
-  size_t taken_ = 0;         // bytes of the file that are regions
+  size_t taken_ = 0;  // bytes of the file that are regions
   std::vector<Region> regions_;
   std::vector<HeadPlace> places_;
   std::vector<HeadGroup> head_groups_;

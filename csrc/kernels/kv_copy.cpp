@@ -70,8 +70,8 @@ std::optional<Error> check_table(const KvPages& pages, const char* which, std::s
 
 std::optional<Error> check_target(const KvPages& pages, const KvTarget& target) {
   const KvShape &from = pages.memory->shape(), &to = target.memory->shape();
-  if (from.layers != to.layers || from.head_dim != to.head_dim || from.type != to.type)
-    return wrong("the memories differ in layers, head or type");
+  if (from.layers != to.layers || from.head_dim != to.head_dim || from.type != to.type || from.sides != to.sides)
+    return wrong("the memories differ in layers, head, type or sides");
   if (!target.memory->writable()) return wrong("the target is mapped for reading only");
   if (target.first_head < 0 || target.first_head > to.kv_heads - (pages.past_head - pages.first_head)) {
     return wrong(to_string(pages.past_head - pages.first_head) + " heads from head " + to_string(target.first_head) +
@@ -99,6 +99,7 @@ class PageWork {
         digests_(digests),
         tile_bytes_(pages.memory->layout().tile_bytes),
         source_tiles_(pages.memory->tiles()),
+        sides_(pages.memory->shape().sides),
         target_tiles_(target ? target->memory->tiles() : source_tiles_),
         first_(page * pages.page_tokens / kTileKeys),
         past_((past_position(pages, page) + kTileKeys - 1) / kTileKeys),
@@ -108,10 +109,10 @@ class PageWork {
     for (int layer = 0; layer < pages_.memory->shape().layers; ++layer) {
       for (int head = pages_.first_head; head < pages_.past_head; ++head) {
         if (whole_) {  // values follow keys in both
-          run(layer, head, first_, 2 * source_tiles_, 0, next_head(layer, head));
+          run(layer, head, first_, sides_ * source_tiles_, 0, next_head(layer, head));
         } else {
-          copy_side(layer, head, 0, source(layer, head, first_, 1));
-          copy_side(layer, head, 1, next_head(layer, head));
+          copy_side(layer, head, 0, sides_ == 2 ? source(layer, head, first_, 1) : next_head(layer, head));
+          if (sides_ == 2) copy_side(layer, head, 1, next_head(layer, head));
         }
       }
     }
@@ -161,7 +162,9 @@ class PageWork {
   const KvTarget* target_;
   const Kernels& kernels_;
   KvDigest* digests_;
-  const int64_t tile_bytes_, source_tiles_, target_tiles_;
+  const int64_t tile_bytes_, source_tiles_;
+  const int sides_;
+  const int64_t target_tiles_;
   const int64_t first_, past_;  // tiles of the sequence
   const bool whole_;            // a block of the source becomes one of the target
 };

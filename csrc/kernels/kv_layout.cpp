@@ -92,7 +92,9 @@ int64_t tile_bytes_of(const KvShape& shape) {
   return elements + kTileKeys * static_cast<int64_t>(sizeof(float));
 }
 
-int64_t head_bytes_of(const KvShape& shape) { return 2 * tile_bytes_of(shape) * (shape.block_size / kTileKeys); }
+int64_t head_bytes_of(const KvShape& shape) {
+  return shape.sides * tile_bytes_of(shape) * (shape.block_size / kTileKeys);
+}
 
 std::optional<Error> check(const KvShape& shape) {
   if (shape.layers < 1 || shape.kv_heads < 1 || shape.head_dim < 2 || shape.head_dim % 2 ||
@@ -101,6 +103,8 @@ std::optional<Error> check(const KvShape& shape) {
                  "KV memory of " + to_string(shape.layers) + " layers, " + to_string(shape.kv_heads) + " heads of " +
                      to_string(shape.head_dim) + "; wanted at least one of each and an even head of 2 to 4096"};
   }
+  if (shape.sides != 1 && shape.sides != 2)
+    return Error{Fault::user, 0, "KV memory of " + to_string(shape.sides) + " sides; wanted keys alone, or two"};
   if (shape.block_size < 32 || shape.block_size % 32 || shape.block_size > 65536) {
     return Error{Fault::user, 0, "a KV block of " + to_string(shape.block_size) + " tokens; wanted a multiple of 32"};
   }

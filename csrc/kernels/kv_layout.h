@@ -12,15 +12,17 @@ namespace homenode {
 // one vector of lanes, and nothing is rounded twice; at a head of 64 they are 6 % of the memory.
 enum class KvType { f32, bf16, int8 };
 
+// sides: 2 where values are kept behind keys, 1 where there are keys alone, whose first elements may be read as values.
 struct KvShape {
   int layers, kv_heads, head_dim, block_size;
   KvType type;
+  int sides = 2;
   bool operator==(const KvShape&) const = default;
 };
 
 std::optional<Error> check(const KvShape&);
 int64_t tile_bytes_of(const KvShape&);  // keys (or values) of 16 tokens, one head
-int64_t head_bytes_of(const KvShape&);  // keys and values of a block, one head
+int64_t head_bytes_of(const KvShape&);  // keys of a block, and values where they are kept, one head
 
 // Heads first_head .. past_head - 1 of layers first_layer .. past_layer - 1: head h of block b in layer l begins at
 // offset + (l - first_layer) * layer_stride + b * block_stride + (h - first_head) * head_stride, in bytes.

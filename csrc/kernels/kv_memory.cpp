@@ -87,7 +87,7 @@ std::vector<KvMemory::Part> KvMemory::parts(int64_t block, int tiles) const {
       const Place& place = places_[cell(layer, head)];
       const int64_t keys = place.of(block) - extents_[static_cast<size_t>(place.region)].data;
       add(place.region, keys);
-      add(place.region, keys + to_values);
+      if (shape().sides == 2) add(place.region, keys + to_values);
     }
   }
   return found;

@@ -25,7 +25,7 @@ class KvMemory {
   int fd() const { return fd_ ? *fd_ : -1; }  // -1: private memory, or another process's
   int tiles() const { return shape().block_size / kTileKeys; }  // of the keys of a block
 
-  // Keys of a head of a block; its values follow. Writing is for who has asked writable().
+  // Keys of a head of a block; its values follow, if they are kept. Writing is for who has asked writable().
   std::byte* head(int layer, int64_t block, int kv_head) const { return places_[cell(layer, kv_head)].of(block); }
 
   // Where the head of a layer begins in block 0, and how far it is to the next block.
@@ -65,7 +65,7 @@ class KvMemory {
   bool writable_ = false;
   std::shared_ptr<const int> fd_;
   std::shared_ptr<void> owner_;
-  std::vector<Place> places_;                // of each head of each layer, the first region that has it
+  std::vector<Place> places_;  // of each head of each layer, the first region that has it
   std::vector<std::vector<Place>> copies_;  // the same, the other regions; empty where no head has any
   std::vector<Extent> extents_;
 };

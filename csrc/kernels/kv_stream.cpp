@@ -89,7 +89,7 @@ void WirePieces::find() {
   const int64_t tiles = pages_->tiles[page_], tile_bytes = memory.layout().tile_bytes;
   whole_ = tiles == memory.tiles();
   piece_ = memory.head(layer_, pages_->blocks[page_], head_) + side_ * memory.tiles() * tile_bytes;
-  bytes_ = (whole_ ? 2 : 1) * tiles * tile_bytes;
+  bytes_ = (whole_ ? memory.shape().sides : 1) * tiles * tile_bytes;
   passed_ = 0;
 }
 
@@ -97,7 +97,7 @@ void WirePieces::pass(int64_t bytes) {
   passed_ += bytes;
   if (passed_ < bytes_) return;
   const KvShape& shape = pages_->memory->shape();
-  side_ = whole_ ? 0 : 1 - side_;
+  side_ = whole_ || shape.sides == 1 ? 0 : 1 - side_;
   if (!side_ && ++head_ == shape.kv_heads) {
     head_ = 0;
     if (++layer_ == shape.layers) {

@@ -25,6 +25,7 @@ void write_keys_values(const KvWrite& call, const Step& step, const Kernels& ker
                  step.token_slot[i] % kTileKeys,
                  call.cache->key_tile(call.layer, step.token_block[i], head, step.token_slot[i]));
     }
+    if (!call.values) continue;
     for (auto i = static_cast<size_t>(token_begin); i < end;) {
       const float* value = call.values + static_cast<int64_t>(i) * call.value_stride + head * head_dim;
       const bool pair = completes_pair(step, i, end);

@@ -9,7 +9,7 @@ namespace homenode {
 struct KvWrite {
   const float* keys;  // [tokens, kv_heads * head_dim], rows `key_stride` apart
   int64_t key_stride;
-  const float* values;
+  const float* values;  // null: there are keys alone
   int64_t value_stride;
   KvCache* cache;
   int layer;

@@ -1,5 +1,6 @@
 #include "kernels/operation_attention.h"
 
+#include "kernels/attention_chosen.h"
 #include "kernels/operation_linear.h"
 
 namespace homenode {
@@ -40,8 +41,12 @@ void AttentionOperation::fuse_producers() {
 }
 
 KvWrite AttentionOperation::write() const {
-  const View keys(k.x), values(v);
-  return {keys.row(0), keys.stride(), values.row(0), values.stride(), cache.get(), params.layer, k.transform()};
+  const View keys(k.x);
+  KvWrite write{keys.row(0), keys.stride(), nullptr, 0, cache.get(), params.layer, k.transform()};
+  if (!v.value) return write;
+  const View values(v);
+  write.values = values.row(0), write.value_stride = values.stride();
+  return write;
 }
 
 void AttentionOperation::lower(Lowering& to) {
@@ -52,22 +57,27 @@ void AttentionOperation::lower(Lowering& to) {
                            head_dim,
                            params.window,
                            cache->head_groups(),
-                           sampled_only};
+                           sampled_only,
+                           params.value_columns};
+  const int value_dim = key.value_dim();
   AttentionPlan* plan = to.plan(key, shape.block_size);
   RunClaims* claims = to.claims();
-  Memory* own = to.own_scratch(AttentionScratch::thread_bytes(head_dim));
+  // Whether attention is over all that a context has.
+  const auto over_all = [chooses = params.chosen.value != nullptr, most = static_cast<int>(params.chosen.columns)](
+                            const Step& step) { return !chooses || chooses_all(step, most); };
+  Memory* own = to.own_scratch(AttentionScratch::thread_bytes(key));
   Memory* partials = to.scratch(static_cast<size_t>(plan->partial_bytes()));
   const Kernels* table = &kernels(to.level());
   std::vector<Memory*> touched;
   if (stores()) {
-    touched.push_back(memory_of(v));
+    if (v.value) touched.push_back(memory_of(v));
     k.add_to(touched);
     to.phase({"kv",
               [=, this](const Step& step, int thread, int threads) {
                 const RowRange rows = rows_of(step.tokens, thread, threads);
                 write_keys_values(write(), step, *table, rows.begin, rows.end, 0, kv_heads);
               },
-              true, [=](const Step& step) { return !plan->writes_alone(step); }},
+              true, [=](const Step& step) { return !plan->writes_alone(step) || !over_all(step); }},
              touched);
   }
   q.add_to(touched);
@@ -88,9 +98,28 @@ void AttentionOperation::lower(Lowering& to) {
                                        q.transform(),
                                        sinks,
                                        stores() && plan->writes_alone(step) ? &fresh : nullptr};
-              attend(call, step, *plan, AttentionScratch(own->data, own->own_bytes, partials->data, head_dim), *table,
+              attend(call, step, *plan, AttentionScratch(own->data, own->own_bytes, partials->data, value_dim), *table,
                      claims, thread);
-            }},
+            },
+            false, params.chosen.value ? Needed(over_all) : Needed()},
+           touched);
+  if (params.chosen.value) lower_chosen(to, key, std::move(touched));
+}
+
+void AttentionOperation::lower_chosen(Lowering& to, const AttentionShape& shape, std::vector<Memory*> touched) {
+  Memory* own = to.own_scratch(chosen_scratch_bytes(shape, *cache));
+  const Kernels* table = &kernels(to.level());
+  const auto most = static_cast<int>(params.chosen.columns);
+  touched.insert(touched.end(), {own, memory_of(params.chosen)});
+  to.phase({"attention",
+            [=, this, y = View(out)](const Step& step, int thread, int threads) {
+              const View queries(q.x), positions(params.chosen);
+              const AttentionCall call{queries.row(0), queries.stride(), y.row(0),       y.stride(),   cache.get(),
+                                       params.layer,   params.scale,     params.softcap, q.transform()};
+              attend_chosen(call, {positions.row(0), positions.stride(), most}, step, shape, *table,
+                            own->data + own->own_bytes * static_cast<size_t>(thread), thread, threads);
+            },
+            false, [=](const Step& step) { return !chooses_all(step, most); }},
            touched);
 }
 

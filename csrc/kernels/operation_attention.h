@@ -27,6 +27,8 @@ struct AttentionParams {
   int window = 0;    // keys that a query sees, its own among them; 0: all
   float softcap = 0; // 0: none
   Tensor sinks = {}; // a score for each query head; may be empty
+  int value_columns = 0;  // values are the first so many elements of keys; 0: they are beside them
+  Tensor chosen = {};     // of each token the positions it attends to; may be empty
 };
 
 class AttentionOperation : public Operation {
@@ -35,8 +37,8 @@ class AttentionOperation : public Operation {
                      const AttentionParams& how, Tensor to)
       : q(query), k(key), v(std::move(value)), cache(std::move(memory)), params(how), out(std::move(to)) {}
 
-  // Whether it has keys and values to write; without, k and v are empty handles.
-  bool stores() const { return v.value != nullptr; }
+  // Whether it has keys, and values that are beside them, to write; without, k and v are empty handles.
+  bool stores() const { return k.x.value != nullptr; }
   // Norms and rotations of heads are done where heads are loaded.
   void fuse_producers() override;
   // Keys and values are written by the work items where each is read by one alone, else in a phase before.
@@ -51,6 +53,8 @@ class AttentionOperation : public Operation {
 
  private:
   KvWrite write() const;
+  // Where not all positions are chosen.
+  void lower_chosen(Lowering&, const AttentionShape&, std::vector<Memory*> touched);
 };
 
 }  // namespace homenode

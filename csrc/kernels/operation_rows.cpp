@@ -21,6 +21,17 @@ void for_pieces(int rows, int64_t columns, int thread, int threads, Work&& work)
     work(i / pieces, i % pieces * kPiece, std::min(kPiece, columns - i % pieces * kPiece));
 }
 
+// Sixteen sums side by side: the order of additions depends on the count alone.
+float mean_of(const float* x, int64_t count) {
+  float sums[16] = {};
+  for (int64_t i = 0; i < count; i += 16) {
+    for (int64_t j = 0; j < 16 && i + j < count; ++j) sums[j] += x[i + j];
+  }
+  float total = 0;
+  for (const float sum : sums) total += sum;
+  return total / static_cast<float>(count);
+}
+
 }  // namespace
 
 void EmbeddingOperation::lower(Lowering& to) {
@@ -54,6 +65,28 @@ void RmsNormOperation::lower(Lowering& to) {
             },
             true},
            {memory_of(x), memory_of(out)});
+}
+
+// An RMS norm of what is left of the values without their mean.
+void LayerNormOperation::lower(Lowering& to) {
+  to.phase(
+      {"norm",
+       [x = View(x), w = View(weight), plus = bias.value ? View(bias).row(0) : nullptr, y = View(out), kind = out.rows,
+        eps = eps, norm = kernels(to.level()).rms_norm](const Step& step, int thread, int threads) {
+         const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
+         const int64_t width = w.columns();
+         for (int r = rows.begin; r < rows.end; ++r) {
+           for (int64_t c = 0; c < x.columns(); c += width) {
+             const float *from = x.row(r) + c, mean = mean_of(from, width);
+             float* to = y.row(r) + c;
+             for (int64_t i = 0; i < width; ++i) to[i] = from[i] - mean;
+             norm(to, w.row(0), to, width, eps);
+             for (int64_t i = 0; plus && i < width; ++i) to[i] += plus[i];
+           }
+         }
+       },
+       true},
+      {memory_of(x), memory_of(out)});
 }
 
 void SelectOperation::lower(Lowering& to) {
@@ -185,6 +218,20 @@ void ScaleOperation::lower(Lowering& to) {
             [x = View(x), y = View(out), kind = out.rows, factor = factor](const Step& step, int thread, int threads) {
               const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
               for (int r = rows.begin; r < rows.end; ++r) {
+                for (int64_t c = 0; c < x.columns(); ++c) y.row(r)[c] = x.row(r)[c] * factor;
+              }
+            },
+            true},
+           {memory_of(x), memory_of(out)});
+}
+
+void ScaleByPositionOperation::lower(Lowering& to) {
+  to.phase({"scale",
+            [x = View(x), y = View(out), growth = growth, length = length](const Step& step, int thread, int threads) {
+              const RowRange rows = rows_of(step.tokens, thread, threads);
+              for (int r = rows.begin; r < rows.end; ++r) {
+                const int turns = step.positions[static_cast<size_t>(r)] / length;
+                const auto factor = static_cast<float>(1 + double(growth) * std::log1p(double(turns)));
                 for (int64_t c = 0; c < x.columns(); ++c) y.row(r)[c] = x.row(r)[c] * factor;
               }
             },

@@ -43,6 +43,18 @@ class RmsNormOperation : public Operation {
   Tensor out;
 };
 
+// Of each group of columns as long as the weight; bias may be empty.
+class LayerNormOperation : public Operation {
+ public:
+  LayerNormOperation(Tensor from, Tensor by, Tensor plus, float epsilon, Tensor to)
+      : x(std::move(from)), weight(std::move(by)), bias(std::move(plus)), eps(epsilon), out(std::move(to)) {}
+  void lower(Lowering&) override;
+
+  Tensor x, weight, bias;
+  float eps;
+  Tensor out;
+};
+
 class SelectOperation : public Operation {
  public:
   SelectOperation(Tensor from, Tensor to) : x(std::move(from)), out(std::move(to)) {}
@@ -127,6 +139,19 @@ class ScaleOperation : public Operation {
 
   Tensor x;
   float factor;
+  Tensor out;
+};
+
+// By 1 + growth * ln(1 + floor(position / length)).
+class ScaleByPositionOperation : public Operation {
+ public:
+  ScaleByPositionOperation(Tensor from, float by, int in, Tensor to)
+      : x(std::move(from)), growth(by), length(in), out(std::move(to)) {}
+  void lower(Lowering&) override;
+
+  Tensor x;
+  float growth;
+  int length;
   Tensor out;
 };
 

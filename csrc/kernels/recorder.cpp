@@ -77,6 +77,19 @@ Result<Tensor> Recorder::rms_norm(const Tensor& x, const Tensor& weight, float e
   return append(std::make_unique<RmsNormOperation>(x, weight, eps, out), out, {{x}});
 }
 
+Result<Tensor> Recorder::layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, float eps) {
+  if (auto error = check_input(x, "layer_norm")) return *error;
+  for (const Tensor* t : {&weight, &bias}) {
+    if (!t->value && t == &bias) continue;
+    if (t->rows != RowKind::fixed || t->fixed_rows != 1 || t->columns != weight.columns || x.columns % t->columns) {
+      return misuse("layer_norm: a weight or bias of " + to_string(t->columns) + " for rows of " +
+                    to_string(x.columns) + "; wanted parameters of one length that divides them");
+    }
+  }
+  const Tensor out = make(x.columns, rows_made_of(x));
+  return append(std::make_unique<LayerNormOperation>(x, weight, bias, eps, out), out, {{x}});
+}
+
 Result<std::vector<Tensor>> Recorder::split(const Tensor& x, std::span<const int64_t> widths) {
   if (auto error = check_input(x, "split")) return *error;
   int64_t total = 0;
@@ -136,6 +149,14 @@ Result<Tensor> Recorder::scale_by(const Tensor& x, const Tensor& factor) {
   if (!factor.value || factor.rows != RowKind::fixed || factor.fixed_rows != 1 || factor.columns != 1)
     return misuse("scale: a factor that is no parameter of one number");
   return scale(x, View(factor).row(0)[0]);
+}
+
+Result<Tensor> Recorder::scale_by_position(const Tensor& x, float growth, int length) {
+  if (auto error = check_input(x, "scale_by_position")) return *error;
+  if (x.rows == RowKind::sampled) return misuse("scale_by_position: rows after select have no positions");
+  if (length < 1) return misuse("scale_by_position: a length of " + to_string(length));
+  const Tensor out = make(x.columns, RowKind::tokens);
+  return append(std::make_unique<ScaleByPositionOperation>(x, growth, length, out), out, {{x}});
 }
 
 Result<Tensor> Recorder::soft_cap(const Tensor& x, float cap) {

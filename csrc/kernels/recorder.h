@@ -28,6 +28,8 @@ class Recorder {
   Result<Tensor> sum(const Tensor& x);
   Result<Tensor> gather(const Tensor& x, std::vector<int64_t> widths);
   Result<Tensor> rms_norm(const Tensor& x, const Tensor& weight, float eps);
+  // bias: an empty handle for none.
+  Result<Tensor> layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, float eps);
   // biases: one for each weight (empty handles for none), or none at all.
   Result<Tensor> linear(const Tensor& x, std::vector<std::shared_ptr<const Weight>> weights,
                         const std::vector<Tensor>& biases, const Tensor* residual);
@@ -37,15 +39,19 @@ class Recorder {
   Result<std::vector<Tensor>> split(const Tensor& x, std::span<const int64_t> widths);
   Result<Tensor> rope_angles(std::vector<float> inverse_frequencies, float scale);
   Result<Tensor> rope(const Tensor& x, const Tensor& angles, int head_dim, bool adjacent = false);
-  // k and v: empty handles where nothing is stored.
+  // k and v: empty handles where nothing is stored; v also where the values are columns of k.
   Result<Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, std::shared_ptr<KvCache> cache,
                            const AttentionParams&);
+  // A handle for AttentionParams::chosen.
+  Result<Tensor> choose_tokens(const Tensor& q, const Tensor& weights, const Tensor& k, std::shared_ptr<KvCache> cache,
+                               int layer, int count);
   Result<Tensor> silu_mul(const Tensor& gate_up) { return gated(gate_up, {}, Activation::silu); }
   // up: an empty handle where gate_up has both halves.
   Result<Tensor> gelu_mul(const Tensor& gate_up, const Tensor& up = {}) { return gated(gate_up, up, Activation::gelu); }
   Result<Tensor> add(const Tensor& x, const Tensor& y);
   Result<Tensor> scale(const Tensor& x, float factor);
   Result<Tensor> scale_by(const Tensor& x, const Tensor& factor);
+  Result<Tensor> scale_by_position(const Tensor& x, float growth, int length);
   Result<Tensor> soft_cap(const Tensor& x, float cap);
   // residual, choice_bias: may be null. Pointers in the routing come from choice_bias and the weights.
   Result<Tensor> moe(const Tensor& x, const Tensor& logits, ExpertWeights, Routing, const Tensor* residual,
@@ -75,8 +81,9 @@ class Recorder {
   std::optional<Error> check_linear(const Tensor& x, const std::vector<std::shared_ptr<const Weight>>& weights,
                                     const std::vector<Tensor>& biases);
   std::optional<Error> check_state(const StateMemory*, int layer, const char* operation);
+  std::optional<Error> check_cache(const KvCache&, int layer);
   std::optional<Error> check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const KvCache& cache,
-                                       int layer, int window);
+                                       const AttentionParams&);
 
   std::shared_ptr<Program> program_;
   std::shared_ptr<const void> home_;

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "kernels/operation_attention.h"
+#include "kernels/operation_chosen.h"
 #include "kernels/operation_rows.h"
 #include "kernels/recorder.h"
 
@@ -33,23 +34,33 @@ Result<Tensor> Recorder::rope(const Tensor& x, const Tensor& angles, int head_di
 }
 
 std::optional<Error> Recorder::check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const KvCache& cache,
-                                               int layer, int window) {
-  const bool stores = k.value || v.value;
+                                               const AttentionParams& params) {
+  const bool stores = k.value || v.value, beside = cache.shape().sides == 2;
+  const int layer = params.layer, window = params.window, columns = params.value_columns;
   for (const Tensor* t : {&q, &k, &v}) {
-    if (!stores && t != &q) continue;
+    if (t != &q && (!stores || (t == &v && !beside))) continue;
     if (auto error = check_input(*t, "attention")) return error;
     if (t->rows == RowKind::sampled) return misuse("attention: rows after select");
   }
   const KvShape& shape = cache.shape();
   const int64_t width = int64_t(shape.kv_heads) * shape.head_dim;
-  const int64_t keys = stores ? k.columns : width, values = stores ? v.columns : width;
+  if (beside == (columns > 0) || columns < 0 || columns > shape.head_dim || (!beside && v.value)) {
+    return misuse("attention: values of " + to_string(columns) + " columns of keys of " + to_string(shape.head_dim) +
+                  " with KV memory of " + to_string(shape.sides) + " sides");
+  }
+  const int64_t keys = stores ? k.columns : width, values = stores && beside ? v.columns : width;
   if (keys != width || values != width || q.columns < width || q.columns % width) {
     return misuse("attention: q, k, v of " + to_string(q.columns) + ", " + to_string(keys) + ", " + to_string(values) +
                   " columns with KV memory of " + to_string(shape.kv_heads) + " heads of " + to_string(shape.head_dim));
   }
+  if (window < 0) return misuse("attention: a window of " + to_string(window));
+  return check_cache(cache, layer);
+}
+
+std::optional<Error> Recorder::check_cache(const KvCache& cache, int layer) {
+  const KvShape& shape = cache.shape();
   if (layer < 0 || layer >= shape.layers)
     return misuse("attention: layer " + to_string(layer) + " of " + to_string(shape.layers));
-  if (window < 0) return misuse("attention: a window of " + to_string(window));
   StepBounds& bounds = program_->bounds_;
   if (bounds.blocks && (bounds.block_size != shape.block_size))
     return misuse("attention: KV memories with different block sizes in one program");
@@ -66,17 +77,45 @@ Result<Tensor> Recorder::attention(const Tensor& q, const Tensor& k, const Tenso
   const float cap = params.softcap;
   if (!(cap >= 0) || std::isinf(cap))
     return misuse("attention: scores capped at " + to_string(cap) + "; wanted 0 for no cap, or more");
-  if (auto error = check_attention(q, k, v, *cache, params.layer, params.window)) return *error;
+  if (auto error = check_attention(q, k, v, *cache, params)) return *error;
   const Tensor& sinks = params.sinks;
   const int64_t heads = q.columns / cache->shape().head_dim;
   if (sinks.value && (sinks.rows != RowKind::fixed || sinks.fixed_rows != 1 || sinks.columns != heads)) {
     return misuse("attention: sinks of " + to_string(sinks.columns) + " for " + to_string(heads) +
                   " query heads; wanted a parameter of that length");
   }
-  const Tensor out = make(q.columns, RowKind::tokens);
-  const bool stores = v.value != nullptr;
+  if (params.chosen.value) {
+    if (auto error = check_input(params.chosen, "attention")) return *error;
+    if (!params.value_columns || cache->shape().kv_heads != 1 || params.window || sinks.value)
+      return misuse("attention: chosen tokens, which are for one head of keys alone without window and sinks");
+  }
+  const Tensor out = make(params.value_columns ? heads * params.value_columns : q.columns, RowKind::tokens);
   auto operation = std::make_unique<AttentionOperation>(q, k, v, std::move(cache), params, out);
-  return stores ? append(std::move(operation), out, {{q, k, v}}) : append(std::move(operation), out, {{q}});
+  std::vector<Tensor> inputs{q};
+  for (const Tensor* t : {&k, &v, &params.chosen}) {
+    if (t->value) inputs.push_back(*t);
+  }
+  return append(std::move(operation), out, inputs);
+}
+
+Result<Tensor> Recorder::choose_tokens(const Tensor& q, const Tensor& weights, const Tensor& k,
+                                       std::shared_ptr<KvCache> cache, int layer, int count) {
+  for (const Tensor* t : {&q, &weights, &k}) {
+    if (auto error = check_input(*t, "choose_tokens")) return *error;
+    if (t->rows == RowKind::sampled) return misuse("choose_tokens: rows after select");
+  }
+  const KvShape& shape = cache->shape();
+  if (shape.sides != 1 || shape.kv_heads != 1 || k.columns != shape.head_dim ||
+      q.columns != weights.columns * k.columns) {
+    return misuse("choose_tokens: q, weights, k of " + to_string(q.columns) + ", " + to_string(weights.columns) + ", " +
+                  to_string(k.columns) + " columns with KV memory of " + to_string(shape.kv_heads) + " heads of " +
+                  to_string(shape.head_dim));
+  }
+  if (count < 1) return misuse("choose_tokens: " + to_string(count) + " tokens");
+  if (auto error = check_cache(*cache, layer)) return *error;
+  const Tensor out = make(count, RowKind::tokens);
+  return append(std::make_unique<ChooseOperation>(q, weights, k, std::move(cache), layer, count, out), out,
+                {{q, weights, k}});
 }
 
 }  // namespace homenode

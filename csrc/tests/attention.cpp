@@ -29,6 +29,7 @@ struct Layer {
         kv(random.of<KvType>({KvType::f32, KvType::bf16, KvType::int8})),
         table(kBlocks) {
     std::iota(table.rbegin(), table.rend(), 0);
+    if (random.one_in(2)) shape.value_columns = random.between(1, shape.head_dim);
   }
   int64_t query_width() const { return int64_t(shape.kv_heads) * shape.group * shape.head_dim; }
   int64_t key_width() const { return int64_t(shape.kv_heads) * shape.head_dim; }
@@ -49,19 +50,20 @@ struct Layer {
 // size.
 Exact<float> attended(const Layer& layer, KvCache& cache, const Exact<float>& queries, const NormRope& transform,
                       const Kernels& table, ThreadPool& pool) {
-  Exact<float> out(queries.size());
+  const int64_t out_width = layer.query_width() / layer.shape.head_dim * layer.shape.value_dim();
+  Exact<float> out(static_cast<size_t>(layer.tokens * out_width));
   const int threads = pool.size();
   AttentionPlan plan(layer.shape, {kBlocks * layer.block_size, 1, 1, kBlocks}, layer.block_size, threads);
   plan.divide(layer.step);
   require(plan.share_begin(0) == 0 && plan.share_begin(threads) == static_cast<int>(plan.items().size()),
           "shares are all items");
-  const size_t own_bytes = AttentionScratch::thread_bytes(layer.shape.head_dim);
+  const size_t own_bytes = AttentionScratch::thread_bytes(layer.shape);
   Exact<std::byte> own(own_bytes * static_cast<size_t>(threads));
   Exact<std::byte> partials(static_cast<size_t>(plan.partial_bytes()));
   RunClaims claims(pool.groups());
   const int64_t width = layer.query_width();
-  const AttentionCall call{queries.get(), width, out.get(), width, &cache, 0, 0.2f, 0, transform};
-  const AttentionScratch scratch(own.get(), own_bytes, partials.get(), layer.shape.head_dim);
+  const AttentionCall call{queries.get(), width, out.get(), out_width, &cache, 0, 0.2f, 0, transform};
+  const AttentionScratch scratch(own.get(), own_bytes, partials.get(), layer.shape.value_dim());
   for (int times = 0; times < 2; ++times) {
     pool.run(
         [&](int thread) { attend(call, layer.step, plan, scratch, table, threads > 1 ? &claims : nullptr, thread); });
@@ -89,9 +91,13 @@ void require_same(const Exact<float>& a, const Exact<float>& b, const char* what
 Exact<float> run(Layer& layer, Random random, const Exact<float>& q, const Exact<float>& k, const Exact<float>& v,
                  const NormRope& query, const NormRope& key, const Kernels& table, ThreadPool& pool) {
   const auto cache = taken(KvCache::create(
-      *layer.pool, {1, layer.shape.kv_heads, layer.shape.head_dim, layer.block_size, layer.kv}, kBlocks));
+      *layer.pool,
+      {1, layer.shape.kv_heads, layer.shape.head_dim, layer.block_size, layer.kv, layer.shape.value_columns ? 1 : 2},
+      kBlocks));
   layer.take(0, layer.context);
-  const KvWrite write{k.get(), layer.key_width(), v.get(), layer.key_width(), cache.get(), 0, key};
+  const KvWrite write{
+      k.get(), layer.key_width(), layer.shape.value_columns ? nullptr : v.get(), layer.key_width(), cache.get(), 0,
+      key};
   const int cut = random.between(0, layer.context), heads = layer.shape.kv_heads;
   write_keys_values(write, layer.step, table, cut, layer.context, 0, heads);
   write_keys_values(write, layer.step, table, 0, cut, 0, heads);

@@ -98,8 +98,12 @@ const std::byte* tile_of(const KvMemory& memory, const std::vector<int32_t>& tab
 }
 
 void check_pages(Random& random) {
-  KvShape shape{random.between(1, 3), random.between(2, 5), 2 * random.between(1, 20), 32 * random.between(1, 4),
-                static_cast<KvType>(random.between(0, 2))};
+  KvShape shape{random.between(1, 3),
+                random.between(2, 5),
+                2 * random.between(1, 20),
+                32 * random.between(1, 4),
+                static_cast<KvType>(random.between(0, 2)),
+                random.between(1, 2)};
   const int64_t tokens = random.between(1, 400), pages = (tokens + shape.block_size - 1) / shape.block_size;
   const auto source = random.one_in(2) ? parted_memory(random, shape, pages + 2) : any_memory(random, shape, pages + 2);
   const std::vector<int32_t> table = any_table(random, pages + 2, pages);
@@ -122,8 +126,9 @@ void check_pages(Random& random) {
   require(*taken(copy_pages(there, nullptr, nullptr, table_of_level, 2)) == *found,
           "the target's digests are the source's");
   for (int64_t tile = 0; tile * kTileKeys < tokens; ++tile) {
-    for (int i = 0; i < shape.layers * shape.kv_heads * 2; ++i) {
-      const int layer = i / 2 / shape.kv_heads, head = i / 2 % shape.kv_heads, side = i % 2;
+    for (int i = 0; i < shape.layers * shape.kv_heads * shape.sides; ++i) {
+      const int sides = shape.sides, layer = i / sides / shape.kv_heads, head = i / sides % shape.kv_heads,
+                side = i % sides;
       const auto bytes = static_cast<size_t>(source->layout().tile_bytes);
       const std::byte *wanted = tile_of(*source, table, layer, head, tile, side),
                       *there = tile_of(*target, to_table, layer, head, tile, side);
@@ -191,8 +196,12 @@ void check_layouts(Random& random) {
     }
   };
   for (int i = 0; i < 200; ++i) {
-    const KvShape shape{random.between(0, 3), random.between(0, 3), random.between(0, 20), 32 * random.between(0, 3),
-                        static_cast<KvType>(random.between(0, 2))};
+    const KvShape shape{random.between(0, 3),
+                        random.between(0, 3),
+                        random.between(0, 20),
+                        32 * random.between(0, 3),
+                        static_cast<KvType>(random.between(0, 2)),
+                        random.between(0, 3)};
     KvLayout layout{shape,
                     tile_bytes_of(shape),
                     random.one_in(4) ? number() : random.between(0, 9),

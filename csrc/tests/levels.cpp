@@ -87,16 +87,18 @@ void compare_products(Random& random, Format format) {
 struct Chunk {
   int head_dim, rows, keys;
   KvType type;
+  int value_columns;  // values are the first so many elements of keys; 0: they are beside them
   std::shared_ptr<KvCache> cache;
   std::vector<const void*> key_tiles, value_tiles;
   std::vector<int> begin, end;
   std::vector<float> queries;
 
-  Chunk(Random& random, ThreadPool& pool, KvType kind)
+  Chunk(Random& random, ThreadPool& pool, KvType kind, bool within)
       : head_dim(2 * random.between(1, 70)),
         rows(random.between(1, kQueryRows)),
         keys(random.between(1, kChunkKeys)),
         type(kind),
+        value_columns(within ? random.between(1, head_dim) : 0),
         cache(taken(KvCache::create(pool, {1, 1, head_dim, kChunkKeys, type}, 1))) {
     const KvKernels& scalar = kernels(Level::scalar).kv[int(type)];
     for (int k = 0; k < keys; ++k) {
@@ -115,7 +117,9 @@ struct Chunk {
 
   // The softmax of every row: its weighted values over the sum of weights, and the largest score.
   std::vector<float> attended(const Kernels& table, float softcap) const {
-    const auto padded = size_t(padded_head(head_dim));
+    const int value_dim = value_columns ? value_columns : head_dim;
+    const auto padded = size_t(padded_head(value_dim));
+    const Exact<std::byte> turned(size_t{kTurnedBytes});
     const KvKernels& kv = table.kv[int(type)];
     const Exact<float> scores(size_t(kQueryRows) * kChunkKeys), largest(static_cast<size_t>(rows)),
         sum(static_cast<size_t>(rows)), out(size_t(rows) * padded);
@@ -125,19 +129,20 @@ struct Chunk {
       auto* row = reinterpret_cast<std::byte*>(loaded.get()) + int64_t(r) * head_dim * kv.query_bytes;
       scales.push_back(kv.load_query(queries.data() + r * head_dim, head_dim, 0.2f, row));
     }
-    kv.attend({rows, head_dim, loaded.get(), scales.data(), softcap, key_tiles.data(), value_tiles.data(), begin.data(),
-               end.data(), scores.get(), largest.get(), sum.get(), out.get()});
+    kv.attend({rows, head_dim, value_dim, loaded.get(), scales.data(), softcap, key_tiles.data(), value_tiles.data(),
+               begin.data(), end.data(), scores.get(), largest.get(), sum.get(), out.get(), int64_t(padded),
+               value_columns ? turned.get() : nullptr});
     std::vector<float> found(largest.get(), largest.get() + rows);
     for (int r = 0; r < rows; ++r) {
-      for (int d = 0; d < head_dim; ++d) found.push_back(out[size_t(r) * padded + size_t(d)] / sum[size_t(r)]);
+      for (int d = 0; d < value_dim; ++d) found.push_back(out[size_t(r) * padded + size_t(d)] / sum[size_t(r)]);
     }
     return found;
   }
 };
 
-void compare_attention(Random& random, KvType type, const char* name) {
+void compare_attention(Random& random, KvType type, const char* name, bool within = false) {
   const auto pool = pool_of(1);
-  const Chunk chunk(random, *pool, type);
+  const Chunk chunk(random, *pool, type, within);
   const float softcap = random.one_in(2) ? 0 : 0.3f + 2 * std::fabs(random.real());
   const Kernels& scalar = kernels(Level::scalar);
   const std::vector<float> wanted = chunk.attended(scalar, softcap);
@@ -168,6 +173,11 @@ void compare_rows(Random& random) {
       {"sigmoid_mul", [&](const Kernels& k, float* out) { k.sigmoid_mul(x.get(), y.get(), out, n); }},
       {"soft_cap", [&](const Kernels& k, float* out) { k.soft_cap(x.get(), 3, out, n); }},
       {"exponentials", [&](const Kernels& k, float* out) { k.exponentials(x.get(), out, n, top, 1.5f); }},
+      {"add_positive",
+       [&](const Kernels& k, float* out) {
+         std::copy_n(y.get(), n, out);
+         k.add_positive(x.get(), 0.7f, out, n);
+       }},
       {"sum_exponentials",
        [&](const Kernels& k, float* out) { std::fill_n(out, n, float(k.sum_exponentials(x.get(), n, top, 1.5f))); }},
       {"find_largest",
@@ -263,6 +273,9 @@ void check_levels(Random& random) {
   compare_attention(random, KvType::f32, "attention f32");
   compare_attention(random, KvType::bf16, "attention bf16");
   compare_attention(random, KvType::int8, "attention int8");
+  compare_attention(random, KvType::f32, "attention within f32", true);
+  compare_attention(random, KvType::bf16, "attention within bf16", true);
+  compare_attention(random, KvType::int8, "attention within int8", true);
   compare_rows(random);
   compare_merge(random);
   compare_delta(random);

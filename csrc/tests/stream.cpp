@@ -66,8 +66,12 @@ struct Case {
   std::vector<int32_t> from, to, tiles;
 
   explicit Case(Random& random)
-      : shape{random.between(1, 3), random.between(1, 4), 2 * random.between(1, 40), 32 * random.between(1, 4),
-              static_cast<KvType>(random.between(0, 2))},
+      : shape{random.between(1, 3),
+              random.between(1, 4),
+              2 * random.between(1, 40),
+              32 * random.between(1, 4),
+              static_cast<KvType>(random.between(0, 2)),
+              random.between(1, 2)},
         pages(random.between(1, 9)),
         tokens(int64_t{shape.block_size} * pages - random.between(0, shape.block_size - 1)),
         source(memory_of(random, shape, pages + 2)),
@@ -83,7 +87,7 @@ struct Case {
     }
   }
   int64_t bytes() const {
-    return int64_t{2} * shape.layers * shape.kv_heads * source->layout().tile_bytes *
+    return int64_t{shape.sides} * shape.layers * shape.kv_heads * source->layout().tile_bytes *
            std::accumulate(tiles.begin(), tiles.end(), int64_t{0});
   }
   KvDigests digests(const KvMemory& memory, const std::vector<int32_t>& table) const {

@@ -139,7 +139,7 @@ def homes(weights: dict[int, int], room: dict[int, int | None]) -> WeightNodes:
         ((0, 0, 1, 1), 8, {0: 0.5, 1: 0.5}),
         ((0, 0, 0, 1), 8, {0: 0.75, 1: 0.25}),
         ((0, 0, 1, 1), 5, {0: 0.4, 1: 0.6}),
-        ((0, 0, 1, 1), 1, {1: 1.0}),  # a head is on one node
+        ((0, 0, 1, 1), 1, {0: 0.5, 1: 0.5}),  # pages in turn: there are more nodes than heads
         ((0, 0, 1, 1, 2), 5, {0: 0.4, 1: 0.4, 2: 0.2}),
     ],
 )

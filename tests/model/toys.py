@@ -18,7 +18,8 @@ from homenode.model.architectures.granite import Multipliers
 from homenode.model.architectures.latent_attention import LatentHeads, with_heads
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import architecture_of
-from homenode.model.spec import DeltaSpec, ModelSpec, MoeSpec, RopeSpec, TensorEntry
+from homenode.model.architectures.token_indexer import with_indexer
+from homenode.model.spec import DeltaSpec, IndexerSpec, ModelSpec, MoeSpec, RopeSpec, TensorEntry
 
 MIXTURES = {
     "mixtral": MoeSpec(num_experts=4, experts_per_token=2, intermediate_size=96, normalise=True),
@@ -39,9 +40,15 @@ LATENTS = {
     "glm4_moe_lite": LatentHeads(28, 32, 12, 4, 14),
 }
 LATENTS |= dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), LATENTS["deepseek_v3"])
+LATENTS["mistral4"] = replace(LATENTS["deepseek_v3"], growth=0.4, growth_length=8)
+INDEXERS = {
+    "deepseek_v32": IndexerSpec(heads=3, width=12, chosen=9, layers=(), adjacent=False),
+    "glm_moe_dsa": IndexerSpec(heads=5, width=10, chosen=14, layers=(), adjacent=True),
+}
 MIXTURES |= {
     "deepseek_v2": MoeSpec(8, 3, 40, False, 48, (0,), scale=4.0, groups=4, groups_chosen=2, group_score="max"),
     **dict.fromkeys(("deepseek_v3", "deepseek_v32", "glm_moe_dsa"), replace(MIXTURES["glm4_moe"], num_experts=12)),
+    "mistral4": MoeSpec(6, 2, 40, True, 48, epsilon=1e-20),
     "glm4_moe_lite": MoeSpec(6, 2, 40, True, 48, (0,), score="sigmoid", epsilon=1e-20, scale=1.8),
 }
 _BIASED = ("qwen2", "qwen2_moe", "gpt_oss", "glm4_moe")
@@ -84,7 +91,8 @@ def toy_spec(architecture: str = "llama", **changes: object) -> ModelSpec:
     spec = replace(spec, own=OWN.get(architecture), **(GEMMAS | WINDOWED | UNLIKE).get(architecture, {}))
     spec = replace(spec, **changes)  # type: ignore[arg-type]
     if heads := LATENTS.get(architecture):
-        return with_heads(spec, heads)
+        spec, indexer = with_heads(spec, heads), INDEXERS.get(architecture)
+        return spec if indexer is None else with_indexer(spec, replace(indexer, layers=tuple(range(spec.num_layers))))
     if delta := DELTAS.get(architecture):
         return with_delta(spec, replace(delta, layers=tuple(range(spec.num_layers - 1))))
     return spec

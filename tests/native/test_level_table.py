@@ -24,6 +24,7 @@ ROUNDS = 6
 KERNELS = (
     *FORMATS,
     *("attention f32", "attention bf16", "attention int8"),
+    *("attention within f32", "attention within bf16", "attention within int8"),
     *(
         "rms_norm",
         "rotate",
@@ -32,6 +33,7 @@ KERNELS = (
         "gelu_mul",
         "soft_cap",
         "sigmoid_mul",
+        "add_positive",
         "convolve",
         "delta_rule",
         "exponentials",

@@ -130,7 +130,7 @@ template <int R, int C>
 inline void add_pairs(const AttendArgs& a, Prefetch& prefetch, int row, int64_t d, int begin, int end,
                       Sums<R, C>& sums) {
   PairRows<R> weights(weight_pairs(a, row) + begin, 2 * kChunkKeys * sizeof(uint16_t));
-  const int64_t stride = 2 * int64_t(a.head_dim);
+  const int64_t stride = 2 * int64_t(a.value_dim);
   PrefetchCursor cursor = prefetch.begin();
   while (begin < end) {
     prefetch.look(cursor);
@@ -153,7 +153,7 @@ template <int R, int C>
 inline void add_some_pairs(const AttendArgs& a, int row, int64_t d, int begin, int end, Sums<R, C>& sums) {
   for (; begin < end; begin += 2) {
     const auto* values =
-        static_cast<const uint16_t*>(a.values[begin / kTileKeys]) + begin % kTileKeys * int64_t(a.head_dim) + 2 * d;
+        static_cast<const uint16_t*>(a.values[begin / kTileKeys]) + begin % kTileKeys * int64_t(a.value_dim) + 2 * d;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const uint32_t visible = visible_bits(a.begin[row + r], a.end[row + r], begin) & 3;
@@ -188,14 +188,13 @@ __attribute__((noinline)) void value_pairs(const AttendArgs& a, Prefetch& prefet
   } else {
     add_some_pairs(a, row, d, first, last, sums);
   }
-  const int64_t padded = padded_head(a.head_dim);
-  sums.store(a.out + row * padded + d, padded, 16);
+  sums.store(a.out + row * a.out_stride + d, a.out_stride, 16);
 }
 
 template <int R>
 inline void weigh_pair_rows(const AttendArgs& a, Prefetch& prefetch, const Seen& seen, int row) {
   constexpr int C = beside(R);
-  const int64_t padded = padded_head(a.head_dim);
+  const int64_t padded = padded_head(a.value_dim);
   int64_t d = 0;
   for (; d + 16 * C <= padded; d += 16 * C) value_pairs<R, C>(a, prefetch, seen, row, d);
   for (; d < padded; d += 16) value_pairs<R, 1>(a, prefetch, seen, row, d);
@@ -206,12 +205,11 @@ inline int64_t count_steps(const AttendArgs& a) {
   const Seen any = seen_by(a, 0, a.rows);
   const int blocks = count_blocks(a.rows), columns = beside((a.rows + blocks - 1) / blocks);
   const int64_t tiles = any.last_tile() - any.first_tile();
-  return blocks * tiles * (a.head_dim / 2 + padded_head(a.head_dim) / 2) / columns;
+  return blocks * tiles * (a.head_dim / 2 + padded_head(a.value_dim) / 2) / columns;
 }
 
-void attend_pairs(const AttendArgs& a) {
-  Prefetch prefetch(a, a.prefetch_ranges ? count_steps(a) : 0);
-  Seen seen[kQueryRows];  // by the first row of a block
+// `seen`: by the first row of a block, [kQueryRows].
+inline void score_all_pairs(const AttendArgs& a, Prefetch& prefetch, Seen* seen) {
   for_pair_blocks(a.rows, [&]<int R>(int row) { seen[row] = seen_by(a, row, R); });
   // A run of keys stays in the first cache while all rows are multiplied with it
   for (int tile = 0; tile < kChunkTiles; tile += kRun) {
@@ -220,9 +218,21 @@ void attend_pairs(const AttendArgs& a) {
       score_pair_rows<R>(a, prefetch, row, first > tile ? first : tile, last < tile + kRun ? last : tile + kRun);
     });
   }
-  for_pair_blocks(a.rows, [&]<int R>(int row) {
-    soften_pairs<R>(a, seen[row], row);
-    weigh_pair_rows<R>(a, prefetch, seen[row], row);
+}
+
+void score_bf16_pairs(const AttendArgs& a) {
+  Prefetch prefetch(a, 0);
+  Seen seen[kQueryRows];
+  score_all_pairs(a, prefetch, seen);
+}
+
+void attend_pairs(const AttendArgs& a) {
+  Prefetch prefetch(a, a.prefetch_ranges ? count_steps(a) : 0);
+  Seen seen[kQueryRows];
+  score_all_pairs(a, prefetch, seen);
+  for_pair_blocks(a.rows, [&]<int R>(int row) { soften_pairs<R>(a, seen[row], row); });
+  for_value_strips<uint16_t>(a, [&](const AttendArgs& strip) {
+    for_pair_blocks(a.rows, [&]<int R>(int row) { weigh_pair_rows<R>(strip, prefetch, seen[row], row); });
   });
 }
 
@@ -230,6 +240,7 @@ constexpr Kernels with_pairs(Kernels table) {
   table.kv[1].query_bytes = 2;
   table.kv[1].load_query = load_query_pairs;
   table.kv[1].attend = attend_pairs;
+  table.kv[1].score = score_bf16_pairs;
   return table;
 }
 

@@ -8,6 +8,7 @@
 #pragma once
 #include "kernels/kernels.h"
 #include "kernels/simd/attention_sums.h"
+#include "kernels/simd/attention_turned.h"
 #include "kernels/simd/math.h"
 #include "kernels/simd/prefetch.h"
 
@@ -92,6 +93,28 @@ inline Seen seen_by(const AttendArgs& a, int row, int rows) {
   return seen;
 }
 
+// Calls work(arguments) with values as they lie in tiles of their own: all of them at once where they do, else a few
+// elements of each key after the other, turned.
+template <class Element, class Work>
+inline void for_value_strips(const AttendArgs& a, Work work) {
+  if (!a.turned) return work(a);
+  const Seen any = seen_by(a, 0, a.rows);
+  const void* tiles[kChunkTiles];
+  AttendArgs strip = a;
+  strip.values = tiles;
+  for (int d = 0; d < a.value_dim; d += kTurnedColumns) {
+    const int left = static_cast<int>(padded_head(a.value_dim - d));
+    strip.value_dim = left < kTurnedColumns ? left : kTurnedColumns;
+    strip.out = a.out + d;
+    for (int tile = any.first_tile(); tile < any.last_tile(); ++tile) {
+      Element* to = static_cast<Element*>(a.turned) + tile * int64_t(kTileKeys) * kTurnedColumns;
+      turn_tile(static_cast<const Element*>(a.keys[tile]), a.head_dim, d, strip.value_dim, to);
+      tiles[tile] = to;
+    }
+    work(strip);
+  }
+}
+
 // Calls block.operator()<R>(first row) for all rows, in as few blocks as the registers allow, of about equal size.
 template <class Block>
 inline void for_row_blocks(int rows, Block block) {
@@ -122,7 +145,7 @@ inline int64_t count_steps(const AttendArgs& a, int step) {
   int64_t steps = 0;
   for_row_blocks(a.rows, [&]<int R>(int) {
     constexpr int T = lanes_beside(R);
-    steps += (tiles * a.head_dim + padded_head(a.head_dim) * tiles) / (step * T);
+    steps += (tiles * a.head_dim + padded_head(a.value_dim) * tiles) / (step * T);
   });
   return steps;
 }
@@ -215,7 +238,7 @@ inline void soften_row(const AttendArgs& a, int row) {
 template <class Stored, int First, int Last, int R, int T>
 inline void add_values(const AttendArgs& a, const float* weights, int64_t d, int key, Lanes (&sums)[R][T]) {
   const auto* at = static_cast<const typename Stored::Element*>(a.values[key / kTileKeys]) +
-                   key % kTileKeys * int64_t(a.head_dim) + Stored::kStep * d;
+                   key % kTileKeys * int64_t(a.value_dim) + Stored::kStep * d;
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t) {
     Lanes v[Stored::kStep];
@@ -237,7 +260,7 @@ inline void add_tile_values(const AttendArgs& a, const float* weights, int64_t d
   const Element* at[T];
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t) {
-    at[t] = static_cast<const Element*>(a.values[key / kTileKeys]) + key % kTileKeys * int64_t(a.head_dim) +
+    at[t] = static_cast<const Element*>(a.values[key / kTileKeys]) + key % kTileKeys * int64_t(a.value_dim) +
             kStep * (d + 16 * t);
   }
 #pragma GCC unroll 1
@@ -245,7 +268,7 @@ inline void add_tile_values(const AttendArgs& a, const float* weights, int64_t d
     cursor.step();
     Stored::add(weights + key, kChunkKeys, at, sums);
 #pragma GCC unroll 4
-    for (int t = 0; t < T; ++t) at[t] += kStep * int64_t(a.head_dim);
+    for (int t = 0; t < T; ++t) at[t] += kStep * int64_t(a.value_dim);
   }
 }
 
@@ -255,10 +278,9 @@ __attribute__((noinline)) void value_block(const AttendArgs& a, Prefetch& prefet
                                            int end) {
   constexpr int kStep = Stored::kStep, kTake = kStep * kStepsBetweenChecks;
   static_assert(kTileKeys % kTake == 0);
-  const int64_t padded = padded_head(a.head_dim);
-  float* out = a.out + row * padded + d;
+  float* out = a.out + row * a.out_stride + d;
   Lanes sums[R][T];
-  load_sums(out, padded, sums);
+  load_sums(out, a.out_stride, sums);
   const float* weights = a.scores + int64_t(row) * kChunkKeys;
   int key = begin;
   if (key % kStep) add_values<Stored, kStep - 1, kStep>(a, weights, d, key++ - 1, sums);
@@ -272,14 +294,14 @@ __attribute__((noinline)) void value_block(const AttendArgs& a, Prefetch& prefet
   }
   prefetch.end(cursor);
   if (key < end) add_values<Stored, 0, 1>(a, weights, d, key, sums);
-  store_sums(sums, out, padded);
+  store_sums(sums, out, a.out_stride);
 }
 
 template <class Stored, int R>
 inline void value_rows(const AttendArgs& a, Prefetch& prefetch, int row, int begin, int end) {
   if (begin >= end) return;
   constexpr int T = lanes_beside(R);
-  const int64_t padded = padded_head(a.head_dim);
+  const int64_t padded = padded_head(a.value_dim);
   int64_t d = 0;
   for (; d + 16 * T <= padded; d += 16 * T) value_block<Stored, R, T>(a, prefetch, row, d, begin, end);
   for (; d < padded; d += 16) value_block<Stored, R, 1>(a, prefetch, row, d, begin, end);
@@ -299,17 +321,30 @@ inline void weigh_rows(const AttendArgs& a, Prefetch& prefetch, int row) {
 }
 
 inline void clear_rows(const AttendArgs& a) {
-  for (int64_t i = 0; i < a.rows * padded_head(a.head_dim); i += 16) store(a.out + i, fill(0));
+  for (int64_t i = 0; i < a.rows * a.out_stride; i += 16) store(a.out + i, fill(0));
+}
+
+template <class Stored>
+inline void score_all(const AttendArgs& a, Prefetch& prefetch) {
+  for_key_runs(a, [&]<int R>(int row, int begin, int end) { score_rows<Stored, R>(a, prefetch, row, begin, end); });
+}
+
+template <class Stored>
+void score(const AttendArgs& a) {
+  Prefetch prefetch(a, 0);
+  score_all<Stored>(a, prefetch);
 }
 
 template <class Stored>
 void attend(const AttendArgs& a) {
   Prefetch prefetch(a, a.prefetch_ranges ? count_steps(a, Stored::kStep) : 0);
-  for_key_runs(a, [&]<int R>(int row, int begin, int end) { score_rows<Stored, R>(a, prefetch, row, begin, end); });
+  score_all<Stored>(a, prefetch);
   find_largest_scores(a);
   for (int r = 0; r < a.rows; ++r) soften_row(a, r);
   clear_rows(a);
-  for_row_blocks(a.rows, [&]<int R>(int row) { weigh_rows<Stored, R>(a, prefetch, row); });
+  for_value_strips<typename Stored::Element>(a, [&](const AttendArgs& strip) {
+    for_row_blocks(a.rows, [&]<int R>(int row) { weigh_rows<Stored, R>(strip, prefetch, row); });
+  });
 }
 
 // The factors of 16 rows come from two vectors of exponentials.

@@ -85,9 +85,10 @@ inline void score_code_rows(const AttendArgs& a, Prefetch& prefetch, int row, in
 inline float scale_weights(const AttendArgs& a, int row) {
   const Lanes highest = fill(a.largest[row]);
   Lanes top = fill(0), sum = fill(0), scaled_sum = fill(0);
+  const void* const* values = a.turned ? a.keys : a.values;
   for_tiles(a, row, [&]<bool Whole>(int t) {
     const Lanes weights = weights_of<Whole>(a, row, t, highest);
-    const Lanes scaled = visible<Whole>(a, row, t, multiply(weights, load_scales(a.values[t], a.head_dim)), 0);
+    const Lanes scaled = visible<Whole>(a, row, t, multiply(weights, load_scales(values[t], a.head_dim)), 0);
     sum = add(sum, weights);
     top = larger(scaled, top);  // a NaN is passed over here and shows in the sum
     scaled_sum = add(scaled_sum, scaled);
@@ -119,7 +120,6 @@ inline float encode_weights(const AttendArgs& a, int row, int tile_begin, int ti
 template <int R, int C>
 __attribute__((noinline)) void value_codes(const AttendArgs& a, Prefetch& prefetch, int row, int64_t d, int tile_begin,
                                            int tile_end, const float* scales) {
-  const int64_t padded = padded_head(a.head_dim);
   IntLanes sums[R][C];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -138,7 +138,7 @@ __attribute__((noinline)) void value_codes(const AttendArgs& a, Prefetch& prefet
       cursor.step();
       add_codes(weights + key, 2 * kChunkKeys, values, sums);
 #pragma GCC unroll 4
-      for (int c = 0; c < C; ++c) values[c] += 2 * int64_t(a.head_dim);
+      for (int c = 0; c < C; ++c) values[c] += 2 * int64_t(a.value_dim);
     }
   }
   prefetch.end(cursor);
@@ -146,28 +146,43 @@ __attribute__((noinline)) void value_codes(const AttendArgs& a, Prefetch& prefet
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c)
-      store(a.out + (row + r) * padded + d + 16 * c, multiply(to_floats(sums[r][c]), fill(scales[r])));
+      store(a.out + (row + r) * a.out_stride + d + 16 * c, multiply(to_floats(sums[r][c]), fill(scales[r])));
   }
 }
 
+// `scales`: of each row what encode_weights returned.
 template <int R>
-inline void weigh_code_rows(const AttendArgs& a, Prefetch& prefetch, int row) {
+inline void weigh_code_rows(const AttendArgs& a, Prefetch& prefetch, int row, const float* scales) {
   const Seen seen = seen_by(a, row, R);
   const int first = seen.first_tile(), last = seen.last_tile();
-  float scales[R];
-  for (int r = 0; r < R; ++r) scales[r] = encode_weights(a, row + r, first, last);
-  const int64_t padded = padded_head(a.head_dim);
+  const int64_t padded = padded_head(a.value_dim);
   constexpr int C = lanes_beside(R);
   int64_t d = 0;
   for (; d + 16 * C <= padded; d += 16 * C) value_codes<R, C>(a, prefetch, row, d, first, last, scales);
   for (; d < padded; d += 16) value_codes<R, 1>(a, prefetch, row, d, first, last, scales);
 }
 
+inline void score_all_codes(const AttendArgs& a, Prefetch& prefetch) {
+  for_key_runs(a, [&]<int R>(int row, int begin, int end) { score_code_rows<R>(a, prefetch, row, begin, end); });
+}
+
+void score_int8(const AttendArgs& a) {
+  Prefetch prefetch(a, 0);
+  score_all_codes(a, prefetch);
+}
+
 void attend_int8(const AttendArgs& a) {
   Prefetch prefetch(a, a.prefetch_ranges ? count_steps(a, 2) : 0);
-  for_key_runs(a, [&]<int R>(int row, int begin, int end) { score_code_rows<R>(a, prefetch, row, begin, end); });
+  score_all_codes(a, prefetch);
   find_largest_scores(a);
-  for_row_blocks(a.rows, [&]<int R>(int row) { weigh_code_rows<R>(a, prefetch, row); });
+  float scales[kQueryRows];
+  for_row_blocks(a.rows, [&]<int R>(int row) {
+    const Seen seen = seen_by(a, row, R);
+    for (int r = row; r < row + R; ++r) scales[r] = encode_weights(a, r, seen.first_tile(), seen.last_tile());
+  });
+  for_value_strips<int8_t>(a, [&](const AttendArgs& strip) {
+    for_row_blocks(a.rows, [&]<int R>(int row) { weigh_code_rows<R>(strip, prefetch, row, scales + row); });
+  });
 }
 
 }  // namespace

@@ -55,6 +55,19 @@ void rotate(const float* x, float* out, const float* cos_sin, int64_t half, int6
     __builtin_memcpy(out + 2 * half, x + 2 * half, static_cast<uint64_t>(head_dim - 2 * half) * sizeof(float));
 }
 
+void add_positive(const float* x, float factor, float* out, int64_t count) {
+  const Lanes factors = fill(factor), zero = fill(0);
+  int64_t i = 0;
+  for (; i + 16 <= count; i += 16) store(out + i, multiply_add(larger(load(x + i), zero), factors, load(out + i)));
+  for (; i < count; i += 16) {
+    const Lanes sums =
+        multiply_add(larger(load_first(x + i, count - i), zero), factors, load_first(out + i, count - i));
+    float found[16];
+    store(found, sums);
+    __builtin_memcpy(out + i, found, static_cast<uint64_t>(count - i) * sizeof(float));
+  }
+}
+
 inline Lanes silu(const Lanes& x) { return divide(x, add(fill(1), exponential(subtract(fill(0), x)))); }
 
 // 0.5 x (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3), which is x / (1 + e^(-2 u)).

@@ -19,9 +19,9 @@ constexpr Kernels kTable = {
     gelu_mul,
     clamped_mul,
     soft_cap,
-    {{4, load_query_floats, put_key_f32, put_values_f32, attend<StoredF32>},
-     {4, load_query_floats, put_key_bf16, put_values_bf16, attend<StoredBf16>},
-     {2, load_query_codes, put_key_int8, put_values_int8, attend_int8}},
+    {{4, load_query_floats, put_key_f32, put_values_f32, attend<StoredF32>, score<StoredF32>},
+     {4, load_query_floats, put_key_bf16, put_values_bf16, attend<StoredBf16>, score<StoredBf16>},
+     {2, load_query_codes, put_key_int8, put_values_int8, attend_int8, score_int8}},
     merge_rows,
     divide_row,
     find_largest,
@@ -31,6 +31,7 @@ constexpr Kernels kTable = {
     sigmoid_mul,
     convolve,
     delta_rule,
+    add_positive,
 };
 
 }  // namespace

@@ -2,8 +2,8 @@
 with it. Fit for the wire.
 
 The unit is the *tile*: keys (or values) of 16 tokens of one head of one layer, `tile_bytes` long, in the form of
-csrc/kernels/kv_cache.h. Within a block a head's keys come first, then its values: 2 * block_size / 16 tiles in one
-piece.
+csrc/kernels/kv_cache.h. Within a block a head's keys come first, then its values, if they are kept: sides * block_size
+/ 16 tiles in one piece.
 """
 
 from __future__ import annotations
@@ -47,11 +47,17 @@ class KvLayout(msgspec.Struct, frozen=True, array_like=True):
     blocks: int
     nbytes: int  # of the file
     regions: tuple[KvRegion, ...]
+    sides: int = 2  # 1: keys alone
+
+    @property
+    def head_bytes(self) -> int:
+        """Of a head of a block."""
+        return self.sides * (self.block_size // TILE_TOKENS) * self.tile_bytes
 
     @property
     def block_bytes(self) -> int:
         """Of a block over all layers and heads, each counted once."""
-        return self.layers * self.kv_heads * 2 * (self.block_size // TILE_TOKENS) * self.tile_bytes
+        return self.layers * self.kv_heads * self.head_bytes
 
     def layers_of(self, region: KvRegion) -> tuple[int, int]:
         """The first layer of one of its regions, and one past the last."""

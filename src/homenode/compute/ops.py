@@ -99,17 +99,29 @@ KV_DTYPES = {"f32": (4, 0), "bf16": (2, 0), "int8": (1, 4)}
 
 class LayerKv(NamedTuple):
     """What one layer keeps of a token in KV memory: for each of `kv_heads` heads a key of `key_width` and a value of
-    `value_width` elements.
+    `value_width` elements; or keys alone (0), whose first `value_columns` elements are read as values.
     """
 
     kv_heads: int
     key_width: int
     value_width: int
+    value_columns: int = 0
+
+    @property
+    def sides(self) -> int:
+        """2 of keys and values, 1 of keys alone."""
+        return 2 if self.value_width else 1
+
+    @property
+    def value_size(self) -> int:
+        """Elements of a head's value, wherever it is kept."""
+        return self.value_width or self.value_columns
 
     def token_bytes(self, dtype: str) -> int:
-        """Bytes of the keys and values of one token, the scales of int8 among them. `dtype`: one of KV_DTYPES."""
+        """Bytes of what is kept of one token, the scales of int8 among them. `dtype`: one of KV_DTYPES."""
         element, scale = KV_DTYPES[dtype]
-        return self.kv_heads * sum(width * element + scale for width in (self.key_width, self.value_width))
+        widths = (self.key_width, self.value_width)[: self.sides]
+        return self.kv_heads * sum(width * element + scale for width in widths)
 
 
 @dataclass(frozen=True)
@@ -389,6 +401,9 @@ class Ops(Protocol):
         wide). An int in place of a weight: over groups of so many columns, multiplied with nothing.
         """
 
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """(x - mean) / sqrt(variance + eps) * weight (+ bias) over each group of len(weight) columns of x."""
+
     def linear(
         self, x: Tensor, weights: Sequence[Weight], biases: Sequence[Tensor | None] = (), residual: Tensor | None = None
     ) -> Tensor:
@@ -434,6 +449,8 @@ class Ops(Protocol):
         softcap: float | None = None,
         *,
         sinks: Tensor | None = None,
+        value_columns: int = 0,
+        chosen: Tensor | None = None,
     ) -> Tensor:
         """Store k and v of the step's tokens in layer `layer` of the cache, then attend causally over each sequence's
         context. `layer` counts the layers of the cache, not those of the model. Without k and v nothing is stored: an
@@ -442,6 +459,18 @@ class Ops(Protocol):
         Query head h reads KV head h // (q heads / KV heads). With `window`, position p sees positions above p - window
         only. With `softcap` (above 0), a score s becomes softcap * tanh(s / softcap) before the softmax, as in Gemma 2.
         `sinks` [query heads]: a further score of each head, not capped, whose weight has no value (as in gpt-oss).
+        With `value_columns` there is no v: the values are the first so many elements of each head's keys, which are
+        all that the layer keeps (see LayerKv), and the result has so many columns for each query head. With `chosen`
+        (see `choose_tokens`; of layers of one KV head with value columns) each token attends to those positions only.
+        """
+
+    def choose_tokens(self, q: Tensor, weights: Tensor, k: Tensor, cache: KvCache, layer: int, count: int) -> Tensor:
+        """What `attention` takes as `chosen`: of each token the `count` positions up to its own whose scores are
+        highest, of equals the earliest; all where there are no more.
+
+        The score of a position is the sum over heads of weights[head] * max(q[head] . k, 0) with the k stored there.
+        First k of the step's tokens is stored in layer `layer` of the cache, which keeps keys alone, of one head. q:
+        [tokens, heads * width of k], weights: [tokens, heads].
         """
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
@@ -457,6 +486,9 @@ class Ops(Protocol):
 
     def scale(self, x: Tensor, factor: float | Tensor) -> Tensor:
         """x * factor: a number, or a parameter that is a vector of one."""
+
+    def scale_by_position(self, x: Tensor, growth: float, length: int) -> Tensor:
+        """x * (1 + growth * ln(1 + floor(position / length))), of the step's positions (as in Llama 4)."""
 
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
         """cap * tanh(x / cap), cap being above 0."""

@@ -67,8 +67,8 @@ def read_layer_split(setting: str) -> tuple[int, ...] | None:
 
 
 def with_donors(spec: ModelSpec, layers: tuple[int, ...]) -> tuple[int, ...]:
-    """The layers of each stage, stages that would part a layer from the one whose keys and values it reads beginning as
-    many layers earlier as it takes. UserError where a stage would have none left.
+    """The layers of each stage, stages that would part a layer from the one whose keys and values it reads, or whose
+    choice of tokens it takes, beginning as many layers earlier as it takes. UserError where a stage would have none left.
     """
     cuts = list(accumulate(layers))[:-1]
     while parted := [(cut, donor) for cut in cuts if (donor := _parted_donor(spec, cut)) is not None]:
@@ -83,8 +83,11 @@ def with_donors(spec: ModelSpec, layers: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _parted_donor(spec: ModelSpec, cut: int) -> int | None:
-    """The first layer before `cut` whose keys and values a layer from `cut` on reads; None where there is none."""
-    return min((d for d in map(spec.donor_of, range(cut, spec.num_layers)) if d < cut), default=None)
+    """The first layer before `cut` whose keys and values a layer from `cut` on reads, or whose choice of tokens it
+    takes; None where there is none.
+    """
+    needed = (of(layer) for layer in range(cut, spec.num_layers) for of in (spec.donor_of, spec.chooser_of))
+    return min((layer for layer in needed if layer < cut), default=None)
 
 
 def _stages(spec: ModelSpec, how: PartitionSpec) -> tuple[IndexRange, ...]:

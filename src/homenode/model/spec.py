@@ -90,6 +90,25 @@ class DeltaSpec:
 
 
 @dataclass(frozen=True)
+class IndexerSpec:
+    """Heads that choose the `chosen` tokens which a layer attends to: `heads` queries of `width` elements, against one
+    key of each token. `layers`: that have it, ascending; another layer takes the choice of the one before it.
+    `adjacent`: pairs that turn are neighbours.
+    """
+
+    heads: int
+    width: int
+    chosen: int
+    layers: tuple[int, ...]
+    adjacent: bool
+
+    @property
+    def kept(self) -> LayerKv:
+        """What a layer keeps of a token for it."""
+        return LayerKv(1, self.width, 0)
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """The figures of a decoder. Token ids are those of the model's own generation defaults."""
 
@@ -110,6 +129,7 @@ class ModelSpec:
     mlp_bias: bool = False
     moe: MoeSpec | None = None  # None: every layer has an ordinary MLP
     delta: DeltaSpec | None = None  # None: every layer has attention
+    indexer: IndexerSpec | None = None  # None: attention is over all tokens, or those of a window
     sliding_window: int | None = None
     sliding_layers: tuple[bool, ...] = ()  # which layers use it; empty: all
     local_rope: RopeSpec | None = None  # of the layers that use it; None: that of all others
@@ -172,6 +192,20 @@ class ModelSpec:
                 donor = self.donor_of(layer)
                 places[layer] = len(set(places.values())) if donor == layer else places[donor]
         return places
+
+    def chooser_of(self, layer: int) -> int:
+        """The layer that chooses the tokens which a layer attends to: itself, or an earlier one."""
+        if self.indexer is None:
+            return layer
+        return max(chooser for chooser in self.indexer.layers if chooser <= layer)
+
+    def index_layers(self, first: int, past: int) -> dict[int, int]:
+        """For each of layers first .. past - 1 with an indexer, the layer of a KV memory of those that holds its keys:
+        they are behind all that hold keys and values.
+        """
+        own = len(set(self.cache_layers(first, past).values()))
+        having = [layer for layer in (self.indexer.layers if self.indexer else ()) if first <= layer < past]
+        return {layer: own + number for number, layer in enumerate(having)}
 
     def window_of(self, layer: int) -> int | None:
         """Tokens of the sliding window of a layer of the model, None where it sees its whole context."""

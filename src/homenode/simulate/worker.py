@@ -87,7 +87,7 @@ def work_of(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry, part: M
         float(sum(m.target_bytes for m in sampled)),
         operations,
         sum(
-            2.0 * part.heads_in(layer)[0].count * (kv.key_width + kv.value_width)
+            2.0 * part.heads_in(layer)[0].count * (kv.key_width + kv.value_size)
             for layer in range(part.layers.first, part.layers.end)
             if (kv := spec.kv_of(layer)) is not None
         ),

@@ -20,6 +20,7 @@ from homenode.transfer.wire.message import PROTOCOL
 
 HASH_SCHEME = "blake2b-128 chain 1"  # of engine.kv.prefix; another number whenever identities are made in another way
 KV_FORM = "tiles of 16 tokens 1"  # of csrc/kernels/kv_cache.h
+KEYS_ALONE = " of keys alone"  # values are columns of them
 
 # Facts of the connection; identities do not depend on them.
 _OF_CONNECTION = frozenset({"protocol", "mode", "channel", "secret"})
@@ -44,7 +45,7 @@ def fingerprint_of(
         "weights_kept_as": kept_as,
         **_architecture(checkpoint.spec, max_model_len),
         "kv_dtype": geometry.dtype,
-        "kv_form": KV_FORM,
+        "kv_form": KV_FORM + (KEYS_ALONE if any(layer.sides == 1 for layer in geometry.layers) else ""),
         "tokenizer": tokenizer_digest(checkpoint),
         "hash_scheme": HASH_SCHEME,
     }

@@ -129,7 +129,7 @@ class WorkCounter:
         total, dtype = _NOTHING, self.geometry.dtype
         for layer in range(self.spec.num_layers):
             if (kv := self.spec.kv_of(layer)) is not None:
-                products = 2.0 * self.spec.num_heads * (kv.key_width + kv.value_width) * pairs(layer)
+                products = 2.0 * self.spec.num_heads * (kv.key_width + kv.value_size) * pairs(layer)
                 operations = Operations.of(path_of(dtype.upper()), products)
                 total += Work(float(pairs(layer) * kv.token_bytes(dtype)), operations)
         return total

@@ -154,6 +154,7 @@ def map_memory(
         layout.kv_heads,
         layout.head_dim,
         layout.block_size,
+        layout.sides,
         *(n for r in layout.regions for n in _cells(layout, r)),
     )
     if not all(0 <= n <= _MOST for n in numbers) or not all(0 <= n < 1 << 31 for n in sizes):
@@ -221,13 +222,19 @@ def kv_type(dtype: str) -> _native.KvType:
 def native_shape(of: KvGeometry | KvLayout) -> _native.KvShape:
     """UnsupportedError for a dtype the native core has no KV memory of, ValueError for layers of unlike shapes."""
     if isinstance(of, KvGeometry):
-        layers, (kv_heads, head_dim, value_width) = len(of.layers), of.only_shape
-        if value_width != head_dim:
-            raise UnsupportedError(f"KV memory of keys of {head_dim} and values of {value_width} elements")
+        shape, layers = of.only_shape, len(of.layers)
+        kv_heads, head_dim, sides = shape.kv_heads, shape.key_width, shape.sides
+        if shape.value_width not in (0, head_dim):
+            raise UnsupportedError(f"KV memory of keys of {head_dim} and values of {shape.value_width} elements")
     else:
-        layers, kv_heads, head_dim = of.layers, of.kv_heads, of.head_dim
+        layers, kv_heads, head_dim, sides = of.layers, of.kv_heads, of.head_dim, of.sides
     return _native.KvShape(
-        layers=layers, kv_heads=kv_heads, head_dim=head_dim, block_size=of.block_size, type=kv_type(of.dtype)
+        layers=layers,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        block_size=of.block_size,
+        type=kv_type(of.dtype),
+        sides=sides,
     )
 
 
@@ -272,4 +279,5 @@ def _layout_of(memory: _native.KvMemory, nodes: Sequence[int]) -> KvLayout:
         blocks=native.blocks,
         nbytes=native.nbytes,
         regions=regions,
+        sides=shape.sides,
     )

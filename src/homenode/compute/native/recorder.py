@@ -91,6 +91,8 @@ class RecordingOps:
         softcap: float | None = None,
         *,
         sinks: _native.Tensor | None = None,
+        value_columns: int = 0,
+        chosen: _native.Tensor | None = None,
     ) -> _native.Tensor:
         """See `Ops.attention`. ValueError for a window below 1 or a cap that is not above 0."""
         if window is not None and window < 1:
@@ -100,9 +102,35 @@ class RecordingOps:
         if isinstance(cache, NativeKvLayers):
             cache, layer = cache.place(layer)
         params = _native.AttentionParams(
-            layer=layer, scale=scale, window=window or 0, softcap=softcap or 0.0, sinks=sinks
+            layer=layer,
+            scale=scale,
+            window=window or 0,
+            softcap=softcap or 0.0,
+            sinks=sinks,
+            value_columns=value_columns,
+            chosen=chosen,
         )
         return self._recorder.attention(q, k, v, cache, params)
+
+    def choose_tokens(
+        self,
+        q: _native.Tensor,
+        weights: _native.Tensor,
+        k: _native.Tensor,
+        cache: _native.KvCache | NativeKvLayers,
+        layer: int,
+        count: int,
+    ) -> _native.Tensor:
+        """See `Ops.choose_tokens`."""
+        if isinstance(cache, NativeKvLayers):
+            cache, layer = cache.place(layer)
+        return self._recorder.choose_tokens(q, weights, k, cache, layer, count)
+
+    def layer_norm(
+        self, x: _native.Tensor, weight: _native.Tensor, bias: _native.Tensor | None, eps: float
+    ) -> _native.Tensor:
+        """See `Ops.layer_norm`."""
+        return self._recorder.layer_norm(x, weight, bias, eps)
 
     def silu_mul(self, gate_up: _native.Tensor) -> _native.Tensor:
         """See `Ops.silu_mul`."""
@@ -121,6 +149,10 @@ class RecordingOps:
         if isinstance(factor, _native.Tensor):
             return self._recorder.scale_by(x, factor)
         return self._recorder.scale(x, factor)
+
+    def scale_by_position(self, x: _native.Tensor, growth: float, length: int) -> _native.Tensor:
+        """See `Ops.scale_by_position`."""
+        return self._recorder.scale_by_position(x, growth, length)
 
     def soft_cap(self, x: _native.Tensor, cap: float) -> _native.Tensor:
         """See `Ops.soft_cap`. ValueError for a cap that is not above 0."""

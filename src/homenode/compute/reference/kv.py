@@ -11,7 +11,8 @@ from homenode.compute.reference.formats import round_bf16
 
 
 class ReferenceKvCache:
-    """Keys and values in blocks, of each layer [blocks, block_size, kv_heads, width] each.
+    """Keys and values in blocks, of each layer [blocks, block_size, kv_heads, width] each; values of no width where
+    they are columns of the keys.
 
     Held as float32 whatever the geometry says; with dtype "bf16" the values are rounded to bfloat16 when stored, with
     "int8" to whole multiples of a scale for each token and head.
@@ -39,13 +40,16 @@ class ReferenceKvCache:
                 f"blocks {used.tolist()} do not hold a context of {context}: {self.blocks} of {self.geometry.block_size} exist"
             )
 
-    def store(self, layer: int, block_row: IntArray, positions: IntArray, keys: FloatArray, values: FloatArray) -> None:
+    def store(
+        self, layer: int, block_row: IntArray, positions: IntArray, keys: FloatArray, values: FloatArray | None
+    ) -> None:
         """Put keys and values [n, kv_heads * width] of a sequence's `positions` where its `block_row` says."""
         size = self.geometry.block_size
         where = (block_row[positions // size], positions % size)
         rounded = _AS_STORED[self.geometry.dtype]
         for side, rows in ((self._keys[layer], keys), (self._values[layer], values)):
-            side[where] = rounded(rows.reshape(len(positions), *side.shape[2:]))
+            if rows is not None:
+                side[where] = rounded(rows.reshape(len(positions), *side.shape[2:]))
 
     def gather(self, layer: int, block_row: IntArray, context: int) -> tuple[FloatArray, FloatArray]:
         """Keys and values of positions 0 .. context - 1: two contiguous arrays [kv_heads, context, width]."""
@@ -54,7 +58,7 @@ class ReferenceKvCache:
             np.ascontiguousarray(side[used].reshape(-1, *side.shape[2:])[:context].transpose(1, 0, 2))
             for side in (self._keys[layer], self._values[layer])
         )
-        return keys, values
+        return keys, keys[..., : self.geometry.layers[layer].value_columns] if not values.shape[-1] else values
 
 
 def _round_int8(heads: FloatArray) -> FloatArray:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from homenode.compute.expert_usage import ExpertUsage
-from homenode.compute.ops import DeltaHeads, Experts, FloatArray, Routing, StepArrays
+from homenode.compute.ops import DeltaHeads, Experts, FloatArray, IntArray, Routing, StepArrays
 from homenode.compute.ranks import RankGroup
 from homenode.compute.reference import state
 from homenode.compute.reference.gates import gelu_gated, silu_gated
@@ -142,26 +142,57 @@ class EagerOps:
         softcap: float | None = None,
         *,
         sinks: FloatArray | None = None,
+        value_columns: int = 0,
+        chosen: IntArray | None = None,
     ) -> FloatArray:
-        """See `Ops.attention`."""
+        """See `Ops.attention`. ValueError for other value columns than the layer has."""
         step = self._step
         shape = cache.geometry.layers[layer]
+        if value_columns != shape.value_columns:
+            raise ValueError(f"attention: values of {value_columns} columns of keys; layer {layer} has {shape}")
         heads = q.shape[1] // shape.key_width
-        out = np.empty((len(q), heads * shape.value_width), np.float32)
+        out = np.empty((len(q), heads * shape.value_size), np.float32)
         for i, context in enumerate(step.context_len):
             tokens = slice(step.query_start[i], step.query_start[i + 1])
             positions, block_row = step.positions[tokens], step.block_table[i]
             cache.check(block_row, int(context))
-            if k is not None and v is not None:
-                cache.store(layer, block_row, positions, k[tokens], v[tokens])
+            if k is not None:
+                cache.store(layer, block_row, positions, k[tokens], None if v is None else v[tokens])
             keys, values = cache.gather(layer, block_row, int(context))
             for row, position in zip(range(tokens.start, tokens.stop), positions, strict=True):
                 first = 0 if window is None else max(0, int(position) - window + 1)
-                visible = slice(first, int(position) + 1)
+                visible: Any = slice(first, int(position) + 1)
+                if chosen is not None:
+                    visible = chosen[row][chosen[row] >= 0]
                 query = q[row].reshape(shape.kv_heads, -1, shape.key_width)
                 found = _attention_of_row(query, keys[:, visible], values[:, visible], scale, softcap, sinks)
                 out[row] = found.reshape(-1)
         return out
+
+    def choose_tokens(
+        self, q: FloatArray, weights: FloatArray, k: FloatArray, cache: ReferenceKvCache, layer: int, count: int
+    ) -> IntArray:
+        """See `Ops.choose_tokens`: [tokens, count], ascending, -1 behind the last."""
+        step, found = self._step, np.full((len(q), count), -1, np.int32)
+        for i, context in enumerate(step.context_len):
+            tokens = slice(step.query_start[i], step.query_start[i + 1])
+            positions, block_row = step.positions[tokens], step.block_table[i]
+            cache.check(block_row, int(context))
+            cache.store(layer, block_row, positions, k[tokens], None)
+            keys = cache.gather(layer, block_row, int(context))[0][0]
+            for row, position in zip(range(tokens.start, tokens.stop), positions, strict=True):
+                products = q[row].reshape(-1, keys.shape[1]) @ keys[: position + 1].T
+                scores = weights[row] @ np.maximum(products, np.float32(0))
+                best = np.sort(np.argsort(-scores, kind="stable")[:count])
+                found[row, : len(best)] = best
+        return found
+
+    def layer_norm(self, x: FloatArray, weight: FloatArray, bias: FloatArray | None, eps: float) -> FloatArray:
+        """See `Ops.layer_norm`."""
+        groups = x.reshape(len(x), -1, len(weight))
+        centred = groups - groups.mean(axis=2, keepdims=True)
+        scaled = centred / np.sqrt(np.square(centred).mean(axis=2, keepdims=True) + np.float32(eps)) * weight
+        return np.asarray(scaled if bias is None else scaled + bias, np.float32).reshape(x.shape)
 
     def silu_mul(self, gate_up: FloatArray) -> FloatArray:
         """See `Ops.silu_mul`."""
@@ -181,6 +212,11 @@ class EagerOps:
     def scale(self, x: FloatArray, factor: float | FloatArray) -> FloatArray:
         """See `Ops.scale`."""
         return np.asarray(x * np.float32(np.asarray(factor).item()), np.float32)
+
+    def scale_by_position(self, x: FloatArray, growth: float, length: int) -> FloatArray:
+        """See `Ops.scale_by_position`."""
+        factors = 1 + growth * np.log1p(self._step.positions // length)
+        return np.asarray(x * factors.astype(np.float32)[:, None], np.float32)
 
     def soft_cap(self, x: FloatArray, cap: float) -> FloatArray:
         """See `Ops.soft_cap`."""

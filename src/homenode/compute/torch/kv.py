@@ -16,7 +16,7 @@ _TOO_SMALL = 1e-30
 
 class TorchKvCache:
     """KV memory of a torch device, zeroed. int8 has one float32 scale for the key and one for the value of each token
-    and head.
+    and head. Of a layer that keeps keys alone, these are its values, too.
     """
 
     def __init__(self, geometry: KvGeometry, blocks: int, device: TorchDevice) -> None:
@@ -30,22 +30,31 @@ class TorchKvCache:
             return torch.zeros(shape, dtype=dtype, device=device.device)
 
         self.keys = [zeros(*slots, of.kv_heads, of.key_width, dtype=kept) for of in g.layers]
-        self.values = [zeros(*slots, of.kv_heads, of.value_width, dtype=kept) for of in g.layers]
+        self.values = [
+            zeros(*slots, of.kv_heads, of.value_width, dtype=kept) if of.sides == 2 else keys
+            for of, keys in zip(g.layers, self.keys, strict=True)
+        ]
         scaled = [(*slots, of.kv_heads) if g.dtype == "int8" else (0,) for of in g.layers]
         self._key_scales = [zeros(*shape, dtype=torch.float32) for shape in scaled]
-        self._value_scales = [zeros(*shape, dtype=torch.float32) for shape in scaled]
+        self._value_scales = [
+            zeros(*shape, dtype=torch.float32) if of.sides == 2 else scales
+            for of, shape, scales in zip(g.layers, scaled, self._key_scales, strict=True)
+        ]
 
     @property
     def nbytes(self) -> int:
         """Bytes really held."""
-        return sum(t.nbytes for t in (*self.keys, *self.values, *self._key_scales, *self._value_scales))
+        every = (*self.keys, *self.values, *self._key_scales, *self._value_scales)
+        return sum(t.nbytes for t in {id(t): t for t in every}.values())
 
-    def store(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def store(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor | None) -> None:
         """Put keys and values [n, kv_heads, width] at `slots` [n], block * block_size + place within it."""
         for side, scales, rows in (
             (self.keys[layer], self._key_scales[layer], keys),
             (self.values[layer], self._value_scales[layer], values),
         ):
+            if rows is None:
+                continue
             flat = side.view(-1, *side.shape[2:])
             if self.geometry.dtype == "int8":
                 codes, scale = _int8(rows)

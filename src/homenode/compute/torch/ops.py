@@ -163,17 +163,33 @@ class TorchOps:
         softcap: float | None = None,
         *,
         sinks: torch.Tensor | None = None,
+        value_columns: int = 0,
+        chosen: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `Ops.attention`."""
+        assert chosen is None  # choose_tokens refuses
         shape, step, rows = cache.geometry.layers[layer], self._step, q.shape[0]
         self._seen.cache = cache
         if "written" not in step.planned:
             step.planned["written"] = step.slots(step.sequence, step.positions, cache.geometry.block_size)
-        if k is not None and v is not None:
-            keys, values = (side.reshape(rows, shape.kv_heads, -1) for side in (k, v))
+        if k is not None:
+            keys, values = (None if side is None else side.reshape(rows, shape.kv_heads, -1) for side in (k, v))
+            assert keys is not None
             cache.store(layer, step.planned["written"], keys, values)
         queries = q.reshape(rows, shape.kv_heads, -1, shape.key_width)
-        return self._attention(queries, cache, layer, step, Scoring(scale, window, softcap, sinks)).reshape(rows, -1)
+        found = self._attention(queries, cache, layer, step, Scoring(scale, window, softcap, sinks))
+        return (found[..., :value_columns] if value_columns else found).reshape(rows, -1)
+
+    def choose_tokens(
+        self, q: torch.Tensor, weights: torch.Tensor, k: torch.Tensor, cache: TorchKvCache, layer: int, count: int
+    ) -> torch.Tensor:
+        """See `Ops.choose_tokens`."""
+        raise UnsupportedError("choose_tokens is not supported by the torch backend; use --backend native")
+
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+        """See `Ops.layer_norm`."""
+        groups = x.view(x.shape[0], -1, weight.shape[0])
+        return torch.nn.functional.layer_norm(groups, weight.shape, weight, bias, eps).view(x.shape)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See `Ops.silu_mul`."""
@@ -192,6 +208,11 @@ class TorchOps:
     def scale(self, x: torch.Tensor, factor: float | torch.Tensor) -> torch.Tensor:
         """See `Ops.scale`."""
         return x * factor
+
+    def scale_by_position(self, x: torch.Tensor, growth: float, length: int) -> torch.Tensor:
+        """See `Ops.scale_by_position`."""
+        turns = torch.div(self._step.positions, length, rounding_mode="floor")
+        return x * (1 + growth * torch.log1p(turns.double())).float().unsqueeze(1)
 
     def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
         """See `Ops.soft_cap`. By way of exp, as torch's own tanh depends on where an element lies."""

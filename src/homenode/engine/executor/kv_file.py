@@ -44,7 +44,12 @@ def joined(parts: Sequence[ModelPart], layouts: Sequence[KvLayout], shares: Sequ
     for part, layout, share in zip(parts, layouts, shares, strict=True):
         regions += [_placed(region, layout, part, share) for region in layout.regions]
     like = layouts[0]
-    if len({(each.head_dim, each.block_size, each.dtype, each.tile_bytes, each.blocks) for each in layouts}) > 1:
+    if (
+        len(
+            {(each.head_dim, each.block_size, each.dtype, each.tile_bytes, each.blocks, each.sides) for each in layouts}
+        )
+        > 1
+    ):
         raise InternalError("the workers have KV memory of several kinds")
     return msgspec.structs.replace(
         like,

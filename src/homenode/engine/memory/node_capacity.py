@@ -83,10 +83,10 @@ def kv_capacity(weight_nodes: WeightNodes | None, binding: EngineBinding, geomet
 
 def kv_shares(binding: EngineBinding, kv_heads: int) -> Mapping[int, float]:
     """The part of KV memory of layers alike on each node that has some: whole heads, in proportion to threads
-    (csrc/kernels/kv_cache.cpp); pages in turn where they are interleaved.
+    (csrc/kernels/kv_cache.cpp); pages in turn where they are interleaved, or where nodes are more than heads.
     """
     nodes = tuple(dict.fromkeys(binding.thread_memory))
-    if binding.numa == "interleave":
+    if binding.numa == "interleave" or kv_heads < len(nodes):
         return dict.fromkeys(nodes, 1 / len(nodes))
     threads, past, shares = Counter(binding.thread_memory), 0, {}
     counted = 0

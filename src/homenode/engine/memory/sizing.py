@@ -205,6 +205,8 @@ def step_bytes(config: EngineConfig, spec: ModelSpec) -> int:
         inner = max(inner, 3 * moe.shared_intermediate_size)
         inner += moe.num_experts + 2 * moe.experts_per_token * (spec.hidden_size + moe.intermediate_size)
     columns = 4 * spec.hidden_size + heads + inner
+    if (indexer := spec.indexer) is not None:
+        columns += indexer.chosen + (indexer.heads + 1) * (indexer.width + 1)
     return 4 * (
         config.scheduler.max_num_batched_tokens * columns + sampled_rows(config, spec.vocab_size) * spec.vocab_size
     )

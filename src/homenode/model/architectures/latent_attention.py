@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from homenode.compute.ops import Ops, Tensor
+from homenode.compute.ops import LayerKv, Ops, Tensor
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import common
+from homenode.model.architectures import common, token_indexer
 from homenode.model.architectures.common import Layer, Tensors, layer_weight
 from homenode.model.architectures.parameters import ForwardContext, Parameter
 from homenode.model.config.folder_config import Defaults, FolderConfig
@@ -25,6 +25,7 @@ from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec, TensorEntry
 from homenode.units import format_count
 
+_BOTH = "attn_kv_b.weight"
 INDEXED = "indexed_attention"  # in layer_types: the class attends to the tokens that an indexer chooses
 _IN_LAYER = "model.layers.{layer}.self_attn."
 
@@ -33,7 +34,8 @@ _IN_LAYER = "model.layers.{layer}.self_attn."
 class LatentHeads:
     """`plain` and `rotary`: elements of a head's query and key without and with a position; `value`: of its value.
     `latent`: elements that a token's keys and values are made of. `query_rank`: elements that its queries are made of;
-    0: they are made of its row. `adjacent`: pairs that turn are neighbours.
+    0: they are made of its row. `adjacent`: pairs that turn are neighbours. `growth`: queries are multiplied by 1 +
+    growth * ln(1 + floor(position / growth_length)).
     """
 
     query_rank: int
@@ -42,6 +44,8 @@ class LatentHeads:
     rotary: int
     value: int
     adjacent: bool = True
+    growth: float = 0.0
+    growth_length: int = 0
 
     @property
     def row(self) -> int:
@@ -88,6 +92,8 @@ KEYS = frozenset(
         "attention.kv_lora_rank",
         "attention.key_length_mla",
         "attention.value_length_mla",
+        "attention.temperature_scale",
+        "attention.temperature_length",
     )
 )
 
@@ -122,20 +128,21 @@ def read_folder(config: FolderConfig, name: str, defaults: Defaults, heads: Late
 def read_gguf(config: GgufConfig, name: str) -> ModelSpec:
     """The figures in a GGUF file but for the experts."""
     fields = config.fields
-    if not fields.has("attention.key_length_mla"):
-        raise UnsupportedError(
-            f"{config.path}: attention.key_length_mla is missing, as in files of before 2025-04, which keep the keys and values of all heads in one matrix; convert the model again"
-        )
+    # Files of before 2025-04 have the lengths of whole heads under the names of other architectures
+    suffix = "_mla" if fields.has("attention.key_length_mla") else ""
     rotary = fields.integer("rope.dimension_count", maximum=limits.MOST_HEAD_DIM)
-    key = fields.integer("attention.key_length_mla", minimum=rotary + 1, maximum=limits.MOST_HEAD_DIM)
+    key = fields.integer(f"attention.key_length{suffix}", minimum=rotary + 1, maximum=limits.MOST_HEAD_DIM)
     heads = LatentHeads(
         fields.integer("attention.q_lora_rank", 0, minimum=0, maximum=limits.MOST_HIDDEN),
         fields.integer("attention.kv_lora_rank", maximum=limits.MOST_HEAD_DIM - rotary),
         key - rotary,
         rotary,
-        fields.integer("attention.value_length_mla", maximum=limits.MOST_HEAD_DIM),
+        fields.integer(f"attention.value_length{suffix}", maximum=limits.MOST_HEAD_DIM),
     )
     spec = with_heads(config.decoder(name, head_dim=heads.row, own_scale=True, own_magnitude=True), heads)
+    if growth := fields.number("attention.temperature_scale", 0.0, least=0.0):
+        length = fields.optional_integer("attention.temperature_length", maximum=limits.MOST_POSITION)
+        spec = with_growth(spec, growth, length or spec.rope.original_max_position)
     if spec.rope.kind != "yarn":
         return spec
     spec = replace(spec, rope=replace(spec.rope, attention_factor=1.0))  # a file keeps no other
@@ -155,6 +162,7 @@ def with_heads(spec: ModelSpec, heads: LatentHeads) -> ModelSpec:
         rope=replace(spec.rope, rotary_dim=heads.rotary),
         attention_scale=(heads.plain + heads.rotary) ** -0.5,
         own=heads,
+        layer_kv=(LayerKv(1, heads.row, 0, heads.latent),) * spec.num_layers,
         dimensions={
             "query_rank": heads.query_rank,
             "latent": heads.latent,
@@ -166,6 +174,13 @@ def with_heads(spec: ModelSpec, heads: LatentHeads) -> ModelSpec:
     )
 
 
+def with_growth(spec: ModelSpec, growth: float, length: int | None) -> ModelSpec:
+    """`spec` with queries that grow so; `length` None: as long as the longest context."""
+    return replace(
+        spec, own=replace(heads_of(spec), growth=growth, growth_length=length or spec.max_position if growth else 0)
+    )
+
+
 def _with_magnitude(spec: ModelSpec, log_multiplier: float) -> ModelSpec:
     """YaRN also scales scores, by the square of a magnitude that grows with the logarithm of its factor."""
     magnitude = 1.0 if spec.rope.factor <= 1 else log_multiplier * math.log(spec.rope.factor) + 1.0
@@ -173,11 +188,11 @@ def _with_magnitude(spec: ModelSpec, log_multiplier: float) -> ModelSpec:
     return replace(spec, attention_scale=spec.attention_scale * magnitude**2)
 
 
-def split_folder_heads(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
-    """The matrices of each head out of `kv_b_proj`, whose rows are, head after head, those of its keys and its values."""
+def split_folder_heads(tensors: Tensors, spec: ModelSpec, matrix: str = "kv_b_proj.weight") -> dict[str, TensorEntry]:
+    """The matrices of each head out of `matrix`, whose rows are, head after head, those of its keys and its values."""
     own, found = heads_of(spec), {}
     for name, entry in tensors.items():
-        module, of_heads, _ = name.partition("kv_b_proj.weight")
+        module, of_heads, _ = name.partition(matrix)
         if not of_heads:
             found[name] = entry
             continue
@@ -194,9 +209,13 @@ def split_folder_heads(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEnt
 
 
 def split_gguf_heads(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
-    """The matrices of each head out of the stacks of a GGUF file, whose key matrices are turned already."""
+    """The matrices of each head out of the stacks of a GGUF file, whose key matrices are turned already; or, in files
+    of before 2025-04, out of one matrix, which some have beside the stacks.
+    """
     found = {}
     for name, entry in tensors.items():
+        if name.endswith(_BOTH) and name.removesuffix(_BOTH) + "attn_k_b.weight" in tensors:
+            continue
         module, stack, _ = name.partition("attn_k_b.weight" if name.endswith("attn_k_b.weight") else "attn_v_b.weight")
         if not stack:
             found[name] = entry
@@ -207,13 +226,23 @@ def split_gguf_heads(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry
         for head in range(spec.num_heads):
             own = f"{module}{stack.removeprefix('attn_').removesuffix('.weight')}.{head}.weight"
             found[own] = slice_of(entry, head, own)
-    return found
+    return split_folder_heads(found, spec, _BOTH)
 
 
-def attend(ops: Ops, model: ForwardContext, index: int, x: Tensor, rotation: Tensor) -> Tensor:
-    """x plus the attention of layer `index` of this stage, projected; of the model's last layer the selected rows only."""
+def attend(
+    ops: Ops, model: ForwardContext, index: int, x: Tensor, rotation: Tensor, chosen: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """x plus the attention of layer `index` of this stage, projected; of the model's last layer the selected rows only.
+    And the tokens it was over, None: all; where the layer has no indexer they are `chosen`, those of the layer before.
+    """
     layer, own, heads = model.parameters.layers[index], heads_of(model.spec), model.part.heads.count
-    q, row = _project(ops, model, layer, common.normed(ops, model, x, layer["input_norm"]))
+    h = common.normed(ops, model, x, layer["input_norm"])
+    q, row, rank = _project(ops, model, layer, h)
+    if "index_q" in layer:
+        assert rank is not None  # a model with an indexer makes its queries of one
+        chosen = token_indexer.choose(ops, model, index, h, rank, rotation)
+    if own.growth:
+        q = ops.scale_by_position(q, own.growth, own.growth_length)
     latent, key = ops.split(row, (own.latent, own.rotary))
     latent = common.normed(ops, model, latent, layer["kv_a_norm"])
     key = ops.join_heads(latent, ops.rope(key, rotation, own.rotary, own.adjacent), 1)
@@ -222,31 +251,35 @@ def attend(ops: Ops, model: ForwardContext, index: int, x: Tensor, rotation: Ten
     query = ops.join_heads(ops.linear_heads(plain, layer["k_b"]), turned, heads)
     assert model.spec.attention_scale is not None
     place = model.cache_layers[model.part.layers.first + index]
-    inner = ops.attention(query, key, key, model.cache, place, model.spec.attention_scale)
-    inner = common.select_last(ops, model, index, inner)
-    latents, _ = ops.split(ops.regroup(inner, (own.latent, own.rotary)), (heads * own.latent, heads * own.rotary))
+    scale, columns = model.spec.attention_scale, own.latent
+    latents = ops.attention(query, key, None, model.cache, place, scale, value_columns=columns, chosen=chosen)
+    latents = common.select_last(ops, model, index, latents)
     if model.part.adds_residual:
         x = common.select_last(ops, model, index, x)
-    return common.project_out(ops, model, ops.linear_heads(latents, layer["v_b"]), layer["o"], None, x)
+    inner = ops.linear_heads(latents, layer["v_b"])
+    return common.project_out(ops, model, inner, layer["o"], None, x), chosen
 
 
-def _project(ops: Ops, model: ForwardContext, layer: Layer, h: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries of the heads that are here, and the row that is kept of the token, neither rotated."""
+def _project(ops: Ops, model: ForwardContext, layer: Layer, h: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Queries of the heads that are here, and the row that is kept of the token, neither rotated; and what the queries
+    are made of, None where that is h.
+    """
     own = heads_of(model.spec)
     if not own.query_rank:
         q, row = ops.split(
             ops.linear(h, (layer["q"], layer["kv_a"])), (model.part.heads.count * (own.plain + own.rotary), own.row)
         )
-        return q, row
+        return q, row, None
     rank, row = ops.split(ops.linear(h, (layer["q_a"], layer["kv_a"])), (own.query_rank, own.row))
-    return ops.linear(common.normed(ops, model, rank, layer["q_a_norm"]), (layer["q_b"],)), row
+    rank = common.normed(ops, model, rank, layer["q_a_norm"])
+    return ops.linear(rank, (layer["q_b"],)), row, rank
 
 
 def forward(ops: Ops, model: ForwardContext) -> Tensor:
     """Logits of the step's selected rows, or the rows for the next stage."""
     x = common.enter(ops, model)
-    rotation = common.angles(ops, model.rope)
+    rotation, chosen = common.angles(ops, model.rope), None
     for index in range(len(model.parameters.layers)):
-        x = attend(ops, model, index, x, rotation)
+        x, chosen = attend(ops, model, index, x, rotation, chosen)
         x = common.feed_forward(ops, model, index, x)
     return common.leave(ops, model, x)

@@ -81,7 +81,8 @@ class Parameters:
 class ForwardContext:
     """What a forward function is given besides the ops: figures of the whole model, and the part of it that is here:
     its parameters, and the KV memory of its layers and heads for this program. `cache_layers`: for each layer of the
-    model that attends here, the layer of the KV memory that it reads. `state`: the memory of what its layers keep of
+    model that attends here, the layer of the KV memory that it reads; `index_layers`: for each that has an indexer, the
+    layer that holds its keys. `state`: the memory of what its layers keep of
     sequences besides, and `state_layers` the number there of each layer that does, by its number in the model.
     """
 
@@ -91,6 +92,7 @@ class ForwardContext:
     cache: KvCache
     part: ModelPart
     cache_layers: Mapping[int, int]
+    index_layers: Mapping[int, int] = field(default_factory=dict)
     state: StateMemory = None
     state_layers: Mapping[int, int] = field(default_factory=dict)
 

@@ -75,10 +75,10 @@ ROPE_HARMLESS: Mapping[str, str] = {
 
 def unknown_fields(config: Mapping[str, Any], own: Collection[str]) -> tuple[str, ...]:
     """The fields of a text model's config.json that are in no table, those of a rope table with its name in front.
-    `own`: those that its architecture names, as read or as harmless.
+    `own`: those that its architecture names likewise, as read or as harmless.
     """
     known = READ | HARMLESS.keys() | set(own)
-    return tuple(name for name in config if name not in known) + tuple(_unknown_in_ropes(config))
+    return tuple(name for name in (*config, *_unknown_in_ropes(config)) if name not in known)
 
 
 def _unknown_in_ropes(config: Mapping[str, Any]) -> Iterator[str]:

@@ -59,9 +59,7 @@ HARMLESS: Mapping[str, str] = {
     "leading_dense_block_count": "the tensors tell it",
     "interleave_moe_layer_step": "the tensors tell it",
     "moe_every_n_layers": "the tensors tell it",
-    "attention.indexer.head_count": "of an indexer, which is left unread",
-    "attention.indexer.key_length": "of an indexer, which is left unread",
-    "attention.indexer.types": "of an indexer, which is left unread",
+    "attention.indexer.types": "the tensors tell it",
 }
 # Kinds of GGUF files that hold no model by themselves, and what they are.
 _NO_MODELS = {

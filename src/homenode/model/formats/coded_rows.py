@@ -166,7 +166,10 @@ class _Values:
     def _stored_floats(self, rows: slice, columns: slice) -> FloatArray:
         """Some of what lies in the tensors."""
         if self.coded.packing == "floats":
-            return _decoded(self.codes[rows, columns], self.coded.codes.dtype)
+            dtype = self.coded.codes.dtype
+            if dtype.block != 1:
+                return _decoded(self.codes[rows], dtype, self.coded.codes.shape[1])[:, columns]
+            return _decoded(self.codes[rows, columns], dtype)
         group = self.group[columns]
         scales: FloatArray = self._of_rows(self.scales, rows)[:, group]
         if self.coded.packing == "float8":
@@ -280,15 +283,18 @@ def _zeros(coded: CodedMatrix) -> Bytes | None:
 
 
 def _array(entry: TensorEntry) -> npt.NDArray[Any]:
-    """The numbers of a tensor, floats as their bits."""
+    """The numbers of a tensor, floats as their bits; of blocks the bytes of each row."""
+    if entry.dtype.block != 1:
+        return np.frombuffer(read_at(entry.file, entry.offset, entry.nbytes), np.uint8).reshape(entry.shape[0], -1)
     bits = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<i8"}[entry.dtype.bytes]  # of words: shifts bring in zeros
     kind = "<i1" if entry.dtype.name == "I8" else bits
     return np.frombuffer(read_at(entry.file, entry.offset, entry.nbytes), kind).reshape(entry.shape)
 
 
-def _decoded(bits: npt.NDArray[Any], dtype: DType) -> FloatArray:
-    """A matrix of floats of their bits."""
-    return decode_rows(np.ascontiguousarray(bits).reshape(-1).view(np.uint8), dtype, bits.shape)
+def _decoded(bits: npt.NDArray[Any], dtype: DType, columns: int | None = None) -> FloatArray:
+    """A matrix of floats of their bits, or of blocks of so many columns in all."""
+    shape = (len(bits), bits.shape[1] if columns is None else columns)
+    return decode_rows(np.ascontiguousarray(bits).reshape(-1).view(np.uint8), dtype, shape)
 
 
 @np.errstate(all="ignore")  # as in _each_chunk

@@ -7,8 +7,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from homenode.dtypes import BY_NAME
 from homenode.model.formats.reading import damaged
 from homenode.model.spec import CodedMatrix, TensorEntry
+
+FLOAT32 = BY_NAME["F32"]
 
 
 def slice_of(entry: TensorEntry, index: int, name: str) -> TensorEntry:
@@ -41,7 +44,19 @@ def rows_of(entry: TensorEntry, name: str, first: int, count: int, step: int = 1
 
 
 def transposed(entry: TensorEntry, name: str) -> TensorEntry:
-    """A matrix turned: its columns are rows. CheckpointError for one of codes that are not a byte each."""
+    """A matrix turned: its columns are rows, floats where blocks of several lay there. CheckpointError for one of codes
+    that are not a byte each.
+    """
+    if entry.coded is None and entry.dtype.block != 1:
+        size = math.prod(entry.shape) * FLOAT32.bytes
+        return replace(
+            entry,
+            name=name,
+            dtype=FLOAT32,
+            shape=entry.shape[::-1],
+            nbytes=size,
+            coded=replace(_floats(entry), transposed=True),
+        )
     coded = entry.coded or _floats(entry)
     whole = coded.codes.shape == entry.shape and not (coded.first_row or coded.first_column or coded.transposed)
     if entry.dtype.block != 1 or not whole:
@@ -52,6 +67,8 @@ def transposed(entry: TensorEntry, name: str) -> TensorEntry:
 def columns_of(entry: TensorEntry, name: str, first: int, count: int) -> TensorEntry:
     """`count` columns of a matrix that `transposed` gave, from `first` on: rows of what is stored."""
     coded = entry.coded or _floats(entry)
+    if coded.packing == "floats":
+        coded, first = replace(coded, codes=rows_of(coded.codes, coded.codes.name, first, count)), 0
     return replace(
         entry,
         name=name,

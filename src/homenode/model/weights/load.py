@@ -65,6 +65,7 @@ class LoadedModel:
             cache,
             self.part,
             self.spec.cache_layers(self.part.layers.first, self.part.layers.end),
+            index_layers=self.spec.index_layers(self.part.layers.first, self.part.layers.end),
             state=state,
             state_layers=state_layers(self.spec, self.part),
         )
@@ -97,7 +98,8 @@ def kv_geometry_of(
 
 def layers_kv(spec: ModelSpec, part: ModelPart) -> tuple[LayerKv, ...]:
     """What each layer of a part's KV memory keeps: those layers of the part that have keys and values of their own, and
-    of them the KV heads that are here. A layer with one KV head whose keys and values are unlike has it on every rank.
+    of them the KV heads that are here; then those of indexers. A layer with one KV head whose keys and values are
+    unlike has it on every rank.
     """
     found = []
     for layer in range(part.layers.first, part.layers.end):
@@ -105,6 +107,8 @@ def layers_kv(spec: ModelSpec, part: ModelPart) -> tuple[LayerKv, ...]:
         if kv is not None and spec.donor_of(layer) == layer:
             alike = kv.key_width == kv.value_width
             found.append(kv._replace(kv_heads=part.heads_in(layer)[1].count) if alike else kv)
+    if spec.indexer is not None:
+        found += [spec.indexer.kept] * len(spec.index_layers(part.layers.first, part.layers.end))
     # Blocks are counted alike in all stages: one without attention has a layer of them that nobody reads
     return tuple(found) or (LayerKv(1, 2, 2),)
 

@@ -15,7 +15,7 @@ from homenode.transfer.kv.pages import hole
 from homenode.units import format_count
 
 _WORD = 8
-_GEOMETRY = ("layers", "kv_heads", "head_dim", "dtype", "tile_bytes")
+_GEOMETRY = ("layers", "kv_heads", "head_dim", "dtype", "tile_bytes", "sides")
 _MOST_BLOCKS = 1 << 31
 _MOST_REGIONS = 1024
 
@@ -124,7 +124,7 @@ def check_layout(layout: KvLayout, own: KvLayout) -> None:
 
 def _end_of(layout: KvLayout, region: KvRegion) -> int:
     """Where it ends in the file. PeerError when that is behind the file's end."""
-    head_bytes = 2 * (layout.block_size // TILE_TOKENS) * layout.tile_bytes
+    head_bytes = layout.head_bytes
     strides = (region.layer_stride, region.block_stride, region.head_stride)
     if region.offset < 0 or min(strides) < head_bytes:
         raise PeerError("the heads of a region of a peer's memory overlap")

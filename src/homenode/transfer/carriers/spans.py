@@ -42,23 +42,21 @@ def in_one_piece(layout: KvLayout) -> bool:
 
 def extent(layout: KvLayout, region: KvRegion) -> int:
     """Bytes from a region's first byte to behind its last."""
-    head_bytes = 2 * (layout.block_size // TILE_TOKENS) * layout.tile_bytes
     heads = region.past_head - region.first_head
     strides = (
         (layout.layers - 1) * region.layer_stride
         + (layout.blocks - 1) * region.block_stride
         + (heads - 1) * region.head_stride
     )
-    return strides + head_bytes
+    return strides + layout.head_bytes
 
 
 def addressed(memory: KvMemory) -> Addressed:
     """This process's own memory: each region is one piece of its address space."""
     layout = memory.layout
-    tiles = layout.block_size // TILE_TOKENS
-    head_bytes = 2 * tiles * layout.tile_bytes
-    pieces = memory.pieces(0, tiles)
-    return Addressed(layout, tuple(_address_at(pieces, region.first_head * head_bytes) for region in layout.regions))
+    pieces = memory.pieces(0, layout.block_size // TILE_TOKENS)
+    begins = (region.first_head * layout.head_bytes for region in layout.regions)
+    return Addressed(layout, tuple(_address_at(pieces, begin) for begin in begins))
 
 
 def _address_at(pieces: Sequence[memoryview], position: int) -> int:
@@ -105,7 +103,7 @@ def _whole(layout: KvLayout, part: Part) -> bool:
 
 def _piece_bytes(layout: KvLayout, part: Part) -> int:
     """Keys and values of a head lie side by side when all of a block is meant."""
-    return (part.past - part.first) * layout.tile_bytes * (2 if _whole(layout, part) else 1)
+    return (part.past - part.first) * layout.tile_bytes * (layout.sides if _whole(layout, part) else 1)
 
 
 def _addresses(memory: Addressed, block: int, part: Part) -> NDArray[np.int64]:
@@ -120,7 +118,7 @@ def _addresses(memory: Addressed, block: int, part: Part) -> NDArray[np.int64]:
         return heads_first
     values = (layout.block_size // TILE_TOKENS) * layout.tile_bytes
     begin = heads_first + part.first * layout.tile_bytes
-    return np.stack([begin, begin + values], axis=1).reshape(-1)
+    return np.stack([begin, begin + values][: layout.sides], axis=1).reshape(-1)
 
 
 def _layers(layout: KvLayout, region: KvRegion) -> NDArray[np.int64]:

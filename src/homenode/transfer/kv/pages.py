@@ -35,7 +35,7 @@ def tokens_in(page: int, tokens: int, page_tokens: int) -> int:
 
 def page_bytes(layout: KvLayout, tokens: int) -> int:
     """Bytes of a page as it is handed over: only tiles that hold one of its `tokens` positions count."""
-    return layout.layers * layout.kv_heads * 2 * page_count(tokens, TILE_TOKENS) * layout.tile_bytes
+    return layout.layers * layout.kv_heads * layout.sides * page_count(tokens, TILE_TOKENS) * layout.tile_bytes
 
 
 def span_bytes(layout: KvLayout, first: int, count: int, tokens: int, page_tokens: int) -> int:
@@ -61,7 +61,7 @@ def first_target(held: int, page_tokens: int, block_size: int) -> int:
 
 def difference(source: KvLayout, target: KvLayout) -> str | None:
     """Why keys and values cannot be copied from the one to the other; None if they can. Block sizes may differ."""
-    for name in ("layers", "kv_heads", "head_dim", "dtype", "tile_bytes"):
+    for name in ("layers", "kv_heads", "head_dim", "dtype", "tile_bytes", "sides"):
         here, there = getattr(source, name), getattr(target, name)
         if here != there:
             return f"{name} is {here} in the sender's KV memory and {there} in the receiver's"
@@ -169,7 +169,7 @@ def tiles_of(tokens: int) -> int:
 
 def contiguous(like: KvLayout, block_size: int, blocks: int) -> KvLayout:
     """A layout of the same geometry with blocks of another size, one after another within each layer."""
-    head = 2 * tiles_of(block_size) * like.tile_bytes
+    head = like.sides * tiles_of(block_size) * like.tile_bytes
     block = like.kv_heads * head
     region = KvRegion(0, like.kv_heads, 0, blocks * block, block, head)
     return msgspec.structs.replace(
