@@ -37,17 +37,17 @@ std::optional<Error> Recorder::check_attention(const Tensor& q, const Tensor& k,
                                                const AttentionParams& params) {
   const bool stores = k.value || v.value, beside = cache.shape().sides == 2;
   const int layer = params.layer, window = params.window, columns = params.value_columns;
+  const KvShape& shape = cache.shape();
+  if (beside == (columns > 0) || columns < 0 || columns > shape.head_dim || (!beside && v.value)) {
+    return misuse("attention: values of " + to_string(columns) + " columns of keys of " + to_string(shape.head_dim) +
+                  " with KV memory of " + to_string(shape.sides) + " sides");
+  }
   for (const Tensor* t : {&q, &k, &v}) {
     if (t != &q && (!stores || (t == &v && !beside))) continue;
     if (auto error = check_input(*t, "attention")) return error;
     if (t->rows == RowKind::sampled) return misuse("attention: rows after select");
   }
-  const KvShape& shape = cache.shape();
   const int64_t width = int64_t(shape.kv_heads) * shape.head_dim;
-  if (beside == (columns > 0) || columns < 0 || columns > shape.head_dim || (!beside && v.value)) {
-    return misuse("attention: values of " + to_string(columns) + " columns of keys of " + to_string(shape.head_dim) +
-                  " with KV memory of " + to_string(shape.sides) + " sides");
-  }
   const int64_t keys = stores ? k.columns : width, values = stores && beside ? v.columns : width;
   if (keys != width || values != width || q.columns < width || q.columns % width) {
     return misuse("attention: q, k, v of " + to_string(q.columns) + ", " + to_string(keys) + ", " + to_string(values) +

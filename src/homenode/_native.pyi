@@ -249,7 +249,11 @@ class KvType(enum.Enum):
 class KvShape:
     """What a block of keys and values holds."""
 
-    def __init__(self, *, layers: int, kv_heads: int, head_dim: int, block_size: int, type: KvType) -> None: ...
+    def __init__(
+        self, *, layers: int, kv_heads: int, head_dim: int, block_size: int, type: KvType, sides: int = 2
+    ) -> None:
+        """sides: 2 of keys and values, 1 of keys alone."""
+
     @property
     def layers(self) -> int: ...
     @property
@@ -262,6 +266,8 @@ class KvShape:
 
     @property
     def type(self) -> KvType: ...
+    @property
+    def sides(self) -> int: ...
 
 class KvCache:
     """Paged keys and values."""
@@ -760,7 +766,15 @@ class AttentionParams:
     """How scores are made; see homenode.compute.ops.Ops.attention."""
 
     def __init__(
-        self, *, layer: int, scale: float, window: int = 0, softcap: float = 0.0, sinks: Tensor | None = None
+        self,
+        *,
+        layer: int,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+        value_columns: int = 0,
+        chosen: Tensor | None = None,
     ) -> None: ...
 
 class ExpertWeights:
@@ -831,11 +845,16 @@ class Recorder:
     def attention(
         self, q: Tensor, k: Tensor | None, v: Tensor | None, cache: KvCache, params: AttentionParams
     ) -> Tensor: ...
+    def choose_tokens(
+        self, q: Tensor, weights: Tensor, k: Tensor, cache: KvCache, layer: int, count: int
+    ) -> Tensor: ...
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor: ...
     def silu_mul(self, gate_up: Tensor) -> Tensor: ...
     def gelu_mul(self, gate_up: Tensor, up: Tensor | None = None) -> Tensor: ...
     def add(self, x: Tensor, y: Tensor) -> Tensor: ...
     def scale(self, x: Tensor, factor: float) -> Tensor: ...
     def scale_by(self, x: Tensor, factor: Tensor) -> Tensor: ...
+    def scale_by_position(self, x: Tensor, growth: float, length: int) -> Tensor: ...
     def soft_cap(self, x: Tensor, cap: float) -> Tensor: ...
     def moe(
         self,

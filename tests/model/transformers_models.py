@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -106,6 +107,9 @@ OF_FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+_UNLISTED = {"mistral4": "Mistral4ForCausalLM"}
+
+
 @contextmanager
 def quiet_and_on_one_thread() -> Iterator[None]:
     """At these sizes more threads only wait for each other, and transformers has something to say of every change."""
@@ -136,11 +140,11 @@ def make_model(kind: str, changes: Mapping[str, Any], folder: Path, dtype: str =
     forgotten one shows.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     config = AutoConfig.for_model(kind, **(changes if "text_config" in changes else {**SIZES, **changes}))
     torch.manual_seed(seed)
-    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()  # type: ignore[no-untyped-call]
+    model: Any = _made_of(_class_of(kind), config).eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
@@ -157,13 +161,24 @@ def make_model(kind: str, changes: Mapping[str, Any], folder: Path, dtype: str =
     return load(folder, "float32")
 
 
+def _made_of(kind: Any, config: Any) -> Any:
+    make = getattr(kind, "from_config", None) or kind._from_config
+    return make(config, attn_implementation="eager")
+
+
+def _class_of(kind: str) -> Any:
+    """What makes models of a kind: its own class where transformers has that in no list of such classes."""
+    import transformers
+
+    return getattr(transformers, _UNLISTED.get(kind, "AutoModelForCausalLM"))
+
+
 def load(folder: Path, dtype: str) -> Any:
     """A saved model computing in `dtype`. Loaded afresh, as `Module.to` would also round the rotary frequencies, which
     loading does not.
     """
-    from transformers import AutoModelForCausalLM
-
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    kind = json.loads((folder / "config.json").read_text())["model_type"]
+    model: Any = _class_of(kind).from_pretrained(folder, dtype=dtype, attn_implementation="eager")
     return model.eval()
 
 

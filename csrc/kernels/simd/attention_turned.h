@@ -12,14 +12,14 @@ using FourWords = uint32_t __attribute__((vector_size(16)));
 using EightHalves = uint16_t __attribute__((vector_size(16)));
 using TwoPairs = uint64_t __attribute__((vector_size(16)));
 
-inline FourWords load_words(const void* p) {
+inline FourWords load_four(const void* p) {
   FourWords words;
   __builtin_memcpy(&words, p, sizeof words);
   return words;
 }
 
 template <class Vector>
-inline void store_words(void* p, const Vector& words) {
+inline void store_turned(void* p, const Vector& words) {
   __builtin_memcpy(p, &words, sizeof words);
 }
 
@@ -29,10 +29,10 @@ inline void turn_words(const FourWords (&x)[4], char* out, int64_t stride) {
                   high01 = __builtin_shufflevector(x[0], x[1], 2, 6, 3, 7),
                   low23 = __builtin_shufflevector(x[2], x[3], 0, 4, 1, 5),
                   high23 = __builtin_shufflevector(x[2], x[3], 2, 6, 3, 7);
-  store_words(out, __builtin_shufflevector(low01, low23, 0, 1, 4, 5));
-  store_words(out + stride, __builtin_shufflevector(low01, low23, 2, 3, 6, 7));
-  store_words(out + 2 * stride, __builtin_shufflevector(high01, high23, 0, 1, 4, 5));
-  store_words(out + 3 * stride, __builtin_shufflevector(high01, high23, 2, 3, 6, 7));
+  store_turned(out, __builtin_shufflevector(low01, low23, 0, 1, 4, 5));
+  store_turned(out + stride, __builtin_shufflevector(low01, low23, 2, 3, 6, 7));
+  store_turned(out + 2 * stride, __builtin_shufflevector(high01, high23, 0, 1, 4, 5));
+  store_turned(out + 3 * stride, __builtin_shufflevector(high01, high23, 2, 3, 6, 7));
 }
 
 // Two elements of each of two tokens, side by side by token, become so by element.
@@ -48,8 +48,8 @@ inline void turn_tile(const float* keys, int head_dim, int d, int columns, float
     const float* rows[4];
     for (int i = 0; i < 4; ++i) rows[i] = keys + int64_t(kTileKeys) * (d + column + i < last ? d + column + i : last);
     for (int key = 0; key < kTileKeys; key += 4) {
-      const FourWords x[4] = {load_words(rows[0] + key), load_words(rows[1] + key), load_words(rows[2] + key),
-                              load_words(rows[3] + key)};
+      const FourWords x[4] = {load_four(rows[0] + key), load_four(rows[1] + key), load_four(rows[2] + key),
+                              load_four(rows[3] + key)};
       turn_words(x, reinterpret_cast<char*>(values + int64_t(key) * columns + column),
                  int64_t(columns) * static_cast<int64_t>(sizeof(float)));
     }
@@ -62,13 +62,13 @@ inline void turn_tile(const uint16_t* keys, int head_dim, int d, int columns, ui
     const int pair = (d + column) / 2, first = pair < last ? pair : last, second = pair + 1 < last ? pair + 1 : last;
     const uint16_t *above = keys + int64_t(2) * kTileKeys * first, *below = keys + int64_t(2) * kTileKeys * second;
     for (int key = 0; key < kTileKeys; key += 4) {
-      const auto a = reinterpret_cast<EightHalves>(load_words(above + 2 * key)),
-                 b = reinterpret_cast<EightHalves>(load_words(below + 2 * key));
+      const auto a = reinterpret_cast<EightHalves>(load_four(above + 2 * key)),
+                 b = reinterpret_cast<EightHalves>(load_four(below + 2 * key));
       const auto x = reinterpret_cast<TwoPairs>(__builtin_shufflevector(a, a, 0, 2, 1, 3, 4, 6, 5, 7)),
                  y = reinterpret_cast<TwoPairs>(__builtin_shufflevector(b, b, 0, 2, 1, 3, 4, 6, 5, 7));
       uint16_t* out = values + int64_t(key) * columns + 2 * column;
-      store_words(out, __builtin_shufflevector(x, y, 0, 2));
-      store_words(out + 2 * int64_t(columns), __builtin_shufflevector(x, y, 1, 3));
+      store_turned(out, __builtin_shufflevector(x, y, 0, 2));
+      store_turned(out + 2 * int64_t(columns), __builtin_shufflevector(x, y, 1, 3));
     }
   }
 }
@@ -83,7 +83,7 @@ inline void turn_tile(const int8_t* keys, int head_dim, int d, int columns, int8
     }
     for (int key = 0; key < kTileKeys; key += 8) {
       FourWords x[4];
-      for (int i = 0; i < 4; ++i) x[i] = swap_middle_bytes(load_words(rows[i] + 2 * key));
+      for (int i = 0; i < 4; ++i) x[i] = swap_middle_bytes(load_four(rows[i] + 2 * key));
       turn_words(x, reinterpret_cast<char*>(values + int64_t(key) * columns + 2 * column), 2 * int64_t(columns));
     }
   }

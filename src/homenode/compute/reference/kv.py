@@ -54,11 +54,12 @@ class ReferenceKvCache:
     def gather(self, layer: int, block_row: IntArray, context: int) -> tuple[FloatArray, FloatArray]:
         """Keys and values of positions 0 .. context - 1: two contiguous arrays [kv_heads, context, width]."""
         used = block_row[: -(-context // self.geometry.block_size)]
+        shape = self.geometry.layers[layer]
         keys, values = (
             np.ascontiguousarray(side[used].reshape(-1, *side.shape[2:])[:context].transpose(1, 0, 2))
-            for side in (self._keys[layer], self._values[layer])
+            for side in (self._keys[layer], self._values[layer] if shape.sides == 2 else self._keys[layer])
         )
-        return keys, keys[..., : self.geometry.layers[layer].value_columns] if not values.shape[-1] else values
+        return keys, values[..., : shape.value_size]
 
 
 def _round_int8(heads: FloatArray) -> FloatArray:

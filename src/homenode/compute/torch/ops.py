@@ -12,6 +12,7 @@ import torch
 from homenode.compute.expert_usage import ExpertUsage
 from homenode.compute.ops import DeltaHeads, Experts, FloatArray, Routing
 from homenode.compute.ranks import RankGroup
+from homenode.compute.torch.chosen import choose_positions, chosen_attention
 from homenode.compute.torch.device import TorchDevice
 from homenode.compute.torch.exchange import gather_columns, sum_over_ranks
 from homenode.compute.torch.kv import TorchKvCache
@@ -167,7 +168,6 @@ class TorchOps:
         chosen: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `Ops.attention`."""
-        assert chosen is None  # choose_tokens refuses
         shape, step, rows = cache.geometry.layers[layer], self._step, q.shape[0]
         self._seen.cache = cache
         if "written" not in step.planned:
@@ -177,14 +177,22 @@ class TorchOps:
             assert keys is not None
             cache.store(layer, step.planned["written"], keys, values)
         queries = q.reshape(rows, shape.kv_heads, -1, shape.key_width)
-        found = self._attention(queries, cache, layer, step, Scoring(scale, window, softcap, sinks))
+        how = Scoring(scale, window, softcap, sinks)
+        if chosen is not None:
+            found = chosen_attention(queries, cache, layer, step, how, chosen)
+        else:
+            found = self._attention(queries, cache, layer, step, how)
         return (found[..., :value_columns] if value_columns else found).reshape(rows, -1)
 
     def choose_tokens(
         self, q: torch.Tensor, weights: torch.Tensor, k: torch.Tensor, cache: TorchKvCache, layer: int, count: int
     ) -> torch.Tensor:
         """See `Ops.choose_tokens`."""
-        raise UnsupportedError("choose_tokens is not supported by the torch backend; use --backend native")
+        step, rows, width = self._step, k.shape[0], k.shape[1]
+        self._seen.cache = cache
+        slots = step.slots(step.sequence, step.positions, cache.geometry.block_size)
+        cache.store(layer, slots, k.reshape(rows, 1, width), None)
+        return choose_positions(q.reshape(rows, -1, width), weights, cache, layer, step, count)
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
         """See `Ops.layer_norm`."""
