@@ -104,7 +104,7 @@ def test_homes_that_do_not_fit_the_pool_are_refused(homes: tuple[int, ...], node
         _native.Arena(_native.ThreadPool([-1, -1], 0, False), homes, nodes)
 
 
-@pytest.mark.parametrize(("heads", "wanted"), [(5, {0: 2, 1: 2, 2: 1}), (1, {2: 1}), (10, {0: 4, 1: 4, 2: 2})])
+@pytest.mark.parametrize(("heads", "wanted"), [(5, {0: 2, 1: 2, 2: 1}), (1, {-1: 1}), (10, {0: 4, 1: 4, 2: 2})])
 def test_kv_heads_are_shared_in_proportion_to_threads(heads: int, wanted: dict[int, int]) -> None:
     pool = _native.ThreadPool([-1] * len(HOMES), 0, False)
     arena = _native.Arena(pool, HOMES, [NODE] * 3)

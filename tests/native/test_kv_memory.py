@@ -271,8 +271,9 @@ def test_memories_of_other_shapes_are_refused() -> None:
         KvGeometry.uniform(3, 3, 16, 64, "bf16"),
         KvGeometry.uniform(2, 3, 18, 64, "bf16"),
         replace(GEOMETRY, dtype="int8"),
+        replace(GEOMETRY, layers=tuple(layer._replace(value_width=0) for layer in GEOMETRY.layers)),
     ):
-        with pytest.raises(ValueError, match="differ in layers, head or type"):
+        with pytest.raises(ValueError, match="differ in layers, head, type or sides"):
             copy_kv(backend.kv_pool(other, 4), [0], source, [0], 0, 1, 64)
     with pytest.raises(ValueError, match="2 epochs for 1 pages"):
         copy_kv(backend.kv_pool(GEOMETRY, 4), [0], source, [0], 0, 1, 64, epochs=(NativeEpochWords.create(4), [0, 0]))

@@ -145,12 +145,14 @@ LATENT = {
     "attention.head_count_kv": 1, "attention.key_length": 24, "attention.value_length": 16, "attention.key_length_mla": 24, "attention.value_length_mla": 16,
     "attention.kv_lora_rank": 16, "attention.q_lora_rank": 24, "rope.dimension_count": 8,
 }  # fmt: skip
+INDEXER = {"attention.indexer.head_count": 2, "attention.indexer.key_length": 16, "attention.indexer.top_k": 8}
 OWN_KEYS: dict[str, dict[str, Any]] = {
     "gemma4": {
         "attention.sliding_window": 8, "attention.sliding_window_pattern": [True] * 4, "attention.key_length_swa": 16, "attention.value_length_swa": 16,
         "attention.shared_kv_layers": 1, "embedding_length_per_layer_input": 8,
     },
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"), LATENT),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4"), LATENT),
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), LATENT | INDEXER),
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), DELTA),
 }  # fmt: skip
 

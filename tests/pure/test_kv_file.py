@@ -29,7 +29,7 @@ class Engine:
 
 def own_layout(geometry: KvGeometry, homes: int) -> KvLayout:
     """As a worker makes it: its heads shared among its homes, each a region with pages of its own."""
-    layers, (kv_heads, head_dim, _) = len(geometry.layers), geometry.only_shape
+    layers, (kv_heads, head_dim, *_) = len(geometry.layers), geometry.only_shape
     tile = 2 * 16 * head_dim
     head = 2 * geometry.block_size // 16 * tile
     regions, offset = [], 0

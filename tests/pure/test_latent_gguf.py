@@ -55,7 +55,6 @@ def test_the_way_experts_are_scored_says_which_one_it_is(changes: dict[str, Any]
             FLASH | {"expert_gating_func": 1},
             "expert_gating_func 1 is not supported for glm4_moe_lite; homenode wants 2",
         ),
-        ({"attention__key_length_mla": None}, "key_length_mla is missing.*convert the model again"),
     ],
 )
 def test_what_no_architecture_of_the_name_has_is_refused(changes: dict[str, Any], says: str) -> None:
