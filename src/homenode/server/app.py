@@ -46,7 +46,8 @@ def create_app(state: ServerState, apis: Sequence[Api] = APIS) -> HttpApplicatio
     routes += [(Route(f"{api.prefix}{{rest:path}}", served[0].endpoint), api.error_shape) for api in apis if api.prefix]
     return HttpApplication(
         served,
-        state.config.api_key,
+        state.config,
+        state.keys,
         lambda: state.draining or state.lost is not None,
         [(route, shape) for route, shape in routes if shape is not None],
         strict=state.config.strict_requests,

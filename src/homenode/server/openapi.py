@@ -28,6 +28,7 @@ _FAILURES = {
     408: "The body did not arrive in time.",
     413: "The body is too large.",
     415: "The body is not sent as application/json.",
+    429: "The key has used what it may use in a minute; Retry-After says when to come again.",
     500: "A fault of the server.",
     503: "Full, draining, or without its engine; Retry-After says when to come again.",
 }
@@ -82,7 +83,9 @@ def document(state: ServerState, apis: Sequence[Api]) -> dict[str, Any]:
         "paths": paths,
         "components": {"schemas": components},
     }
-    if state.config.api_key:
+    if state.config.root_path:
+        text["servers"] = [{"url": state.config.root_path}]
+    if state.config.asks_keys:
         text["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return text
 
@@ -94,7 +97,7 @@ def _operation(operation: Operation, error_body: type, state: ServerState) -> di
         "responses": {"200": {"description": "Success.", "content": _content(operation)}},
     }
     for status in operation.failures:
-        if status != 401 or state.config.api_key:
+        if (status != 401 or state.config.asks_keys) and (status != 429 or state.config.api_key_file):
             entry["responses"][str(status)] = {
                 "description": _FAILURES[status],
                 "content": _json(_ref(error_body)),
@@ -108,7 +111,7 @@ def _operation(operation: Operation, error_body: type, state: ServerState) -> di
     parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()]
     if parameters:
         entry["parameters"] = parameters
-    if state.config.api_key and operation.path != "/health":
+    if state.config.asks_keys and operation.path != "/health":
         entry["security"] = [{"key": []}]
     return entry
 

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Callable
 
 from homenode.server.app import create_app
 from homenode.server.core.state import ServerState
+from homenode.server.doors.unix_socket import remove_socket_file
 from homenode.server.http.config import ServerConfig
-from homenode.server.http.listener import Ending, Server, bind, url_of, uvicorn_config, warn_if_open
+from homenode.server.http.listener import (
+    Ending,
+    Server,
+    bind,
+    certificate_of,
+    url_of,
+    uvicorn_config,
+    warn_if_open,
+)
 from homenode.server.http.stop_signals import StopSignals, signals
 from homenode.server.interfaces.client import EngineClient
 from homenode.server.interfaces.tokenizer import TokenizerLike
+from homenode.server.keys.counts import KeyCounts
+from homenode.server.keys.keyring import Keyring, KeySource
 
 __all__ = ["bind", "serve", "url_of"]
 
@@ -34,13 +46,23 @@ async def serve(
     """
     listener = listener or bind(config)
     warn_if_open(config)
-    state = ServerState(client, tokenizer, config)
+    source, certificate = KeySource(config), certificate_of(config)
+    keys = Keyring(source.keys, KeyCounts() if source.counts else None)
+    state = ServerState(client, tokenizer, config, keys=keys)
+    url = url_of(listener, config.scheme)
     server = Server(
-        uvicorn_config(create_app(state), config), lambda: on_listening(url_of(listener)) if on_listening else None
+        uvicorn_config(create_app(state), config),
+        lambda: on_listening(url) if on_listening else None,
+        certificate=certificate,
     )
     ending = Ending(state, server, config.shutdown_timeout)
     client.on_engine_lost = ending.engine_lost
-    with signals(ending.signalled, stop):
-        await client.heartbeat(config.health_timeout)  # it may have died before anybody listened for that
-        await server.serve(sockets=[listener])
+    watching = asyncio.ensure_future(source.watch(keys.replace))
+    try:
+        with signals(ending.signalled, stop):
+            await client.heartbeat(config.health_timeout)  # it may have died before anybody listened for that
+            await server.serve(sockets=[listener])
+    finally:
+        watching.cancel()
+        remove_socket_file(listener)
     return ending.exit_code

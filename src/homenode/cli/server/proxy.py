@@ -16,6 +16,7 @@ from homenode.cli.flags.many_values import spread
 from homenode.cli.flags.settings import build, shown_settings, with_settings
 from homenode.cli.output.report import OUT, plain_errors
 from homenode.logs.setup import begin_service_log
+from homenode.server.doors.files import check_doors
 from homenode.server.proxy.config import ProxyConfig
 from homenode.units import format_count
 
@@ -58,6 +59,7 @@ def proxy(ctx: click.Context, /, show_config: bool, **values: Any) -> None:
 
         begin_service_log("proxy", build(LogConfig, values).level)
         raise_descriptor_limit()
+        check_doors(config)
         listener = bind(config)
         sys.exit(
             asyncio.run(

@@ -23,6 +23,7 @@ from homenode.engine.config import EngineConfig
 from homenode.errors import HomenodeError, UserError
 from homenode.logs.setup import begin_service_log
 from homenode.model.tokenizer.config import TextConfig
+from homenode.server.doors.files import check_doors
 from homenode.server.http.config import ServerConfig
 from homenode.server.http.descriptors import raise_descriptor_limit
 from homenode.server.http.stop_signals import StopSignals, run_until_stopped
@@ -78,6 +79,7 @@ def serve(ctx: click.Context, /, model: str | None, check_config: bool, show_con
         if check_config:
             sys.exit(_check(server, engine, text))
         begin_service_log("server", build(LogConfig, values).level)
+        check_doors(server)
         raise_descriptor_limit()
         if engine.transfer.on:
             from homenode.engine.kv_transfer.checks import transfer_problems
@@ -240,10 +242,11 @@ def _check(server: ServerConfig, engine: EngineConfig, text: TextConfig) -> int:
 
     engine = locate_model(engine, announce_fetch(engine))
     problems: list[HomenodeError] = [*check_configs(engine)]
-    try:
-        text.load(Path(str(engine.model.path)))
-    except HomenodeError as error:
-        problems.append(error)
+    for looks in (lambda: check_doors(server), lambda: text.load(Path(str(engine.model.path)))):
+        try:
+            looks()
+        except HomenodeError as error:
+            problems.append(error)
     for remark in (*remarks_on_settings(engine), *remarks_on_model(engine)):
         print_note(remark)
     if not problems:

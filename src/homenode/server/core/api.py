@@ -11,7 +11,7 @@ from homenode.server.http.endpoint import Handler
 from homenode.server.http.failures import ErrorBody, ErrorShape
 from homenode.server.http.sse import EVENTS, StreamForm
 
-POST_FAILURES = (400, 401, 404, 405, 408, 413, 415, 500, 503)  # statuses of operations that take a body
+POST_FAILURES = (400, 401, 404, 405, 408, 413, 415, 429, 500, 503)  # statuses of operations that take a body
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,8 @@ from homenode.server.http.config import ServerConfig
 from homenode.server.http.failures import ApiError
 from homenode.server.interfaces.client import EngineClient
 from homenode.server.interfaces.tokenizer import TokenizerLike
+from homenode.server.keys.keyring import Keyring
+from homenode.server.keys.named_key import unnamed_keys
 from homenode.server.monitoring.server_metrics import Metrics
 from homenode.transfer.published import Published
 
@@ -56,13 +58,21 @@ class ServerState(RequestAdmission):
     """The engine client, the tokenizer, the settings, and the requests in flight."""
 
     def __init__(
-        self, client: EngineClient, tokenizer: TokenizerLike, config: ServerConfig, front: FrontIdentity = ALONE
+        self,
+        client: EngineClient,
+        tokenizer: TokenizerLike,
+        config: ServerConfig,
+        front: FrontIdentity = ALONE,
+        *,
+        keys: Keyring | None = None,
     ) -> None:
+        """`keys`: None: those of --api-key alone."""
         super().__init__()
+        self.keys = Keyring(unnamed_keys(config.api_key)) if keys is None else keys
         self.client, self.tokenizer, self.config = client, tokenizer, config
         self.ready = client.ready
         self.models = config.served_model_name or (_public_name(self.ready.model),)
-        self.metrics = Metrics(self.models[0], client, front.metrics)
+        self.metrics = Metrics(self.models[0], client, front.metrics, self.keys)
         if front.metrics is not None:
             self.metrics.front_begins(front.replaces)
         self.fingerprint = _fingerprint(self.ready)

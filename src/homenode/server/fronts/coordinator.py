@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import socket
 import time
@@ -44,13 +45,17 @@ from homenode.engine.router.stats import all_ready
 from homenode.engine.router.supervisor import EngineSupervisor
 from homenode.errors import InternalError
 from homenode.model.tokenizer.config import TextConfig
+from homenode.server.doors.unix_socket import remove_socket_file
 from homenode.server.fronts.folder import MetricsFolder
-from homenode.server.fronts.messages import Begin, FromFront, Prepare, Stop
+from homenode.server.fronts.messages import Begin, FromFront, KeysChanged, Prepare, Stop
 from homenode.server.fronts.process import FrontProcess
 from homenode.server.fronts.supervisor import FrontSupervisor
 from homenode.server.http.config import ServerConfig
 from homenode.server.http.listener import url_of
 from homenode.server.http.stop_signals import StopSignals, signals
+from homenode.server.keys.counts import KeyCounts
+from homenode.server.keys.keyring import KeySource
+from homenode.server.keys.named_key import NamedKey
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 2048  # connections that wait to be accepted
@@ -94,6 +99,9 @@ class Coordinator:
         self._loads = RemoteLoad(Router(self._dispatch.block_size, self._dispatch.prefix_caching, self._key))
         self._ready: EngineReady | None = None
         self._listener: socket.socket | None = None
+        self._keys = KeySource(server)
+        self._key_counts = KeyCounts.shared_memory(count) if self._keys.counts else -1
+        self._watching: asyncio.Task[None] | None = None
         self._metrics = MetricsFolder()
         self._draining = False
         self._lost: str | None = None
@@ -123,7 +131,7 @@ class Coordinator:
             asyncio.ensure_future(supervisor.start(told.of(supervisor.number))) for supervisor in self._supervisors
         ]
         await asyncio.sleep(0)  # engines are started first: they have the longer way to go
-        fronts = asyncio.ensure_future(self._fronts.start(listener, prepare))
+        fronts = asyncio.ensure_future(self._fronts.start(listener, prepare, self._key_counts))
         try:
             await asyncio.gather(fronts, *starting)
             self._ready = self._all_ready([task.result() for task in starting])
@@ -145,7 +153,8 @@ class Coordinator:
             raise InternalError("the coordinator was not started")
         with signals(self.signalled, stop):
             if on_listening is not None:
-                on_listening(url_of(self._listener))
+                on_listening(url_of(self._listener, self._server.scheme))
+            self._watching = asyncio.ensure_future(self._keys.watch(self._change_keys))
             code = await self._fronts.kept()
         if self._draining and code is not None:
             return code
@@ -159,8 +168,14 @@ class Coordinator:
         await self._fronts.close()
         await asyncio.gather(*(supervisor.close() for supervisor in self._supervisors))
         self._experts.close()
+        if self._watching is not None:
+            self._watching.cancel()
         if self._listener is not None:
             self._listener.close()
+            remove_socket_file(self._listener)
+        if self._key_counts >= 0:
+            os.close(self._key_counts)
+            self._key_counts = -1
         self._metrics.remove()
 
     def signalled(self) -> None:
@@ -203,13 +218,17 @@ class Coordinator:
         count = len(self._supervisors)
         favourite = favourite_of(front.slot, self._count, count)
         engines = LinkedSettings(self._ready, count, self._dispatch, self._restart_policy, self._key, favourite)
-        front.send(Begin(front.number, self._count, self._started, engines))
+        front.send(Begin(front.number, front.slot, self._count, self._started, engines, self._keys.keys))
         for supervisor in self._supervisors:
             if supervisor.up:
                 self._connect(supervisor, front)
             front.send(self._seen(supervisor))
         for told in self._loads.all(count):
             front.send(told)
+
+    def _change_keys(self, keys: tuple[NamedKey, ...]) -> None:
+        """Every front takes these from now on."""
+        self._fronts.broadcast(KeysChanged(keys))
 
     def front_says(self, front: FrontProcess, message: FromFront) -> None:
         """What concerns the others is told to them."""

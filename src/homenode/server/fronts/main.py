@@ -1,7 +1,8 @@
-"""A front as a process of its own: `python -m homenode.server.fronts.main FD,DOOR,LISTENER PARENT NAME`.
+"""A front as a process of its own: `python -m homenode.server.fronts.main FD,DOOR,LISTENER,COUNTS PARENT NAME`.
 
 FD is one end of a socket pair on which it speaks with the coordinator, as in messages.py. Through DOOR come the streams
-to the engines. LISTENER is the socket that all fronts accept on. The process does not outlive the coordinator, and
+to the engines. LISTENER is the socket that all fronts accept on, COUNTS (-1: none) the memory in which they count what
+keys use. The process does not outlive the coordinator, and
 ignores SIGINT and SIGTERM: when to end is the coordinator's decision.
 """
 
@@ -29,9 +30,22 @@ from homenode.engine.router.linked_client import LinkedClient
 from homenode.engine.wire import FrameDecoder, decode_body, encode_frame
 from homenode.errors import HomenodeError, InternalError, PeerError
 from homenode.logs.setup import begin_service_log, end_log
-from homenode.server.fronts.messages import Begin, FromFront, FrontServing, Prepare, Prepared, Serve, Stop, ToFront
-from homenode.server.http.listener import Ending, Server, uvicorn_config
+from homenode.server.doors.certificate import Certificate
+from homenode.server.fronts.messages import (
+    Begin,
+    FromFront,
+    FrontServing,
+    KeysChanged,
+    Prepare,
+    Prepared,
+    Serve,
+    Stop,
+    ToFront,
+)
+from homenode.server.http.listener import Ending, Server, certificate_of, uvicorn_config
 from homenode.server.interfaces.tokenizer import TokenizerLike
+from homenode.server.keys.counts import KeyCounts
+from homenode.server.keys.keyring import Keyring
 from homenode.server.monitoring.files import reserve_metrics_files
 
 _log = logging.getLogger(__name__)
@@ -52,7 +66,8 @@ def main(arguments: list[str], load: Load | None = None) -> int:
     control, door = (socket.socket(fileno=descriptor) for descriptor in descriptors[:2])
     die_with_parent(parent)
     reserve_metrics_files(os.environ)
-    return asyncio.run(_Front(control, door, SharedListener(fileno=descriptors[2]), load or _load).run())
+    listener = SharedListener(fileno=descriptors[2])
+    return asyncio.run(_Front(control, door, listener, descriptors[3], load or _load).run())
 
 
 def _load(prepare: Prepare) -> TokenizerLike:
@@ -71,8 +86,12 @@ class SharedListener(socket.socket):
 class _Front:
     """From the first frame to the end."""
 
-    def __init__(self, control: socket.socket, door: socket.socket, listener: SharedListener, load: Load) -> None:
+    def __init__(
+        self, control: socket.socket, door: socket.socket, listener: SharedListener, key_counts: int, load: Load
+    ) -> None:
+        """`key_counts`: the descriptor of what keys use; -1: that is not counted."""
         self._control, self._door, self._listener, self._load = control, door, listener, load
+        self._key_counts = key_counts
         self._writer: asyncio.StreamWriter | None = None
         self._connecting: set[asyncio.Task[None]] = set()
 
@@ -82,6 +101,7 @@ class _Front:
         try:
             prepare = await _next(messages, Prepare)
             tokenizer = await asyncio.to_thread(self._load, prepare)
+            certificate = certificate_of(prepare.server)
             self._send(Prepared())
             begin = await _next(messages, Begin)
         except Exception as error:
@@ -89,10 +109,15 @@ class _Front:
                 _log.exception("the front could not begin")
             self._send(Fatal(*in_words(error)))
             return 1
-        return await self._serve(prepare, begin, tokenizer, messages)
+        return await self._serve(prepare, begin, tokenizer, certificate, messages)
 
     async def _serve(
-        self, prepare: Prepare, begin: Begin, tokenizer: TokenizerLike, messages: AsyncIterator[ToFront]
+        self,
+        prepare: Prepare,
+        begin: Begin,
+        tokenizer: TokenizerLike,
+        certificate: Certificate | None,
+        messages: AsyncIterator[ToFront],
     ) -> int:
         # These import prometheus_client, for which files had to be reserved first.
         from homenode.server.app import create_app
@@ -101,16 +126,19 @@ class _Front:
         _keep_off_compute(begin)
         client = LinkedClient(begin.front, begin.engines, self._send)
         identity = FrontIdentity(begin.front, begin.fronts, prepare.metrics, begin.started)
-        state = ServerState(client, tokenizer, prepare.server, identity)
+        counts = KeyCounts(begin.fronts, begin.slot, self._key_counts) if self._key_counts >= 0 else None
+        keys = Keyring(begin.keys, counts)
+        state = ServerState(client, tokenizer, prepare.server, identity, keys=keys)
         server = Server(
             uvicorn_config(create_app(state), prepare.server, backlog=_ACCEPTED_AT_ONCE),
             lambda: self._send(FrontServing()),
+            certificate=certificate,
         )
         ending = Ending(state, server, prepare.server.shutdown_timeout)
         client.on_engine_lost = ending.engine_lost
         self._take_engines(client)
         listens = asyncio.Event()
-        handling = asyncio.ensure_future(self._handle_messages(messages, client, ending, listens))
+        handling = asyncio.ensure_future(self._handle_messages(messages, client, keys, ending, listens))
         await listens.wait()
         gc.freeze()  # what is there now stays: collections of cycles need not walk through it while requests wait
         await server.serve(sockets=[self._listener])
@@ -118,13 +146,20 @@ class _Front:
         return ending.exit_code
 
     async def _handle_messages(
-        self, messages: AsyncIterator[ToFront], client: LinkedClient, ending: Ending, listens: asyncio.Event
+        self,
+        messages: AsyncIterator[ToFront],
+        client: LinkedClient,
+        keys: Keyring,
+        ending: Ending,
+        listens: asyncio.Event,
     ) -> None:
         try:
             async for message in messages:
                 match message:
                     case Ping(number):
                         self._send(Heartbeat(number, time.monotonic()))
+                    case KeysChanged(changed):
+                        keys.replace(changed)
                     case Serve():
                         listens.set()
                     case Stop():

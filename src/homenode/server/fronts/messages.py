@@ -11,6 +11,7 @@ from homenode.engine.messages import Fatal, Heartbeat, Ping
 from homenode.engine.router.linked_client import LinkedSettings
 from homenode.model.tokenizer.config import TextConfig
 from homenode.server.http.config import ServerConfig
+from homenode.server.keys.named_key import NamedKey
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
@@ -25,14 +26,22 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """The engines are ready. `front`: the number of this process, of `fronts` at a time. `started`: when the service
-    was, in Unix seconds.
+    """The engines are ready. `front`: the number of this process, of `fronts` at a time; `slot`: its place among them,
+    from 0. `started`: when the service was, in Unix seconds. `keys`: those in force.
     """
 
     front: int
+    slot: int
     fronts: int
     started: int
     engines: LinkedSettings
+    keys: tuple[NamedKey, ...] = ()
+
+
+class KeysChanged(msgspec.Struct, frozen=True, tag=True):
+    """Requests need one of these keys from now on."""
+
+    keys: tuple[NamedKey, ...]
 
 
 class Serve(msgspec.Struct, frozen=True, tag=True):
@@ -51,5 +60,5 @@ class FrontServing(msgspec.Struct, frozen=True, tag=True):
     """Front to coordinator: connections are taken."""
 
 
-ToFront = Prepare | Begin | Serve | Stop | Ping | ToLinked
+ToFront = Prepare | Begin | KeysChanged | Serve | Stop | Ping | ToLinked
 FromFront = Prepared | FrontServing | Heartbeat | Fatal | FromLinked

@@ -48,24 +48,26 @@ class FrontProcess:
         self._num_pings = 0
         self._failure: Fatal | None = None
 
-    async def start(self, program: str, listener: socket.socket, prepare: Prepare) -> None:
-        """Start it; it says when it is prepared. HostError when the machine refuses."""
+    async def start(self, program: str, listener: socket.socket, prepare: Prepare, key_counts: int = -1) -> None:
+        """Start it; it says when it is prepared. `key_counts`: the descriptor of what keys use, -1: that is not counted.
+        HostError when the machine refuses.
+        """
         try:
-            ours = self._spawn(program, listener, prepare.metrics)
+            ours = self._spawn(program, listener, prepare.metrics, key_counts)
         except OSError as error:
             raise HostError(f"{self.name} could not be started: {error.strerror}", errno=error.errno) from error
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         self._reading = asyncio.ensure_future(self._read(reader))
         self.send(prepare)
 
-    def _spawn(self, program: str, listener: socket.socket, metrics: str) -> socket.socket:
+    def _spawn(self, program: str, listener: socket.socket, metrics: str, key_counts: int) -> socket.socket:
         ours, theirs = socket.socketpair()
         self._door, their_door = door()
         with theirs, their_door:
-            descriptors = (theirs.fileno(), their_door.fileno(), listener.fileno())
+            descriptors = (theirs.fileno(), their_door.fileno(), listener.fileno(), key_counts)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", program, ",".join(map(str, descriptors)), str(os.getpid()), self.name],
-                pass_fds=descriptors,
+                pass_fds=[descriptor for descriptor in descriptors if descriptor >= 0],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, FOLDER_VARIABLE: metrics},
                 process_group=0,  # a terminal's Ctrl-C is for the coordinator

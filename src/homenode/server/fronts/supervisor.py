@@ -44,17 +44,17 @@ class FrontSupervisor:
         self._slots: list[FrontProcess | None] = [None] * count  # None while it is started again
         self._serving: dict[int, FrontProcess] = {}  # by number
         self._keeping: list[asyncio.Task[None]] = []
-        self._first: tuple[socket.socket, Prepare] | None = None
+        self._first: tuple[socket.socket, Prepare, int] | None = None
         self._ending = False
         self._codes: list[int] = []  # of those that ended as they were told to
 
     # Life
 
-    async def start(self, listener: socket.socket, prepare: Prepare) -> None:
-        """Start all, and wait until each has read the vocabulary. `listener`: that they accept on. Raises what one
-        could not do that for.
+    async def start(self, listener: socket.socket, prepare: Prepare, key_counts: int = -1) -> None:
+        """Start all, and wait until each has read the vocabulary. `listener`: that they accept on. `key_counts`: the
+        descriptor of what keys use, -1: that is not counted. Raises what one could not do that for.
         """
-        self._first = (listener, prepare)
+        self._first = (listener, prepare, key_counts)
         starting = [asyncio.ensure_future(self._new(slot)) for slot in range(len(self._slots))]
         try:
             await asyncio.gather(*starting)

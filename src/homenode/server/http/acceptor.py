@@ -10,12 +10,15 @@ import logging
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from homenode.server.doors.certificate import Certificate
 from homenode.server.http.descriptors import descriptor_limit, descriptors_in_use, reserve_of
 from homenode.server.http.idle import IdleConnections
 
 _LOG = logging.getLogger("homenode.server")
 _PAUSE_S = 0.25  # after the system has refused a connection
+_TLS_CLOSING_S = 2.0  # for a client to answer the end of TLS
 _CLOSED_IN_NEED = 8  # idle connections, when it refuses for lack of descriptors
 
 
@@ -55,12 +58,18 @@ class Acceptor:
         *,
         at_once: int,
         limits: DescriptorBudget,
+        certificate: Certificate | None = None,
+        handshake_timeout_s: float = 30.0,
     ) -> None:
-        """`count`: how many connections there are. `at_once`: how many are accepted before others have a turn."""
+        """`count`: how many connections there are. `at_once`: how many are accepted before others have a turn.
+        `certificate`: they are encrypted, and their clients have `handshake_timeout_s` to agree on how.
+        """
         self._listener, self._make, self._idle, self._count = listener, make, idle, count
         self._at_once, self._limits = at_once, limits
         self._loop = asyncio.get_running_loop()
+        self._certificate, self._handshake_timeout_s = certificate, handshake_timeout_s
         self._connecting: set[asyncio.Task[None]] = set()
+        self._handshaking: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
         self._short = False  # the last connection was one too many
         self._closed = False
@@ -82,7 +91,9 @@ class Acceptor:
 
     async def wait_closed(self) -> None:
         """Wait until no connection is being made any more."""
-        await asyncio.gather(*self._connecting, return_exceptions=True)
+        for task in self._handshaking:
+            task.cancel()
+        await asyncio.gather(*self._connecting, *self._handshaking, return_exceptions=True)
 
     def _accept(self) -> None:
         if self._short and self._connecting:
@@ -97,22 +108,44 @@ class Acceptor:
                 self._refused(error)
                 return
             connection.setblocking(False)
-            under_way = self._count() + len(self._connecting)
+            under_way = self._count() + len(self._connecting) + len(self._handshaking)
             self._short = (
                 connection.fileno() >= self._limits.first_reserved or under_way >= self._limits.max_connections
             )
             task = self._loop.create_task(self._connect(connection, self._short))
-            self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
+            if self._certificate is None:
+                self._connecting.add(task)
+                task.add_done_callback(self._connecting.discard)
+            else:
+                self._watch_handshake(task)
             if self._short:
                 return
 
     async def _connect(self, connection: socket.socket, short: bool) -> None:
         from_reserve = short and not await self._close_idle()
+        of_tls = {} if self._certificate is None else self._tls(self._certificate)
         try:
-            await self._loop.connect_accepted_socket(lambda: self._make(from_reserve), connection)
-        except OSError:  # the client has gone meanwhile
+            await self._loop.connect_accepted_socket(lambda: self._make(from_reserve), connection, **of_tls)
+        except OSError:  # the client has gone meanwhile, or does not speak TLS
             connection.close()
+
+    def _tls(self, certificate: Certificate) -> dict[str, Any]:
+        return {
+            "ssl": certificate.context,
+            "ssl_handshake_timeout": self._handshake_timeout_s,
+            "ssl_shutdown_timeout": _TLS_CLOSING_S,
+        }
+
+    def _watch_handshake(self, task: asyncio.Task[None]) -> None:
+        """Its client may take its time. Until it has agreed on how to encrypt, the connection counts as idle."""
+        self._handshaking.add(task)
+        self._idle.add(task, task.cancel)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._handshaking.discard(task)
+            self._idle.remove(task)
+
+        task.add_done_callback(ended)
 
     async def _close_idle(self) -> bool:
         """Close the connection that has been idle longest. False when none is idle."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from homenode.errors import UserError
 from homenode.options import option
+from homenode.server.doors.parsing import parse_origins, parse_permissions, parse_root_path
 from homenode.units import parse_bytes, parse_seconds
 
 
@@ -48,12 +49,41 @@ class HttpConfig:
         "127.0.0.1", "Address to listen on. The default answers this machine only; 0.0.0.0 answers the network."
     )
     port: int = option(8000, "TCP port; 0 takes a free one and prints it.", minimum=0, maximum=65535)
+    uds: str | None = option(
+        None, "Path of a unix socket to listen on, in place of --host and --port; removed at the end.", metavar="PATH"
+    )
+    uds_permissions: str = option(
+        "600", "Who may connect to the unix socket, in octal digits; 660 lets its group in.", parse=parse_permissions
+    )
+    ssl_certfile: str | None = option(
+        None,
+        "Certificate chain in PEM: the server speaks TLS. It is read again when it changes; connections stay.",
+        metavar="FILE",
+    )
+    ssl_keyfile: str | None = option(None, "Private key of --ssl-certfile, in PEM, not encrypted.", metavar="FILE")
+    allowed_origins: tuple[str, ...] = option(
+        (),
+        "Sites whose pages may ask from a browser (CORS), separated by commas, such as https://app.example; * is every "
+        "page.",
+        parse=parse_origins,
+    )
+    root_path: str = option(
+        "",
+        "Path under which a reverse proxy shows this server, such as /llm; requests come with it or without.",
+        parse=parse_root_path,
+    )
     api_key: tuple[str, ...] = option(
         (),
         "Keys, separated by commas, of which clients must send one, as Authorization: Bearer KEY or x-api-key: KEY. "
         "Only /health answers without one.",
         parse=_keys,
         secret=True,
+    )
+    api_key_file: str | None = option(
+        None,
+        "TOML file with a table [keys.NAME] for each key: key, and if wished requests_per_minute, tokens_per_minute and "
+        "concurrent_requests. It is read again when it changes.",
+        metavar="FILE",
     )
     shutdown_timeout: float = option(
         30.0, "How long running requests may go on after SIGTERM, such as 30s.", parse=parse_seconds, minimum=0
@@ -78,6 +108,27 @@ class HttpConfig:
         minimum=0.1,
     )
     access_log: bool = option(False, "Log a line for every HTTP request.")
+
+    def __post_init__(self) -> None:
+        """Raises UserError for settings that contradict each other."""
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            given, lacking = ("certfile", "keyfile") if self.ssl_keyfile is None else ("keyfile", "certfile")
+            raise UserError(f"--ssl-{given} is given without --ssl-{lacking}; TLS needs both", param=f"ssl_{lacking}")
+        usual = {field.name: field.default for field in fields(HttpConfig)}
+        if self.uds is not None and (self.host, self.port) != (usual["host"], usual["port"]):
+            raise UserError(
+                "--uds is given together with --host or --port; a server listens on one of them", param="uds"
+            )
+
+    @property
+    def scheme(self) -> str:
+        """Of the addresses that clients use."""
+        return "https" if self.ssl_certfile else "http"
+
+    @property
+    def asks_keys(self) -> bool:
+        """Whether clients have to send a key."""
+        return bool(self.api_key or self.api_key_file)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from typing import Protocol, cast
 import uvicorn
 
 from homenode.errors import UserError
+from homenode.server.doors.certificate import Certificate
+from homenode.server.doors.unix_socket import UnixListener
 from homenode.server.http.acceptor import Acceptor, DescriptorBudget
 from homenode.server.http.config import HttpConfig
 from homenode.server.http.protocol import FROM_RESERVE, BoundedProtocol, bounded_protocol
@@ -47,8 +49,12 @@ def bind(config: HttpConfig) -> socket.socket:
     """The listening address, taken before a model is loaded so that a wrong one is known at once. It does not listen
     yet.
 
-    Raises UserError naming host and port when the address cannot be had.
+    Raises UserError naming host and port, or the path of a unix socket, when the address cannot be had.
     """
+    if config.uds is not None:
+        unix = UnixListener(config.uds, int(config.uds_permissions, 8))
+        unix.setblocking(False)
+        return unix
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -70,10 +76,19 @@ def bind(config: HttpConfig) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
     """Where a bound listener is reached."""
+    if listener.family == socket.AF_UNIX:
+        return f"{scheme}+unix://{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def certificate_of(config: HttpConfig) -> Certificate | None:
+    """What connections are encrypted with, if they are. Raises UserError that names the file which cannot be used."""
+    if config.ssl_certfile is None or config.ssl_keyfile is None:
+        return None
+    return Certificate(config.ssl_certfile, config.ssl_keyfile)
 
 
 class Server(uvicorn.Server):
@@ -82,12 +97,20 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, on_listening: Callable[[], object], *, descriptors_each: int = 1
+        self,
+        config: uvicorn.Config,
+        on_listening: Callable[[], object],
+        *,
+        descriptors_each: int = 1,
+        certificate: Certificate | None = None,
     ) -> None:
-        """`descriptors_each`: how many a request may need, its connection included."""
+        """`descriptors_each`: how many a request may need, its connection included. `certificate`: of connections that
+        are encrypted.
+        """
         super().__init__(config)
         self._on_listening = on_listening
-        self._descriptors_each = descriptors_each
+        self._descriptors_each, self._certificate = descriptors_each, certificate
+        self._watching: asyncio.Task[None] | None = None
         self.servers = []
         self._stop = asyncio.Event()
 
@@ -101,10 +124,19 @@ class Server(uvicorn.Server):
         at_once = min(self.config.backlog, _MOST_AT_ONCE)
         for listener in sockets or ():
             acceptor = Acceptor(
-                listener, self._connection, self._protocol.idle, self._count, at_once=at_once, limits=limits
+                listener,
+                self._connection,
+                self._protocol.idle,
+                self._count,
+                at_once=at_once,
+                limits=limits,
+                certificate=self._certificate,
+                handshake_timeout_s=self._protocol.head_timeout_s,
             )
             acceptor.start(self.config.backlog)
             self.servers.append(acceptor)  # type: ignore[arg-type]  # it has what uvicorn uses of a server
+        if self._certificate is not None:
+            self._watching = asyncio.ensure_future(self._certificate.watch())
         self.started = True
         self._on_listening()
 
@@ -127,6 +159,8 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.hurry_readers()
+        if self._watching is not None:
+            self._watching.cancel()
         await super().shutdown(sockets=sockets)
 
     async def main_loop(self) -> None:
@@ -222,9 +256,11 @@ def uvicorn_config(app: object, config: HttpConfig, backlog: int = _BACKLOG) -> 
 
 def warn_if_open(config: HttpConfig) -> None:
     """An address that others reach wants a key."""
+    if config.uds is not None:
+        return
     try:
         loopback = ipaddress.ip_address(config.host).is_loopback
     except ValueError:
         loopback = config.host == "localhost"
-    if not loopback and not config.api_key:
+    if not loopback and not config.asks_keys:
         _LOG.warning("--host %s without --api-key: everybody who reaches this address can use the model", config.host)

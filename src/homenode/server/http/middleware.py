@@ -4,8 +4,6 @@ answer.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 import uuid
 from collections.abc import Callable, MutableMapping, Sequence
@@ -16,10 +14,15 @@ from starlette.requests import Request
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
+from homenode.server.doors.origins import AllowedOrigins
+from homenode.server.doors.root_path import strip_root_path
+from homenode.server.http.config import HttpConfig
 from homenode.server.http.exchange import ClientGone
 from homenode.server.http.failures import ApiError, ErrorShape, failure_of
 from homenode.server.http.ignored import IgnoredNames, ignored_headers
 from homenode.server.http.protocol import FROM_RESERVE
+from homenode.server.keys.caller import set_caller
+from homenode.server.keys.keyring import Keyring
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 KEY_HEADERS = ("authorization", "x-api-key")  # where clients put their key
@@ -32,7 +35,8 @@ class HttpApplication:
     def __init__(
         self,
         routes: Sequence[Route],
-        keys: Sequence[str],
+        config: HttpConfig,
+        keys: Keyring,
         closing: Callable[[], bool],
         shapes: Sequence[tuple[Route, ErrorShape]] = (),
         *,
@@ -43,7 +47,8 @@ class HttpApplication:
         """
         self._ignored = IgnoredNames(strict=strict)
         self._shapes = shapes
-        self._keys = [_digest(key) for key in keys]
+        self._keys = keys
+        self._origins, self._root_path = AllowedOrigins(config.allowed_origins), config.root_path
         self._closing = closing
         self._router = Router(routes, redirect_slashes=False, default=_not_found)
 
@@ -64,8 +69,12 @@ class HttpApplication:
             await send(message)
 
         try:
-            _check_connection(request)
-            self._check_key(request)
+            strip_root_path(scope, self._root_path)
+            _check_connection(scope["path"], request)
+            if (answer := self._origins.preflight(request.method, request.headers)) is not None:
+                await answer(scope, receive, stamped)
+                return
+            self._check_key(scope["path"], request)
             await self._router(scope, receive, stamped)
         except ClientGone:
             return
@@ -75,7 +84,7 @@ class HttpApplication:
                 None  # which leads to this frame, and would keep the request's body until a collection of cycles
             )
             if not started:  # otherwise the connection is closed: a cut answer must not look whole
-                await failure.response(self._shape_of(request.url.path))(scope, receive, stamped)
+                await failure.response(self._shape_of(scope["path"]))(scope, receive, stamped)
 
     def _shape_of(self, path: str) -> ErrorShape | None:
         """Of a failure at a path, whatever it failed at: its key, its method, its body or in the engine."""
@@ -83,29 +92,27 @@ class HttpApplication:
 
     def _headers(self, request: Request) -> list[tuple[bytes, bytes]]:
         headers = [(b"x-request-id", request.state.request_id.encode()), *ignored_headers(request)]
+        headers += self._origins.headers(request.headers)
         if self._closing() or getattr(request.state, FROM_RESERVE, False):
             headers.append((b"connection", b"close"))
         return headers
 
-    def _check_key(self, request: Request) -> None:
-        """Raises ApiError 401. Every key is compared, in constant time, so that the time tells nothing."""
-        if not self._keys or request.url.path in _OPEN_PATHS:
+    def _check_key(self, path: str, request: Request) -> None:
+        """Raises ApiError 401."""
+        if not self._keys.asked or path in _OPEN_PATHS:
             return
-        known = [self._is_key(given) for given in _given_keys(request)]
-        if not any(known):
+        who = self._keys.caller_of(_given_keys(request))
+        if who is None:
             message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-
-    def _is_key(self, given: str) -> bool:
-        digest = _digest(given)
-        return any([hmac.compare_digest(digest, key) for key in self._keys])  # noqa: C419
+        set_caller(who)
 
 
-def _check_connection(request: Request) -> None:
+def _check_connection(path: str, request: Request) -> None:
     """Raises ApiError 503 on a connection that is one too many: it is there for probes, which say that the server is
     alive.
     """
-    if getattr(request.state, FROM_RESERVE, False) and request.url.path not in _OPEN_PATHS:
+    if getattr(request.state, FROM_RESERVE, False) and path not in _OPEN_PATHS:
         message = "the server has as many connections as its limit of open files allows"
         raise ApiError(503, message, code="overloaded", retry_after_s=1)
 
@@ -134,7 +141,3 @@ def _failure(error: Exception, request_id: str) -> ApiError:
 def _request_id(request: Request) -> str:
     given = request.headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

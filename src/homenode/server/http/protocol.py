@@ -52,6 +52,7 @@ class BoundedProtocol(H11Protocol):
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     _half_closed_timer: asyncio.TimerHandle | None = None
+    _below: asyncio.WriteTransport | None = None  # the transport that TLS writes to
     _unsent = 0  # bytes that the client had not taken at the last look
     _taken_at = 0.0  # when it last took some, by the loop's clock
     _looks = 0
@@ -71,9 +72,12 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_write_buffer_limits(
-            0
-        )  # writing is paused exactly while there is something that the kernel does not take
+        # Writing is paused exactly while there is something that the kernel does not take. A TLS transport counts what
+        # is encrypted and what its own transport has separately, and takes a limit of 0 for one that is always reached.
+        self._below = _transport_below(transport)
+        if self._below is not None:
+            self._below.set_write_buffer_limits(0)
+        transport.set_write_buffer_limits(0 if self._below is None else 1)
         self._start_head_timer()
         self.idle.add(self, self.give_up)
 
@@ -216,7 +220,8 @@ class BoundedProtocol(H11Protocol):
         """Bytes that the client's side has not taken: those kept here, and those in the kernel that were not
         acknowledged.
         """
-        kept = self.transport.get_write_buffer_size()
+        kept = 0 if self.transport.is_closing() else self.transport.get_write_buffer_size()
+        kept += self._below.get_write_buffer_size() if self._below is not None else 0
         try:
             (in_kernel,) = struct.unpack("i", fcntl.ioctl(self._socket(), termios.TIOCOUTQ, bytes(4)))
         except (OSError, ValueError):
@@ -231,21 +236,20 @@ class BoundedProtocol(H11Protocol):
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Whether to keep the connection: for an answer that is under way, or the next of several requests that have
-        all come.
+        all come. TLS has no connections that are closed on one side.
         """
+        if self._below is not None:
+            return None
         if self._half_closed.is_set():
             return True
         if not self._answering() or self.cycle.more_body:
             return None
         self._half_closed.set()
-        for (
-            name,
-            value,
-        ) in (
-            _KEEP_ALIVE_PROBES
-        ):  # for those to whom nothing can be sent: a host that is there says within a minute who has left
-            self._socket().setsockopt(socket.IPPROTO_TCP, name, value)
-        self._socket().setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if self._socket().family != socket.AF_UNIX:
+            # For those to whom nothing can be sent: a host that is there says within a minute who has left.
+            for name, value in _KEEP_ALIVE_PROBES:
+                self._socket().setsockopt(socket.IPPROTO_TCP, name, value)
+            self._socket().setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._half_closed_timer = self.loop.call_later(_LOOK_S, self._look_for_client)
         return True
 
@@ -269,6 +273,12 @@ class BoundedProtocol(H11Protocol):
             self.transport.write(
                 self.conn.send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")) or b""
             )
+
+
+def _transport_below(transport: asyncio.Transport) -> asyncio.WriteTransport | None:
+    """The transport that a TLS transport writes to, which asyncio shows nowhere; None: this one is not of TLS."""
+    below = getattr(getattr(transport, "_ssl_protocol", None), "_transport", None)
+    return below if isinstance(below, asyncio.WriteTransport) else None
 
 
 def bounded_protocol(head_timeout_s: float, write_timeout_s: float) -> type[BoundedProtocol]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import msgspec
 
@@ -21,6 +22,11 @@ class NamedKey(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrent_requests: int | None = None
+
+
+def unnamed_keys(secrets: Sequence[str]) -> tuple[NamedKey, ...]:
+    """The keys of --api-key, which have neither names nor limits."""
+    return tuple(NamedKey(digest=digest_of(secret)) for secret in secrets)
 
 
 def digest_of(secret: str) -> bytes:

@@ -17,7 +17,9 @@ from prometheus_client.registry import Collector
 
 from homenode.engine.messages import EngineState, EngineStats, ReplicaStats
 from homenode.server.interfaces.client import EngineClient
+from homenode.server.keys.keyring import Keyring
 from homenode.server.monitoring.experts import expert_metrics
+from homenode.server.monitoring.keys import KeyFigures
 from homenode.server.monitoring.states import state_metrics
 from homenode.server.monitoring.transfer import transfer_metrics
 from homenode.server.monitoring.workers import worker_metrics
@@ -295,12 +297,18 @@ class _Shared:
 class Metrics:
     """The metrics of one application."""
 
-    def __init__(self, model: str, client: EngineClient, folder: str | None = None) -> None:
-        """`folder`: where prometheus_client keeps what several fronts count; None where there is one."""
+    def __init__(
+        self, model: str, client: EngineClient, folder: str | None = None, keys: Keyring | None = None
+    ) -> None:
+        """`folder`: where prometheus_client keeps what several fronts count; None where there is one. `keys`: whose use
+        is shown.
+        """
         self._model = model
         self._counted = _Alone() if folder is None else _Shared(folder)
         self._registry, self._own = self._counted.registry, self._counted.own
         self._registry.register(_EngineCollector(model, client, self._counted.all_refused))
+        if keys is not None:
+            self._registry.register(KeyFigures(keys, "homenode:", ("model_name",), (model,)))
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN
         )

@@ -85,7 +85,7 @@ def create_app(state: ProxyState) -> HttpApplication:
         for method, path in _OF_A_STORED_RESPONSE
     ]
     shapes = [(route, api.error_shape) for route, api in forwarded if api.error_shape is not None]
-    return HttpApplication(routes, state.config.api_key, lambda: state.draining, shapes)
+    return HttpApplication(routes, state.config, state.keys, lambda: state.draining, shapes)
 
 
 class _ForwardedEndpoint:

@@ -120,6 +120,7 @@ class ProxyConfig(HttpConfig):
 
     def __post_init__(self) -> None:
         """Raises UserError for a setting that cannot be."""
+        super().__post_init__()
         if not self.decode:
             raise UserError(
                 "--decode: no decode server is given; name at least one, such as --decode http://127.0.0.1:8001",

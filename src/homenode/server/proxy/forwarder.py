@@ -384,7 +384,7 @@ class Forwarder:
 
     @property
     def _path(self) -> str:
-        return self._request.url.path
+        return str(self._request.scope["path"])
 
     @property
     def _id(self) -> str:

@@ -43,7 +43,7 @@ async def health(state: ProxyState, request: Request) -> Response:
     prefillers, decoders = state.usable("prefill"), state.usable("decode")
     pairs = sum(state.fits(prefiller, decoder) for prefiller in prefillers for decoder in decoders)
     answer = ProxyHealth("ok", _servers(state, state.of("prefill")), _servers(state, state.of("decode")), pairs)
-    if not state.config.api_key and (obstacles := [f"{p} to {d}: {why}" for p, d, why in state.obstacles()]):
+    if not state.config.asks_keys and (obstacles := [f"{p} to {d}: {why}" for p, d, why in state.obstacles()]):
         answer.obstacles = obstacles
     if not state.looked_at_all or not decoders:
         answer.status = "unusable" if state.looked_at_all else "starting"
@@ -59,7 +59,7 @@ def _servers(state: ProxyState, instances: list[Instance]) -> list[ServerHealth]
     servers = []
     for instance in instances:
         server = ServerHealth(instance.state, state.loads.requests(instance.url))
-        if not state.config.api_key:
+        if not state.config.asks_keys:
             server.url, server.reason = instance.url, instance.reason or UNSET
         servers.append(server)
     return servers

@@ -10,6 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from homenode.server.keys.keyring import Keyring
+from homenode.server.monitoring.keys import KeyFigures
 from homenode.server.proxy.instances import STATES, Instance
 from homenode.server.proxy.proxied_request import PHASES, Fault, Outcome, ProxiedRequest, Way
 from homenode.server.proxy.routing import LoadTable
@@ -56,8 +58,17 @@ class _Now(Collector):
 class ProxyMetrics:
     """The metrics of one proxy. `proxied_requests`: those under way."""
 
-    def __init__(self, instances: Iterable[Instance], loads: LoadTable, proxied_requests: set[ProxiedRequest]) -> None:
+    def __init__(
+        self,
+        instances: Iterable[Instance],
+        loads: LoadTable,
+        proxied_requests: set[ProxiedRequest],
+        keys: Keyring | None = None,
+    ) -> None:
+        """`keys`: whose use is shown."""
         self._registry = CollectorRegistry()
+        if keys is not None:
+            self._registry.register(KeyFigures(keys, "homenode:proxy_"))
         self._registry.register(_Now(instances, loads, proxied_requests))
         self._requests = self._counter(
             "requests", "Requests, by the way their prompt was computed and what became of them.", "way", "outcome"

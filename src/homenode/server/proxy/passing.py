@@ -32,7 +32,7 @@ async def passed(state: ProxyState, request: Request) -> Response:
 
 
 async def _answer(state: ProxyState, request: Request, body: bytes) -> UpstreamAnswer:
-    path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    path = str(request.scope["path"]) + (f"?{request.url.query}" if request.url.query else "")
     failed: frozenset[str] = frozenset()
     deadline = time.monotonic() + state.config.idle_timeout
     for _ in range(state.config.decode_tries):

@@ -10,6 +10,8 @@ import time
 
 from homenode.server.http.admission import RequestAdmission
 from homenode.server.http.bodies import Bodies
+from homenode.server.keys.keyring import Keyring
+from homenode.server.keys.named_key import unnamed_keys
 from homenode.server.proxy.breaker import CircuitBreaker
 from homenode.server.proxy.config import ProxyConfig
 from homenode.server.proxy.instances import Instance, Role, obstacle
@@ -27,15 +29,17 @@ _BODIES_AT_ONCE = 8  # bodies of the largest size that may be in memory together
 class ProxyState(RequestAdmission):
     """The servers, what is known of them, and the requests under way. Made inside the event loop."""
 
-    def __init__(self, config: ProxyConfig) -> None:
+    def __init__(self, config: ProxyConfig, keys: Keyring | None = None) -> None:
+        """`keys`: None: those of --api-key alone."""
         super().__init__()
+        self.keys = Keyring(unnamed_keys(config.api_key)) if keys is None else keys
         self.config = config
         self.instances = {url: self._instance(url, "prefill") for url in config.prefill}
         self.instances |= {url: self._instance(url, "decode") for url in config.decode}
         self.upstreams = {url: Upstream(url, config) for url in self.instances}
         self.loads = LoadTable()
         self.proxied_requests: set[ProxiedRequest] = set()
-        self.metrics = ProxyMetrics(self.instances.values(), self.loads, self.proxied_requests)
+        self.metrics = ProxyMetrics(self.instances.values(), self.loads, self.proxied_requests, self.keys)
         self.watch = HealthWatch(config, self.instances, self.upstreams, self._changed)
         self.releases = Releases(self.upstreams, config.release_timeout, self.metrics.released)
         self.bodies = Bodies(_BODIES_AT_ONCE * config.max_request_body)

@@ -117,6 +117,7 @@ def passed_on(response: httpx.Response) -> list[tuple[bytes, bytes]]:
         (name.lower(), value)
         for name, value in response.headers.raw
         if name.lower().decode("latin-1") not in _OF_AN_ANSWER
+        and not name.lower().startswith(b"access-control-")  # which pages may see it is for the proxy to say
     ]
 
 

@@ -1,0 +1,1 @@
+"""Where clients come in: addresses, certificates, other sites' pages, and the path before a reverse proxy."""

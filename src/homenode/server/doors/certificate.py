@@ -1,0 +1,81 @@
+"""TLS: the certificate of --ssl-certfile and its key, and every way in which they can be wrong."""
+
+from __future__ import annotations
+
+import ssl
+import stat
+from pathlib import Path
+
+from homenode.errors import UserError
+from homenode.server.doors.watched_files import WatchedFiles
+
+_LARGEST_FILE = 1 << 20  # bytes
+_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
+_KEY, _ENCRYPTED = b"PRIVATE KEY-----", b"ENCRYPTED"
+
+
+class Certificate:
+    """What connections are encrypted with. New ones get `context` as it is then; others keep theirs."""
+
+    def __init__(self, certfile: str, keyfile: str) -> None:
+        """Raises UserError that names the file which cannot be used."""
+        self._files = WatchedFiles((certfile, keyfile), lambda: read_certificate(certfile, keyfile))
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """For a connection that is made now."""
+        return self._files.value
+
+    async def watch(self) -> None:
+        """Take the files anew whenever they change."""
+        await self._files.watch(lambda context: None)
+
+
+def read_certificate(certfile: str, keyfile: str) -> ssl.SSLContext:
+    """The settings of a server's side of TLS, 1.2 or later. Raises UserError that names the file which cannot be
+    used.
+    """
+    if _CERTIFICATE not in _content("ssl-certfile", certfile):
+        raise _wrong("ssl-certfile", certfile, "holds no certificate in PEM (BEGIN CERTIFICATE)")
+    key = _content("ssl-keyfile", keyfile)
+    if _KEY not in key:
+        raise _wrong("ssl-keyfile", keyfile, "holds no private key in PEM (BEGIN PRIVATE KEY)")
+    if _ENCRYPTED in key:
+        raise _wrong(
+            "ssl-keyfile", keyfile, "is encrypted; write it without a passphrase (openssl pkey -in ... -out ...)"
+        )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(certfile, keyfile, password=lambda: "")  # nobody is asked on a terminal
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise _wrong("ssl-keyfile", keyfile, f"is not the key of --ssl-certfile {certfile}") from None
+        flag, path = ("ssl-keyfile", keyfile) if _is_certificate(certfile) else ("ssl-certfile", certfile)
+        raise _wrong(flag, path, f"cannot be used ({error.reason or 'not valid PEM'})") from None
+    except OSError as error:
+        raise _wrong("ssl-certfile", certfile, f"cannot be read ({error.strerror})") from None
+    return context
+
+
+def _content(flag: str, path: str) -> bytes:
+    try:
+        status = Path(path).stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_FILE:
+            raise _wrong(flag, path, f"is no regular file of at most {_LARGEST_FILE} bytes")
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise _wrong(flag, path, f"cannot be read ({error.strerror})") from error
+
+
+def _is_certificate(path: str) -> bool:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except OSError:
+        return False
+    return True
+
+
+def _wrong(flag: str, path: str, what: str) -> UserError:
+    return UserError(f"--{flag} {path} {what}", param=flag.replace("-", "_"))

@@ -1,0 +1,18 @@
+"""The files that the doors of a server need, looked at before anything is started."""
+
+from __future__ import annotations
+
+from homenode.server.http.config import HttpConfig
+
+
+def check_doors(config: HttpConfig) -> None:
+    """Raises UserError that names a certificate, its key, or a file of API keys that cannot be used."""
+    if config.ssl_certfile is not None and config.ssl_keyfile is not None:
+        from homenode.server.doors.certificate import read_certificate
+
+        read_certificate(config.ssl_certfile, config.ssl_keyfile)
+    if config.api_key_file is not None:
+        from homenode.server.keys.key_file import KeyRows, read_key_file
+        from homenode.server.keys.named_key import unnamed_keys
+
+        read_key_file(config.api_key_file, KeyRows(), unnamed_keys(config.api_key))
