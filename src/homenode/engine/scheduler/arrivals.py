@@ -16,7 +16,7 @@ from homenode.engine.scheduler.planner import Planner
 from homenode.engine.scheduler.request_table import RequestTable
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.engine.step import WorkerLimits
-from homenode.errors import CapacityError, InternalError
+from homenode.errors import CapacityError, InternalError, OverloadedError
 from homenode.sampling import SamplingParams
 
 _NO_TOKENS: frozenset[int] = frozenset()
@@ -58,25 +58,36 @@ class Arrivals:
         """Let a request in, or tell its client why not. InternalError when its id is in use."""
         if request.id in self._requests:
             raise InternalError(f"request id {request.id} is in use", id=request.id)
+        self._planner.shares.arrived(request.key)
         error = refusal(request, self._config, self._limits)
         if not error and request.kv is not None:
             error = self._coordinator.refusal(request.kv, request.params.max_tokens)
         if error:
             self._requests.refuse(request, error, "capacity" if isinstance(error, CapacityError) else "invalid")
             return
-        reason = overload(
-            request,
-            self._config,
-            draining=self._draining,
-            waiting=self._planner.num_waiting,
-            waiting_tokens=self._planner.num_waiting_tokens,
-            free_slots=self._config.max_num_seqs - len(self._planner.running),
-            retry_after_s=self._requests.retry_after(),
-        )
-        if reason:
+        reason = self._overload(request, self._planner.num_waiting, self._planner.num_waiting_tokens)
+        if reason and not self._has_share_left(request):
             self._requests.refuse(request, reason[1], reason[0])
             return
         self._enqueue(self._new_sequence(request, now))
+
+    def _overload(self, request: Request, waiting: int, waiting_tokens: int) -> tuple[str, OverloadedError] | None:
+        return overload(
+            request,
+            self._config,
+            draining=self._draining,
+            waiting=waiting,
+            waiting_tokens=waiting_tokens,
+            free_slots=self._config.max_num_seqs - len(self._planner.running),
+            retry_after_s=self._requests.retry_after(),
+        )
+
+    def _has_share_left(self, request: Request) -> bool:
+        """Whether a full queue is full of other keys' requests: one has room for as many of each key as if all keys had
+        as many there.
+        """
+        waiting, tokens, keys = self._planner.waiting.of_key(request.key)
+        return keys > 1 and self._overload(request, waiting * keys, tokens * keys) is None
 
     def _new_sequence(self, request: Request, now: float) -> Sequence:
         params = request.params
@@ -93,6 +104,7 @@ class Arrivals:
             max_len=longest_sequence(self._limits),
             chain=self._allocator.cache.chain(request.cache_salt),
             tokens=[*request.prompt_ids, *request.begun],
+            arrived=now,
             deadline=min(times, default=None),
             stops=self._stops(params),
             arrived=now,

@@ -11,10 +11,14 @@ from homenode.engine.kv.imports import KvImports
 from homenode.engine.kv.sequence import BlockAllocation, Sequence, allocations_of
 from homenode.engine.scheduler.budget import StepPlan, prefill_count
 from homenode.engine.scheduler.counters import SchedulerCounters
+from homenode.engine.scheduler.fair_share import KeyShares
 from homenode.engine.scheduler.micro_batching import MicroBatching
 from homenode.engine.scheduler.preemption import choose_victim, growth_preemption_warning, preemption_warning
 from homenode.engine.scheduler.queue import WaitingQueue
 from homenode.engine.scheduler_config import SchedulerConfig
+
+_PIECE, _LEAST_PIECE = 4, 8  # parts of a step: what decodes and prompts have in it while a key that goes first may come
+_KEPT = 8  # parts of the slots and KV blocks, of which one is left to keys that go first
 
 
 class Planner:
@@ -41,7 +45,8 @@ class Planner:
         self._counters = counters
         self.now = 0.0  # when the newest event happened
         self.running: list[Sequence] = []
-        self.waiting = WaitingQueue()
+        self.shares = KeyShares()
+        self.waiting = WaitingQueue(self.shares)
         self.waiting_for_kv: dict[int, Sequence] = {}  # by request id
         self.nothing_left: list[
             Sequence
@@ -65,10 +70,10 @@ class Planner:
                 r.prefill_target - r.scheduled for r in allocations_of(prompts)
             )
             plan.keep_prefill_to(self._batching.prefill(waiting, prefill_in_flight, plan.tokens_left))
-        for sequence, allocation in zip(prompts, allocations_of(prompts), strict=True):
-            count = self._prefill_count(sequence, allocation, plan)
-            if count > 0 and self._secure_memory(sequence, allocation, count, plan):
-                plan.add(sequence, allocation, count)
+        if self.shares.several:
+            self._plan_prompts_by_share(plan, prompts)
+        else:
+            self._plan_prompts(plan, prompts)
         if not plan.short:
             self._admit(plan)
         if not plan.empty:
@@ -115,6 +120,85 @@ class Planner:
             if self._counters.preemptions > preemptions:
                 chosen = [s for s in chosen if s.allocation]
         return chosen
+
+    def _plan_prompts(self, plan: StepPlan, prompts: list[Sequence]) -> None:
+        """Go on with prompts that were begun."""
+        for sequence, allocation in zip(prompts, allocations_of(prompts), strict=True):
+            count = self._prefill_count(sequence, allocation, plan)
+            if count > 0 and self._secure_memory(sequence, allocation, count, plan):
+                plan.add(sequence, allocation, count)
+
+    # Shares of keys
+
+    def _plan_prompts_by_share(self, plan: StepPlan, prompts: list[Sequence]) -> None:
+        """Go on with prompts that were begun, those of the key that had least first; newcomers of keys that had less go
+        before them.
+        """
+        for sequence in sorted(prompts, key=lambda s: self.shares.cost(s.request.key)):
+            if not plan.short:
+                self._admit(plan, ahead_of=sequence.request.key)
+            if not self._may_join(sequence.request.key, plan):
+                return
+            self._plan_prompts(plan, [sequence])
+
+    def _may_join(self, key: str, plan: StepPlan) -> bool:
+        """Whether a prompt of `key` may be in this step: not beside prompts of keys that go first. While there is a key
+        that would go first, all prompts of others have a small piece of the step, so that it is soon over.
+        """
+        if any(self.shares.ahead(other.request.key, key) for other, _, _ in plan.parts):
+            return False
+        if self.shares.yields(key) and self._config.enable_chunked_prefill:
+            whole = self._config.max_num_batched_tokens
+            piece = max(1, whole // _LEAST_PIECE, whole // _PIECE - len(plan.decoding))
+            plan.keep_prefill_to(max(0, piece - plan.prefill))
+        return True
+
+    def waits_for_results(self) -> bool:
+        """Whether the next step is to be planned when nothing is in flight: its prompts are of keys that yield, and a
+        request that comes meanwhile goes before them.
+        """
+        if not self.shares.several or self._batching.stages > 1:
+            return False
+        first = self.waiting.first()
+        if first is not None and not self.shares.yields(first.request.key):
+            return False
+        begun = {s.request.key for s in self.running if (r := s.allocation) and not r.decoding}
+        if not all(map(self.shares.yields, begun)):
+            return False
+        return bool(begun) or (first is not None and self._has_slot(first.request.key))
+
+    def _has_slot(self, key: str) -> bool:
+        """Whether one more sequence of `key` may run. Keys that yield leave some slots to those that go first."""
+        most = self._config.max_num_seqs
+        if self.running and self.shares.yields(key):
+            most -= most // _KEPT
+        return len(self.running) + len(self._kv_imports.fetching) < most
+
+    def _spare_for(self, key: str) -> int:
+        """Blocks that a newcomer of `key` leaves: `spare`, and where it yields some for those that go first."""
+        spare = self.spare
+        return max(spare, self._allocator.pool.num_blocks // _KEPT) if spare and self.shares.yields(key) else spare
+
+    def _next_waiting(self, plan: StepPlan, ahead_of: str | None) -> Sequence | None:
+        """The first of the queue, if it may be in this step, and goes before the key `ahead_of` where one is given."""
+        first = self.waiting.first()
+        if first is None or not self.shares.several:
+            return first
+        key = first.request.key
+        if ahead_of is not None and not self.shares.ahead(key, ahead_of):
+            return None
+        return first if self._has_slot(key) and self._may_join(key, plan) else None
+
+    def _victims(self, needy: Sequence) -> list[Sequence]:
+        """Who may give way: among several keys those that had more, else none that had less; all for the sake of the
+        first in order.
+        """
+        if not self.shares.several or needy is self.running[0]:
+            return self.running
+        key, ahead = needy.request.key, self.shares.ahead
+        return [s for s in self.running if ahead(key, s.request.key)] or [
+            s for s in self.running if not ahead(s.request.key, key)
+        ]
 
     def let_followers_go(self) -> None:
         """Those who waited for another one's KV join the queue, unless they have ended meanwhile."""
@@ -167,16 +251,16 @@ class Planner:
             return count
         return self._allocator.states.reach(allocation.state, allocation.scheduled, count)
 
-    def _admit(self, plan: StepPlan) -> None:
+    def _admit(self, plan: StepPlan, ahead_of: str | None = None) -> None:
         """Start waiting sequences, strictly in order: one that does not fit yet is not overtaken, or a long prompt
-        might wait for ever.
+        might wait for ever. `ahead_of`: only those whose key goes before this one.
         """
         while len(self.running) + len(self._kv_imports.fetching) < self._config.max_num_seqs and plan.tokens_left > 0:
-            waiting, ready = self.waiting.first(), self._kv_imports.ready
+            waiting, ready = self._next_waiting(plan, ahead_of), self._kv_imports.ready
             if waiting is not None and not (ready and ready[0].order < waiting.order) and self._start(waiting, plan):
                 continue
             # Those who have their blocks already do not take them from one who has to wait for some.
-            if not ready or not self._start_ready(ready[0], plan):
+            if ahead_of is not None or not ready or not self._start_ready(ready[0], plan):
                 return
 
     def _start(self, sequence: Sequence, plan: StepPlan) -> bool:
@@ -192,9 +276,11 @@ class Planner:
             return False
         count = self._prefill_count(sequence, proposal, plan)
         nothing_left = proposal.scheduled >= proposal.prefill_target  # it is computed for another engine only
-        if (count <= 0 and not nothing_left) or not self._allocator.admit(sequence, proposal, self.spare):
+        if (count <= 0 and not nothing_left) or not self._allocator.admit(
+            sequence, proposal, self._spare_for(sequence.request.key)
+        ):
             return False
-        self.waiting.remove(sequence)
+        self.waiting.admit(sequence)
         self._enter(sequence, proposal)
         if nothing_left:
             self.nothing_left.append(sequence)
@@ -208,9 +294,9 @@ class Planner:
         """Admit one whose KV is to be fetched now. It has its place, and goes on when the KV is there, or no more of it
         comes.
         """
-        if not self._kv_imports.fetch(sequence, self.spare):
+        if not self._kv_imports.fetch(sequence, self._spare_for(sequence.request.key)):
             return False
-        self.waiting.remove(sequence)
+        self.waiting.admit(sequence)
         if sequence.id in self._kv_imports.fetching:
             self.waiting_for_kv[sequence.id] = sequence
         return True
@@ -256,7 +342,11 @@ class Planner:
                 plan.claims += 1
                 return False
             victim = choose_victim(
-                sequence, self.running, self.running[0], self._config.max_preemptions, self._allocator.recompute_cost
+                sequence,
+                self._victims(sequence),
+                self.running[0],
+                self._config.max_preemptions,
+                self._allocator.recompute_cost,
             )
             if victim is None:
                 if sequence is self.running[0] and self._take_from_ready():

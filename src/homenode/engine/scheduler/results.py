@@ -10,6 +10,7 @@ from homenode.engine.kv.sequence import BlockAllocation, Sequence
 from homenode.engine.messages import Output
 from homenode.engine.request import TokenLogprob
 from homenode.engine.scheduler.counters import SchedulerCounters
+from homenode.engine.scheduler.fair_share import KeyShares
 from homenode.engine.scheduler.kv_coordinator import KvCoordinator
 from homenode.engine.scheduler.pending_steps import PendingStep, PendingSteps
 from homenode.engine.scheduler.request_table import RequestTable
@@ -30,6 +31,7 @@ class Results:
         coordinator: KvCoordinator,
         requests: RequestTable,
         counters: SchedulerCounters,
+        shares: KeyShares,
     ) -> None:
         self._limits = limits
         self._pending_steps = pending
@@ -37,6 +39,7 @@ class Results:
         self._coordinator = coordinator
         self._requests = requests
         self._counters = counters
+        self._shares = shares
 
     def take(self, result: StepResult) -> None:
         """The result of the oldest step in flight. InternalError if it is another's, or holds what that step cannot
@@ -51,6 +54,7 @@ class Results:
         self._counters.steps += 1
         self._counters.step_tokens += pending_step.num_tokens
         self._requests.throughput.add(pending_step.num_tokens, result.seconds)
+        self._shares.charge(pending_step, result.seconds)
         if [s.seq for s in result.sampled] != pending_step.drawing():
             raise InternalError(
                 f"step {result.number} drew tokens for other sequences than it was asked to", number=result.number

@@ -100,6 +100,7 @@ class Scheduler:
         self._messages: list[ToAgent] = []
         kv_imports = KvImports(allocator, self._messages)
         self._planner = planner = Planner(config, limits.max_sampled_rows, batching, allocator, kv_imports, counters)
+        self._shares = planner.shares
         self._coordinator = coordinator = KvCoordinator(limits, allocator, planner, kv_imports, self._messages)
         self._pending_steps = pending = PendingSteps()
         self._requests = requests = RequestTable(planner, coordinator, counters)
@@ -116,7 +117,13 @@ class Scheduler:
         )
         self._step_builder = StepBuilder(allocator, pending)
         self._results = Results(
-            limits, pending=pending, allocator=allocator, coordinator=coordinator, requests=requests, counters=counters
+            limits,
+            pending=pending,
+            allocator=allocator,
+            coordinator=coordinator,
+            requests=requests,
+            counters=counters,
+            shares=planner.shares,
         )
         self._losses = WorkerRecovery(
             batching, pending=pending, allocator=allocator, planner=planner, coordinator=coordinator, requests=requests
@@ -129,6 +136,7 @@ class Scheduler:
         InternalError if the event cannot have happened, such as the result of a step that was never sent.
         """
         self._planner.now = event.now
+        self._shares.now = event.now
         if self._growth is not None:
             self._growth.advance(event.now)
         match event:
@@ -182,6 +190,8 @@ class Scheduler:
         if self._losses.workers_are_lost or not self._batching.may_send(
             len(self._pending_steps), self._pending_steps.draw
         ):
+            return None
+        if self._pending_steps and self._planner.waits_for_results():
             return None
         withheld = self._withholds()
         plan = self._planner.plan(self._step_builder.number, self._pending_steps.prefill)
