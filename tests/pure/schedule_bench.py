@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 from homenode.engine.errors import StepError, StepsLostError
 from homenode.engine.executor.scripted import ScriptedExecutor, checksum, scripted_logprob
 from homenode.engine.kv.sequence import BlockAllocation, Sequence
@@ -88,8 +90,12 @@ class Bench:
         micro_batches: int = 0,
         headroom: Callable[[], int] = lambda: 1 << 40,
         release_s: float = 0.0,
+        token_s: float | None = None,
     ) -> None:
-        """`headroom`: bytes that the machine can give to KV memory that grows, whenever it is looked at."""
+        """`headroom`: bytes that the machine can give to KV memory that grows, whenever it is looked at. `token_s`:
+        seconds that each token of a step takes by the scheduler's clock; None: a step takes none.
+        """
+        self._token_s = token_s
         self._headroom = headroom
         self.config = config or SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=8)
         self.limits = limits or limits_of()
@@ -133,6 +139,7 @@ class Bench:
         *,
         priority: int = 0,
         salt: str = "",
+        key: str = "",
         deadline: float | None = None,
         kv: KvTicket | None = None,
         **params: object,
@@ -145,6 +152,7 @@ class Bench:
             params=SamplingParams(**params),  # type: ignore[arg-type]
             priority=priority,
             cache_salt=salt,
+            key=key,
             arrival=self.now,
             deadline=deadline,
             kv=kv,
@@ -198,6 +206,10 @@ class Bench:
             self.apply(StepFailed(self.now, str(error)))
         else:
             assert result is not None
+            if self._token_s is not None:
+                step = next(step for step in self.steps if step.number == result.number)
+                result = msgspec.structs.replace(result, seconds=step.num_tokens * self._token_s)
+                self.now += result.seconds
             self.apply(StepDone(self.now, result))
         return True
 
@@ -340,6 +352,7 @@ class Bench:
         first = running[0]
         if (
             first.allocation
+            and not self.scheduler._planner.shares.several  # a key that had less goes before it
             and not (self.lookahead and self.stages == 1)
             and not (self.stages > 1 and self._is_held_up(first.allocation))
         ):
@@ -347,7 +360,8 @@ class Bench:
         waiting = self.scheduler._planner.waiting.first()
         started = {start.seq for start in step.starts}
         if waiting is not None:
-            assert all(s.order < waiting.order for s in running if s.allocation and s.allocation.seq in started), (
+            of_its_key = [s for s in running if s.request.key == waiting.request.key and s.allocation]
+            assert all(s.order < waiting.order for s in of_its_key if s.allocation and s.allocation.seq in started), (
                 "overtaken in the queue"
             )
 

@@ -133,6 +133,7 @@ MANY = [(config, setting) for config, setting in ALL if setting.many]
 EMPTY = ["", " ", "\t"]
 VALUES = {  # of settings that hold several: what the flag takes, and what it means
     "api_key": ("k1, k2", ("k1", "k2")),
+    "allowed_origins": ("https://a.b, http://c:1", ("https://a.b", "http://c:1")),
     "served_model_name": ("a, b", ("a", "b")),
     "prefill": ("http://a:1,http://b:2", ("http://a:1", "http://b:2")),
     "decode": ("http://a:1 , http://b:2", ("http://a:1", "http://b:2")),

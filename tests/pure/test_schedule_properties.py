@@ -27,13 +27,14 @@ _BORNE = (
 )  # how a request may end; the last: its deadline
 
 
-def _submit(bench: Bench, rng: random.Random) -> None:
+def _submit(bench: Bench, rng: random.Random, keys: tuple[str, ...] = ("",)) -> None:
     stem = rng.choice(_STEMS)[: rng.choice([3, 10, rng.randrange(1, bench.limits.max_model_len)])]
     tail = [rng.randrange(40) for _ in range(rng.randrange(5))]
     bench.submit(
         (stem + tail)[: bench.limits.max_model_len + rng.randrange(2)],
         priority=rng.choice([0, 0, 0, 1, -1]),
         salt=rng.choice(["", "", "", "other"]),
+        key=rng.choice(keys) if len(keys) > 1 else keys[0],
         deadline=bench.now + rng.randrange(1, 30) if rng.random() < 0.1 else None,
         max_tokens=rng.choice([0, 1, 8, 30, 1000, 1000]),
         min_tokens=rng.choice([0, 0, 0, 5]),
@@ -44,10 +45,10 @@ def _submit(bench: Bench, rng: random.Random) -> None:
     )
 
 
-def _move(bench: Bench, rng: random.Random, arrivals: float) -> None:
+def _move(bench: Bench, rng: random.Random, arrivals: float, keys: tuple[str, ...] = ("",)) -> None:
     draw = rng.random()
     if draw < arrivals:
-        _submit(bench, rng)
+        _submit(bench, rng, keys)
     elif draw < arrivals + 0.03 and bench.requests:
         bench.abort(rng.randrange(len(bench.requests)), rng.choice(["abort", "stop"]))
     elif draw < arrivals + 0.04:
@@ -76,6 +77,7 @@ def _bench(
     stages: int = 1,
     micro_batches: int = 0,
     states: bool = False,
+    token_s: float | None = None,
 ) -> Bench:
     blocks, length = rng.choice([(16, 64), (12, 40), (24, 90), (60, 50), (8, 64)])
     seqs = rng.choice([1, 2, 5, 12])
@@ -106,7 +108,23 @@ def _bench(
         fault=fault,
         stages=stages,
         micro_batches=micro_batches,
+        token_s=token_s,
     )
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("faults", [False, True])
+@pytest.mark.parametrize("seed", range(25))
+def test_any_life_of_several_keys_keeps_every_promise(seed: int, faults: bool, lookahead: int, stages: int) -> None:
+    """Who goes first changes no token of anybody, and everybody is answered."""
+    rng = random.Random(seed)
+    bench = _bench(
+        rng, lookahead if stages == 1 else 0, faults and stages == 1, stages, token_s=rng.choice([0.0, 0.05])
+    )
+    for _ in range(300):
+        _move(bench, rng, arrivals=0.12, keys=("", "ada", "bob"))
+    bench.run()
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])

@@ -66,7 +66,9 @@ def start() -> Iterator[Start]:
                 found.extend((url, asyncio.get_running_loop()))
                 listening.set()
 
-            await serve(scripted, tokenizer or ByteTokenizer(), ServerConfig(port=0, **settings), on_listening=announce)
+            await serve(
+                scripted, tokenizer or ByteTokenizer(), ServerConfig(**{"port": 0, **settings}), on_listening=announce
+            )
 
         thread = threading.Thread(target=lambda: asyncio.run(run()))
         thread.start()

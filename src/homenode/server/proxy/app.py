@@ -28,7 +28,7 @@ from homenode.server.proxy.forwarded_apis import (
 )
 from homenode.server.proxy.forwarder import Forwarder
 from homenode.server.proxy.health import health
-from homenode.server.proxy.passing import passed
+from homenode.server.proxy.passing import passed, passed_document
 from homenode.server.proxy.state import ProxyState
 from homenode.server.proxy.stored_responses import holder_of, passed_to_holder
 
@@ -45,7 +45,6 @@ _ASKED_OF_A_DECODER = (  # what a decode server tells about the model they all s
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model:path}"),
     ("GET", "/tokenizer_info"),
-    ("GET", "/openapi.json"),
     ("POST", "/apply-template"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
@@ -72,6 +71,7 @@ def create_app(state: ProxyState) -> HttpApplication:
         Route("/health", Endpoint(state, health), methods=["GET"]),
         Route("/version", Endpoint(state, _version), methods=["GET"]),
         Route("/metrics", Endpoint(state, _metrics), methods=["GET"]),
+        Route("/openapi.json", Endpoint(state, passed_document, admits=True), methods=["GET"]),
     ]
     forwarded = [
         (Route(path, _ForwardedEndpoint(state, api), methods=["POST"]), api) for path, api in _FORWARDED.items()

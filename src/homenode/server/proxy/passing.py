@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import read_body, unless_gone
 from homenode.server.http.failures import ApiError
 from homenode.server.proxy.proxied_request import Choose
@@ -29,6 +31,21 @@ async def passed(state: ProxyState, request: Request) -> Response:
         (b"content-length", b"%d" % len(answer.body)),
     ]
     return response
+
+
+async def passed_document(state: ProxyState, request: Request) -> Response:
+    """The OpenAPI document of a decode server, with the proxy's own root path in place of that server's."""
+    response = await passed(state, request)
+    if response.status_code != 200:
+        return response
+    try:
+        document = msgspec.json.decode(response.body, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError:
+        raise ApiError(502, "the decode server's answer is no OpenAPI document", code="decoder_failed") from None
+    document.pop("servers", None)
+    if root := state.config.root_path:
+        document["servers"] = msgspec.Raw(msgspec.json.encode([{"url": root}]))
+    return json_response(document)
 
 
 async def _answer(state: ProxyState, request: Request, body: bytes) -> UpstreamAnswer:
