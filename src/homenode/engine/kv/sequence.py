@@ -54,7 +54,6 @@ class Sequence:
     max_len: int  # tokens, prompt included, at which it ends
     chain: HashChain
     tokens: list[int]  # prompt and output so far
-    arrived: float = 0.0  # when it came, by the scheduler's clock
     deadline: float | None = None
     scores: list[TokenLogprob | None] = field(
         default_factory=lambda: [None]

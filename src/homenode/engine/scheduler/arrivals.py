@@ -104,7 +104,6 @@ class Arrivals:
             max_len=longest_sequence(self._limits),
             chain=self._allocator.cache.chain(request.cache_salt),
             tokens=[*request.prompt_ids, *request.begun],
-            arrived=now,
             deadline=min(times, default=None),
             stops=self._stops(params),
             arrived=now,
