@@ -12,7 +12,7 @@ from homenode.engine.scheduler_config import SchedulerConfig
 from tests.pure.schedule_bench import Bench, limits_of
 
 TOKEN_S = 0.001
-LIMITS = limits_of(num_blocks=8000, block_size=4, max_model_len=800, max_sampled_rows=128)
+LIMITS = limits_of(num_blocks=420, block_size=32, max_model_len=800, max_sampled_rows=128)
 CONFIG = SchedulerConfig(max_num_batched_tokens=512, max_num_seqs=64)
 
 
@@ -85,7 +85,7 @@ def test_equals_take_turns_by_the_tokens_of_their_prompts() -> None:
 def test_nobody_waits_for_ever() -> None:
     """A key that has had much is served although another one, which has had less, always has something waiting."""
     bench = bench_of(SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=1))
-    spend(bench, "ada", 50.0)
+    spend(bench, "ada", 25.0)
     waits = bench.submit(prompt(8), key="ada", max_tokens=1, ignore_eos=True)
     begun = bench.now
     while not bench.tokens(waits):
@@ -140,7 +140,7 @@ def test_a_full_queue_has_room_for_another_key() -> None:
     assert refused
     taken = [bench.submit(prompt(8), key="calm", max_tokens=4, ignore_eos=True) for _ in range(8)]
     let_in = [number for number in taken if not bench.outputs.get(number)]
-    assert 3 <= len(let_in) <= 4  # half of the queue
+    assert 4 <= len(let_in) <= 5  # half of the queue, and the slot that is free
     bench.run()
 
 

@@ -58,7 +58,7 @@ key = "other"
         ("[keys.ada]\nkey = 'x'\ntokens_per_minute = true", "keys.ada.tokens_per_minute"),
         ("[keys.ada]\nkey = 'x'\nconcurrent_requests = 1.5", "keys.ada.concurrent_requests"),
         (f"[keys.ada]\nkey = '{SECRET}'\n[keys.bob]\nkey = '{SECRET}'", "keys.bob has the same key as keys.ada"),
-        (f"[keys.ada]\nkey = '{SECRET}", "line 2"),
+        (f"[keys.ada]\nkey = '{SECRET}", "end of document"),
         (f"[keys.ada]\nkey = {SECRET}", "line 2"),
         (b"[keys.ada]\nkey = '\xff'", "UTF-8"),
         ("x" * (2 << 20), "bytes"),

@@ -92,7 +92,7 @@ def test_paths_come_with_the_root_path_or_without(web: Running) -> None:
     for path in ("/v1/models", "/llm/v1/models", "/llm/openapi.json"):
         assert web.http.get(path, headers=key).status_code == 200
         assert web.http.get(path).status_code == 401
-    for path in ("/llmv1/models", "/llm/llm/v1/models", "/llm"):
+    for path in ("/llmv1/models", "/llm/llm/v1/models", "/llm/none"):
         assert web.http.get(path, headers=key).status_code == 404
     assert web.http.get("/llm/health").status_code == 200
     assert web.http.get("/openapi.json", headers=key).json()["servers"] == [{"url": "/llm"}]
@@ -285,10 +285,10 @@ def test_a_client_that_reads_slowly_gets_all(start: Start, tmp_path: Path) -> No
     connection.connect()
     connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.request(
-        "POST", "/tokenize", b'{"prompt": "' + b"x" * 400_000 + b'"}', {"Content-Type": "application/json"}
+        "POST", "/tokenize", b'{"prompt": "' + b"x" * 100_000 + b'"}', {"Content-Type": "application/json"}
     )
     answer, parts = connection.getresponse(), []
-    while part := answer.read(40_000):
+    while part := answer.read(20_000):
         parts.append(part)
         time.sleep(0.05)
-    assert len(b"".join(parts)) > 1_000_000
+    assert len(b"".join(parts)) > 300_000

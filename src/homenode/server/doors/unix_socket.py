@@ -36,7 +36,7 @@ class UnixListener(socket.socket):
         except UserError:
             self.close()
             raise
-        identity = (status.st_dev, status.st_ino)
+        identity = _identity(status)
         self.remove = weakref.finalize(self, _remove, Path(path).absolute(), identity)
 
 
@@ -67,10 +67,15 @@ def _clear(path: str) -> None:
     raise _wrong(path, "is in use: another server listens there")
 
 
-def _remove(path: Path, identity: tuple[int, int]) -> None:
+def _identity(status: os.stat_result) -> tuple[int, int, int]:
+    """What another socket at the same path does not have: numbers of inodes are used again, but not at the same time."""
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def _remove(path: Path, identity: tuple[int, int, int]) -> None:
     with contextlib.suppress(OSError):
         status = path.lstat()
-        if (status.st_dev, status.st_ino) == identity:
+        if _identity(status) == identity:
             path.unlink()
 
 
