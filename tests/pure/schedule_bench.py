@@ -336,7 +336,8 @@ class Bench:
         decodes = sum(handle in inside for handle in handles.values())
         share = -(-decoding // self.micro_batches)
         assert decodes <= share, "a micro-batch has more than its share"
-        for sequence in before if decodes < share else ():
+        several = self.scheduler._planner.shares.several  # then they may sit out a step with a prompt that goes first
+        for sequence in before if decodes < share and not several else ():
             allocation = sequence.allocation
             if allocation is None or allocation.seq != handles[sequence.id] or allocation.seq in inside:
                 continue

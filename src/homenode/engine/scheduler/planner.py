@@ -46,6 +46,7 @@ class Planner:
         self.now = 0.0  # when the newest event happened
         self.running: list[Sequence] = []
         self.shares = KeyShares()
+        self._held_back = False  # the step before left out some that decode
         self.waiting = WaitingQueue(self.shares)
         self.waiting_for_kv: dict[int, Sequence] = {}  # by request id
         self.nothing_left: list[
@@ -60,10 +61,8 @@ class Planner:
         `number`: of that step. `prefill_in_flight`: prompt tokens of the steps in flight.
         """
         plan = StepPlan(number, self._config.max_num_batched_tokens, self._max_rows)
-        # All but these decode, and have a block for it.
-        stopped = [s for s in self.running if s.allocation.scheduled >= s.allocation.unchecked_until]  # type: ignore[union-attr]
-        decoding = self._planned_decodes(plan, stopped)
-        plan.decode(decoding, allocations_of(decoding), self._allocator.block_size, self._allocator.states)
+        held = self._held_decodes() if self.shares.several and self._batching.stages == 1 else frozenset()
+        stopped = self._plan_decodes(plan, held)
         prompts = [s for s in stopped if (r := s.allocation) and not r.decoding]
         if self._config.enable_chunked_prefill and self._batching.stages > 1:
             waiting = self.waiting.num_prompt_tokens + sum(
@@ -76,11 +75,24 @@ class Planner:
             self._plan_prompts(plan, prompts)
         if not plan.short:
             self._admit(plan)
+        if held and plan.empty:
+            self._plan_decodes(plan, frozenset())
         if not plan.empty:
             self._allocator.take_ahead(len(self.running))
         return plan
 
-    def _planned_decodes(self, plan: StepPlan, stopped: list[Sequence]) -> list[Sequence]:
+    def _plan_decodes(self, plan: StepPlan, held: frozenset[int]) -> list[Sequence]:
+        """Compute the next position of those that decode, but for requests `held`. The sequences that had to be looked
+        at; all others decode, and have a block for it.
+        """
+        stopped = [s for s in self.running if s.allocation.scheduled >= s.allocation.unchecked_until]  # type: ignore[union-attr]
+        decoding = self._planned_decodes(plan, stopped, held)
+        plan.decode(decoding, allocations_of(decoding), self._allocator.block_size, self._allocator.states)
+        return stopped
+
+    def _planned_decodes(
+        self, plan: StepPlan, stopped: list[Sequence], held: frozenset[int] = frozenset()
+    ) -> list[Sequence]:
         """A micro-batch's share of the decoding sequences, the first of those whose last token is known; with one
         stage, all of them.
 
@@ -93,6 +105,9 @@ class Planner:
         if len(stopped) > len(lacking):
             out = {s.id for s in stopped} - {s.id for s in lacking}
             able = [s for s in able if s.id not in out]
+        if held:
+            able, lacking = ([s for s in part if s.id not in held] for part in (able, lacking))
+            left = len(able)
         if self._batching.waits_for_tokens:
             left = self._batching.share(left)
             able = [s for s in able if s.allocation.scheduled < len(s.tokens)]  # type: ignore[union-attr]
@@ -140,6 +155,33 @@ class Planner:
             if not self._may_join(sequence.request.key, plan):
                 return
             self._plan_prompts(plan, [sequence])
+
+    def _held_decodes(self) -> frozenset[int]:
+        """Requests that decode and sit out this step, as a prompt of a key that goes first is computed in it alone. Never
+        two steps in a row, and for a prompt that this one step completes.
+        """
+        held_before, self._held_back = self._held_back, False
+        if held_before:
+            return frozenset()
+        prompts = [s for s in self.running if (r := s.allocation) and not r.decoding]
+        first = self.waiting.first()
+        if first is not None and self._has_slot(first.request.key) and self._has_blocks(first):
+            prompts.append(first)
+        if not prompts:
+            return frozenset()
+        leader = min(prompts, key=lambda s: self.shares.cost(s.request.key))
+        key = leader.request.key
+        decoding = [s for s in self.running if (r := s.allocation) and r.decoding]
+        held = frozenset(s.id for s in decoding if self.shares.ahead(key, s.request.key))
+        begun = 0 if leader.allocation is None else leader.allocation.scheduled
+        if len(leader.tokens) - begun > self._config.max_num_batched_tokens - (len(decoding) - len(held)):
+            return frozenset()
+        self._held_back = bool(held)
+        return held
+
+    def _has_blocks(self, sequence: Sequence) -> bool:
+        """Whether one that waits could have blocks now."""
+        return self._allocator.blocks_for(len(sequence.tokens) + 1) + self.spare <= self._allocator.pool.num_free
 
     def _may_join(self, key: str, plan: StepPlan) -> bool:
         """Whether a prompt of `key` may be in this step: not beside prompts of keys that go first. While there is a key
