@@ -46,7 +46,7 @@ async def serve(
     """
     listener = listener or bind(config)
     warn_if_open(config)
-    source, certificate = KeySource(config), certificate_of(config)
+    source, certificate = KeySource(config.api_key, config.api_key_file), certificate_of(config)
     keys = Keyring(source.keys, KeyCounts() if source.counts else None)
     state = ServerState(client, tokenizer, config, keys=keys)
     url = url_of(listener, config.scheme)

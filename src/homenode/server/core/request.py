@@ -73,7 +73,7 @@ def check_limits(state: ServerState, num_prompts: int, sampling: SamplingParams)
 async def begin(state: ServerState, request: GenerationRequest) -> Generation:
     """The sequences of a request: every prompt `n` times, in that order. Nothing runs before `Generation.events`.
 
-    Raises ApiError 400, and 429 when the key has no tokens left.
+    Raises ApiError 400, and KeyLimitError when the key has no tokens left.
     """
     check_limits(state, len(request.prompts), request.sampling)
     check_prompt_tokens(sum(len(prompt.ids) for prompt in request.prompts) * request.sampling.n)

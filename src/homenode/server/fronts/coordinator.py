@@ -99,7 +99,7 @@ class Coordinator:
         self._loads = RemoteLoad(Router(self._dispatch.block_size, self._dispatch.prefix_caching, self._key))
         self._ready: EngineReady | None = None
         self._listener: socket.socket | None = None
-        self._keys = KeySource(server)
+        self._keys = KeySource(server.api_key, server.api_key_file)
         self._key_counts = KeyCounts.shared_memory(count) if self._keys.counts else -1
         self._watching: asyncio.Task[None] | None = None
         self._metrics = MetricsFolder()

@@ -50,8 +50,8 @@ class RequestAdmission:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Around the handling of one piece of work, its stream included. Raises ApiError 503 when none is taken, and 429
-        when its caller has used what its key allows.
+        """Around the handling of one piece of work, its stream included. Raises ApiError 503 when none is taken, and
+        KeyLimitError when its caller has used what its key allows.
         """
         try:
             self.check_available()

@@ -11,6 +11,7 @@ from msgspec import Struct
 from starlette.responses import Response
 
 from homenode import errors
+from homenode.server.keys.caller import KeyLimitError
 
 _LOG = logging.getLogger("homenode.server")
 _TYPES = {
@@ -77,6 +78,8 @@ def failure_of(error: Exception, request_id: str) -> ApiError:
     """
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, KeyLimitError):
+        return ApiError(429, error.message, code="rate_limit_exceeded", retry_after_s=error.retry_after_s)
     if isinstance(error, errors.HomenodeError) and not isinstance(error, errors.HostError | errors.InternalError):
         return _from_error(error)
     _LOG.error("request %s failed", request_id, exc_info=error)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from homenode.server.http.failures import ApiError
 from homenode.server.keys.counts import (
     GENERATED_TOKENS,
     OF_REQUESTS,
@@ -26,7 +25,15 @@ _LONGEST_S = 60.0  # after which all of a minute is free again
 _TRY_AGAIN_S = 1.0  # when one of the requests under way may have ended
 
 
-class Caller:
+class KeyLimitError(Exception):
+    """A key has used what it may use. `message`: for its client. `retry_after_s`: when it may come again."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.message, self.retry_after_s = message, retry_after_s
+
+
+class KeyHolder:
     """One key, as a request comes with it. The limits hold for all fronts together."""
 
     def __init__(self, key: NamedKey | None = None, counts: KeyCounts | None = None) -> None:
@@ -41,7 +48,7 @@ class Caller:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Around the handling of one piece of work, its stream included. Raises ApiError 429 over a limit."""
+        """Around the handling of one piece of work, its stream included. Raises KeyLimitError over a limit."""
         if self._counts is None:
             yield
             return
@@ -52,7 +59,7 @@ class Caller:
             self._counts.add(self._row, RUNNING, -1)
 
     def take_prompt(self, tokens: int) -> None:
-        """A prompt is about to be computed. Raises ApiError 429 when it has more tokens than are left."""
+        """A prompt is about to be computed. Raises KeyLimitError when it has more tokens than are left."""
         if self._counts is None:
             return
         counts, row, limit, tick = self._counts, self._row, self._limit("tokens_per_minute"), _tick()
@@ -96,24 +103,24 @@ class Caller:
     def _limit(self, name: str) -> int | None:
         return getattr(self._key, name, None)
 
-    def _refused(self, limit: str, text: str, retry_after_s: float) -> ApiError:
+    def _refused(self, limit: str, text: str, retry_after_s: float) -> KeyLimitError:
         if self._counts is not None:
             self._counts.add(self._row, REFUSALS[limit])
         retry_after_s = min(_LONGEST_S, max(1.0, retry_after_s))
         message = f"the key `{self.name}` {text} ({limit}); try again in {retry_after_s:.0f} s"
-        return ApiError(429, message, code="rate_limit_exceeded", retry_after_s=retry_after_s)
+        return KeyLimitError(message, retry_after_s)
 
 
-_ANYBODY = Caller()
-_CALLER: ContextVar[Caller] = ContextVar("homenode.caller", default=_ANYBODY)
+_ANYBODY = KeyHolder()
+_CALLER: ContextVar[KeyHolder] = ContextVar("homenode.caller", default=_ANYBODY)
 
 
-def caller() -> Caller:
+def caller() -> KeyHolder:
     """Who sent the request that the running task handles."""
     return _CALLER.get()
 
 
-def set_caller(who: Caller) -> None:
+def set_caller(who: KeyHolder) -> None:
     """From here on the running task, and those that it starts, handle a request of `who`."""
     _CALLER.set(who)
 

@@ -7,8 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 
 from homenode.server.doors.watched_files import WatchedFiles
-from homenode.server.http.config import HttpConfig
-from homenode.server.keys.caller import Caller
+from homenode.server.keys.caller import KeyHolder
 from homenode.server.keys.counts import KeyCounts
 from homenode.server.keys.key_file import KeyRows, read_key_file, readable_by_others
 from homenode.server.keys.named_key import NamedKey, digest_of, unnamed_keys
@@ -21,11 +20,11 @@ Keys = tuple[NamedKey, ...]
 class KeySource:
     """The keys of the settings and of their file. `keys`: as they were read last."""
 
-    def __init__(self, config: HttpConfig) -> None:
-        """Raises UserError for a file that cannot be used."""
-        self._unnamed = unnamed_keys(config.api_key)
+    def __init__(self, secrets: Sequence[str], path: str | None) -> None:
+        """`secrets`: of --api-key; `path`: of --api-key-file. Raises UserError for a file that cannot be used."""
+        self._unnamed = unnamed_keys(secrets)
         self._file: WatchedFiles[Keys] | None = None
-        if path := config.api_key_file:
+        if path is not None:
             rows = KeyRows()
             self._file = WatchedFiles((path,), lambda: read_key_file(path, rows, self._unnamed))
             if readable_by_others(path):
@@ -52,13 +51,13 @@ class Keyring:
 
     def __init__(self, keys: Keys = (), counts: KeyCounts | None = None) -> None:
         self._counts = counts
-        self._keys: list[tuple[bytes, Caller]] = []
+        self._keys: list[tuple[bytes, KeyHolder]] = []
         self._names: dict[str, int] = {}  # rows
         self.replace(keys)
 
     def replace(self, keys: Keys) -> None:
         """From now on requests need one of these. Requests under way go on, and what a name has used stays."""
-        self._keys = [(key.digest, Caller(key, self._counts)) for key in keys]
+        self._keys = [(key.digest, KeyHolder(key, self._counts)) for key in keys]
         self._names = {key.name: key.row for key in keys if key.name}
 
     @property
@@ -66,7 +65,7 @@ class Keyring:
         """Whether requests need a key."""
         return bool(self._keys)
 
-    def caller_of(self, given: Sequence[str]) -> Caller | None:
+    def caller_of(self, given: Sequence[str]) -> KeyHolder | None:
         """Whose key is among those that a request brings; None: nobody's. Every key is compared, in constant time, so
         that the time tells nothing.
         """

@@ -11,7 +11,7 @@ from homenode.server.keys.counts import GENERATED_TOKENS, PROMPT_TOKENS, REFUSAL
 from homenode.server.keys.keyring import Keyring
 
 
-class KeyFigures(Collector):
+class KeyMetrics(Collector):
     """A series for each name; nothing where keys have none."""
 
     def __init__(

@@ -19,7 +19,7 @@ from homenode.engine.messages import EngineState, EngineStats, ReplicaStats
 from homenode.server.interfaces.client import EngineClient
 from homenode.server.keys.keyring import Keyring
 from homenode.server.monitoring.experts import expert_metrics
-from homenode.server.monitoring.keys import KeyFigures
+from homenode.server.monitoring.keys import KeyMetrics
 from homenode.server.monitoring.states import state_metrics
 from homenode.server.monitoring.transfer import transfer_metrics
 from homenode.server.monitoring.workers import worker_metrics
@@ -308,7 +308,7 @@ class Metrics:
         self._registry, self._own = self._counted.registry, self._counted.own
         self._registry.register(_EngineCollector(model, client, self._counted.all_refused))
         if keys is not None:
-            self._registry.register(KeyFigures(keys, "homenode:", ("model_name",), (model,)))
+            self._registry.register(KeyMetrics(keys, "homenode:", ("model_name",), (model,)))
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN
         )

@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from homenode.server.keys.keyring import Keyring
-from homenode.server.monitoring.keys import KeyFigures
+from homenode.server.monitoring.keys import KeyMetrics
 from homenode.server.proxy.instances import STATES, Instance
 from homenode.server.proxy.proxied_request import PHASES, Fault, Outcome, ProxiedRequest, Way
 from homenode.server.proxy.routing import LoadTable
@@ -68,7 +68,7 @@ class ProxyMetrics:
         """`keys`: whose use is shown."""
         self._registry = CollectorRegistry()
         if keys is not None:
-            self._registry.register(KeyFigures(keys, "homenode:proxy_"))
+            self._registry.register(KeyMetrics(keys, "homenode:proxy_"))
         self._registry.register(_Now(instances, loads, proxied_requests))
         self._requests = self._counter(
             "requests", "Requests, by the way their prompt was computed and what became of them.", "way", "outcome"

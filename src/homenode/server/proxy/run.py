@@ -47,7 +47,7 @@ async def serve(
     """
     listener = listener or bind(config)
     warn_if_open(config)
-    source, certificate = KeySource(config), certificate_of(config)
+    source, certificate = KeySource(config.api_key, config.api_key_file), certificate_of(config)
     check_key_limits(config, source.keys)
     keys = Keyring(source.keys, KeyCounts() if source.counts else None)
     state, url = ProxyState(config, keys), url_of(listener, config.scheme)
