@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from homenode.errors import UserError
-from homenode.server.door_files import check_doors
+from homenode.server.check_files import check_doors
 from homenode.server.http.config import ServerConfig
 from tests.server.conftest import Running, Start
 from tests.server.fakes import ScriptedClient

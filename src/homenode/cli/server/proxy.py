@@ -16,7 +16,7 @@ from homenode.cli.flags.many_values import spread
 from homenode.cli.flags.settings import build, shown_settings, with_settings
 from homenode.cli.output.report import OUT, plain_errors
 from homenode.logs.setup import begin_service_log
-from homenode.server.door_files import check_doors
+from homenode.server.check_files import check_doors
 from homenode.server.proxy.config import ProxyConfig
 from homenode.units import format_count
 

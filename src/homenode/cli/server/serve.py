@@ -23,7 +23,7 @@ from homenode.engine.config import EngineConfig
 from homenode.errors import HomenodeError, UserError
 from homenode.logs.setup import begin_service_log
 from homenode.model.tokenizer.config import TextConfig
-from homenode.server.door_files import check_doors
+from homenode.server.check_files import check_doors
 from homenode.server.http.config import ServerConfig
 from homenode.server.http.descriptors import raise_descriptor_limit
 from homenode.server.http.stop_signals import StopSignals, run_until_stopped
