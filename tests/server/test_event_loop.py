@@ -176,6 +176,24 @@ CASES: dict[str, tuple[str, Callable[[], Any], int]] = {
         },
         200,
     ),
+    "many items": (
+        "/v1/responses",
+        lambda: {"input": [{"role": "user", "content": "x" * 24}] * 8192, "max_output_tokens": 1},
+        400,
+    ),
+    "many parts of an item": (
+        "/v1/responses",
+        lambda: {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}] * 4096}] * 14},
+        200,
+    ),
+    "many tools": (
+        "/v1/responses",
+        lambda: {
+            "input": "x",
+            "tools": [{"type": "function", "name": f"f{n}", "parameters": {"type": "object"}} for n in range(2048)],
+        },
+        400,
+    ),
     "values for the template": (CHAT, lambda: chat(chat_template_kwargs={"a": [[]] * 60_000}), 200),
     "empty lists": (COMPLETIONS, lambda: filled('{"prompt":[', "[],", "]}"), 400),
     "empty objects": (CHAT, lambda: filled('{"messages":[],"chat_template_kwargs":{"a":[', "{},", "]}}"), 400),

@@ -249,17 +249,17 @@ def _sampling(body: ResponsesRequest) -> SamplingParams:
     )
 
 
-async def read_conversation(
+def written_messages(
     state: ServerState, body: ResponsesRequest, history: ItemHistory, tools: OfferedTools, note: Note
-) -> AskedConversation:
-    """What a request asks. Raises ApiError 400, which names the field."""
+) -> list[dict[str, Any]]:
+    """The conversation as chat templates know it. Raises ApiError 400, which names the item and its field."""
     writer = ConversationWriter(tools, state.thought_seal, note)
     if body.instructions:
         writer.messages.append({"role": "system", "content": body.instructions})
     writer.write(history.items)
     if not writer.messages:
         raise ApiError(400, "the required field `input` is missing", param="input", code="missing_required_parameter")
-    return AskedConversation(body, writer.messages, await offer_of(state, body, tools))
+    return writer.messages
 
 
 def told(value: msgspec.Struct | None) -> dict[str, Any]:

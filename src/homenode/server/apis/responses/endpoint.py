@@ -17,11 +17,12 @@ from homenode.server.apis.responses.conversation import (
     SEALED,
     AskedConversation,
     note_unmet,
-    read_conversation,
+    offer_of,
     told,
     wants_logprobs,
+    written_messages,
 )
-from homenode.server.apis.responses.history import ItemHistory, read_history
+from homenode.server.apis.responses.history import ItemHistory, read_history, work_items
 from homenode.server.apis.responses.output import ResponseObject
 from homenode.server.apis.responses.output_builder import OutputBuilder
 from homenode.server.apis.responses.reading import more_tools, read_tools
@@ -60,7 +61,8 @@ async def create_response(state: ServerState, request: Request) -> Response:
 
     if body.background:
         request_id = str(request.state.request_id)
-        return await answer_in_background(state, answer, history.kept(), caller().name, request_id)
+        items = await state.text_work.run(history.kept, work_items(history.size))
+        return await answer_in_background(state, answer, items, caller().name, request_id)
 
     async def keep() -> None:
         if answer.response.store:
@@ -108,9 +110,15 @@ async def _read(
         note_ignored(request, name, place)
 
     note_unmet(body, note)
-    history = await read_history(state, body, note)
-    tools = OfferedTools([*read_tools(body.tools or (), "tools", note), *more_tools(history.items, note)])
-    return await read_conversation(state, body, history, tools, note), history, tools
+    length = request.headers.get("content-length")
+    size = state.config.max_request_body if length is None else int(length)
+    history = await read_history(state, body, size, note)
+    cost = work_items(history.size)
+    tools = await state.text_work.run(
+        lambda: OfferedTools([*read_tools(body.tools or (), "tools", note), *more_tools(history.items, note)]), cost
+    )
+    messages = await state.text_work.run(lambda: written_messages(state, body, history, tools, note), cost)
+    return AskedConversation(body, messages, await offer_of(state, body, tools)), history, tools
 
 
 async def _begin(
@@ -180,7 +188,8 @@ def _is_kept(state: ServerState, body: ResponsesRequest) -> bool:
 
 async def _keep(state: ServerState, response: ResponseObject, history: ItemHistory) -> None:
     """Store a response. One for which there is no room is given out all the same."""
-    stored = StoredResponse(response=Raw(msgspec.json.encode(response)), items=history.kept(), key=caller().name)
+    items = await state.text_work.run(history.kept, work_items(history.size))
+    stored = StoredResponse(response=Raw(msgspec.json.encode(response)), items=items, key=caller().name)
     try:
         await state.responses.put(response.id, stored)
     except OSError as error:

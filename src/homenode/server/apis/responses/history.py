@@ -31,6 +31,7 @@ _PREFIXES = {
     "custom_tool_call_output": "ctco",
 }
 _NAMES_PREVIOUS = "previous_response_id"
+_BYTES_OF_AN_ITEM = 64
 
 
 class _Output(msgspec.Struct):
@@ -41,31 +42,47 @@ class _Output(msgspec.Struct):
 
 @dataclass(frozen=True)
 class ItemHistory:
-    """All items of a conversation, oldest first. `raw`: as they came, those that were left out aside."""
+    """All items of a conversation, oldest first. `raw`: as they came, those that were left out aside. `size`: bytes of
+    the request and of what it goes on from.
+    """
 
     items: list[PlacedItem]
     raw: list[RawItem]
+    size: int
 
     def kept(self) -> list[Raw]:
         """The items as they are kept, each with an id."""
         return [Raw(msgspec.json.encode(_kept_item(raw))) for raw in self.raw]
 
 
-async def read_history(state: ServerState, body: ResponsesRequest, note: Note) -> ItemHistory:
-    """The items before a request, and its own. `note` hears of those that are left out.
+async def read_history(state: ServerState, body: ResponsesRequest, size: int, note: Note) -> ItemHistory:
+    """The items before a request, and its own. `size`: bytes of the request. `note` hears of those that are left out.
 
     Raises ApiError 404 where what the request goes on from is not kept, and 400, which names the item and its field.
     """
-    before: list[RawItem] = []
-    if body.previous_response_id is not None:
-        before = await _previous(state, body.previous_response_id)
+    stored = None if body.previous_response_id is None else await _previous(state, body.previous_response_id)
     given = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input or []
-    own = [await _resolved(state, item, number) for number, item in enumerate(given)]
+    own = [
+        await _resolved(state, item, number) if item_kind(item) == "item_reference" else item
+        for number, item in enumerate(given)
+    ]
+    if stored is not None:
+        size += len(stored.response) + sum(map(len, stored.items))
+    return await state.text_work.run(lambda: _history(stored, own, size, note), work_items(size))
+
+
+def work_items(size: int) -> int:
+    """What it costs to translate `size` bytes, in the measure of `TextWork.run`."""
+    return size // _BYTES_OF_AN_ITEM
+
+
+def _history(stored: StoredResponse | None, own: list[RawItem], size: int, note: Note) -> ItemHistory:
+    before = [] if stored is None else _items_of(stored)
     check_number(len(before) + len(own))
     items = read_items(before, _NAMES_PREVIOUS, lambda name, place: None) + read_items(own, "input", note)
     by_place = {f"{_NAMES_PREVIOUS}[{number}]": raw for number, raw in enumerate(before)}
     by_place |= {f"input[{number}]": raw for number, raw in enumerate(own)}
-    return ItemHistory(items, [by_place[item.place] for item in items])
+    return ItemHistory(items, [by_place[item.place] for item in items], size)
 
 
 async def stored_response(state: ServerState, id: str) -> StoredResponse | None:
@@ -73,8 +90,8 @@ async def stored_response(state: ServerState, id: str) -> StoredResponse | None:
     return await state.responses.get(id, caller().name)
 
 
-async def _previous(state: ServerState, id: str) -> list[RawItem]:
-    """The items that were there when the response of this id was complete."""
+async def _previous(state: ServerState, id: str) -> StoredResponse:
+    """The response of this id. Raises ApiError 404 where it is not kept, 400 where it is not complete."""
     stored = await stored_response(state, id)
     if stored is None:
         text = (
@@ -85,14 +102,17 @@ async def _previous(state: ServerState, id: str) -> list[RawItem]:
     if status_of(stored).status in UNFINISHED:
         text = f"`previous_response_id`: the response {id[:100]!r} is not complete yet"
         raise ApiError(400, text, param=_NAMES_PREVIOUS, code="invalid_value")
+    return stored
+
+
+def _items_of(stored: StoredResponse) -> list[RawItem]:
+    """The items that were there when a response was complete."""
     output = msgspec.json.decode(stored.response, type=_Output).output
     return [*(msgspec.json.decode(item) for item in stored.items), *output]
 
 
 async def _resolved(state: ServerState, item: RawItem, number: int) -> RawItem:
-    """The item that a reference names, which is one of the output of a response that is kept; or the item itself."""
-    if item_kind(item) != "item_reference":
-        return item
+    """The item that a reference names, which is one of the output of a response that is kept. Raises ApiError 404."""
     id = str(item.get("id"))
     found = _ITEM_ID.fullmatch(id)
     stored = await stored_response(state, f"resp_{found[1]}") if found else None
