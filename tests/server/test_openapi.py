@@ -49,7 +49,7 @@ def fuzz(url: str, *options: str) -> subprocess.CompletedProcess[str]:
 
 def test_schemathesis_finds_nothing(start: Start) -> None:
     client = ScriptedClient(brief)
-    client.ready = msgspec.structs.replace(client.ready, max_model_len=32768)  # no text that is generated is too long
+    client.ready = msgspec.structs.replace(client.ready, max_model_len=131072)  # no text that is generated is too long
     server = start(client, api_key=("secret",))
     result = fuzz(server.url, "--header", "Authorization: Bearer secret")
     assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]

@@ -61,9 +61,22 @@ MessagesContent = str | list[MessagesBlock]
 
 
 def check_block(block: MessagesBlock, place: str) -> None:
-    """Raises ApiError 400 for a block without a field that one of its type must have."""
-    for field in NEEDED_FIELDS.get(block.type, ()):
-        needed(getattr(block, field), place, field)
+    """Raises ApiError 400 for a block without a field that one of its type must have, or with such a block within."""
+    left = [(block, place)]
+    while left:
+        block, place = left.pop()
+        for field in NEEDED_FIELDS.get(block.type, ()):
+            needed(getattr(block, field), place, field)
+        left += _within(block.content, f"{place}.content")
+        if isinstance(block.source, MessagesSource):
+            left += _within(block.source.content, f"{place}.source.content")
+
+
+def _within(content: str | list[MessagesBlock] | MessagesBlock | None, place: str) -> list[tuple[MessagesBlock, str]]:
+    """The blocks of a content, and their places."""
+    if isinstance(content, MessagesBlock):
+        return [(content, place)]
+    return [(block, f"{place}[{number}]") for number, block in enumerate(content)] if isinstance(content, list) else []
 
 
 def needed(value: T | None, place: str, field: str) -> T:
