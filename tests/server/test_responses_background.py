@@ -95,3 +95,17 @@ def test_one_that_nobody_makes_any_more_has_failed(tmp_path: Path, monkeypatch: 
         assert await store.age(new_response_id()) is None
 
     asyncio.run(run())
+
+
+def test_a_stream_whose_first_token_takes_long_begins_after_a_second(start: Start) -> None:
+    """With what is known of the response, so that a client can tell that it was taken, and cancel by its id."""
+    client = ScriptedClient(hold_after=0)
+    server = start(client)
+    with server.http.stream("POST", PATH, json={"input": "hi", "stream": True, "max_output_tokens": 2}) as answer:
+        lines = answer.iter_lines()
+        begun = [next(lines) for _ in range(6)]
+        assert begun[0] == "event: response.created" and begun[3] == "event: response.in_progress"
+        server.call(client.release)
+        rest = [line for line in lines if line.startswith("event: ")]
+    assert rest[0] == "event: response.output_item.added" and rest[-1] == "event: response.incomplete"
+    assert "event: response.created" not in rest

@@ -43,16 +43,17 @@ async def respond_conversation(
     stream: bool,
     form: StreamForm = EVENTS,
     before_end: Callable[[], Awaitable[None]] | None = None,
+    opening: Callable[[], bytes] | None = None,
 ) -> Response:
-    """The response. `form`: of a stream. `before_end`: awaited when the whole answer is written, before the last of it
-    is sent.
+    """The response. `form`: of a stream; `opening`: what it begins with where its first event takes long. `before_end`:
+    awaited when the whole answer is written, before the last of it is sent.
 
     Raises ApiError when a sequence ends without a result, and ClientGone when nobody is left to answer.
     """
     if stream:
         events = _events(state, conversation, answer, before_end)
         every_s = state.config.sse_keep_alive
-        return EventStream(request, events, answer.failure, keep_alive_s=every_s, form=form)
+        return EventStream(request, events, answer.failure, keep_alive_s=every_s, form=form, opening=opening)
     whole = await unless_gone(request.receive, _whole(state, conversation, answer))
     if before_end is not None:
         await before_end()

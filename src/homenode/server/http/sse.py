@@ -88,13 +88,14 @@ class EventStream(Response):
         *,
         keep_alive_s: float,
         form: StreamForm = EVENTS,
+        opening: Callable[[], bytes] | None = None,
     ) -> None:
         """`failure`: the event by which a client is told of an error once the stream has begun. `keep_alive_s`: the
-        longest silence.
+        longest silence. `opening`: what a stream begins with whose first event takes long.
         """
         super().__init__()
         self._events, self._request, self._failure = events, request, failure
-        self._keep_alive_s, self._form = keep_alive_s, form
+        self._keep_alive_s, self._form, self._opening = keep_alive_s, form, opening
         self._half_closed = half_closed_of(request)
         self._started = False
         self._last = time.monotonic()
@@ -131,6 +132,8 @@ class EventStream(Response):
         server.
         """
         await asyncio.sleep(STREAM_GRACE_S)
+        if not self._started and self._opening is not None:
+            await self._send(send, self._opening())
         await self._start(send)
         if self._form.keep_alive:
             await break_silences(

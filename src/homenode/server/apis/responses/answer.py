@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from msgspec import UNSET
@@ -60,6 +61,7 @@ class ResponsesFormat:
     logprobs: bool = False
     timings: bool = False
     _sent: int = 0  # events
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # around writing: on a thread, and on the event loop
     _reason: str | None = None  # why the message ended
 
     def whole(self, choices: list[JoinedMessage]) -> bytes:
@@ -70,12 +72,18 @@ class ResponsesFormat:
         self._end()
         return msgspec.json.encode(self.response)
 
+    def opening(self) -> bytes:
+        """That the response was begun, unless that was told."""
+        with self._lock:
+            return b"" if self._sent else self._encoded(self._opening())
+
     def event(self, part: MessageEvent, *, first: bool) -> bytes:
         """What tells more of the response; that it was begun comes before all else."""
-        events = self._opening() if first else []
-        events += self.builder.add(part.deltas, self._scored(part.scored))
-        self._reason = part.finish_reason
-        return self._encoded(events)
+        with self._lock:
+            events = [] if self._sent else self._opening()
+            events += self.builder.add(part.deltas, self._scored(part.scored))
+            self._reason = part.finish_reason
+            return self._encoded(events)
 
     def end(self) -> bytes:
         """The last item, and the whole response."""

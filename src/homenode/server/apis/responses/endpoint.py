@@ -69,7 +69,13 @@ async def create_response(state: ServerState, request: Request) -> Response:
             await _keep(state, answer.response, history)
 
     return await respond_conversation(
-        state, request, answer.conversation, answer, stream=bool(body.stream), before_end=keep
+        state,
+        request,
+        answer.conversation,
+        answer,
+        stream=bool(body.stream),
+        before_end=keep,
+        opening=answer.opening,
     )
 
 
