@@ -9,6 +9,14 @@ from typing import Any
 from homenode.server.apis.openai.requests import NEUTRAL
 from homenode.server.core.state import ServerState
 
+# A tool has a function, unless it is of a type that is left out.
+FUNCTION_TOOL: dict[str, Any] = {
+    "anyOf": [
+        {"properties": {"function": {"type": "object"}}, "required": ["function"]},
+        {"properties": {"type": {"not": {"enum": ["function", "custom"]}}}, "required": ["type"]},
+    ],
+    "properties": {"type": {"not": {"const": "custom"}}},
+}
 _SINGLE: dict[str, Any] = {"properties": {"n": {"enum": [1, None]}, "stream": {"enum": [False, None]}}}
 
 

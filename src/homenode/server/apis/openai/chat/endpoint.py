@@ -13,11 +13,19 @@ from starlette.responses import Response
 from homenode.server.apis.openai.chat.answer import ChatChunk, ChatCompletion, ChatFormat
 from homenode.server.apis.openai.chat.conversation import conversation_of
 from homenode.server.apis.openai.chat.request import ChatRequest
-from homenode.server.apis.openai.openapi import tighten_kv_transfer, tighten_sampling, tighten_template, tighten_tools
+from homenode.server.apis.openai.openapi import (
+    FUNCTION_TOOL,
+    tighten_kv_transfer,
+    tighten_sampling,
+    tighten_template,
+    tighten_tools,
+)
 from homenode.server.apis.openai.requests import HINTS
+from homenode.server.apis.openai.tools import ToolDefinition
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.conversation import ConversationRequest, begin_conversation, conversation_text
 from homenode.server.core.message_answer import respond_conversation
+from homenode.server.core.request import check_limits
 from homenode.server.core.state import ServerState
 from homenode.server.core.text_work import memory_of
 from homenode.server.http.decoding import decode_as
@@ -49,6 +57,7 @@ async def apply_template(state: ServerState, request: Request) -> Response:
     body = await read_json(state, request, _decode)
     state.model(body.model)
     asked = conversation_of(state, request, body)
+    check_limits(state, 1, asked.sampling)
     answer = await unless_gone_early(request, _applied(state, asked))
     return Response(answer, media_type="application/json")
 
@@ -69,6 +78,7 @@ def _tighten(components: dict[str, Any], state: ServerState) -> None:
     tighten_sampling(schema, state)
     tighten_template(schema)
     tighten_tools(schema)
+    components[ToolDefinition.__name__]["allOf"] = [FUNCTION_TOOL]
     schema.setdefault("allOf", []).append(
         {
             "anyOf": [
