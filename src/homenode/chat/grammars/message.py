@@ -30,7 +30,7 @@ def call_grammar(
     called. `special_tokens`: ids by text of the tokens that text never makes, without those that end an answer; a
     mark of the format that is among them is that token. UserError where a format cannot write what is offered.
     """
-    bound = offer if offer is not None and _binds(offer) else None
+    bound = offer if offer is not None and binds_calls(offer) else None
     if bound is None and output is None and thinking_budget is None:
         return None
     lark = LarkWriter(special_tokens or {})
@@ -47,7 +47,7 @@ def call_grammar(
     return lark.text(message.start(thoughts_begin(chosen.thoughts, prompt)))
 
 
-def _binds(offer: ToolOffer) -> bool:
+def binds_calls(offer: ToolOffer) -> bool:
     """Whether calls are bound: where one must come, or where the arguments of a tool must fit."""
     if offer.use is ToolUse.NONE and offer.named is None:
         return False

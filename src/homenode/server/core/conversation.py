@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from homenode.chat.grammars.message import binds_calls
 from homenode.chat.history import conversation_for
 from homenode.chat.offer import ToolOffer, ToolUse
 from homenode.chat.switches import same_switch, thinking_values
@@ -131,9 +132,14 @@ async def begin_conversation(state: ServerState, request: ConversationRequest) -
 def _reader(request: ConversationRequest, formats: ConversationFormats, prompt: str, reads: bool) -> MessageReader:
     if not reads:
         return MessageReader(None)
-    parallel = request.offer is None or request.offer.parallel
+    offer = request.offer
     return MessageReader.of(
-        formats.chosen, prompt, request.callable_tools, raw_thoughts=request.raw_thoughts, parallel=parallel
+        formats.chosen,
+        prompt,
+        request.callable_tools,
+        raw_thoughts=request.raw_thoughts,
+        parallel=offer is None or offer.parallel,
+        eager=offer is not None and binds_calls(offer),
     )
 
 
@@ -163,6 +169,3 @@ def _check_offer(offer: ToolOffer | None) -> None:
     if offer.use is ToolUse.REQUIRED and not names:
         text = "`tool_choice` requires a call, but `tools` offers nothing to call"
         raise ApiError(400, text, param="tool_choice", code="invalid_value")
-    if offer.must_call:
-        text = "`tool_choice` can only be auto or none: calls cannot be forced yet"
-        raise ApiError(400, text, param="tool_choice", code="unsupported_parameter")
