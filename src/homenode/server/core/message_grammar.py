@@ -4,10 +4,10 @@ what was asked for.
 
 from __future__ import annotations
 
-from homenode.chat.grammars.message import call_grammar
+from homenode.chat.grammars.message import binds_calls, call_grammar
 from homenode.chat.offer import ToolOffer
 from homenode.errors import UserError
-from homenode.grammars.spec import GrammarSpec
+from homenode.grammars.spec import GrammarSpec, JsonSchema
 from homenode.server.core.grammars import grammar_of
 from homenode.server.core.model_formats import ConversationFormats
 from homenode.server.core.state import ServerState
@@ -32,6 +32,8 @@ async def message_grammar(
     content = None if output is None else await grammar_of(state, output, output_param)
     if offer is None and thinking_budget is None and not formats.has_thoughts:
         return content
+    if offer is not None and binds_calls(offer):
+        await _try_parameters(state, offer)
     param = output_param if output is not None else "tools" if offer is not None else "thinking_token_budget"
     try:
         message = call_grammar(
@@ -45,3 +47,13 @@ async def message_grammar(
         return None if message is None else await state.grammars.tried(message, param)
     except UserError as error:
         raise ApiError(400, error.message, param=error.param or param, code="invalid_value") from None
+
+
+async def _try_parameters(state: ServerState, offer: ToolOffer) -> None:
+    """Compile the schemas that calls are bound to one by one, so that what is wrong with one is told with its place."""
+    for number, tool in enumerate(offer.tools):
+        function = tool["function"]
+        strict = bool(function.get("strict"))
+        bound = strict if not offer.must_call else offer.named in (None, function["name"])
+        if bound and function.get("parameters"):
+            await grammar_of(state, JsonSchema(function["parameters"], strict), f"tools[{number}].function.parameters")
