@@ -271,3 +271,10 @@ def test_other_failures_have_their_shape() -> None:
 def test_somebody_is_there() -> None:
     assert Writer("x").ask("/", method="HEAD").status_code == 200
     assert "homenode" in Writer("x").ask("/", method="GET").text
+
+
+def test_models_are_listed_for_clients_of_this_api() -> None:
+    listed = Writer("x").ask("/v1/models?limit=1000", method="GET").json()
+    assert (listed["first_id"], listed["last_id"], listed["has_more"]) == ("story-teller", "story-teller", False)
+    model = listed["data"][0]
+    assert (model["type"], model["display_name"]) == ("model", "story-teller") and model["created_at"].endswith("Z")

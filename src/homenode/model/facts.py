@@ -13,8 +13,9 @@ def model_facts(checkpoint: Checkpoint) -> dict[str, Any]:
     file or folder was, in Unix seconds, 0 where that cannot be told.
     """
     spec = checkpoint.spec
+    files = {entry.file.suffix for entry in checkpoint.tensors.values()}
     return {
-        "format": "gguf" if checkpoint.path.suffix == ".gguf" else "safetensors",
+        "format": "gguf" if ".gguf" in files else "safetensors",
         "parameters": sum(math.prod(entry.shape) for entry in checkpoint.tensors.values()),
         "bytes": sum(part.nbytes for entry in checkpoint.tensors.values() for part in entry.stored),
         "storage": spec.storage,
