@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from homenode.chat.call_grammar import call_grammar
 from homenode.chat.choice import choose
 from homenode.chat.formats import ToolFormat, all_formats
-from homenode.chat.grammars.message import call_grammar
 from homenode.chat.offer import ToolOffer, ToolUse
 from homenode.chat.parser import MessageParser, parse_message
 from tests.pure.chat.vocabularies import ByteVocabulary, random_text

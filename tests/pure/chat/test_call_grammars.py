@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from homenode.chat.call_grammar import call_grammar
 from homenode.chat.choice import choose
-from homenode.chat.grammars.message import call_grammar
 from homenode.chat.offer import ToolOffer, ToolUse
 from homenode.chat.parser import MessageParser, parse_message
 from homenode.chat.reading.parts import Message

@@ -11,7 +11,7 @@ from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter
 from homenode.chat.grammars.inputs import marked_input
 from homenode.chat.grammars.lark import literal
 from homenode.chat.grammars.marked_values import MarkedValues
-from homenode.chat.grammars.parameters import CallableTool, Parameter
+from homenode.chat.grammars.parameters import CallableTool, ToolParameter
 from homenode.chat.reading.literals import Dialect, read_value
 from homenode.chat.reading.reader import Marker, Reader
 from homenode.chat.reading.source import Reading
@@ -71,7 +71,7 @@ def _describe(marks: _Marks, writer: CallWriter) -> CallForms:
     return CallForms([CallBegin(writer.any_of(calls), marks.begin)], separator='""')
 
 
-def _parameter(marks: _Marks, writer: CallWriter, tool: CallableTool, parameter: Parameter) -> str:
+def _parameter(marks: _Marks, writer: CallWriter, tool: CallableTool, parameter: ToolParameter) -> str:
     if parameter.input is not None:
         text = marked_input(writer.lark, parameter.input, marks.quote)
         return f"{literal(f'{parameter.name}:')} {writer.lark.mark(marks.quote)} {text}"

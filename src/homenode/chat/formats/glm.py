@@ -8,7 +8,7 @@ import re
 from homenode.chat.formats import ToolFormat
 from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter, parameter_name
 from homenode.chat.grammars.lark import literal
-from homenode.chat.grammars.parameters import CallableTool, Parameter
+from homenode.chat.grammars.parameters import CallableTool, ToolParameter
 from homenode.chat.grammars.typed_texts import LineBreaks, typed_text
 from homenode.chat.reading.reader import Marker, Reader
 from homenode.chat.reading.source import Reading
@@ -60,7 +60,7 @@ def _describe(writer: CallWriter) -> CallForms:
     return CallForms([CallBegin(f'"\\n"? {writer.any_of(calls)}', _CALL.text)], separator='"\\n"?')
 
 
-def _parameter(writer: CallWriter, tool: CallableTool, parameter: Parameter) -> str:
+def _parameter(writer: CallWriter, tool: CallableTool, parameter: ToolParameter) -> str:
     name = parameter_name(tool, parameter, _NAME)
     key, value = writer.lark.mark(f"{_KEY}{name}{_KEY_END}"), writer.lark.mark(_VALUE)
     text = typed_text(writer.lark, parameter, _VALUE_END, LineBreaks.KEPT, strict=tool.strict)

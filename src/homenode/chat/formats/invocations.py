@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from homenode.chat.formats import ToolFormat
 from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter, parameter_name
 from homenode.chat.grammars.inputs import marked_input
-from homenode.chat.grammars.parameters import CallableTool, Parameter
+from homenode.chat.grammars.parameters import CallableTool, ToolParameter
 from homenode.chat.grammars.typed_texts import LineBreaks, json_value, marked_text, typed_text
 from homenode.chat.reading.reader import Marker, Reader
 from homenode.chat.reading.schema_types import STRING, types_of
@@ -94,7 +94,7 @@ def _describe(tags: _Tags, writer: CallWriter) -> CallForms:
     return CallForms([CallBegin(f'"\\n" {all_calls} {lark.mark(tags.end)}', tags.begin)])
 
 
-def _parameter(tags: _Tags, writer: CallWriter, tool: CallableTool, parameter: Parameter) -> str:
+def _parameter(tags: _Tags, writer: CallWriter, tool: CallableTool, parameter: ToolParameter) -> str:
     lark, end = writer.lark, tags.closing("parameter")
     begin = f'{tags.parameter}{parameter_name(tool, parameter, _NAME)}"'
     if not tags.prefix:

@@ -10,7 +10,7 @@ from homenode.chat.formats import ToolFormat
 from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter, parameter_name
 from homenode.chat.grammars.inputs import quoted_input
 from homenode.chat.grammars.lark import escape, literal
-from homenode.chat.grammars.parameters import CallableTool, Parameter, with_settings
+from homenode.chat.grammars.parameters import CallableTool, ToolParameter, with_settings
 from homenode.chat.reading.literals import PYTHON, quote, read_value
 from homenode.chat.reading.reader import Marker, Reader
 from homenode.chat.reading.source import Reading
@@ -103,7 +103,7 @@ def _call(writer: CallWriter, tool: CallableTool) -> str:
     return f'{writer.parameters(tool, functools.partial(_parameter, writer, tool), "/, ?/")} ")"'
 
 
-def _parameter(writer: CallWriter, tool: CallableTool, parameter: Parameter) -> str:
+def _parameter(writer: CallWriter, tool: CallableTool, parameter: ToolParameter) -> str:
     name = literal(f"{parameter_name(tool, parameter, _NAME)}=")
     if parameter.input is not None:
         return f"{name} {quoted_input(writer.lark, parameter.input)}"

@@ -8,7 +8,7 @@ import re
 from homenode.chat.formats import ToolFormat
 from homenode.chat.grammars.calls import CallBegin, CallForms, CallWriter, parameter_name
 from homenode.chat.grammars.lark import escape, literal
-from homenode.chat.grammars.parameters import CallableTool, Parameter
+from homenode.chat.grammars.parameters import CallableTool, ToolParameter
 from homenode.chat.grammars.typed_texts import LineBreaks, typed_text
 from homenode.chat.reading.reader import Marker, Reader
 from homenode.chat.reading.source import Reading
@@ -80,7 +80,7 @@ def _describe(writer: CallWriter) -> CallForms:
     )
 
 
-def _parameter(writer: CallWriter, tool: CallableTool, parameter: Parameter) -> str:
+def _parameter(writer: CallWriter, tool: CallableTool, parameter: ToolParameter) -> str:
     name = parameter_name(tool, parameter, _NAME)
     value = typed_text(writer.lark, parameter, _PARAMETER_END, LineBreaks.OF_FORMAT, strict=tool.strict)
     return f'{literal(f"{_PARAMETER}{name}>")} {value} "\\n"'

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from homenode.chat.grammars.inputs import quoted_input
 from homenode.chat.grammars.lark import LarkWriter, escape
-from homenode.chat.grammars.parameters import CallableTool, Parameter
+from homenode.chat.grammars.parameters import CallableTool, ToolParameter
 from homenode.errors import UserError
 
 
@@ -59,7 +59,7 @@ class CallWriter:
         """A rule body: `body` once, or several times where an answer may have several calls."""
         return f"{body} ({separator} {body})*" if self.parallel else body
 
-    def parameters(self, tool: CallableTool, write: Callable[[Parameter], str], separator: str = "") -> str:
+    def parameters(self, tool: CallableTool, write: Callable[[ToolParameter], str], separator: str = "") -> str:
         """A rule for the parameters of a tool in their order, each as `write` has it."""
         lists = []
         for parameters in tool.parameter_lists():
@@ -82,7 +82,7 @@ class MessageParts:
     budget: int | None
 
 
-def parameter_name(tool: CallableTool, parameter: Parameter, allowed: re.Pattern[str]) -> str:
+def parameter_name(tool: CallableTool, parameter: ToolParameter, allowed: re.Pattern[str]) -> str:
     """The name of a parameter where the format can write it, all of which `allowed` matches; UserError where not."""
     name = parameter.name
     if not allowed.fullmatch(name) or name != name.strip():

@@ -22,7 +22,7 @@ _UNKNOWN_KEYS = ("patternProperties", "minProperties", "maxProperties", "depende
 
 
 @dataclass(frozen=True)
-class Parameter:
+class ToolParameter:
     """One parameter of a tool. `schema` stands alone: what it refers to is in it. `input`: a grammar in Lark that the
     parameter keeps, which is a text.
     """
@@ -50,7 +50,7 @@ class CallableTool:
         """The schema that the arguments are bound to, with settings of the grammar."""
         return with_settings(self.parameters if self.bound else {"type": "object"}, strict=self.strict)
 
-    def parameter_lists(self) -> list[list[Parameter]]:
+    def parameter_lists(self) -> list[list[ToolParameter]]:
         """The parameters in their order, for formats that write them one by one; several lists where the schema has
         alternatives. UserError for schemas of strict tools that are no such lists.
         """
@@ -58,11 +58,11 @@ class CallableTool:
             return [[self.input_parameter(self.input)]]
         return [self._parameters(schema) for schema in self._alternatives(self.parameters, 0)]
 
-    def input_parameter(self, grammar: str) -> Parameter:
+    def input_parameter(self, grammar: str) -> ToolParameter:
         """The one parameter of a tool whose argument is a text that keeps `grammar`."""
         properties = self.parameters.get("properties")
         name = next(iter(properties), "input") if isinstance(properties, Mapping) else "input"
-        return Parameter(name, {"type": "string"}, True, grammar)
+        return ToolParameter(name, {"type": "string"}, True, grammar)
 
     def _alternatives(self, schema: Mapping[str, Any], depth: int) -> list[dict[str, Any]]:
         """The objects that a schema allows, with nothing but properties."""
@@ -92,7 +92,7 @@ class CallableTool:
             raise self._refusal("each alternative has to be a schema of an object")
         return resolve(schema, self.parameters)
 
-    def _parameters(self, schema: Mapping[str, Any]) -> list[Parameter]:
+    def _parameters(self, schema: Mapping[str, Any]) -> list[ToolParameter]:
         properties = schema.get("properties")
         properties = properties if isinstance(properties, Mapping) else {}
         required = schema.get("required")
@@ -100,7 +100,7 @@ class CallableTool:
         more = schema.get("additionalProperties", {})
         missing = {name: more for name in required if name not in properties}
         return [
-            Parameter(name, standing_alone(value, self.parameters), name in required)
+            ToolParameter(name, standing_alone(value, self.parameters), name in required)
             for name, value in {**properties, **missing}.items()
         ]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from homenode.chat.grammars.inputs import marked_input
 from homenode.chat.grammars.lark import ANY, LarkWriter, escape
-from homenode.chat.grammars.parameters import Parameter, with_settings
+from homenode.chat.grammars.parameters import ToolParameter, with_settings
 from homenode.chat.grammars.strings import all_of, string_terminal
 from homenode.chat.reading.schema_types import STRING, types_of
 from homenode.errors import UserError
@@ -35,7 +35,7 @@ class LineBreaks(enum.Enum):
     KEPT = enum.auto()
 
 
-def typed_text(lark: LarkWriter, parameter: Parameter, end: str, breaks: LineBreaks, *, strict: bool) -> str:
+def typed_text(lark: LarkWriter, parameter: ToolParameter, end: str, breaks: LineBreaks, *, strict: bool) -> str:
     """A rule body for a value of a parameter, with the mark `end` behind it, as `reading.typed_values` reads it."""
     before, behind = ('"\\n"', "\n" + end) if breaks is LineBreaks.OF_FORMAT else ("", end)
     if parameter.input is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from homenode.chat.grammars.message import binds_calls
+from homenode.chat.call_grammar import binds_calls
 from homenode.chat.history import conversation_for
 from homenode.chat.offer import ToolOffer, ToolUse
 from homenode.chat.switches import same_switch, thinking_values

@@ -4,7 +4,7 @@ what was asked for.
 
 from __future__ import annotations
 
-from homenode.chat.grammars.message import binds_calls, call_grammar
+from homenode.chat.call_grammar import binds_calls, call_grammar
 from homenode.chat.offer import ToolOffer
 from homenode.errors import UserError
 from homenode.grammars.spec import GrammarSpec, JsonSchema
