@@ -22,7 +22,7 @@ limits = st.one_of(st.just(4000), st.integers(1, 60))
 HELLO = [{"role": "user", "content": "hi"}]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(answers, sizes, limits)
 def test_messages(text: bytes, chunk: list[int], limit: int) -> None:
     writer = Writer(text, THINKS + CALLS, chunk)
@@ -32,7 +32,7 @@ def test_messages(text: bytes, chunk: list[int], limit: int) -> None:
     assert without_id(joined(stream)) == without_id(whole)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(answers, sizes, limits)
 def test_ollama(text: bytes, chunk: list[int], limit: int) -> None:
     writer = Writer(text, THINKS + CALLS, chunk)
@@ -42,7 +42,7 @@ def test_ollama(text: bytes, chunk: list[int], limit: int) -> None:
     assert message_of(found) == message_of([whole]) and found[-1]["done_reason"] == whole["done_reason"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(answers, sizes, limits)
 def test_chats(text: bytes, chunk: list[int], limit: int) -> None:
     writer = Writer(text, THINKS + CALLS, chunk)
