@@ -14,11 +14,11 @@ import pytest
 from tests.paths import ROOT
 from tools.wheels.__main__ import main
 from tools.wheels.checksums import write_checksums
+from tools.wheels.compilers import GLIBC
 from tools.wheels.python_headers import DIFFERENCES, assertions, config_for
 from tools.wheels.pythons import Python, choose, find_pythons, read_python
 from tools.wheels.run import run, time_left
 from tools.wheels.targets import LARGEST, MACHINES, PYTHONS, WheelError, faults, platform_tag
-from tools.wheels.zig import GLIBC
 
 X86, ARM = MACHINES["x86_64"], MACHINES["aarch64"]
 CONFIG = """#define ALIGNOF_LONG 8

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from tools.wheels.build import Workshop, build_source, build_wheel
 from tools.wheels.checksums import write_checksums
+from tools.wheels.compilers import find_zig
 from tools.wheels.emulated import check_kernels, how_to_run
 from tools.wheels.pythons import choose, find_pythons
 from tools.wheels.targets import MACHINES, PYTHONS, WheelError
-from tools.wheels.zig import find_zig
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,4 +1,4 @@
-"""Builds one wheel: the native core by Zig, the rest by the project's own build backend, the tag by auditwheel, which looks what the core needs.
+"""Builds one wheel: the native core by g++ or Zig, the rest by the project's own build backend, the tag by auditwheel, which looks what the core needs.
 
 All wheels of a machine share one build folder, so that its kernels are compiled once: only what touches Python is compiled for each.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.wheels import zig
+from tools.wheels import compilers
 from tools.wheels.python_headers import write_headers
 from tools.wheels.pythons import Python
 from tools.wheels.run import run
@@ -83,9 +83,14 @@ def build_wheel(shop: Workshop, machine: MachineTarget, target: PythonTarget, py
     """Build the wheel for these Pythons on this machine, and check it. WheelError where it cannot be built or is not what it is to be."""
     backend, build = shop.backend(python), shop.folder(machine)
     toolchain = shop.build / f"{machine.name}.cmake"
-    zig.write_toolchain(shop.zig, machine, shop.root, toolchain)
+    gcc = compilers.find_gcc(machine)
+    shop.tell(f"compiled by {gcc or 'Zig'}, linked by Zig")
+    compilers.write_toolchain(shop.zig, machine, shop.root, toolchain, gcc)
     headers = write_headers(
-        python, machine, shop.build / f"headers-3.{python.version[1]}-{machine.name}", zig.compiler(shop.zig, machine)
+        python,
+        machine,
+        shop.build / f"headers-3.{python.version[1]}-{machine.name}",
+        compilers.zig_compiler(shop.zig, machine),
     )
     bare = shop.build / "bare"
     settings = {
@@ -137,7 +142,7 @@ def _tagged(shop: Workshop, machine: MachineTarget, target: PythonTarget, wheel:
             )
         if wrong := faults(machine, archive.read(module), wheel.stat().st_size):
             raise WheelError(f"{wheel.name} cannot be released: {'; '.join(wrong)}")
-    tag = platform_tag(machine, zig.GLIBC)
+    tag = platform_tag(machine, compilers.GLIBC)
     command: list[str | Path] = [
         Path(sys.executable),
         "-c",
