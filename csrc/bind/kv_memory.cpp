@@ -144,7 +144,7 @@ bool hold(const EpochWords& words, const std::vector<int64_t>& places, const std
 }
 
 void bind_layout(nb::module_& m) {
-  nb::class_<KvRegion>(m, "KvRegion",
+  nb::class_<KvRegion>(m, "NativeKvRegion",
                        "Some heads of some layers: head h of block b in layer l begins at offset + (l - first_layer) * "
                        "layer_stride + b * block_stride + (h - first_head) * head_stride, in bytes.")
       .def(nb::init<>())
@@ -156,7 +156,7 @@ void bind_layout(nb::module_& m) {
       .def_rw("head_stride", &KvRegion::head_stride)
       .def_rw("first_layer", &KvRegion::first_layer)
       .def_rw("past_layer", &KvRegion::past_layer);
-  nb::class_<KvLayout>(m, "KvLayout", "Where everything in a KV memory is.")
+  nb::class_<KvLayout>(m, "NativeKvLayout", "Where everything in a KV memory is.")
       .def(
           "__init__",
           [](KvLayout* self, const KvShape& shape, int64_t tile_bytes, int64_t blocks, int64_t nbytes,
@@ -177,7 +177,7 @@ void bind_layout(nb::module_& m) {
 }
 
 void bind_copy(nb::module_& m) {
-  nb::class_<BoundPages>(m, "KvPages", "Pages first .. first + count - 1 of a sequence, in the blocks of `table`.")
+  nb::class_<BoundPages>(m, "NativeKvPages", "Pages first .. first + count - 1 of a sequence, in the blocks of `table`.")
       .def("__init__", &make_pages, nb::kw_only(), nb::arg("memory"), nb::arg("table"), nb::arg("first"),
            nb::arg("count"), nb::arg("tokens"), nb::arg("page_tokens"), nb::arg("heads") = nb::none(),
            "table: the blocks of the whole sequence, of `tokens` positions; -1: one that is not there. heads: the "
@@ -229,7 +229,7 @@ void bind_kv_memory(nb::module_& m) {
           nb::sig("def views(self) -> list[NDArray[numpy.uint8]]"), "The bytes of each region.")
       .def("parts", &parts_of, nb::arg("block"), nb::arg("tiles"),
            "Region, offset and bytes of the pieces of a block.");
-  nb::class_<EpochWords>(m, "EpochWords", "Numbers for the parts of a memory, in a memfd that only its maker writes.")
+  nb::class_<EpochWords>(m, "EpochWordsHandle", "Numbers for the parts of a memory, in a memfd that only its maker writes.")
       .def_static(
           "create", [](int64_t count) { return take(EpochWords::create(count)); }, nb::arg("count"))
       .def_static(

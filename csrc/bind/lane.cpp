@@ -154,7 +154,7 @@ bool watch(const std::vector<std::shared_ptr<LaneReader>>& lanes, int epoll, dou
 }  // namespace
 
 void bind_lane(nb::module_& m) {
-  nb::class_<LaneReader>(m, "LaneReader", "Of records that another process of this host writes. For one thread.")
+  nb::class_<LaneReader>(m, "LaneReaderHandle", "Of records that another process of this host writes. For one thread.")
       .def_static("create", [] { return homenode::take(LaneReader::create()); })
       .def_prop_ro("fd", &LaneReader::fd)
       .def_prop_ro("wake_fd", &LaneReader::wake_fd, "Can be read from when there is something, if nobody looked.")
@@ -167,7 +167,7 @@ void bind_lane(nb::module_& m) {
       .def("clear_hint", &LaneReader::clear_hint, "No record came after the last hint.")
       .def("take", &take_announcement, nb::sig("def take(self) -> Announcement | None"),
            "What was announced; None: nothing more. ValueError for garbage, after which nothing more is to be taken.");
-  nb::class_<LaneWriter>(m, "LaneWriter", "For one thread.")
+  nb::class_<LaneWriter>(m, "LaneWriterHandle", "For one thread.")
       .def_static(
           "attach", [](int fd, int waker_fd) { return homenode::take(LaneWriter::attach(fd, waker_fd)); },
           nb::arg("fd"), nb::arg("waker_fd"))
@@ -181,7 +181,7 @@ void bind_lane(nb::module_& m) {
           },
           nb::kw_only(), nb::arg("first"), nb::arg("pages"), nb::arg("tokens"),
           "pages: of the whole hand-over. tokens: positions from the first of these pages on.");
-  nb::class_<PageExport>(m, "PageExport", "Pages that can be announced as soon as they are computed. For one thread.")
+  nb::class_<PageExport>(m, "NativePageExport", "Pages that can be announced as soon as they are computed. For one thread.")
       .def_static("of", &export_pages, nb::kw_only(), nb::arg("lane"), nb::arg("level"), nb::arg("memory"),
                   nb::arg("epoch_words"), nb::arg("buffer"), nb::arg("pull_id"), nb::arg("range"), nb::arg("limit"),
                   "limit: the most pages of one announcement.")

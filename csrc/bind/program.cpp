@@ -186,7 +186,7 @@ void bind_recorder(nb::module_& m) {
            nb::arg("gate_bias"), nb::arg("up_bias"), nb::arg("down_bias"), nb::arg("scales").none(),
            nb::arg("activation"),
            "ids: which of the experts that have logits these are, ascending; empty: all. Biases: of each, or empty.");
-  nb::class_<Routing>(m, "Routing", "How experts are chosen and weighted; see homenode.compute.ops.Routing.")
+  nb::class_<Routing>(m, "NativeRouting", "How experts are chosen and weighted; see homenode.compute.ops.Routing.")
       .def("__init__", &make_routing, nb::kw_only(), nb::arg("chosen"), nb::arg("score"), nb::arg("normalise"),
            nb::arg("epsilon"), nb::arg("scale"), nb::arg("groups"), nb::arg("groups_chosen"), nb::arg("group_score"));
   nb::class_<Recorder>(m, "Recorder", "Records the operations of a forward function; see homenode.compute.ops.Ops.")

@@ -80,7 +80,7 @@ auto score(Sampler& sampler, const Output& logits, const Array1<int32_t>& rows, 
 void bind_sampling(nb::module_& m) {
   // A copy of another type would not follow the array that was given.
   const auto exact = nb::for_setter(nb::arg("array").noconvert());
-  nb::class_<BoundSampling>(m, "SamplingArrays",
+  nb::class_<BoundSampling>(m, "NativeSamplingArrays",
                             "How to draw from each row: see homenode.compute.ops.SamplingArrays. All fields must be "
                             "set, to arrays of their type; they are read when tokens are drawn.")
       .def(nb::init<>())

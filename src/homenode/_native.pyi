@@ -303,7 +303,7 @@ def kv_cache(
     At the homes of `arena`, if given. share: descriptor, offset and bytes of somebody else's memfd to lie in; the descriptor is not kept. touched: whether every page of private memory is there at once.
     """
 
-class KvRegion:
+class NativeKvRegion:
     """
     Some heads of some layers: head h of block b in layer l begins at offset + (l - first_layer) * layer_stride + b * block_stride + (h - first_head) * head_stride, in bytes.
     """
@@ -342,11 +342,11 @@ class KvRegion:
     @past_layer.setter
     def past_layer(self, arg: int, /) -> None: ...
 
-class KvLayout:
+class NativeKvLayout:
     """Where everything in a KV memory is."""
 
     def __init__(
-        self, *, shape: KvShape, tile_bytes: int, blocks: int, nbytes: int, regions: Sequence[KvRegion]
+        self, *, shape: KvShape, tile_bytes: int, blocks: int, nbytes: int, regions: Sequence[NativeKvRegion]
     ) -> None: ...
     @property
     def shape(self) -> KvShape: ...
@@ -357,7 +357,7 @@ class KvLayout:
     @property
     def nbytes(self) -> int: ...
     @property
-    def regions(self) -> list[KvRegion]: ...
+    def regions(self) -> list[NativeKvRegion]: ...
 
 class KvMemory:
     """KV memory that can be copied from and to."""
@@ -367,11 +367,11 @@ class KvMemory:
     @staticmethod
     def pool(shape: KvShape, blocks: int, sharing: Sharing, nodes: Sequence[int]) -> KvMemory: ...
     @staticmethod
-    def map(fd: int, layout: KvLayout, writable: bool) -> KvMemory:
+    def map(fd: int, layout: NativeKvLayout, writable: bool) -> KvMemory:
         """Of another process; the descriptor is not kept."""
 
     @property
-    def layout(self) -> KvLayout: ...
+    def layout(self) -> NativeKvLayout: ...
     @property
     def fd(self) -> int: ...
     @property
@@ -383,15 +383,15 @@ class KvMemory:
     def parts(self, block: int, tiles: int) -> list[tuple[int, int, int]]:
         """Region, offset and bytes of the pieces of a block."""
 
-class EpochWords:
+class EpochWordsHandle:
     """
     Numbers for the parts of a memory, in a memfd that only its maker writes.
     """
 
     @staticmethod
-    def create(count: int) -> EpochWords: ...
+    def create(count: int) -> EpochWordsHandle: ...
     @staticmethod
-    def map(fd: int, count: int) -> EpochWords: ...
+    def map(fd: int, count: int) -> EpochWordsHandle: ...
     @property
     def count(self) -> int: ...
     @property
@@ -402,7 +402,7 @@ class EpochWords:
 
     def write(self, words: Sequence[int], epochs: Sequence[int]) -> None: ...
 
-class KvPages:
+class NativeKvPages:
     """
     Pages first .. first + count - 1 of a sequence, in the blocks of `table`.
     """
@@ -431,15 +431,15 @@ class KvTarget:
 class KvEpochs:
     """What the epoch words of the source's blocks must be, for each page."""
 
-    def __init__(self, *, words: EpochWords, expected: Sequence[int]) -> None: ...
+    def __init__(self, *, words: EpochWordsHandle, expected: Sequence[int]) -> None: ...
 
-def digest_kv(level: Level, pages: KvPages) -> list[bytes]:
+def digest_kv(level: Level, pages: NativeKvPages) -> list[bytes]:
     """
     For each page 8 bytes for each head; none for a page that is not there.
     """
 
 def copy_kv(
-    level: Level, source: KvPages, target: KvTarget, *, epochs: KvEpochs | None = None, threads: int = 1
+    level: Level, source: NativeKvPages, target: KvTarget, *, epochs: KvEpochs | None = None, threads: int = 1
 ) -> list[bytes] | None:
     """
     The digests of the pages; None when an epoch word was not what it must be.
@@ -474,11 +474,11 @@ class PageSender:
     @property
     def done(self) -> bool: ...
 
-class LaneReader:
+class LaneReaderHandle:
     """Of records that another process of this host writes. For one thread."""
 
     @staticmethod
-    def create() -> LaneReader: ...
+    def create() -> LaneReaderHandle: ...
     @property
     def fd(self) -> int: ...
     @property
@@ -509,11 +509,11 @@ class LaneReader:
         What was announced; None: nothing more. ValueError for garbage, after which nothing more is to be taken.
         """
 
-class LaneWriter:
+class LaneWriterHandle:
     """For one thread."""
 
     @staticmethod
-    def attach(fd: int, waker_fd: int) -> LaneWriter: ...
+    def attach(fd: int, waker_fd: int) -> LaneWriterHandle: ...
     def hint_wake(self) -> None:
         """
         Something will be announced soon: a sleeping reader is woken. From any thread.
@@ -527,7 +527,7 @@ class PageRange:
         pages: of the whole hand-over. tokens: positions from the first of these pages on.
         """
 
-class PageExport:
+class NativePageExport:
     """
     Pages that can be announced as soon as they are computed. For one thread.
     """
@@ -535,15 +535,15 @@ class PageExport:
     @staticmethod
     def of(
         *,
-        lane: LaneWriter,
+        lane: LaneWriterHandle,
         level: Level,
         memory: KvMemory,
-        epoch_words: EpochWords,
+        epoch_words: EpochWordsHandle,
         buffer: bytes,
         pull_id: int,
         range: PageRange,
         limit: int,
-    ) -> PageExport:
+    ) -> NativePageExport:
         """limit: the most pages of one announcement."""
 
     def announce(self, after: int, first: int, pages: Sequence[int], last: bool) -> float | None:
@@ -589,7 +589,7 @@ class Expected:
         *,
         level: Level,
         own: KvMemory,
-        sources: Sequence[tuple[bytes, KvMemory, EpochWords]],
+        sources: Sequence[tuple[bytes, KvMemory, EpochWordsHandle]],
         range: PageRange,
         digest_bytes: int,
         blocks: Sequence[int],
@@ -612,7 +612,7 @@ class Expected:
         Reads the pages, copies those with a block of the own memory (not -1); the seconds it took. None: they are not what was announced, or expected.
         """
 
-def watch_lanes(lanes: Sequence[LaneReader], epoll: int, seconds: float) -> bool:
+def watch_lanes(lanes: Sequence[LaneReaderHandle], epoll: int, seconds: float) -> bool:
     """Whether a lane has news or the descriptor events, within so long."""
 
 class RankMemory:
@@ -797,7 +797,7 @@ class ExpertWeights:
         ids: which of the experts that have logits these are, ascending; empty: all. Biases: of each, or empty.
         """
 
-class Routing:
+class NativeRouting:
     """How experts are chosen and weighted; see homenode.compute.ops.Routing."""
 
     def __init__(
@@ -861,7 +861,7 @@ class Recorder:
         x: Tensor,
         logits: Tensor,
         experts: ExpertWeights,
-        routing: Routing,
+        routing: NativeRouting,
         residual: Tensor | None,
         choice_bias: Tensor | None = None,
     ) -> Tensor: ...
@@ -945,7 +945,7 @@ class Program:
         Name, runs, seconds, and of these seconds at the barrier, for each kind of phase.
         """
 
-class SamplingArrays:
+class NativeSamplingArrays:
     """
     How to draw from each row: see homenode.compute.ops.SamplingArrays. All fields must be set, to arrays of their type; they are read when tokens are drawn.
     """
@@ -1043,7 +1043,7 @@ class Sampler:
 
     def __init__(self, pool: ThreadPool, level: Level) -> None: ...
     def sample(
-        self, logits: Output, arrays: SamplingArrays, num_logprobs: int
+        self, logits: Output, arrays: NativeSamplingArrays, num_logprobs: int
     ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
         """
         Tokens, log-probabilities, most likely tokens and theirs. num_logprobs < 0: log-probabilities are not computed.

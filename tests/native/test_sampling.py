@@ -199,7 +199,7 @@ def test_top_n_sigma_comes_after_penalties_and_before_top_k(backend: NativeBacke
 
 def test_the_native_settings_are_those_of_the_table(backend: NativeBackend) -> None:
     """A field for each, none besides, and each must be set: what is forgotten is named."""
-    arrays = _native.SamplingArrays()
+    arrays = _native.NativeSamplingArrays()
     logits, named = logits_of(backend, random_logits(2, 50)), settings(2).named()
     assert {name for name in dir(arrays) if not name.startswith("_")} == set(named)
     sampler = _native.Sampler(_native.ThreadPool([-1], 0, False), _native.best_level())

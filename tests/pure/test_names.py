@@ -245,6 +245,14 @@ def test_a_class_name_is_used_once() -> None:
     assert not twice, f"class names used twice, put the owner's word in front of one: {twice}"
 
 
+def test_classes_of_the_native_core_have_names_of_their_own() -> None:
+    """What Python sees of the C++ core, as its stub has it."""
+    stub = ast.parse((ROOT / "src/homenode/_native.pyi").read_text(encoding="utf-8"))
+    native = {node.name for node in stub.body if isinstance(node, ast.ClassDef)}
+    assert native
+    assert not native & class_names().keys(), "name what is bound after its Python class, with Native in front"
+
+
 def test_modules_are_named_in_the_words_of_the_field() -> None:
     banned = {
         name.removeprefix("homenode."): better

@@ -532,10 +532,10 @@ class NativeSampling:
     """
 
     def __init__(self) -> None:
-        self._arrays = _native.SamplingArrays()
+        self._arrays = _native.NativeSamplingArrays()
         self._given: dict[str, npt.NDArray[Any]] = {}
 
-    def arrays_of(self, how: SamplingArrays) -> _native.SamplingArrays:
+    def arrays_of(self, how: SamplingArrays) -> _native.NativeSamplingArrays:
         """The arrays of `how`, always the same object. TypeError for one of another type, or with gaps."""
         for name, values in how.named().items():
             if self._given.get(name) is not values:

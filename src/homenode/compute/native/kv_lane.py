@@ -15,7 +15,7 @@ from homenode.errors import PeerError
 class NativeLaneReader:
     """The end that reads announcements."""
 
-    def __init__(self, lane: _native.LaneReader) -> None:
+    def __init__(self, lane: _native.LaneReaderHandle) -> None:
         self.handle = lane
 
     @property
@@ -66,7 +66,7 @@ class NativeLaneReader:
 class NativeLaneWriter:
     """The end that announces."""
 
-    def __init__(self, lane: _native.LaneWriter) -> None:
+    def __init__(self, lane: _native.LaneWriterHandle) -> None:
         self._lane = lane
 
     def hint_wake(self) -> None:
@@ -83,10 +83,10 @@ class NativeLaneWriter:
         pages: int,
         limit: int,
         tokens: int,
-    ) -> _native.PageExport:
+    ) -> _native.NativePageExport:
         """What can be announced as soon as it is computed; see `transfer.wire.lane.LaneWriter`."""
         own, epochs = cast(NativeKvMemory, memory), cast(NativeEpochWords, words)
-        return _native.PageExport.of(
+        return _native.NativePageExport.of(
             lane=self._lane,
             level=own.level,
             memory=own.handle,
@@ -104,12 +104,12 @@ class NativeLanes:
     def create(self) -> NativeLaneReader:
         """HostError when there is no memory."""
         with host_errors():
-            return NativeLaneReader(_native.LaneReader.create())
+            return NativeLaneReader(_native.LaneReaderHandle.create())
 
     def attach(self, fd: int, waker_fd: int) -> NativeLaneWriter:
         """PeerError for descriptors that are no lane's; they stay the caller's."""
         try:
-            return NativeLaneWriter(_native.LaneWriter.attach(fd, waker_fd))
+            return NativeLaneWriter(_native.LaneWriterHandle.attach(fd, waker_fd))
         except (OSError, ValueError) as error:
             raise PeerError(f"a peer's lane cannot be used: {error}", code="lane") from error
 

@@ -59,7 +59,7 @@ class NativeKvMemory:
         """See `KvMemory.digests`. ValueError for pages or blocks that are not there."""
         return _native.digest_kv(
             self._level,
-            _native.KvPages(
+            _native.NativeKvPages(
                 memory=self._memory,
                 table=table,
                 first=first_page,
@@ -79,14 +79,14 @@ class NativeKvMemory:
 class NativeEpochWords:
     """`EpochWords` of the native core: read and written atomically."""
 
-    def __init__(self, words: _native.EpochWords) -> None:
+    def __init__(self, words: _native.EpochWordsHandle) -> None:
         self._words = words
 
     @classmethod
     def create(cls, count: int) -> NativeEpochWords:
         """All zero; others may map them for reading only. HostError when the machine refuses."""
         with host_errors():
-            return cls(_native.EpochWords.create(count))
+            return cls(_native.EpochWordsHandle.create(count))
 
     @classmethod
     def map(cls, fd: int, count: int) -> NativeEpochWords:
@@ -95,7 +95,7 @@ class NativeEpochWords:
         """
         with host_errors():
             try:
-                return cls(_native.EpochWords.map(fd, count))
+                return cls(_native.EpochWordsHandle.map(fd, count))
             except ValueError as error:
                 raise UserError(f"epoch words of another engine: {error}") from error
 
@@ -105,7 +105,7 @@ class NativeEpochWords:
         return self._words.fd
 
     @property
-    def handle(self) -> _native.EpochWords:
+    def handle(self) -> _native.EpochWordsHandle:
         """The native core's own."""
         return self._words
 
@@ -159,7 +159,7 @@ def map_memory(
     )
     if not all(0 <= n <= _MOST for n in numbers) or not all(0 <= n < 1 << 31 for n in sizes):
         raise UserError("layout of another engine's KV memory: a size that is negative or larger than any memory")
-    native = _native.KvLayout(
+    native = _native.NativeKvLayout(
         shape=native_shape(layout),
         tile_bytes=layout.tile_bytes,
         blocks=layout.blocks,
@@ -197,7 +197,7 @@ def copy_kv(
     assert isinstance(target, NativeKvMemory) and isinstance(source, NativeKvMemory)
     words, expected = epochs if epochs is not None else (None, ())
     assert words is None or isinstance(words, NativeEpochWords)
-    pages_there = _native.KvPages(
+    pages_there = _native.NativeKvPages(
         memory=source.handle,
         table=source_table,
         first=first_page,
@@ -241,8 +241,8 @@ def native_shape(of: KvGeometry | KvLayout) -> _native.KvShape:
 _REGION_FIELDS = ("first_head", "past_head", "offset", "layer_stride", "block_stride", "head_stride")
 
 
-def _native_region(layout: KvLayout, region: KvRegion) -> _native.KvRegion:
-    native = _native.KvRegion()
+def _native_region(layout: KvLayout, region: KvRegion) -> _native.NativeKvRegion:
+    native = _native.NativeKvRegion()
     for name in _REGION_FIELDS:
         setattr(native, name, getattr(region, name))
     native.first_layer, native.past_layer = layout.layers_of(region)

@@ -183,7 +183,7 @@ class RecordingOps:
             scales=experts.scales,
             activation=experts.activation,
         )
-        return self._recorder.moe(x, logits, weights, _native.Routing(**asdict(routing)), residual, choice_bias)
+        return self._recorder.moe(x, logits, weights, _native.NativeRouting(**asdict(routing)), residual, choice_bias)
 
     def add_gated(self, x: _native.Tensor, y: _native.Tensor, gate: _native.Tensor) -> _native.Tensor:
         """See `Ops.add_gated`."""
