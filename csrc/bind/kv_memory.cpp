@@ -208,7 +208,7 @@ void bind_copy(nb::module_& m) {
 
 void bind_kv_memory(nb::module_& m) {
   bind_layout(m);
-  nb::class_<KvMemory>(m, "KvMemory", "KV memory that can be copied from and to.")
+  nb::class_<KvMemory>(m, "KvMemoryHandle", "KV memory that can be copied from and to.")
       .def_static(
           "of", [](std::shared_ptr<KvCache> cache) { return take(KvMemory::of(std::move(cache))); }, nb::arg("cache"))
       .def_static(

@@ -36,7 +36,7 @@ std::vector<nb::bytes> digests_of(const PageReceiver& receiver) {
 }  // namespace
 
 void bind_kv_stream(nb::module_& m) {
-  nb::class_<PageReceiver>(m, "PageReceiver", "Bytes of KV pages from a socket into their blocks; digested on the way.")
+  nb::class_<PageReceiver>(m, "NativePageReceiver", "Bytes of KV pages from a socket into their blocks; digested on the way.")
       .def_static(
           "create",
           [](std::shared_ptr<KvMemory> memory, Level level, std::vector<int32_t> blocks, std::vector<int32_t> tiles) {
@@ -48,7 +48,7 @@ void bind_kv_stream(nb::module_& m) {
       .def("take", &take_bytes, nb::arg("data"), "What was read already; how many bytes of it belong here.")
       .def_prop_ro("complete", &PageReceiver::complete)
       .def("digests", &digests_of, "Of each page that is complete.");
-  nb::class_<PageSender>(m, "PageSender", "Bytes of KV pages from their blocks into a socket.")
+  nb::class_<PageSender>(m, "NativePageSender", "Bytes of KV pages from their blocks into a socket.")
       .def_static(
           "create",
           [](std::shared_ptr<KvMemory> memory, std::vector<int32_t> blocks, std::vector<int32_t> tiles) {

@@ -213,7 +213,7 @@ void bind_lane(nb::module_& m) {
       .def_prop_ro("count", [](const BoundAnnouncement& announcement) { return announcement.pages.size(); })
       .def("blocks", &blocks_of, nb::arg("base"), nb::arg("first"), nb::arg("count"),
            "Some of the pages, counted from a block on.");
-  nb::class_<Expected>(m, "Expected", "Pages that can be taken as soon as they are announced.")
+  nb::class_<Expected>(m, "NativeExpected", "Pages that can be taken as soon as they are announced.")
       .def_static("of", &expect, nb::kw_only(), nb::arg("level"), nb::arg("own"), nb::arg("sources"), nb::arg("range"),
                   nb::arg("digest_bytes"), nb::arg("blocks"), nb::arg("seen"),
                   "sources: name of a buffer, its memory and epoch words. blocks: own ones, -1: read in place. seen: "

@@ -168,7 +168,7 @@ void check_slot(const StateMemory& memory, int64_t slot) {
 }
 
 void bind_recorder(nb::module_& m) {
-  nb::class_<StepLimits>(m, "StepLimits", "Upper bounds of the steps of a program.")
+  nb::class_<StepLimits>(m, "NativeStepLimits", "Upper bounds of the steps of a program.")
       .def("__init__", &make_limits, nb::kw_only(), nb::arg("max_tokens"), nb::arg("max_sequences"),
            nb::arg("max_sampled_rows"), nb::arg("max_blocks_per_sequence"));
   nb::class_<AttentionParams>(m, "AttentionParams", "How scores are made; see homenode.compute.ops.Ops.attention.")
@@ -189,7 +189,7 @@ void bind_recorder(nb::module_& m) {
   nb::class_<Routing>(m, "NativeRouting", "How experts are chosen and weighted; see homenode.compute.ops.Routing.")
       .def("__init__", &make_routing, nb::kw_only(), nb::arg("chosen"), nb::arg("score"), nb::arg("normalise"),
            nb::arg("epsilon"), nb::arg("scale"), nb::arg("groups"), nb::arg("groups_chosen"), nb::arg("group_score"));
-  nb::class_<Recorder>(m, "Recorder", "Records the operations of a forward function; see homenode.compute.ops.Ops.")
+  nb::class_<Recorder>(m, "NativeRecorder", "Records the operations of a forward function; see homenode.compute.ops.Ops.")
       .def("__init__", &make_recorder, nb::arg("pool"), nb::arg("level"), nb::arg("limits"), nb::kw_only(),
            nb::arg("fuse") = true, nb::arg("group").none() = nb::none(), nb::arg("arena") = nb::none())
       .def(
@@ -403,7 +403,7 @@ void bind_program(nb::module_& m) {
         "A parameter or constant input with a copy of a float32 [rows, columns] array.");
   bind_state_memory(m);
   bind_recorder(m);
-  nb::class_<Output>(m, "Output", "The rows a program computed; overwritten by its next run.")
+  nb::class_<Output>(m, "NativeOutput", "The rows a program computed; overwritten by its next run.")
       .def_ro("rows", &Output::rows)
       .def_ro("columns", &Output::columns)
       .def("numpy", &copy_output, "A copy as an array.")
@@ -411,7 +411,7 @@ void bind_program(nb::module_& m) {
           "__array__", [](const Output& o, nb::args, nb::kwargs) { return copy_output(o); },
           nb::sig("def __array__(self, *args: object, **kwargs: object) -> NDArray[numpy.float32]"),
           "A copy as an array.");
-  nb::class_<Program>(m, "Program", "A recorded forward function.")
+  nb::class_<Program>(m, "ProgramHandle", "A recorded forward function.")
       .def("run", &run, nb::arg("ids"), nb::arg("positions"), nb::arg("query_start"), nb::arg("context_len"),
            nb::arg("block_table"), nb::arg("sample_rows"), nb::arg("hidden") = nb::none(),
            nb::arg("state") = nb::none(), nb::keep_alive<0, 1>())

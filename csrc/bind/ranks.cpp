@@ -143,7 +143,7 @@ nb::ndarray<nb::numpy, uint8_t> bytes_of(const std::shared_ptr<RingMemory>& memo
 }
 
 void bind_ring(nb::module_& m) {
-  nb::class_<RingMemory>(m, "RingMemory", "Rows between stages, in a memfd.")
+  nb::class_<RingMemory>(m, "NativeRingMemory", "Rows between stages, in a memfd.")
       .def_static(
           "create",
           [](int64_t slots, int64_t readers, int64_t rows, int64_t columns) {
@@ -159,7 +159,7 @@ void bind_ring(nb::module_& m) {
       .def_prop_ro("columns", [](const RingMemory& r) { return r.sizes().columns; })
       .def_prop_ro("bytes", &bytes_of, "All of its memory.")
       .def("end", &RingMemory::end);
-  nb::class_<RingWriter>(m, "RingWriter")
+  nb::class_<RingWriter>(m, "NativeRingWriter")
       .def(
           "write",
           [](RingWriter& ring, uint64_t number, const Array2<float>& rows, double timeout_s) {
@@ -174,7 +174,7 @@ void bind_ring(nb::module_& m) {
           },
           nb::arg("number"), nb::arg("output"), nb::arg("timeout_s"))
       .def("leave", &RingWriter::leave);
-  nb::class_<RingReader>(m, "RingReader")
+  nb::class_<RingReader>(m, "NativeRingReader")
       .def("read", &read, nb::arg("number"), nb::arg("columns"), nb::arg("timeout_s"))
       .def("release", &RingReader::release)
       .def("leave", &RingReader::leave);
@@ -195,7 +195,7 @@ void bind_ring(nb::module_& m) {
 }  // namespace
 
 void bind_ranks(nb::module_& m) {
-  nb::class_<RankMemory>(m, "RankMemory", "The memory of a group of ranks, in a memfd.")
+  nb::class_<RankMemory>(m, "NativeRankMemory", "The memory of a group of ranks, in a memfd.")
       .def_static(
           "create", [](int ranks, int64_t bytes_per_rank) { return take(RankMemory::create(ranks, bytes_per_rank)); },
           nb::arg("ranks"), nb::arg("bytes_per_rank"))
@@ -207,7 +207,7 @@ void bind_ranks(nb::module_& m) {
       .def(
           "end", [](RankMemory& memory, const std::vector<int>& gone) { memory.end(gone, RankMemory::Fate::left); },
           nb::arg("gone"));
-  nb::class_<RankGroup>(m, "RankGroup", "One rank of a group.")
+  nb::class_<RankGroup>(m, "RankGroupHandle", "One rank of a group.")
       .def_prop_ro("rank", &RankGroup::rank)
       .def_prop_ro("size", &RankGroup::size)
       .def("sum", &sum, nb::arg("values"), "In place.")

@@ -99,7 +99,7 @@ void bind_sampling(nb::module_& m) {
       .def_rw("seen_count", &BoundSampling::seen_count, exact)
       .def_rw("mask_row", &BoundSampling::mask_row, exact, "The row of `masks` for each row of logits; -1: none.")
       .def_rw("masks", &BoundSampling::masks, exact, "[masks, words] a bit for each token that may be drawn.");
-  nb::class_<Sampler>(m, "Sampler", "Draws tokens from logits; see homenode.compute.ops.SamplingArrays.")
+  nb::class_<Sampler>(m, "NativeSampler", "Draws tokens from logits; see homenode.compute.ops.SamplingArrays.")
       .def(nb::init<std::shared_ptr<ThreadPool>, Level>(), nb::arg("pool"), nb::arg("level"))
       .def("sample", &sample, nb::arg("logits"), nb::arg("arrays"), nb::arg("num_logprobs"),
            "Tokens, log-probabilities, most likely tokens and theirs. num_logprobs < 0: log-probabilities are not "

@@ -111,7 +111,7 @@ int64_t word_of(const SharedWords& words, int64_t i) {
 }
 
 void bind_shared_weights(nb::module_& m) {
-  nb::class_<SharedWords>(m, "SharedWords", "Words at the beginning of a memfd that several processes write.")
+  nb::class_<SharedWords>(m, "NativeSharedWords", "Words at the beginning of a memfd that several processes write.")
       .def_static(
           "map", [](int fd, int64_t count) { return take(SharedWords::map(fd, count)); }, nb::arg("fd"),
           nb::arg("count"))
@@ -269,7 +269,7 @@ void bind_weights(nb::module_& m) {
   m.def(
       "can_decode", [](int format) { return can_decode(static_cast<Format>(format)); }, nb::arg("format"),
       "Of a GGUF type number.");
-  nb::enum_<Spread>(m, "Spread", "Where a weight lies when its thread pool has several homes.")
+  nb::enum_<Spread>(m, "NativeSpread", "Where a weight lies when its thread pool has several homes.")
       .value("split", Spread::split)
       .value("copied", Spread::copied)
       .value("interleaved", Spread::interleaved);

@@ -62,11 +62,11 @@ class ThreadPool:
         Self-test: runs with many barriers; returns how often one let go too early.
         """
 
-class SharedWords:
+class NativeSharedWords:
     """Words at the beginning of a memfd that several processes write."""
 
     @staticmethod
-    def map(fd: int, count: int) -> SharedWords: ...
+    def map(fd: int, count: int) -> NativeSharedWords: ...
     def load(self, word: int) -> int: ...
     def store(self, word: int, value: int) -> None: ...
     def exchange(self, word: int, expected: int, value: int) -> int:
@@ -107,7 +107,7 @@ def has_kernel(format: int) -> bool:
 def can_decode(format: int) -> bool:
     """Of a GGUF type number."""
 
-class Spread(enum.Enum):
+class NativeSpread(enum.Enum):
     """Where a weight lies when its thread pool has several homes."""
 
     split = 0
@@ -190,7 +190,7 @@ class WeightShape:
         format: int,
         rows: int,
         columns: int,
-        spread: Spread = Spread.split,
+        spread: NativeSpread = NativeSpread.split,
         shared: WeightMemory | None = None,
         shared_offset: int = 0,
     ) -> None:
@@ -280,7 +280,7 @@ class KvCache:
     def ranges(self) -> list[tuple[int, int, int]]:
         """Address, bytes and home (-1: all of them in turn) of its regions."""
 
-    def attach(self, memory: KvMemory, first: int | None = None) -> int: ...
+    def attach(self, memory: KvMemoryHandle, first: int | None = None) -> int: ...
     def detach(self, first: int) -> None: ...
     @property
     def refused(self) -> int:
@@ -359,15 +359,15 @@ class NativeKvLayout:
     @property
     def regions(self) -> list[NativeKvRegion]: ...
 
-class KvMemory:
+class KvMemoryHandle:
     """KV memory that can be copied from and to."""
 
     @staticmethod
-    def of(cache: KvCache) -> KvMemory: ...
+    def of(cache: KvCache) -> KvMemoryHandle: ...
     @staticmethod
-    def pool(shape: KvShape, blocks: int, sharing: Sharing, nodes: Sequence[int]) -> KvMemory: ...
+    def pool(shape: KvShape, blocks: int, sharing: Sharing, nodes: Sequence[int]) -> KvMemoryHandle: ...
     @staticmethod
-    def map(fd: int, layout: NativeKvLayout, writable: bool) -> KvMemory:
+    def map(fd: int, layout: NativeKvLayout, writable: bool) -> KvMemoryHandle:
         """Of another process; the descriptor is not kept."""
 
     @property
@@ -410,7 +410,7 @@ class NativeKvPages:
     def __init__(
         self,
         *,
-        memory: KvMemory,
+        memory: KvMemoryHandle,
         table: Sequence[int],
         first: int,
         count: int,
@@ -425,7 +425,7 @@ class NativeKvPages:
 class KvTarget:
     """Where pages are copied to."""
 
-    def __init__(self, *, memory: KvMemory, table: Sequence[int], first_head: int = 0) -> None:
+    def __init__(self, *, memory: KvMemoryHandle, table: Sequence[int], first_head: int = 0) -> None:
         """first_head: where the first head that is copied goes."""
 
 class KvEpochs:
@@ -445,13 +445,15 @@ def copy_kv(
     The digests of the pages; None when an epoch word was not what it must be.
     """
 
-class PageReceiver:
+class NativePageReceiver:
     """
     Bytes of KV pages from a socket into their blocks; digested on the way.
     """
 
     @staticmethod
-    def create(memory: KvMemory, level: Level, blocks: Sequence[int], tiles: Sequence[int]) -> PageReceiver: ...
+    def create(
+        memory: KvMemoryHandle, level: Level, blocks: Sequence[int], tiles: Sequence[int]
+    ) -> NativePageReceiver: ...
     def receive(self, socket: int, most: int, wait_us: int) -> int:
         """Bytes read; 0: there was nothing; -1: the stream has ended."""
 
@@ -463,11 +465,11 @@ class PageReceiver:
     def digests(self) -> list[bytes]:
         """Of each page that is complete."""
 
-class PageSender:
+class NativePageSender:
     """Bytes of KV pages from their blocks into a socket."""
 
     @staticmethod
-    def create(memory: KvMemory, blocks: Sequence[int], tiles: Sequence[int]) -> PageSender: ...
+    def create(memory: KvMemoryHandle, blocks: Sequence[int], tiles: Sequence[int]) -> NativePageSender: ...
     def send(self, socket: int, most: int) -> int:
         """Bytes the kernel took; 0: none now."""
 
@@ -537,7 +539,7 @@ class NativePageExport:
         *,
         lane: LaneWriterHandle,
         level: Level,
-        memory: KvMemory,
+        memory: KvMemoryHandle,
         epoch_words: EpochWordsHandle,
         buffer: bytes,
         pull_id: int,
@@ -581,20 +583,20 @@ class Announcement:
     def blocks(self, base: int, first: int, count: int) -> list[int]:
         """Some of the pages, counted from a block on."""
 
-class Expected:
+class NativeExpected:
     """Pages that can be taken as soon as they are announced."""
 
     @staticmethod
     def of(
         *,
         level: Level,
-        own: KvMemory,
-        sources: Sequence[tuple[bytes, KvMemory, EpochWordsHandle]],
+        own: KvMemoryHandle,
+        sources: Sequence[tuple[bytes, KvMemoryHandle, EpochWordsHandle]],
         range: PageRange,
         digest_bytes: int,
         blocks: Sequence[int],
         seen: Sequence[int],
-    ) -> Expected:
+    ) -> NativeExpected:
         """
         sources: name of a buffer, its memory and epoch words. blocks: own ones, -1: read in place. seen: pages that must not come again.
         """
@@ -615,13 +617,13 @@ class Expected:
 def watch_lanes(lanes: Sequence[LaneReaderHandle], epoll: int, seconds: float) -> bool:
     """Whether a lane has news or the descriptor events, within so long."""
 
-class RankMemory:
+class NativeRankMemory:
     """The memory of a group of ranks, in a memfd."""
 
     @staticmethod
-    def create(ranks: int, bytes_per_rank: int) -> RankMemory: ...
+    def create(ranks: int, bytes_per_rank: int) -> NativeRankMemory: ...
     @staticmethod
-    def attach(fd: int) -> RankMemory: ...
+    def attach(fd: int) -> NativeRankMemory: ...
     @property
     def fd(self) -> int: ...
     @property
@@ -630,7 +632,7 @@ class RankMemory:
     def half_floats(self) -> int: ...
     def end(self, gone: Sequence[int]) -> None: ...
 
-class RankGroup:
+class RankGroupHandle:
     """One rank of a group."""
 
     @property
@@ -643,7 +645,7 @@ class RankGroup:
     def gather(self, values: NDArray[np.float32], widths: Sequence[int]) -> NDArray[np.float32]: ...
     def leave(self) -> None: ...
 
-def join_ranks(memory: RankMemory, rank: int, timeout_s: float, spin_us: int) -> RankGroup: ...
+def join_ranks(memory: NativeRankMemory, rank: int, timeout_s: float, spin_us: int) -> RankGroupHandle: ...
 
 class RankSender:
     """Sends what a rank of this host writes to other hosts."""
@@ -656,27 +658,27 @@ class RankReceiver:
     def close(self) -> None: ...
 
 def send_rank(
-    memory: RankMemory, rank: int, hosts: Sequence[tuple[int, Sequence[int]]], timeout_s: float
+    memory: NativeRankMemory, rank: int, hosts: Sequence[tuple[int, Sequence[int]]], timeout_s: float
 ) -> RankSender:
     """
     Hosts: a connected descriptor, which is taken over, and the ranks there.
     """
 
-def receive_rank(memory: RankMemory, rank: int, fd: int, timeout_s: float) -> RankReceiver: ...
+def receive_rank(memory: NativeRankMemory, rank: int, fd: int, timeout_s: float) -> RankReceiver: ...
 def time_sums(
-    group: RankGroup, pool: ThreadPool, rows: int, columns: int, rounds: int
+    group: RankGroupHandle, pool: ThreadPool, rows: int, columns: int, rounds: int
 ) -> tuple[list[float], list[float]]:
     """
     Seconds of sums by all threads of a thread pool, and of copies of as many values.
     """
 
-class RingMemory:
+class NativeRingMemory:
     """Rows between stages, in a memfd."""
 
     @staticmethod
-    def create(slots: int, readers: int, rows: int, columns: int) -> RingMemory: ...
+    def create(slots: int, readers: int, rows: int, columns: int) -> NativeRingMemory: ...
     @staticmethod
-    def attach(fd: int) -> RingMemory: ...
+    def attach(fd: int) -> NativeRingMemory: ...
     @property
     def fd(self) -> int: ...
     @property
@@ -693,18 +695,18 @@ class RingMemory:
 
     def end(self) -> None: ...
 
-class RingWriter:
+class NativeRingWriter:
     def write(self, number: int, rows: NDArray[np.float32], timeout_s: float) -> None: ...
-    def write_output(self, number: int, output: Output, timeout_s: float) -> None: ...
+    def write_output(self, number: int, output: NativeOutput, timeout_s: float) -> None: ...
     def leave(self) -> None: ...
 
-class RingReader:
+class NativeRingReader:
     def read(self, number: int, columns: int, timeout_s: float) -> NDArray[np.float32]: ...
     def release(self) -> None: ...
     def leave(self) -> None: ...
 
-def ring_writer(memory: RingMemory, spin_us: int) -> RingWriter: ...
-def ring_reader(memory: RingMemory, reader: int, spin_us: int) -> RingReader: ...
+def ring_writer(memory: NativeRingMemory, spin_us: int) -> NativeRingWriter: ...
+def ring_reader(memory: NativeRingMemory, reader: int, spin_us: int) -> NativeRingReader: ...
 
 class Tensor:
     """A handle on float32 rows."""
@@ -755,7 +757,7 @@ def state_memory(
     Zeros, at the homes of `arena`, if given. Of each layer the channels and taps of its convolution, and heads, key width and value width of its matrices.
     """
 
-class StepLimits:
+class NativeStepLimits:
     """Upper bounds of the steps of a program."""
 
     def __init__(
@@ -813,7 +815,7 @@ class NativeRouting:
         group_score: str,
     ) -> None: ...
 
-class Recorder:
+class NativeRecorder:
     """
     Records the operations of a forward function; see homenode.compute.ops.Ops.
     """
@@ -822,10 +824,10 @@ class Recorder:
         self,
         pool: ThreadPool,
         level: Level,
-        limits: StepLimits,
+        limits: NativeStepLimits,
         *,
         fuse: bool = True,
-        group: RankGroup | None = None,
+        group: RankGroupHandle | None = None,
         arena: Arena | None = None,
     ) -> None: ...
     def embedding(self, table: Weight, first: int = 0, vocabulary: int = 0) -> Tensor: ...
@@ -892,9 +894,9 @@ class Recorder:
     def regroup(self, x: Tensor, widths: Sequence[int]) -> Tensor: ...
     def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor: ...
     def select(self, x: Tensor) -> Tensor: ...
-    def finish(self, output: Tensor) -> Program: ...
+    def finish(self, output: Tensor) -> ProgramHandle: ...
 
-class Output:
+class NativeOutput:
     """The rows a program computed; overwritten by its next run."""
 
     @property
@@ -907,7 +909,7 @@ class Output:
     def __array__(self, *args: object, **kwargs: object) -> NDArray[np.float32]:
         """A copy as an array."""
 
-class Program:
+class ProgramHandle:
     """A recorded forward function."""
 
     def run(
@@ -920,7 +922,7 @@ class Program:
         sample_rows: NDArray[np.int32],
         hidden: NDArray[np.float32] | None = None,
         state: NDArray[np.int32] | None = None,
-    ) -> Output: ...
+    ) -> NativeOutput: ...
     @property
     def nbytes(self) -> int: ...
     @property
@@ -1038,19 +1040,19 @@ class NativeSamplingArrays:
     @masks.setter
     def masks(self, array: NDArray[np.uint32]) -> None: ...
 
-class Sampler:
+class NativeSampler:
     """Draws tokens from logits; see homenode.compute.ops.SamplingArrays."""
 
     def __init__(self, pool: ThreadPool, level: Level) -> None: ...
     def sample(
-        self, logits: Output, arrays: NativeSamplingArrays, num_logprobs: int
+        self, logits: NativeOutput, arrays: NativeSamplingArrays, num_logprobs: int
     ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
         """
         Tokens, log-probabilities, most likely tokens and theirs. num_logprobs < 0: log-probabilities are not computed.
         """
 
     def score(
-        self, logits: Output, rows: NDArray[np.int32], targets: NDArray[np.int32], num_logprobs: int
+        self, logits: NativeOutput, rows: NDArray[np.int32], targets: NDArray[np.int32], num_logprobs: int
     ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
         """The same for given tokens: targets[i] in row rows[i]."""
 

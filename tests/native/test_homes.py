@@ -83,7 +83,7 @@ def test_every_home_has_chunks_of_its_own() -> None:
     for thread, (begin, end, address) in enumerate(split.pieces):
         assert end > begin
         assert [home for first, last, home in chunks if first <= address < last] == [HOMES[thread]]
-    interleaved = packed_floats(pool, values, arena, _native.Spread.interleaved)
+    interleaved = packed_floats(pool, values, arena, _native.NativeSpread.interleaved)
     assert {home for _, _, home in arena.ranges} == {-1, 0, 1, 2}
     assert interleaved.nbytes == split.nbytes
 

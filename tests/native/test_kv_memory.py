@@ -89,7 +89,7 @@ def test_levels_threads_and_homes_change_no_digest() -> None:
     shape = _native.KvShape(layers=3, kv_heads=5, head_dim=10, block_size=96, type=_native.KvType.int8)
     pool_of_three = _native.ThreadPool([-1] * 3, 0, False)
     cache = _native.kv_cache(pool_of_three, shape, 9, arena=homes, sharing=_native.Sharing.writable)
-    parted = NativeKvMemory(_native.KvMemory.of(cache), _native.best_level())
+    parted = NativeKvMemory(_native.KvMemoryHandle.of(cache), _native.best_level())
     assert len(parted.layout.regions) == 3
     assert (
         copy_kv(parted, [5, 4, 3, 2, 1], source, table, 0, 5, 450, threads=3)

@@ -294,4 +294,4 @@ def test_a_descriptor_that_is_none_is_refused() -> None:
 
 def test_handles_of_the_core_are_the_same() -> None:
     (group,) = ranks(1)
-    assert isinstance(group.handle, _native.RankGroup) and (group.rank, group.size) == (0, 1)
+    assert isinstance(group.handle, _native.RankGroupHandle) and (group.rank, group.size) == (0, 1)

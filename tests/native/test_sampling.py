@@ -202,7 +202,7 @@ def test_the_native_settings_are_those_of_the_table(backend: NativeBackend) -> N
     arrays = _native.NativeSamplingArrays()
     logits, named = logits_of(backend, random_logits(2, 50)), settings(2).named()
     assert {name for name in dir(arrays) if not name.startswith("_")} == set(named)
-    sampler = _native.Sampler(_native.ThreadPool([-1], 0, False), _native.best_level())
+    sampler = _native.NativeSampler(_native.ThreadPool([-1], 0, False), _native.best_level())
     for name, values in named.items():
         with pytest.raises(ValueError, match=f"no {name} was given"):
             sampler.sample(logits, arrays, -1)

@@ -29,7 +29,7 @@ def packed_floats(
     pool: _native.ThreadPool,
     values: FloatArray,
     arena: _native.Arena | None = None,
-    spread: _native.Spread = _native.Spread.split,
+    spread: _native.NativeSpread = _native.NativeSpread.split,
 ) -> _native.Weight:
     """float32 [rows, columns] kept as they are."""
     rows, columns = values.shape

@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 _COUNT_S = 5.0  # between two counts of huge pages
 _WATCH_S, _WATCHED_PAGES = 5.0, 2048  # a sample takes a millisecond
 _UNEVEN = 1.125  # what a thread may have of the weights, of its even part: rows go in groups
-_SPREADS = {"split": _native.Spread.split, "copied": _native.Spread.copied, "interleaved": _native.Spread.interleaved}
+_SPREADS = {"split": _native.NativeSpread.split, "copied": _native.NativeSpread.copied, "interleaved": _native.NativeSpread.interleaved}
 
 
 class NativeBackend:
@@ -83,7 +83,7 @@ class NativeBackend:
         self._level = choose_level(level)
         with host_errors():
             self._pool = _native.ThreadPool(list(cpus), spin_us, True, groups)
-        self._sampler = _native.Sampler(self._pool, self._level)
+        self._sampler = _native.NativeSampler(self._pool, self._level)
         self._memory = memory
         self._arena = self._make_arena()
         self._kv_ranges: list[tuple[int, int, int]] = []
@@ -188,7 +188,7 @@ class NativeBackend:
             read = _native.weights_from_packed(self._pool, fd, stored, self._arena)
         return [(self._count(weight), f"{checksum:016x}") for weight, checksum in read]
 
-    def shared_words(self, fd: int, count: int) -> _native.SharedWords:
+    def shared_words(self, fd: int, count: int) -> _native.NativeSharedWords:
         """See `SharingBackend.shared_words`."""
         return shared_words(fd, count)
 
@@ -286,7 +286,7 @@ class NativeBackend:
 
     def _pages_of(self, cache: _native.KvCache) -> list[RegionPages]:
         """The pages of a KV cache that is reserved only. Its regions are in the order of `ranges`."""
-        regions = _native.KvMemory.of(cache).layout.regions
+        regions = _native.KvMemoryHandle.of(cache).layout.regions
         return [
             RegionPages(at, size, region.block_stride, cache.blocks, cpus=self._touched_by(home, cache.refused))
             for (at, size, home), region in zip(cache.ranges, regions, strict=True)
@@ -334,7 +334,7 @@ class NativeBackend:
         nodes = self._memory.nodes if self._memory is not None else ()
         homes = [home for _, _, home in cache.ranges]
         return NativeKvMemory(
-            _native.KvMemory.of(cache), self._level, [nodes[h] if nodes and h >= 0 else -1 for h in homes]
+            _native.KvMemoryHandle.of(cache), self._level, [nodes[h] if nodes and h >= 0 else -1 for h in homes]
         )
 
     def attach_kv(self, cache: _native.KvCache, memory: NativeKvMemory, first: int | None = None) -> int:
@@ -375,10 +375,10 @@ class NativeBackend:
             raise UnsupportedError(
                 f"programs of the native core sum over ranks of its own kind; seen {type(group).__name__}"
             )
-        recorder = _native.Recorder(
+        recorder = _native.NativeRecorder(
             self._pool,
             self._level,
-            _native.StepLimits(**asdict(limits)),
+            _native.NativeStepLimits(**asdict(limits)),
             fuse=fuse,
             group=None if group is None else group.handle,
             arena=self._arena,
@@ -389,14 +389,14 @@ class NativeBackend:
         self._own_ranges, self._residency = program.ranges, None
         return NativeProgram(program)
 
-    def sample(self, logits: _native.Output, how: SamplingArrays, num_logprobs: int = -1) -> SampledRows:
+    def sample(self, logits: _native.NativeOutput, how: SamplingArrays, num_logprobs: int = -1) -> SampledRows:
         """See `Backend.sample`."""
         if how.native is None:
             how.native = NativeSampling()
         arrays = how.native.arrays_of(how)
         return SampledRows(*self._sampler.sample(logits, arrays, num_logprobs))
 
-    def score(self, logits: _native.Output, rows: IntArray, targets: IntArray, num_logprobs: int) -> SampledRows:
+    def score(self, logits: _native.NativeOutput, rows: IntArray, targets: IntArray, num_logprobs: int) -> SampledRows:
         """See `Backend.score`."""
         return SampledRows(*self._sampler.score(logits, rows, targets, num_logprobs))
 
@@ -564,10 +564,10 @@ class NativeProgram:
     take turns.
     """
 
-    def __init__(self, program: _native.Program) -> None:
+    def __init__(self, program: _native.ProgramHandle) -> None:
         self._program = program
 
-    def run(self, arrays: StepArrays) -> _native.Output:
+    def run(self, arrays: StepArrays) -> _native.NativeOutput:
         """See `Program.run`. ValueError, naming the value, when the arrays contradict each other, the limits, the
         vocabulary or the KV memory.
 

@@ -123,14 +123,14 @@ class NativeLanes:
         digest_bytes: int,
         blocks: Sequence[int],
         seen: Collection[int],
-    ) -> _native.Expected:
+    ) -> _native.NativeExpected:
         """What can be taken as soon as it is announced; see `transfer.wire.lane.Lanes`."""
         ours = cast(NativeKvMemory, own)
         theirs = [
             (name, cast(NativeKvMemory, one).handle, cast(NativeEpochWords, words).handle)
             for name, (one, words) in sources.items()
         ]
-        return _native.Expected.of(
+        return _native.NativeExpected.of(
             level=ours.level,
             own=ours.handle,
             sources=theirs,

@@ -20,7 +20,7 @@ _MOST = (1 << 63) - 1
 class NativeKvMemory:
     """`KvMemory` of the native core. `nodes`: for each region the NUMA node it comes from, -1: unknown or several."""
 
-    def __init__(self, memory: _native.KvMemory, level: _native.Level, nodes: Sequence[int] = (), fd: int = -1) -> None:
+    def __init__(self, memory: _native.KvMemoryHandle, level: _native.Level, nodes: Sequence[int] = (), fd: int = -1) -> None:
         """`fd`: of the file it lies in, where somebody else keeps that open."""
         self._memory = memory
         self._level = level
@@ -49,7 +49,7 @@ class NativeKvMemory:
         return self._level
 
     @property
-    def handle(self) -> _native.KvMemory:
+    def handle(self) -> _native.KvMemoryHandle:
         """The native core's own."""
         return self._memory
 
@@ -135,7 +135,7 @@ def pool(
     """
     sharing = _native.Sharing.writable if others_write else _native.Sharing.readable
     with host_errors():
-        memory = _native.KvMemory.pool(native_shape(geometry), blocks, sharing, nodes)
+        memory = _native.KvMemoryHandle.pool(native_shape(geometry), blocks, sharing, nodes)
     return NativeKvMemory(memory, level, [nodes[0] if len(nodes) == 1 else -1])
 
 
@@ -168,7 +168,7 @@ def map_memory(
     )
     with host_errors():
         try:
-            memory = _native.KvMemory.map(fd, native, writable)
+            memory = _native.KvMemoryHandle.map(fd, native, writable)
         except ValueError as error:
             raise UserError(f"KV memory of another engine: {error}") from error
     return NativeKvMemory(memory, level, [r.node for r in layout.regions], fd if own else -1)
@@ -257,7 +257,7 @@ def _cells(layout: KvLayout, region: KvRegion) -> tuple[int, int, int, int]:
     return region.first_head, region.past_head, *layout.layers_of(region)
 
 
-def _layout_of(memory: _native.KvMemory, nodes: Sequence[int]) -> KvLayout:
+def _layout_of(memory: _native.KvMemoryHandle, nodes: Sequence[int]) -> KvLayout:
     native = memory.layout
     shape = native.shape
     regions = tuple(

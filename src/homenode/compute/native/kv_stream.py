@@ -12,12 +12,12 @@ from homenode.compute.native.kv_memory import NativeKvMemory
 class NativePageStreams:
     """See `transfer.wire.page_stream.PageStreams`."""
 
-    def receiver(self, memory: KvMemory, blocks: Sequence[int], tiles: Sequence[int]) -> _native.PageReceiver:
+    def receiver(self, memory: KvMemory, blocks: Sequence[int], tiles: Sequence[int]) -> _native.NativePageReceiver:
         """For pages that come. ValueError for blocks or tiles that are not there."""
         assert isinstance(memory, NativeKvMemory)
-        return _native.PageReceiver.create(memory.handle, memory.level, blocks, tiles)
+        return _native.NativePageReceiver.create(memory.handle, memory.level, blocks, tiles)
 
-    def sender(self, memory: KvMemory, blocks: Sequence[int], tiles: Sequence[int]) -> _native.PageSender:
+    def sender(self, memory: KvMemory, blocks: Sequence[int], tiles: Sequence[int]) -> _native.NativePageSender:
         """For pages that go. ValueError for blocks or tiles that are not there."""
         assert isinstance(memory, NativeKvMemory)
-        return _native.PageSender.create(memory.handle, blocks, tiles)
+        return _native.NativePageSender.create(memory.handle, blocks, tiles)

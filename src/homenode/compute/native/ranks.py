@@ -18,7 +18,7 @@ from homenode.errors import UserError
 class RankMemory:
     """The memory of a group of ranks, as its maker has it, who may be none of them."""
 
-    def __init__(self, memory: _native.RankMemory) -> None:
+    def __init__(self, memory: _native.NativeRankMemory) -> None:
         self._memory = memory
 
     @property
@@ -38,12 +38,12 @@ class RankMemory:
         """
         with host_errors():
             try:
-                return RankMemory(_native.RankMemory.attach(fd))
+                return RankMemory(_native.NativeRankMemory.attach(fd))
             except ValueError as error:
                 raise UserError(f"the shared memory of a group of ranks: {error}") from error
 
     @property
-    def handle(self) -> _native.RankMemory:
+    def handle(self) -> _native.NativeRankMemory:
         """The native core's own."""
         return self._memory
 
@@ -96,7 +96,7 @@ class NativeRankGroup:
     group to itself.
     """
 
-    def __init__(self, group: _native.RankGroup) -> None:
+    def __init__(self, group: _native.RankGroupHandle) -> None:
         self._group = group
         self.rank = group.rank
         self.size = group.size
@@ -108,7 +108,7 @@ class NativeRankGroup:
         """
         with host_errors():
             try:
-                return RankMemory(_native.RankMemory.create(size, bytes_per_rank))
+                return RankMemory(_native.NativeRankMemory.create(size, bytes_per_rank))
             except ValueError as error:
                 raise UserError(str(error)) from error
 
@@ -132,7 +132,7 @@ class NativeRankGroup:
                 raise UserError(f"the shared memory of a group of ranks: {error}") from error
 
     @property
-    def handle(self) -> _native.RankGroup:
+    def handle(self) -> _native.RankGroupHandle:
         """The native core's own."""
         return self._group
 

@@ -18,7 +18,7 @@ from homenode.compute.ops import DeltaHeads, Experts, FloatArray, Routing
 class RecordingOps:
     """`Ops` over a native recorder. ValueError when shapes do not fit each other."""
 
-    def __init__(self, recorder: _native.Recorder) -> None:
+    def __init__(self, recorder: _native.NativeRecorder) -> None:
         self._recorder = recorder
 
     def embedding(self, table: _native.Weight, first: int = 0, vocabulary: int | None = None) -> _native.Tensor:

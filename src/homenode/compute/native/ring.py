@@ -16,7 +16,7 @@ class RingMemory:
     rows of `columns` float32.
     """
 
-    def __init__(self, memory: _native.RingMemory) -> None:
+    def __init__(self, memory: _native.NativeRingMemory) -> None:
         self._memory = memory
 
     @classmethod
@@ -28,7 +28,7 @@ class RingMemory:
         """
         with host_errors():
             try:
-                return cls(_native.RingMemory.create(slots, readers, max_tokens, columns))
+                return cls(_native.NativeRingMemory.create(slots, readers, max_tokens, columns))
             except ValueError as error:
                 raise UserError(str(error)) from error
 
@@ -42,9 +42,9 @@ class RingMemory:
         self._memory.end()
 
 
-def _attach(fd: int) -> _native.RingMemory:
+def _attach(fd: int) -> _native.NativeRingMemory:
     try:
-        return _native.RingMemory.attach(fd)
+        return _native.NativeRingMemory.attach(fd)
     except ValueError as error:
         raise UserError(f"the shared memory of a ring: {error}") from error
 
@@ -65,14 +65,14 @@ class RingWriter:
         """All bytes of the ring, for whoever wants to pin them; valid as long as the array."""
         return self._memory.bytes
 
-    def write(self, number: int, rows: FloatArray | _native.Output, timeout_s: float) -> None:
+    def write(self, number: int, rows: FloatArray | _native.NativeOutput, timeout_s: float) -> None:
         """Hand on the rows of step `number`, an array [tokens, columns] or a program's result; numbers ascend.
 
         Waits while the readers have all slots, at most `timeout_s`. PeerError when they did not make room by then, or
         the ring is over; ValueError for rows that do not fit it.
         """
         with peer_errors():
-            if isinstance(rows, _native.Output):
+            if isinstance(rows, _native.NativeOutput):
                 self._ring.write_output(number, rows, timeout_s)
             else:
                 self._ring.write(number, np.ascontiguousarray(rows, np.float32), timeout_s)

@@ -79,10 +79,10 @@ class NativeSharedWeights:
         return run * len(self._memory.nodes) // runs
 
 
-def shared_words(fd: int, count: int) -> _native.SharedWords:
+def shared_words(fd: int, count: int) -> _native.NativeSharedWords:
     """See `SharingBackend.shared_words`."""
     with _refusals():
-        return _native.SharedWords.map(fd, count)
+        return _native.NativeSharedWords.map(fd, count)
 
 
 @contextmanager
