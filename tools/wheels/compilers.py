@@ -36,7 +36,7 @@ set(HOMENODE_ZIG ON CACHE BOOL "" FORCE)
 """
 
 _GCC = """set(CMAKE_CXX_COMPILER "{gcc}")
-set(CMAKE_CXX_CREATE_SHARED_MODULE "\"{zig}\" cc -target {target} -shared <LINK_FLAGS> -Wl,--version-script={exports} -o <TARGET> <OBJECTS> -x c {lacking} -x none <LINK_LIBRARIES> {library} -lgcc_s -lpthread")
+set(CMAKE_CXX_CREATE_SHARED_MODULE "{zig} cc -target {target} <LINK_FLAGS> -Wl,--version-script={exports} -o <TARGET> <OBJECTS> -x c {lacking} -x none <LINK_LIBRARIES> {library} -lgcc_s -lpthread")
 """
 
 # libstdc++ is compiled where glibc 2.32 says whether there is one thread; with more than one nothing else is said.
