@@ -52,7 +52,11 @@ _log = logging.getLogger(__name__)
 _COUNT_S = 5.0  # between two counts of huge pages
 _WATCH_S, _WATCHED_PAGES = 5.0, 2048  # a sample takes a millisecond
 _UNEVEN = 1.125  # what a thread may have of the weights, of its even part: rows go in groups
-_SPREADS = {"split": _native.NativeSpread.split, "copied": _native.NativeSpread.copied, "interleaved": _native.NativeSpread.interleaved}
+_SPREADS = {
+    "split": _native.NativeSpread.split,
+    "copied": _native.NativeSpread.copied,
+    "interleaved": _native.NativeSpread.interleaved,
+}
 
 
 class NativeBackend:

@@ -20,7 +20,9 @@ _MOST = (1 << 63) - 1
 class NativeKvMemory:
     """`KvMemory` of the native core. `nodes`: for each region the NUMA node it comes from, -1: unknown or several."""
 
-    def __init__(self, memory: _native.KvMemoryHandle, level: _native.Level, nodes: Sequence[int] = (), fd: int = -1) -> None:
+    def __init__(
+        self, memory: _native.KvMemoryHandle, level: _native.Level, nodes: Sequence[int] = (), fd: int = -1
+    ) -> None:
         """`fd`: of the file it lies in, where somebody else keeps that open."""
         self._memory = memory
         self._level = level
