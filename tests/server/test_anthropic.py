@@ -195,6 +195,8 @@ def test_tools_of_other_servers_are_left_out() -> None:
     answer = ask(writer, tools=[search, {**TOOL, "cache_control": {"type": "ephemeral"}, "defer_loading": True}])
     assert answer.headers["x-homenode-ignored"] == "web_search_20250305"
     assert [tool["function"]["name"] for tool in writer.seen()[0]["tools"]] == ["look"]
+    ask(writer, tools=[TOOL, TOOL])
+    assert len(writer.seen()[0]["tools"]) == 1
     assert "tools" not in ask(writer, tools=[search]).text and "tools" not in writer.seen()[0]
 
 
@@ -247,7 +249,7 @@ def test_tokens_are_counted() -> None:
         ({"messages": [{"role": "robot", "content": "x"}]}, 400, "invalid_request_error", "role"),
         ({"model": "nobody"}, 404, "not_found_error", "nobody"),
         ({"tools": [{"name": "f"}]}, 400, "invalid_request_error", "tools[0].input_schema"),
-        ({"tools": [TOOL, TOOL]}, 400, "invalid_request_error", "two tools"),
+        ({"tools": [TOOL, {**TOOL, "description": "x"}]}, 400, "invalid_request_error", "two unlike tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, 400, "invalid_request_error", "tool_choice.name"),
         ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "tool_choice"),
         ({"messages": [{"role": "user", "content": "x" * 70000}]}, 400, "invalid_request_error", "prompt is too long: 70"),
@@ -278,3 +280,29 @@ def test_models_are_listed_for_clients_of_this_api() -> None:
     assert (listed["first_id"], listed["last_id"], listed["has_more"]) == ("story-teller", "story-teller", False)
     model = listed["data"][0]
     assert (model["type"], model["display_name"]) == ("model", "story-teller") and model["created_at"].endswith("Z")
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "look"}])
+def test_a_call_that_must_come_binds_the_answer(choice: dict[str, str]) -> None:
+    writer = Writer(CALL, CALLS, 4)
+    asked = {"tools": [TOOL], "tool_choice": {**choice, "disable_parallel_tool_use": True}}
+    whole = ask(writer, **asked).json()
+    assert "look" in (writer.requests[-1].params.grammar or "")
+    assert (whole["stop_reason"], whole["content"][0]["input"]) == ("tool_use", {"place": "wörld 🦊"})
+    stream = events(ask(writer, stream=True, **asked))
+    assert without_id(joined(stream)) == without_id(whole)
+    assert sum(event["type"] == "content_block_delta" for event in stream) > 1  # arguments are streamed as they come
+    assert ask(writer, tools=[TOOL], tool_choice={"type": "none"}).json()["stop_reason"] == "end_turn"
+    assert writer.requests[-1].params.grammar is None
+
+
+def test_a_schema_binds_the_answer() -> None:
+    writer = Writer("{}")
+    schema = {"type": "object", "properties": {"place": {"enum": ["Bern"]}}, "required": ["place"]}
+    for fields in (
+        {"output_config": {"format": {"type": "json_schema", "schema": schema}}},
+        {"output_format": {"type": "json_schema", "schema": schema}},
+    ):
+        assert ask(writer, **fields).status_code == 200 and "Bern" in (writer.requests[-1].params.grammar or "")
+    wrong = ask(writer, output_config={"format": {"type": "json_schema", "schema": {"type": "strange"}}})
+    assert wrong.status_code == 400 and "output_config.format.schema" in wrong.json()["error"]["message"]

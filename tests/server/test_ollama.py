@@ -198,7 +198,7 @@ def test_models() -> None:
         ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["iVBO"]}]}, 400, "images"),
         ("/api/chat", {"messages": [{"role": "robot", "content": "x"}]}, 400, "role"),
         ("/api/chat", {"think": True}, 400, "does not support thinking"),
-        ("/api/chat", {"tools": [TOOLS[0], TOOLS[0]]}, 400, "two functions"),
+        ("/api/chat", {"tools": [TOOLS[0], {"function": {"name": "look"}}]}, 400, "two unlike functions"),
         ("/api/chat", {"tools": [{"type": "function"}]}, 400, "function"),
         ("/api/chat", {"options": {"top_p": "much"}}, 400, "options.top_p"),
         ("/api/chat", {"top_logprobs": 3}, 400, "logprobs"),
@@ -222,3 +222,17 @@ def test_a_body_need_not_be_sent_as_json_but_by_a_browser() -> None:
     assert Writer("x").ask("/api/chat", body, **form).status_code == 200
     assert Writer("x").ask("/api/chat", body, **form, origin="http://elsewhere").status_code == 415
     assert Writer("x").ask("/v1/chat/completions", body, **form).status_code == 415
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_a_format_binds_the_answer(path: str) -> None:
+    writer = Writer("{}")
+    schema = {"type": "object", "properties": {"place": {"enum": ["Bern"]}}, "required": ["place"]}
+    for fields in ({}, {"raw": True}) if path == "/api/generate" else ({},):
+        assert ask(writer, path, format=schema, **fields).status_code == 200
+        assert "Bern" in (writer.requests[-1].params.grammar or "")
+        assert ask(writer, path, format="json", **fields).status_code == 200 and writer.requests[-1].params.grammar
+        assert ask(writer, path, format="", **fields).status_code == 200
+        assert writer.requests[-1].params.grammar is None
+    wrong = ask(writer, path, format={"type": "strange"})
+    assert wrong.status_code == 400 and "`format.type`" in wrong.json()["error"]

@@ -17,30 +17,29 @@ def tool_offer(tools: list[MessagesTool] | None, choice: MessagesToolChoice | No
     """What is offered to the model; None for nothing. Tools that another server runs are left out, and their types told
     to `note`. Raises ApiError 400.
     """
-    functions: list[dict[str, Any]] = []
-    names = set()
+    offered: dict[str, dict[str, Any]] = {}
     for number, tool in enumerate(tools or ()):
-        if tool.type in _OWN_TYPES:
-            if tool.name in names:
-                param = f"tools[{number}].name"
-                text = f"`{param}`: there are two tools `{tool.name}`; give each a name of its own"
-                raise ApiError(400, text, param=param, code="invalid_value")
-            names.add(tool.name)
-            functions.append(_function(tool, f"tools[{number}]"))
-        else:
+        if tool.type not in _OWN_TYPES:
             note(str(tool.type), f"tools[{number}].type")
+            continue
+        function = _function(tool, f"tools[{number}]")
+        name = function["function"]["name"]
+        if offered.setdefault(name, function) != function:
+            param = f"tools[{number}].name"
+            text = f"`{param}`: there are two unlike tools `{name}`; give each a name of its own"
+            raise ApiError(400, text, param=param, code="invalid_value")
     choice = choice or MessagesToolChoice(type="auto")
     named = choice.name if choice.type == "tool" else None
-    if choice.type == "tool" and named not in names:
+    if choice.type == "tool" and named not in offered:
         told = "missing" if named is None else f"`{named[:200]}`, which is not among the tools"
         raise ApiError(400, f"`tool_choice.name` is {told}", param="tool_choice.name", code="invalid_value")
-    if choice.type == "any" and not functions:
+    if choice.type == "any" and not offered:
         text = "`tool_choice` wants a call, but `tools` has nothing to call"
         raise ApiError(400, text, param="tool_choice", code="invalid_value")
-    if not functions:
+    if not offered:
         return None
     return ToolOffer(
-        tools=functions, use=_USES[choice.type], named=named, parallel=not choice.disable_parallel_tool_use
+        tools=list(offered.values()), use=_USES[choice.type], named=named, parallel=not choice.disable_parallel_tool_use
     )
 
 

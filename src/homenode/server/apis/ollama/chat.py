@@ -49,14 +49,15 @@ def _offer(tools: list[OllamaTool] | None) -> ToolOffer | None:
     """The tools, which the model may call. Raises ApiError 400."""
     offered: dict[str, dict[str, Any]] = {}
     for number, tool in enumerate(tools or ()):
-        function = tool.function
-        if function.name in offered:
-            param = f"tools[{number}].function.name"
-            text = f"`{param}`: there are two functions `{function.name}`; give each a name of its own"
-            raise ApiError(400, text, param=param, code="invalid_value")
-        told = {"description": function.description, "parameters": function.parameters, "strict": function.strict}
-        offered[function.name] = {
-            "type": "function",
-            "function": {"name": function.name, **{key: value for key, value in told.items() if value is not None}},
+        told = {
+            "name": tool.function.name,
+            "description": tool.function.description,
+            "parameters": tool.function.parameters,
+            "strict": tool.function.strict,
         }
+        function = {"type": "function", "function": {key: value for key, value in told.items() if value is not None}}
+        if offered.setdefault(tool.function.name, function) != function:
+            param = f"tools[{number}].function.name"
+            text = f"`{param}`: there are two unlike functions `{tool.function.name}`; give each a name of its own"
+            raise ApiError(400, text, param=param, code="invalid_value")
     return ToolOffer(list(offered.values())) if offered else None
