@@ -292,6 +292,11 @@ def test_a_call_that_must_come_binds_the_answer(choice: dict[str, str]) -> None:
     stream = events(ask(writer, stream=True, **asked))
     assert without_id(joined(stream)) == without_id(whole)
     assert sum(event["type"] == "content_block_delta" for event in stream) > 1  # arguments are streamed as they come
+    alone = writer.requests[-1].params.grammar
+    ask(writer, tools=[TOOL], tool_choice=choice)
+    assert writer.requests[-1].params.grammar == alone  # several calls come only where they are asked for
+    ask(writer, tools=[TOOL], tool_choice={**choice, "disable_parallel_tool_use": False})
+    assert writer.requests[-1].params.grammar != alone
     assert ask(writer, tools=[TOOL], tool_choice={"type": "none"}).json()["stop_reason"] == "end_turn"
     assert writer.requests[-1].params.grammar is None
 

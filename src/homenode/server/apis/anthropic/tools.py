@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from homenode.chat.offer import ToolOffer, ToolUse
+from homenode.chat.offer import ToolOffer, ToolUse, takes_several
 from homenode.server.apis.anthropic.blocks import Note, needed
 from homenode.server.apis.anthropic.request import MessagesTool, MessagesToolChoice
 from homenode.server.http.failures import ApiError
@@ -38,9 +38,9 @@ def tool_offer(tools: list[MessagesTool] | None, choice: MessagesToolChoice | No
         raise ApiError(400, text, param="tool_choice", code="invalid_value")
     if not offered:
         return None
-    return ToolOffer(
-        tools=list(offered.values()), use=_USES[choice.type], named=named, parallel=not choice.disable_parallel_tool_use
-    )
+    one = choice.disable_parallel_tool_use
+    several = takes_several(None if one is None else not one, must_call=choice.type in ("any", "tool"))
+    return ToolOffer(tools=list(offered.values()), use=_USES[choice.type], named=named, parallel=several)
 
 
 def _function(tool: MessagesTool, place: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 from starlette.requests import Request
 
-from homenode.chat.offer import ToolOffer, ToolUse
+from homenode.chat.offer import ToolOffer, ToolUse, takes_several
 from homenode.server.apis.openai.messages import ToolName, plain
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored
@@ -77,7 +77,8 @@ def tool_offer(
             text = '`tool_choice.function` is missing: give {"name": NAME}'
             raise ApiError(400, text, param="tool_choice.function", code="invalid_value")
     offered = [{"type": "function", "function": plain(function)} for function in functions]
-    return ToolOffer(tools=offered, use=use, named=named, parallel=parallel is not False)
+    several = takes_several(parallel, must_call=named is not None or use is ToolUse.REQUIRED)
+    return ToolOffer(tools=offered, use=use, named=named, parallel=several)
 
 
 def _functions(request: Request, tools: list[ToolDefinition] | tuple[()]) -> list[FunctionDefinition]:

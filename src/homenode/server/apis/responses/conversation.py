@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from homenode.chat.offer import ToolOffer, ToolUse
+from homenode.chat.offer import ToolOffer, ToolUse, takes_several
 from homenode.grammars.spec import GrammarSpec, JsonObject, JsonSchema, Lark, Regex
 from homenode.sampling import SamplingParams
 from homenode.server.apis.responses.history import ItemHistory
@@ -90,7 +90,8 @@ async def offer_of(state: ServerState, body: ResponsesRequest, tools: OfferedToo
         if use is ToolUse.REQUIRED:
             raise _choice_error("requires a call, but there is no tool that could be called")
         return None
-    parallel = body.parallel_tool_calls is not False
+    must_call = named is not None or use is ToolUse.REQUIRED
+    parallel = takes_several(body.parallel_tool_calls, must_call=must_call)
     called = [tool for tool in offered if use is not ToolUse.NONE and named in (None, tool.flat_name)]
     inputs = await _inputs(state, called)
     return ToolOffer(tools.only(offered), use=use, named=named, parallel=parallel, inputs=inputs)
