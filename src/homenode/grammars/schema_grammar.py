@@ -19,7 +19,7 @@ _COMBINING = ("$ref", *ALTERNATIVES)
 
 def written_schema(document: SchemaDocument, *, strict: bool) -> Any:
     """The schema with words that llguidance keeps. `strict`: see `JsonSchema`."""
-    return _SchemaWriter(closes=strict and not _combines(document)).written(document.root)
+    return _SchemaWriter(closes=not _combines(document), empty=strict).written(document.root)
 
 
 def json_lark(schema: Any) -> str:
@@ -40,11 +40,12 @@ def _combines(document: SchemaDocument) -> bool:
 
 class _SchemaWriter:
     """Copies schemas: their `oneOf`, options of which exclude each other, is an `anyOf`, and formats that are only
-    remarks are gone. `closes`: an object that says nothing of further properties has none.
+    remarks are gone. `closes`: an object that names its properties and says nothing of others has no others; `empty`:
+    one that names none, too.
     """
 
-    def __init__(self, closes: bool) -> None:
-        self._closes = closes
+    def __init__(self, *, closes: bool, empty: bool) -> None:
+        self._closes, self._empty = closes, empty
 
     def written(self, node: Any) -> Any:
         """A copy of a schema."""
@@ -53,7 +54,7 @@ class _SchemaWriter:
         found = {word: self._of_word(word, value) for word, value in node.items() if not _is_remark(word, value)}
         if "oneOf" in found and "anyOf" not in found:
             found = {"anyOf" if word == "oneOf" else word: value for word, value in found.items()}
-        if self._closes and "properties" in found and _may_close(found):
+        if self._closes and (found.get("properties") or (self._empty and "properties" in found)) and _may_close(found):
             found["additionalProperties"] = False
         return found
 

@@ -14,8 +14,9 @@ class JsonObject(msgspec.Struct, frozen=True, tag=True):
 class JsonSchema(msgspec.Struct, frozen=True, tag=True):
     """JSON that fits `schema`, a decoded JSON Schema (an object, true or false); properties come in its order.
 
-    `strict`: as the OpenAI API means it. An object that says nothing of further properties has none, and a `format`
-    that cannot be kept is refused; elsewhere a format is a remark, as in JSON Schema.
+    An object that names its properties and says nothing of others has no others, or a weak model would write them for
+    ever. `strict`: as the OpenAI API means it. So it is with one that names none, and a `format` that cannot be kept is
+    refused; elsewhere a format is a remark, as in JSON Schema.
     """
 
     schema: Any

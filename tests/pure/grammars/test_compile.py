@@ -81,7 +81,9 @@ def test_json_comes_in_the_order_of_the_schema_with_few_blanks() -> None:
     assert not fits(spec, '{"a":true,"b":1}')
     assert not fits(spec, '{  "b":1,"a":true}')
     assert not fits(spec, '{"b":1,"a":true,"c":1}')
-    assert fits(JsonSchema(schema), '{"b":1,"a":true,"c":1}')
+    assert not fits(JsonSchema(schema), '{"b":1,"a":true,"c":1}')
+    assert fits(JsonSchema({**schema, "additionalProperties": True}), '{"b":1,"a":true,"c":1}')
+    assert fits(JsonSchema({"type": "object", "properties": {}}), '{"c":1}')
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -45,7 +45,7 @@ def conversation_request(body: OllamaAsked, **rest: Any) -> ConversationRequest:
 def output_of(body: OllamaAsked) -> GrammarSpec | None:
     """What the text of the answer is bound to."""
     if isinstance(body.format, dict):
-        return JsonSchema(body.format, strict=True)
+        return JsonSchema(body.format)
     return JsonObject() if body.format else None
 
 
