@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import msgspec
 from homenode.errors import UserError
 from homenode.grammars.field_path import FieldPath, shown
 from homenode.grammars.gbnf import gbnf_lark
+from homenode.grammars.literal import lark_literal
 from homenode.grammars.matcher import grammar_fault, try_grammar_text
 from homenode.grammars.schema_blame import blamed_part
 from homenode.grammars.schema_check import check_schema
@@ -165,7 +165,7 @@ def _body(spec: JsonObject | JsonSchema | Regex, place: FieldPath) -> str:
 def _choice_lark(texts: list[str], place: FieldPath) -> str:
     if not texts:
         raise place.refusal("there is nothing to choose from")
-    return f"start: CHOICE\nCHOICE: {' | '.join(json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(texts))}"
+    return f"start: CHOICE\nCHOICE: {' | '.join(map(lark_literal, dict.fromkeys(texts)))}"
 
 
 def _regex_body(pattern: str, place: FieldPath) -> str:

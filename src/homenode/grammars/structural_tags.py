@@ -6,11 +6,11 @@ the second a `format`, which is made of texts, schemas, patterns, grammars, tags
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 from homenode.grammars.field_path import FieldPath, shown
+from homenode.grammars.literal import lark_literal
 
 _DEEPEST = 40
 _MOST_RULES = 500
@@ -187,4 +187,4 @@ def _text(given: Any, name: str, place: FieldPath) -> str:
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return lark_literal(text)

@@ -21,6 +21,7 @@ from homenode.server.apis.openai.openapi import (
     tighten_tools,
 )
 from homenode.server.apis.openai.requests import HINTS
+from homenode.server.apis.openai.structured_openapi import tighten_structured
 from homenode.server.apis.openai.tools import ToolDefinition
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.conversation import ConversationRequest, begin_conversation, conversation_text
@@ -78,6 +79,7 @@ def _tighten(components: dict[str, Any], state: ServerState) -> None:
     tighten_sampling(schema, state)
     tighten_template(schema)
     tighten_tools(schema)
+    tighten_structured(components, schema)
     components[ToolDefinition.__name__]["allOf"] = [FUNCTION_TOOL]
     schema.setdefault("allOf", []).append(
         {

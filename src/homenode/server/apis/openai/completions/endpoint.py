@@ -14,6 +14,7 @@ from homenode.server.apis.openai.openapi import one_prompt, prompt_schema, tight
 from homenode.server.apis.openai.requests import HINTS
 from homenode.server.apis.openai.sampling import generation_request, sampling_of
 from homenode.server.apis.openai.structured import output_of
+from homenode.server.apis.openai.structured_openapi import tighten_structured
 from homenode.server.core.answer import respond
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.generation import Generation
@@ -61,6 +62,7 @@ def _tighten(components: dict[str, Any], state: ServerState) -> None:
         added = {"properties": {"add_special_tokens": {"enum": [True, None]}}}
         schema.setdefault("allOf", []).append({"anyOf": [added, {"properties": {"prompt": prompt_schema(state, 1)}}]})
     tighten_sampling(schema, state)
+    tighten_structured(components, schema)
     tighten_kv_transfer(schema, state, one_prompt())
 
 
