@@ -10,6 +10,7 @@ from typing import Any
 from homenode.engine.messages import EngineReady, EngineStats, Output, ReplicaStats
 from homenode.engine.request import Request, TokenLogprob
 from homenode.errors import PeerError, UserError
+from homenode.model.tokenizer.fill_in_middle import FillInMiddleTokens
 from homenode.model.tokenizer.literal_text import HiddenNames
 from homenode.model.tokenizer.template_traits import texts_of
 
@@ -28,6 +29,7 @@ class ByteTokenizer:
     stop_token_ids: tuple[int, ...] = ()
     bytes_are_text = True
     special_token_ids = tuple(SPECIAL)
+    fill_in_middle: FillInMiddleTokens | None = None
 
     def __init__(self, *, template: bool = True, bos: bool = True) -> None:
         self.has_chat_template = template

@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from homenode.server import health, kv_transfer, openapi, tokenize
 from homenode.server.apis.anthropic import endpoint as messages
+from homenode.server.apis.infill import endpoint as infill
 from homenode.server.apis.ollama import endpoint as ollama
 from homenode.server.apis.openai import models
 from homenode.server.apis.openai.chat import endpoint as chat
@@ -27,6 +28,7 @@ APIS = (
     responses.API,
     messages.API,
     ollama.API,
+    infill.API,
     tokenize.API,
     kv_transfer.API,
     health.API,

@@ -17,6 +17,7 @@ from homenode.model.formats.reading import is_there, read_json, read_text
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S, TemplateRenderer
 from homenode.model.tokenizer.added_tokens import missing_tokens, with_tokens
 from homenode.model.tokenizer.chat import ChatTemplate
+from homenode.model.tokenizer.fill_in_middle import GGUF_ROLES, ROLES, FillInMiddleTokens, fill_in_middle_tokens
 from homenode.model.tokenizer.gguf_vocab import make_special, tokenizer_from_gguf
 from homenode.model.tokenizer.library import library_from_json, named_faults, with_named_faults
 from homenode.model.tokenizer.literal_text import HiddenNames, LiteralEncoder
@@ -203,6 +204,12 @@ class Tokenizer:
         return None if found is None else int(found)
 
     @property
+    def fill_in_middle(self) -> FillInMiddleTokens | None:
+        """The tokens with which the model fills in the middle of a text; None where it has none."""
+        named = {role: text for role in ROLES if (text := token_text(self._config.get(role)))}
+        return fill_in_middle_tokens(named, self.token_id)
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether the model came with a chat template."""
         return bool(self._templates)
@@ -364,6 +371,10 @@ def _from_gguf(path: Path, chat_template: str | None, renderer: TemplateRenderer
     for role, key in (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")):
         if isinstance(tokens, list) and (index := token_id_of(metadata, key, count)) is not None:
             config[role] = tokens[index]
+    for role, keys in GGUF_ROLES.items():
+        ids = [index for key in keys if (index := token_id_of(metadata, key, count)) is not None]
+        if isinstance(tokens, list) and ids:
+            config[role] = tokens[ids[0]]
     templates = {"default": chat_template} if chat_template else _gguf_templates(metadata)
     has_eot = token_id_of(metadata, "eot", count) is not None
 

@@ -28,6 +28,7 @@ class GenerationEvent(NamedTuple):
     `length`.
 
     `choice`: the number of the choice, from 0 on. `stop_text`: the stop string that ended it, if one did.
+    `prompt_scores`: log-probabilities of the prompt's tokens, once, where they are wanted.
     """
 
     choice: int
@@ -36,15 +37,17 @@ class GenerationEvent(NamedTuple):
     scored: list[ScoredToken]
     finish_reason: str | None
     stop_text: str | None = None
+    prompt_scores: list[TokenLogprob | None] | None = None
 
     @property
     def empty(self) -> bool:
         """Nothing a client would notice."""
-        return not (self.text or self.token_ids or self.scored or self.finish_reason)
+        return not (self.text or self.token_ids or self.scored or self.finish_reason or self.prompt_scores)
 
     def items(self, top: int) -> int:
         """Tokens and log-probabilities in it, where each token has `top` others."""
-        return _ITEMS_OF_AN_EVENT + len(self.token_ids) + len(self.scored) * (top + 1)
+        scored = len(self.scored) + len(self.prompt_scores or ())
+        return _ITEMS_OF_AN_EVENT + len(self.token_ids) + scored * (top + 1)
 
 
 def join_events(events: list[GenerationEvent]) -> GenerationEvent:
@@ -56,6 +59,7 @@ def join_events(events: list[GenerationEvent]) -> GenerationEvent:
         [scored for event in events for scored in event.scored],
         events[-1].finish_reason,
         events[-1].stop_text,
+        next((event.prompt_scores for event in events if event.prompt_scores is not None), None),
     )
 
 
@@ -100,9 +104,13 @@ class ChoiceText:
         hidden: Mapping[int, str] | None = None,
         echo: PromptEcho | None = None,
         logprobs: bool = False,
+        shows_stop: bool = False,
     ) -> None:
-        """`hidden`: the special tokens, by id, whose names are in stop strings although their text is not shown."""
+        """`hidden`: the special tokens, by id, whose names are in stop strings although their text is not shown.
+        `shows_stop`: the text ends with the stop string that ended it.
+        """
         self._text = SequenceText(stream, stops, hidden, offsets=logprobs)
+        self._shows_stop = shows_stop
         self._index, self._echo, self._logprobs = index, echo, logprobs
         self._echo_length = len(echo.text) if echo else 0
         self._released = self._echo_length  # characters given out
@@ -118,15 +126,19 @@ class ChoiceText:
         if self._echo is not None:
             text, scored = self._echoed(self._echo, output, text)
             self._echo = None
+        shown = part.text
+        if self._shows_stop and part.matched is not None:
+            text, shown = text + part.matched, shown + part.matched
         self.finish_reason = part.finish_reason
         self.num_tokens += part.num_tokens
         if self._logprobs:
             for i, offset in enumerate(part.offsets):
                 self._pending.append(ScoredToken(output.tokens[i], output.logprobs[i], self._echo_length + offset))
-            self._released += len(part.text)
-            scored += self._release(part.matched is not None)
+            self._released += len(shown)
+            scored += self._release(part.matched is not None and not self._shows_stop)
         ids = output.tokens[: part.num_tokens]
-        return GenerationEvent(self._index, text, ids, scored, self.finish_reason, part.matched)
+        scores = output.prompt_logprobs
+        return GenerationEvent(self._index, text, ids, scored, self.finish_reason, part.matched, scores)
 
     def _echoed(self, echo: PromptEcho, output: Output, text: str) -> tuple[str, list[ScoredToken]]:
         """The first text with the prompt before it, and the prompt's tokens where they are scored."""

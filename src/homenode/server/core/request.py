@@ -28,7 +28,8 @@ class GenerationRequest:
 
     `sampling`: as asked, None where the model's defaults apply; its `n` is the number of answers to each prompt, its
     `stop` the strings that end a text. Its `max_tokens` is replaced by `max_tokens` here: the most tokens of an answer,
-    None for as many as the context takes. `echo`: each text begins with its prompt. `token_ids`: the answer shows token
+    None for as many as the context takes. `echo`: each text begins with its prompt. `shows_stop`: a text ends with the stop
+    string that ended it. `token_ids`: the answer shows token
     ids, those of the prompts included. `shown_tokens`: special tokens that have text although others are skipped.
     `stream`: the answer is sent as events.
     """
@@ -41,6 +42,7 @@ class GenerationRequest:
     priority: int = 0
     cache_salt: str = ""
     echo: bool = False
+    shows_stop: bool = False
     token_ids: bool = False
     stream: bool = False
     kv_transfer: KvTransferParams | None = None
@@ -149,6 +151,7 @@ def _sequences(
             hidden=hidden,
             echo=echo if kv is None or kv.result is None else None,
             logprobs=params.logprobs is not None,
+            shows_stop=request.shows_stop,
         )
         made.append(GeneratedSequence(engine_request, choice, recorder, first_of_prompt=index == 0))
     return made

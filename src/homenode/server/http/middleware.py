@@ -105,7 +105,7 @@ class HttpApplication:
         if who is None:
             message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-        set_caller(who)
+        set_caller(who if request.method == "POST" else who.uncounted())  # what only looks costs nothing
 
 
 def _check_connection(path: str, request: Request) -> None:

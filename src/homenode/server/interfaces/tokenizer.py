@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from homenode.engine.sequence_text import TextStream
+from homenode.model.tokenizer.fill_in_middle import FillInMiddleTokens
 from homenode.model.tokenizer.literal_text import HiddenNames
 
 
@@ -17,6 +18,9 @@ class TokenizerLike(Protocol):
     stop_token_ids: tuple[int, ...]  # what ends an answer besides the ids in the model's configuration
 
     eos_token_id: int | None
+
+    @property
+    def fill_in_middle(self) -> FillInMiddleTokens | None: ...
 
     @property
     def has_chat_template(self) -> bool: ...

@@ -46,6 +46,10 @@ class KeyHolder:
         """The name of the key; empty where it has none."""
         return self._key.name if self._key is not None else ""
 
+    def uncounted(self) -> Caller:
+        """The same key, for a request that its limits are not about."""
+        return Caller(self._key)
+
     @contextmanager
     def request(self) -> Iterator[None]:
         """Around the handling of one piece of work, its stream included. Raises KeyLimitError over a limit."""

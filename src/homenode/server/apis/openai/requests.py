@@ -113,7 +113,6 @@ REMEDIES = dict.fromkeys(
 # Fields that would change the answer and have only the value that asks for nothing: what to tell who sends another one.
 UNSUPPORTED = {
     "best_of": "ask for several choices with `n` and pick one yourself",
-    "suffix": "text can only be continued, not filled in",
     "modalities": "only [\"text\"] is supported",
     "audio": "only text is supported",
     "moderation": "there is no moderation",

@@ -41,6 +41,7 @@ def generation_request(
     max_tokens: int | None,
     *,
     echo: bool = False,
+    shows_stop: bool = False,
 ) -> GenerationRequest:
     """The request of the core. `sampling`: as `sampling_of` gives it, with logprobs. `max_tokens`: -1 and None ask for
     as many as the context takes.
@@ -53,6 +54,7 @@ def generation_request(
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         echo=echo,
+        shows_stop=shows_stop,
         token_ids=bool(body.return_token_ids),
         stream=bool(body.stream),
         kv_transfer=body.kv_transfer_params,

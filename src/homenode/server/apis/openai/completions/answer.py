@@ -36,6 +36,14 @@ class CompletionLogprobs(Struct):
     text_offset: list[int]
 
 
+class PromptLogprob(Struct):
+    """A token in one place of the prompt. `rank`: 1 for the likeliest there; null beyond those that were asked for."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
 class CompletionChoice(Struct, kw_only=True):
     """A continuation, whole or a piece of it."""
 
@@ -45,6 +53,7 @@ class CompletionChoice(Struct, kw_only=True):
     finish_reason: Literal["stop", "length"] | None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
 class TextCompletion(Struct, kw_only=True):
@@ -113,7 +122,29 @@ class CompletionFormat:
             finish_reason=part.finish_reason,  # type: ignore[arg-type]
             token_ids=part.token_ids if ids else UNSET,
             prompt_token_ids=self._generation.prompt_ids(part.choice) if ids and first else UNSET,
+            prompt_logprobs=self._prompt_logprobs(part),
         )
+
+    def _prompt_logprobs(self, part: GenerationEvent) -> list[dict[str, PromptLogprob] | None] | UnsetType:
+        """For each token of the prompt but the first, by id: itself, and the likeliest in its place."""
+        top = self._body.prompt_logprobs
+        if top is None or part.prompt_scores is None:
+            return UNSET
+        prompt, name = self._generation.prompt_ids(part.choice), self._tokenizer.token_text
+        found: list[dict[str, PromptLogprob] | None] = []
+        for token, score in zip(prompt, part.prompt_scores, strict=True):
+            if score is None:
+                found.append(None)
+                continue
+            ranks = {each: rank for rank, (each, _) in enumerate(score.top, start=1)}
+            shown = {token: score.logprob, **dict(score.top[:top])}
+            found.append(
+                {
+                    str(each): PromptLogprob(max(logprob, LEAST_LOGPROB), ranks.get(each), name(each))
+                    for each, logprob in shown.items()
+                }
+            )
+        return found
 
 
 def _logprobs(tokenizer: TokenizerLike, scored: list[ScoredToken], top: int) -> CompletionLogprobs:
@@ -123,16 +154,16 @@ def _logprobs(tokenizer: TokenizerLike, scored: list[ScoredToken], top: int) -> 
         token_logprobs=[
             None if entry.logprob is None else max(entry.logprob.logprob, LEAST_LOGPROB) for entry in scored
         ],
-        top_logprobs=[_top(tokenizer, entry) for entry in scored] if top else None,
+        top_logprobs=[_top(tokenizer, entry, top) for entry in scored] if top else None,
         text_offset=[entry.offset for entry in scored],
     )
 
 
-def _top(tokenizer: TokenizerLike, entry: ScoredToken) -> dict[str, float] | None:
+def _top(tokenizer: TokenizerLike, entry: ScoredToken, wanted: int) -> dict[str, float] | None:
     """Tokens with the same text (parts of characters) share a key; the likeliest keeps it."""
     if entry.logprob is None:
         return None
     top: dict[str, float] = {}
-    for token, logprob in (*entry.logprob.top, (entry.token, entry.logprob.logprob)):
+    for token, logprob in (*entry.logprob.top[:wanted], (entry.token, entry.logprob.logprob)):
         top.setdefault(tokenizer.token_text(token), max(logprob, LEAST_LOGPROB))
     return top

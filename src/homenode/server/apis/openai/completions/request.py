@@ -11,14 +11,18 @@ from homenode.server.http.failures import ApiError
 
 
 class CompletionRequest(Sampling, kw_only=True):
-    """Body of POST /v1/completions. `prompt`: a text, texts, token ids, or lists of token ids."""
+    """Body of POST /v1/completions. `prompt`: a text, texts, token ids, or lists of token ids. `suffix`: what comes
+    behind the text that is wanted, for models that fill in the middle.
+    """
 
     prompt: str | list[str | TokenId | TokenIds]
     max_tokens: MaxTokens | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     echo: bool | None = None
     best_of: Literal[1] | None = None
-    suffix: Literal[""] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    include_stop_str_in_output: bool | None = None
+    suffix: str | None = None
 
 
 def split_prompt(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:

@@ -1,0 +1,1 @@
+"""POST /infill of llama.cpp, which editors call."""
