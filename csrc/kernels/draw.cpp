@@ -181,6 +181,25 @@ int32_t pick_candidate(const Distribution& d, const RowSampling& how, SamplingSc
   return s.candidates[pick(s.weights.data(), count, u * total(s.weights.data(), count))].token;
 }
 
+// What top-k leaves, in the order of the tokens, through the samplers that look at probabilities.
+int32_t pick_chained(const Distribution& d, const RowSampling& how, SamplingScratch& s, const Kernels& kernels,
+                     double u) {
+  if (how.top_k > 0 && how.top_k < d.count) {
+    select_best(d.values, d.count, how.top_k, s);
+    std::sort(s.candidates.begin(), s.candidates.end(),
+              [](const TokenValue& a, const TokenValue& b) { return a.token < b.token; });
+  } else {
+    s.candidates.clear();
+    find_maxima(d.values, d.count, s.maxima);
+    collect(d.values, d.count, std::numeric_limits<float>::lowest(), s.maxima, s.candidates);
+  }
+  const size_t count = s.candidates.size();
+  for (size_t i = 0; i < count; ++i) s.edited[i] = s.candidates[i].value;
+  kernels.exponentials(s.edited.data(), s.weights.data(), static_cast<int64_t>(count), d.largest, d.factor);
+  keep_chain(std::span(s.weights).first(count), how, s);
+  return s.candidates[pick(s.weights.data(), count, u * total(s.weights.data(), count))].token;
+}
+
 }  // namespace
 
 void SamplingScratch::reserve(int64_t vocabulary) {
@@ -255,8 +274,13 @@ int32_t draw(const float* logits, int64_t vocabulary, const RowSampling& how, co
   if (narrows)
     keep_top_n_sigma(std::span(s.edited).first(static_cast<size_t>(vocabulary)), largest.value, how.top_n_sigma);
 
-  const Distribution d{row, vocabulary, largest.value, 1.0f / how.temperature};
+  const float temperature =
+      how.dynatemp_range > 0
+          ? dynamic_temperature(std::span(row, static_cast<size_t>(vocabulary)), largest.value, how, s, kernels)
+          : how.temperature;
+  const Distribution d{row, vocabulary, largest.value, 1.0f / temperature};
   const double u = uniform(how.seed, how.counter);
+  if (is_chained(how)) return pick_chained(d, how, s, kernels, u);
   if ((how.top_k <= 0 || how.top_k >= vocabulary) && how.top_p >= 1 && how.min_p <= 0)
     return pick_from_all(d, s, kernels, u);
   narrow(d, how, s, kernels);

@@ -41,6 +41,7 @@ struct SamplingScratch {
   std::vector<float> maxima, block_order;  // of blocks of a row
   std::vector<double> sums;  // of pieces of a row
   std::vector<TokenValue> candidates, ranked;
+  std::vector<int32_t> order;  // of candidates
   void reserve(int64_t vocabulary);
 };
 
@@ -59,6 +60,19 @@ int32_t only_token(std::span<const uint32_t> mask);
 
 // Makes -infinity of all logits below `largest` - n * their standard deviation, those of -infinity not counted; n > 0.
 void keep_top_n_sigma(std::span<float> row, float largest, float n);
+
+// Whether a row has samplers that look at the probabilities of what others left.
+inline bool is_chained(const RowSampling& how) {
+  return how.typical_p < 1 || how.max_surprise > 0 || how.xtc_probability > 0;
+}
+
+// Makes 0 of the weights of all tokens that typical-p, top-p, min-p, the bound on surprises and XTC drop, in this order.
+// The weights are of what top-k left, in the order of the tokens; one of them is above 0.
+void keep_chain(std::span<float> weights, const RowSampling&, SamplingScratch&);
+
+// The temperature of a row, by its entropy; `largest` of its logits. dynatemp_range > 0.
+float dynamic_temperature(std::span<const float> row, float largest, const RowSampling&, SamplingScratch&,
+                          const Kernels&);
 
 // Temperatures below this are greedy: the quotient would overflow.
 constexpr float kGreedyBelow = 1e-5f;

@@ -25,6 +25,12 @@ struct Settings {
     for (int r = 0; r < rows; ++r) {
       temperature.push_back(random.one_in(3) ? 0 : 1 + random.real());
       top_n_sigma.push_back(random.one_in(2) ? 0 : 1 + random.real());
+      dynatemp_range.push_back(random.one_in(2) ? 0 : random.real() + 1);
+      dynatemp_exponent.push_back(random.one_in(2) ? 1 : 0.5f + random.real() / 2);
+      typical_p.push_back(random.one_in(2) ? 1 : 0.5f + random.real() / 2);
+      max_surprise.push_back(random.one_in(2) ? 0 : 4 + 3 * random.real());
+      xtc_probability.push_back(random.one_in(2) ? 0 : 0.5f + random.real() / 2);
+      xtc_threshold.push_back(random.one_in(2) ? 0 : 0.1f + random.real() / 20);
       top_p.push_back(random.one_in(2) ? 1 : 0.5f + random.real() / 2);
       min_p.push_back(random.one_in(2) ? 0 : 0.5f + random.real() / 2);
       top_k.push_back(random.one_in(2) ? 0 : random.between(1, 2 * vocabulary));

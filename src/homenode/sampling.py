@@ -20,6 +20,7 @@ from homenode.errors import UserError
 DEFAULT_TOKENS = 512  # tokens of an answer where nothing is said of its length
 _MOST = 2**31 - 1  # what the arrays of a step hold
 _MOST_ANSWERS = 2048
+DRY_BREAKERS = ("\n", ":", '"', "*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         float | None,
         SamplingSetting("divides the logits; 0 takes the most likely token", off=1, low=0, high=1e6, api=(0, 2)),
     ] = None
+    dynatemp_range: Annotated[
+        float,
+        SamplingSetting(
+            "lets the temperature go from itself - r, at no entropy, to itself + r, at the largest",
+            off=0,
+            low=0,
+            high=100,
+        ),
+    ] = 0.0
+    dynatemp_exponent: Annotated[
+        float,
+        SamplingSetting(
+            "the power of the entropy's share of the largest, which places it there", off=1, low=0, high=100
+        ),
+    ] = 1.0
     top_n_sigma: Annotated[
         float,
         SamplingSetting("keeps logits >= the largest - n standard deviations of all; n <= 0 keeps all", off=0, low=-1, high=1e3),
@@ -89,6 +105,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             "keeps the k most likely tokens; 0 keeps all", off=0, low=0, high=_MOST, api=(-1, _MOST), least=0
         ),
     ] = None
+    typical_p: Annotated[
+        float,
+        SamplingSetting(
+            "keeps the tokens whose surprise is nearest to the entropy, that together have the probability p",
+            off=1, low=0, high=1,
+        ),
+    ] = 1.0  # fmt: skip
     top_p: Annotated[
         float | None,
         SamplingSetting(
@@ -102,7 +125,33 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             "keeps tokens of at least p times the probability of the most likely one", off=0, low=0, high=1
         ),
     ] = None
+    max_surprise: Annotated[
+        float,
+        SamplingSetting(
+            "keeps tokens of at most s bits of surprise among those left, at least one; 0 keeps all",
+            off=0, low=0, high=1e3,
+        ),
+    ] = 0.0  # fmt: skip
+    xtc_probability: Annotated[
+        float,
+        SamplingSetting(
+            "how often all but the least likely of the tokens above the threshold go", off=0, low=0, high=1
+        ),
+    ] = 0.0
+    xtc_threshold: Annotated[
+        float,
+        SamplingSetting("the probability from which on that may happen to a token", off=0.1, low=0, high=1),
+    ] = 0.1
     # What is no number of a row.
+    mirostat: int = 0  # 1 or 2: `max_surprise` follows the surprise of what was drawn (Mirostat 2)
+    mirostat_tau: float = 5.0  # the surprise, in bits, that it aims at
+    mirostat_eta: float = 0.1  # how fast
+    dry_multiplier: float = 0.0  # taken from logits of tokens that go on with a repetition of dry_allowed_length tokens
+    dry_base: float = 1.75  # and times this for each token by which the repetition is longer
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1  # tokens before the next that are looked at; -1: all
+    dry_sequence_breakers: tuple[str, ...] = DRY_BREAKERS  # texts of tokens over which no repetition goes
+    dry_breaker_ids: tuple[int, ...] = ()  # those tokens: what the engine knows of them
     max_tokens: int = DEFAULT_TOKENS
     min_tokens: int = 0
     seed: int | None = None  # None: the engine draws one
@@ -172,6 +221,13 @@ SETTINGS: dict[str, SamplingSetting] = {  # the table, by name, in the order of 
     if isinstance(note, SamplingSetting)
 }
 _RANGES: tuple[tuple[str, float, float], ...] = (
+    ("mirostat", 0, 2),
+    ("mirostat_tau", 0, 100),
+    ("mirostat_eta", 0, 1),
+    ("dry_multiplier", 0, 100),
+    ("dry_base", 1, 100),
+    ("dry_allowed_length", 0, _MOST),
+    ("dry_penalty_last_n", -1, _MOST),
     ("max_tokens", 0, _MOST),
     ("min_tokens", 0, _MOST),
     *((name, setting.low, setting.high) for name, setting in SETTINGS.items() if not setting.above),

@@ -22,6 +22,7 @@ class StartSequence(msgspec.Struct, frozen=True, array_like=True):
     params: SamplingParams  # with seed set
     state_slot: int = -1  # of a model whose layers keep a state: where that of this sequence lies
     state_source: int = -1  # the slot that is copied there before anything is computed; -1: none is
+    surprise_limit: float | None = None  # under Mirostat after a preemption: what `Sampled` said last
 
 
 class StepItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -72,6 +73,7 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, gc=False):
     token: int
     logprob: TokenLogprob | None = None
     forced: bool = False  # its grammar left no other token
+    surprise_limit: float | None = None  # under Mirostat: the bound on the surprise of the next token
 
 
 class PromptScores(msgspec.Struct, frozen=True, array_like=True):

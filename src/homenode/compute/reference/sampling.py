@@ -5,6 +5,8 @@ Arithmetic on a row is float64 after the logits, so that this is what a faster s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 
@@ -16,6 +18,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _GREEDY_BELOW = 1e-5  # a smaller temperature would only turn differences into overflow
 _PENALTIES = ("repetition", "frequency", "presence")
 _LANES = 16
+_OF_XTC = 0x5CA1AB1E0DDBA11  # the draw of whether XTC takes part is not that of the token
 
 
 def uniform(seed: int, counter: int) -> float:
@@ -60,8 +63,9 @@ def mask_of(how: SamplingArrays, i: int, vocabulary: int) -> npt.NDArray[np.bool
     return np.unpackbits(words.view(np.uint8), bitorder="little")[:vocabulary].astype(np.bool_)
 
 
-def kept(logits: DoubleArray, top_k: int, top_p: float, min_p: float) -> IntArray:
-    """Token ids that survive top-k, then top-p, then min-p, most likely first, lower ids first among equals.
+def kept(logits: DoubleArray, top_k: int, top_p: float, min_p: float, typical_p: float = 1.0) -> IntArray:
+    """Token ids that survive top-k, then typical-p, then top-p, then min-p, most likely first, lower ids first among
+    equals.
 
     top-p keeps the shortest beginning of that order whose probability (within what top-k left) reaches top_p, at least
     one token.
@@ -70,6 +74,9 @@ def kept(logits: DoubleArray, top_k: int, top_p: float, min_p: float) -> IntArra
     if 0 < top_k < len(order):
         order = order[:top_k]
     weights = np.exp(logits[order] - logits[order[0]])
+    if typical_p < 1:
+        stays = typical(weights, typical_p)
+        order, weights = order[stays], weights[stays] / weights[stays][0]
     if top_p < 1:
         reached = np.cumsum(weights) / weights.sum()
         order = order[: int(np.searchsorted(reached, top_p)) + 1]
@@ -111,12 +118,66 @@ def draw(row: FloatArray, how: SamplingArrays, i: int) -> int:
         return int(np.argmax(logits))
     if settings["top_n_sigma"] > 0:
         logits[logits < top_n_sigma_floor(logits, settings["top_n_sigma"])] = -np.inf
-    logits /= settings["temperature"]
-    ids = np.sort(kept(logits, settings["top_k"], settings["top_p"], settings["min_p"]))
+    logits /= dynamic_temperature(logits, settings)
+    ids = np.sort(kept(logits, settings["top_k"], settings["top_p"], settings["min_p"], settings["typical_p"]))
     ids = ids[logits[ids] > -np.inf]
-    cumulative = np.cumsum(np.exp(logits[ids] - logits[ids].max()))
+    weights = np.exp(logits[ids] - logits[ids].max())
+    ids, weights = without_surprises(ids, weights, settings["max_surprise"])
+    if settings["xtc_probability"] > uniform(int(how.seed[i]) ^ _OF_XTC, int(how.counter[i])):
+        ids, weights = without_top_choices(ids, weights, settings["xtc_threshold"])
+    cumulative = np.cumsum(weights)
     point = uniform(int(how.seed[i]), int(how.counter[i])) * cumulative[-1]
     return int(ids[min(int(np.searchsorted(cumulative, point, side="right")), len(ids) - 1)])
+
+
+def dynamic_temperature(logits: DoubleArray, settings: Mapping[str, float]) -> float:
+    """The temperature of a row: between temperature - range and temperature + range, by the share that the entropy of
+    the tokens left has of the largest entropy that so many tokens can have, to the power of the exponent.
+    """
+    base, reach = settings["temperature"], settings["dynatemp_range"]
+    left = logits[logits > -np.inf]
+    if reach <= 0 or len(left) < 2:
+        return float(base)
+    shares = np.exp(left - left.max())
+    shares /= shares.sum()
+    shown = shares[shares > 0]
+    entropy = -float((shown * np.log(shown)).sum()) / float(np.log(len(left)))
+    least = max(0.0, base - reach)
+    place = min(1.0, max(0.0, entropy)) ** settings["dynatemp_exponent"]
+    return float(max(_GREEDY_BELOW, least + (base + reach - least) * place))
+
+
+def typical(weights: DoubleArray, typical_p: float) -> npt.NDArray[np.bool_]:
+    """Which tokens locally typical sampling keeps: those whose surprise is nearest to the entropy, the shortest
+    beginning of that order whose probability reaches typical_p (Meister and others, 2022).
+    """
+    shares = weights / weights.sum()
+    surprise = -np.log(np.maximum(shares, np.finfo(np.float64).tiny))
+    order = np.argsort(np.abs(surprise - float((shares * surprise).sum())), kind="stable")
+    count = int(np.searchsorted(np.cumsum(shares[order]), typical_p)) + 1
+    kept = np.zeros(len(weights), np.bool_)
+    kept[order[:count]] = True
+    return kept
+
+
+def without_surprises(ids: IntArray, weights: DoubleArray, bits: float) -> tuple[IntArray, DoubleArray]:
+    """Without tokens of more than `bits` of surprise; the most likely one stays."""
+    if bits <= 0:
+        return ids, weights
+    stays = weights >= weights.sum() * 2.0**-bits
+    stays[int(np.argmax(weights))] = True
+    return ids[stays], weights[stays]
+
+
+def without_top_choices(ids: IntArray, weights: DoubleArray, threshold: float) -> tuple[IntArray, DoubleArray]:
+    """Without all tokens of at least the probability `threshold` but the least likely of them (XTC)."""
+    above = np.flatnonzero(weights >= threshold * weights.sum())
+    if len(above) < 2:
+        return ids, weights
+    stays = np.ones(len(ids), np.bool_)
+    stays[above] = False
+    stays[above[len(above) - 1 - int(np.argmin(weights[above][::-1]))]] = True
+    return ids[stays], weights[stays]
 
 
 def sample_rows(logits: FloatArray, how: SamplingArrays, num_logprobs: int) -> SampledRows:

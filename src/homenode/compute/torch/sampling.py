@@ -1,5 +1,8 @@
 """Drawing tokens from logits on the device, all rows at once, in the order `SamplingArrays` documents.
 
+Rows with samplers that look at the probabilities of what others left (typical-p, bounds on surprises, XTC), or whose
+temperature follows their entropy, are drawn one by one on the host, by the NumPy backend.
+
 Arithmetic after the logits is float64, as in the NumPy backend, and the point of a draw is the same number: equal
 logits give equal tokens, but for the last bits of sums taken in another order. Devices without float64 have their
 logits copied to the host.
@@ -12,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from homenode.compute.ops import NO_TOKEN, FloatArray, IntArray, SampledRows, SamplingArrays
+from homenode.compute.reference.sampling import draw
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _GREEDY_BELOW = 1e-5  # a smaller temperature would only turn differences into overflow
@@ -42,7 +46,11 @@ def sample_rows(logits: torch.Tensor, how: SamplingArrays, num_logprobs: int) ->
     bad = nan | ~torch.isfinite(edited.amax(dim=1))
     edited = torch.where(bad.unsqueeze(1), 0, edited)  # so that there is something to draw
     tokens = edited.argmax(dim=1)
-    drawn = np.flatnonzero(how.settings["temperature"] >= _GREEDY_BELOW)
+    random = how.settings["temperature"] >= _GREEDY_BELOW
+    chained = random & is_chained(how)
+    for row in np.flatnonzero(chained & ~bad.cpu().numpy()).tolist():
+        tokens[row] = draw(logits[row].float().cpu().numpy(), how, row)
+    drawn = np.flatnonzero(random & ~chained)
     if len(drawn):
         rows = torch.from_numpy(drawn).to(logits.device)
         tokens[rows] = _draw(edited[rows].double(), how, drawn)
@@ -51,6 +59,15 @@ def sample_rows(logits: torch.Tensor, how: SamplingArrays, num_logprobs: int) ->
         nothing = np.empty((len(found), 0), np.float32)
         return SampledRows(found, np.empty(0, np.float32), nothing.astype(np.int32), nothing)
     return score_rows(logits, found, num_logprobs)
+
+
+def is_chained(how: SamplingArrays) -> npt.NDArray[np.bool_]:
+    """Which rows are drawn one by one."""
+    of = how.settings
+    chained = (
+        (of["typical_p"] < 1) | (of["max_surprise"] > 0) | (of["xtc_probability"] > 0) | (of["dynatemp_range"] > 0)
+    )
+    return np.asarray(chained, np.bool_)
 
 
 def score_rows(logits: torch.Tensor, targets: IntArray, num_logprobs: int) -> SampledRows:

@@ -70,6 +70,7 @@ class Sequence:
     queued_s: float = 0.0  # seconds until it was first admitted
     admitted: bool = False  # was running at least once
     answered: bool = False  # an output was sent
+    surprise_limit: float | None = None  # under Mirostat: the bound that its last token has led to
     finished: bool = False
     id: int = field(init=False)  # the client's number
     last: int = field(init=False)  # tokens, prompt included, that there will be at most

@@ -98,6 +98,8 @@ class Results:
             if allocation.ended:
                 self._take_late(sequence, allocation, drawn)
                 continue
+            if drawn.surprise_limit is not None:
+                sequence.surprise_limit = drawn.surprise_limit
             known = sequence.tokens
             known.append(token)
             if token in sequence.stops or len(known) >= sequence.next_check_len:
@@ -113,6 +115,7 @@ class Results:
         if sequence.finished:
             self._counters.generation_tokens -= 1
         else:
+            sequence.surprise_limit = sampled.surprise_limit
             sequence.tokens.append(sampled.token)
             self._take_token(sequence, allocation, sampled)
         self._allocator.finish_step(allocation)
@@ -147,6 +150,7 @@ class Results:
             if not sequence.samples and allocation.computed >= allocation.prefill_target:
                 self._requests.end_prefill(sequence)
             return
+        sequence.surprise_limit = sampled.surprise_limit
         sequence.tokens.append(sampled.token)
         self._counters.generation_tokens += 1
         self._take_token(sequence, allocation, sampled)

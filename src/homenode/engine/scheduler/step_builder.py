@@ -27,7 +27,14 @@ class StepBuilder:
                 state = allocation.state
                 slots = (-1, -1) if state is None else (state.slot, state.source)
                 starts.append(
-                    StartSequence(allocation.seq, sequence.tokens.copy(), sequence.num_prompt, sequence.params, *slots)
+                    StartSequence(
+                        allocation.seq,
+                        sequence.tokens.copy(),
+                        sequence.num_prompt,
+                        sequence.params,
+                        *slots,
+                        sequence.surprise_limit,
+                    )
                 )
             parts.append((sequence, allocation, self._part(sequence, allocation, count)))
         items = [*plan.decodes, *[item for _, _, item in parts]] if parts else plan.decodes

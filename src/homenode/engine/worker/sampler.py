@@ -38,6 +38,7 @@ class Sampler:
         self._rows: SlotArray | None = None  # those with a sequence; None: all
         self._num_logprobs: IntArray = _NO_TOKENS  # log-probabilities, for each row
         self._most_logprobs = -1
+        self._steered: SlotArray | None = None  # rows under Mirostat
 
     def draw(self, logits: Logits, batch: Batch, grammars: GrammarMasks | None = None) -> list[Sampled]:
         """Draw a token for every sequence of the batch that wants one, and append it to the sequence. `grammars`: has
@@ -51,7 +52,7 @@ class Sampler:
         table.ending = _NO_SLOTS if masks is None else masks.ending
         if slots is not self._slots:
             self._look_at(slots)
-        elif table.num_biased or table.num_counted:
+        elif table.num_biased or table.num_counted or table.num_steered:
             self._how = sampling_arrays(slots, table)
         else:
             self._how.counter = self._how.counter + np.uint64(1)  # everybody drew a token since
@@ -61,6 +62,7 @@ class Sampler:
         if masks is not None:
             drawn.tokens[list(masks.failed)] = NO_TOKEN
         tokens = drawn.tokens if self._rows is None else drawn.tokens[self._rows]
+        limits = self._steer(slots, drawn) if self._steered is not None else None
         table.append(slots if self._rows is None else slots[self._rows], tokens)
         if self._most_logprobs < 0 and masks is None:
             return [Sampled(seq, token) for seq, token in zip(batch.sampled, tokens.tolist(), strict=True)]
@@ -72,7 +74,13 @@ class Sampler:
                 (seq, masks.failed[row]) for seq, row in zip(batch.sampled, rows, strict=True) if row in masks.failed
             ]
         return [
-            Sampled(seq, token, logprobs[row] if self._num_logprobs[row] >= 0 else None, row in forced)
+            Sampled(
+                seq,
+                token,
+                logprobs[row] if self._num_logprobs[row] >= 0 else None,
+                row in forced,
+                None if limits is None else limits.get(row),
+            )
             for seq, token, row in zip(batch.sampled, tokens.tolist(), rows, strict=True)
         ]
 
@@ -83,6 +91,19 @@ class Sampler:
         self._rows = None if slots.all() else np.flatnonzero(slots)
         self._num_logprobs = self._table.logprobs[slots]
         self._most_logprobs = int(self._num_logprobs.max())
+        steered = np.flatnonzero(self._table.mirostat[slots])
+        self._steered = steered if len(steered) else None
+        if self._steered is not None:
+            self._most_logprobs = max(self._most_logprobs, 0)
+
+    def _steer(self, slots: SlotArray, drawn: SampledRows) -> dict[int, float]:
+        """Move the bounds of rows under Mirostat by what they drew; the new bounds, by row."""
+        rows = self._steered
+        assert rows is not None
+        surprises = np.nan_to_num(drawn.logprobs[rows] / -np.log(2.0), nan=0.0, posinf=100.0).astype(np.float32)
+        self._table.steer(slots[rows], surprises)
+        limits = self._table.settings["max_surprise"][slots[rows]]
+        return dict(zip(rows.tolist(), limits.tolist(), strict=True))
 
 
 def score(backend: Backend, logits: Logits, batch: Batch, table: SequenceTable) -> list[PromptScores]:

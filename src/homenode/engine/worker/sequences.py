@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from homenode.compute.ops import FloatArray, IntArray, SamplingArrays
 from homenode.engine.step import StartSequence
+from homenode.engine.worker.repetitions import RepetitionPenalty
 from homenode.sampling import SamplingParams
 from homenode.units import format_count
 
@@ -25,6 +26,9 @@ _NOTHING = np.zeros(0, np.int32)
 _NO_VALUES = np.zeros(0, np.float32)
 _FIRST_SLOTS = 16
 _FIRST_BLOCKS = 8
+_FIRST_LIMIT = 2.0  # times the surprise that Mirostat aims at: its first bound
+_LARGEST_LIMIT = 1000.0
+_LEAST_LIMIT = 1e-3  # a bound of 0 would be none
 _MASK64 = (1 << 64) - 1
 
 
@@ -86,10 +90,15 @@ class SequenceTable:
         self.seed = np.zeros(_FIRST_SLOTS, np.uint64)
         self.logprobs = np.full(_FIRST_SLOTS, -1, np.int32)
         self.prompt_logprobs = np.full(_FIRST_SLOTS, -1, np.int32)
+        self.mirostat = np.zeros(_FIRST_SLOTS, np.bool_)
+        self.mirostat_tau = np.zeros(_FIRST_SLOTS, np.float32)
+        self.mirostat_eta = np.zeros(_FIRST_SLOTS, np.float32)
         self.min_length = np.zeros(_FIRST_SLOTS, np.int32)  # below it `stops` are forbidden
-        self.num_biased = 0  # sequences with a logit bias or with min_tokens
+        self.repetitions: list[RepetitionPenalty | None] = [None] * _FIRST_SLOTS  # of those under DRY
+        self.num_biased = 0  # sequences with a logit bias, with min_tokens, or under DRY
         self.num_counted = 0  # sequences with a penalty
         self.ending: frozenset[int] = frozenset()  # slots whose grammar leaves nothing but the end
+        self.num_steered = 0  # sequences under Mirostat
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -124,16 +133,18 @@ class SequenceTable:
         self.num_prompt[slot] = start.num_prompt
         self.num_blocks[slot] = 0
         self.state_slot[slot] = start.state_slot
-        self._set_sampling(slot, start.params)
+        self._set_sampling(slot, start.params, start.surprise_limit)
 
     def end(self, seq: int) -> None:
         """Forget a sequence. One that is not known is ignored: the step that was to start it may have been lost."""
         slot = self._slots.pop(seq, None)
         if slot is None:
             return
-        self.num_biased -= self.bias[slot] is not None or self.stops[slot] is not None
+        self.num_biased -= self._is_biased(slot)
         self.num_counted -= self.seen[slot] is not None
+        self.num_steered -= bool(self.mirostat[slot])
         self.known[slot], self.bias[slot], self.stops[slot], self.seen[slot] = _NOTHING, None, None, None
+        self.repetitions[slot], self.mirostat[slot] = None, False
         self._free.append(slot)
 
     def add_blocks(self, slot: int, new: list[int]) -> None:
@@ -154,20 +165,41 @@ class SequenceTable:
         tokens = np.maximum(tokens, 0)
         self.last_token[slots] = tokens
         self.length[slots] += 1
+        if self.num_biased:
+            for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
+                repetitions = self.repetitions[slot]
+                if repetitions is not None:
+                    repetitions.add(token)
         if self.num_counted:
             for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
                 counts = self.seen[slot]
                 if counts is not None:
                     counts.add(token)
 
+    def steer(self, slots: SlotArray, surprises: FloatArray) -> None:
+        """Move the bounds of slots under Mirostat by the surprise of what they drew, in bits."""
+        limits = self.settings["max_surprise"]
+        moved = limits[slots] - self.mirostat_eta[slots] * (surprises - self.mirostat_tau[slots])
+        limits[slots] = np.clip(moved, _LEAST_LIMIT, _LARGEST_LIMIT)
+
     def bias_of(self, slot: int) -> Bias:
         """What is added to a slot's logits for its next draw; -inf forbids a token."""
-        bias, stops = self.bias[slot], self.stops[slot]
-        if stops is None or self.length[slot] >= self.min_length[slot] or slot in self.ending:
-            return bias or (_NOTHING, _NO_VALUES)
-        return stops if bias is None else (np.concatenate((bias[0], stops[0])), np.concatenate((bias[1], stops[1])))
+        parts = [bias] if (bias := self.bias[slot]) is not None else []
+        if (stops := self.stops[slot]) is not None and self.length[slot] < self.min_length[slot] and slot not in self.ending:
+            parts.append(stops)
+        if (repetitions := self.repetitions[slot]) is not None:
+            parts.append(repetitions.penalties())
+        if not parts:
+            return _NOTHING, _NO_VALUES
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate([tokens for tokens, _ in parts]), np.concatenate([values for _, values in parts])
 
-    def _set_sampling(self, slot: int, params: SamplingParams) -> None:
+    def _is_biased(self, slot: int) -> bool:
+        return any(each[slot] is not None for each in (self.bias, self.stops, self.repetitions))
+
+    def _set_sampling(self, slot: int, params: SamplingParams, limit: float | None) -> None:
+        """`limit`: what the bound on surprises has come to under Mirostat; None: the sequence begins."""
         params = params.with_defaults({})  # who knows the model's own has put them in
         for name, values in self.settings.items():
             values[slot] = getattr(params, name)
@@ -185,7 +217,14 @@ class SequenceTable:
         ):
             self.stops[slot] = (np.array(sorted(stops), np.int32), np.full(len(stops), -np.inf, np.float32))
             self.min_length[slot] = min(int(self.num_prompt[slot]) + params.min_tokens, 2**31 - 1)
-        self.num_biased += self.bias[slot] is not None or self.stops[slot] is not None
+        if params.dry_multiplier:
+            self.repetitions[slot] = RepetitionPenalty(params, self.known[slot])
+        self.num_biased += self._is_biased(slot)
+        if params.mirostat:
+            self.mirostat[slot] = True
+            self.num_steered += 1
+            self.mirostat_tau[slot], self.mirostat_eta[slot] = params.mirostat_tau, params.mirostat_eta
+            self.settings["max_surprise"][slot] = _FIRST_LIMIT * params.mirostat_tau if limit is None else limit
         if params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty:
             self.seen[slot] = TokenCounts(self.known[slot], int(self.num_prompt[slot]))
             self.num_counted += 1
@@ -200,6 +239,7 @@ class SequenceTable:
         self.bias += [None] * old
         self.stops += [None] * old
         self.seen += [None] * old
+        self.repetitions += [None] * old
         self._free = list(range(2 * old - 1, old - 1, -1))
 
 

@@ -176,7 +176,16 @@ def _engine_params(
         grammar=None if computes_only else asked.grammar,
         stop=[],
         n=1,
+        dry_sequence_breakers=(),
+        dry_breaker_ids=_breakers(state, asked),
     )
     defaults = state.ready.sampling_defaults if state.config.generation_config == "auto" else {}
     ends = tuple(token for token in state.tokenizer.stop_token_ids if token < state.ready.vocab_size)
     return asked.with_defaults(defaults).ended_by(ends)
+
+
+def _breakers(state: ServerState, asked: SamplingParams) -> tuple[int, ...]:
+    """The tokens over which no repetition goes that DRY counts: those with one of the texts in them."""
+    if not asked.dry_multiplier:
+        return ()
+    return state.breaker_ids(asked.dry_sequence_breakers)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, Struct, defstruct
 
 from homenode.sampling import SETTINGS, setting_type
+from homenode.server.http.failures import ApiError
 
 
 def setting_field_type(name: str) -> Any:
@@ -35,3 +37,37 @@ def given_settings(body: SettingFields) -> dict[str, Any]:
     return {
         name: setting.clamped(value) for name, setting in SETTINGS.items() if (value := getattr(body, name)) is not None
     }
+
+
+# The samplers that a request may name in `samplers`, by the names that llama.cpp has for them, and what is off without
+# each.
+_OF_SAMPLERS: dict[str, tuple[str, ...]] = {
+    "penalties": ("repetition_penalty", "frequency_penalty", "presence_penalty"),
+    "dry": ("dry_multiplier",),
+    "temperature": ("temperature", "dynatemp_range"),
+    "top_n_sigma": ("top_n_sigma",),
+    "top_k": ("top_k",),
+    "typ_p": ("typical_p",),
+    "top_p": ("top_p",),
+    "min_p": ("min_p",),
+    "xtc": ("xtc_probability",),
+}
+_OTHER_NAMES = {"typical_p": "typ_p", "typical": "typ_p", "nucleus": "top_p", "temp": "temperature"}
+_ALWAYS_ON = frozenset(("penalties", "dry", "temperature"))
+_WITHOUT_EFFECT = frozenset(("infill",))  # known, and nothing that changes a draw here
+
+
+def switched_off(samplers: Sequence[str] | None) -> dict[str, Any]:
+    """The sampling parameters of the samplers that are not among those a request names, with the values that change
+    nothing. Penalties, DRY and the temperature stay, as they are no choice among tokens. The order of the samplers is
+    always that of the table. Raises ApiError 400 for a name that is none.
+    """
+    if not samplers:
+        return {}
+    named = {_OTHER_NAMES.get(name, name) for name in samplers}
+    for name in samplers:
+        if _OTHER_NAMES.get(name, name) not in _OF_SAMPLERS.keys() | _WITHOUT_EFFECT:
+            text = f"`samplers` has `{name[:64]}`; there are {', '.join(_OF_SAMPLERS)}"
+            raise ApiError(400, text, param="samplers", code="invalid_value")
+    off = [each for name, each in _OF_SAMPLERS.items() if name not in named and name not in _ALWAYS_ON]
+    return {name: setting_type(name)(SETTINGS[name].off) for names in off for name in names}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import time
@@ -88,6 +89,13 @@ class ServerState(RequestAdmission):
         self.responses = open_store(limits, front.metrics)
         self.thought_seal = ThoughtSeal(config.thoughts_secret)
         self._ids = itertools.count(first_number(front.front) + 1)
+
+    @functools.lru_cache(maxsize=64)  # noqa: B019  # one state lives as long as the server
+    def breaker_ids(self, texts: tuple[str, ...]) -> tuple[int, ...]:
+        """The tokens whose text has one of these in it. O(vocabulary), once for each set of texts."""
+        wanted = [text.encode() for text in texts]
+        bytes_of = self.tokenizer.token_bytes
+        return tuple(t for t in range(self.ready.vocab_size) if any(text in bytes_of(t) for text in wanted))
 
     def next_id(self) -> int:
         """A request id never given before."""

@@ -9,6 +9,7 @@ x-homenode-ignored. `None` means the default everywhere, as clients send nulls f
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -42,12 +43,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
 class UnbuiltFields(StructuredFields, kw_only=True):
     """Fields of other servers that would change the answer, taken where they ask for nothing (`check_unbuilt`)."""
 
-    typical_p: float | None = None
     tfs_z: float | None = None
-    dynatemp_range: float | None = None
-    xtc_probability: float | None = None
-    dry_multiplier: float | None = None
-    mirostat: int | None = None
     use_beam_search: bool | None = None
     include_stop_str_in_output: bool | None = None
     bad_words: list[str] | None = None
@@ -55,23 +51,18 @@ class UnbuiltFields(StructuredFields, kw_only=True):
 
 # What asks for nothing, by the field.
 NEUTRAL: dict[str, Any] = {
-    "typical_p": 1,
     "tfs_z": 1,
-    "dynatemp_range": 0,
-    "xtc_probability": 0,
-    "dry_multiplier": 0,
-    "mirostat": 0,
     "use_beam_search": False,
     "include_stop_str_in_output": False,
     "bad_words": [],
 }
 
 
-def check_unbuilt(body: UnbuiltFields) -> None:
-    """Raises ApiError 400 for a field that asks for what this server does not have."""
+def check_unbuilt(body: UnbuiltFields, built: Collection[str] = ()) -> None:
+    """Raises ApiError 400 for a field that asks for what this server does not have. `built`: fields that it has here."""
     for name, neutral in NEUTRAL.items():
         value = getattr(body, name)
-        if value is not None and value != neutral:
+        if value is not None and value != neutral and name not in built:
             text = f"`{name}` is not supported: leave it out, or send {json.dumps(neutral)}"
             raise ApiError(400, text, param=name, code="unsupported_parameter")
 
@@ -101,6 +92,17 @@ class Sampling(UnbuiltFields, kw_only=True):
     timings_per_token: bool | None = None  # so does each chunk of a stream
     repeat_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     user: str | None = None
+    samplers: Annotated[list[Annotated[str, Meta(max_length=32)]], Meta(max_length=32)] | None = None
+    mirostat: Annotated[int, Meta(ge=0, le=2)] | None = None
+    mirostat_tau: Annotated[float, Meta(ge=0, le=100)] | None = None
+    mirostat_eta: Annotated[float, Meta(ge=0, le=1)] | None = None
+    dry_multiplier: Annotated[float, Meta(ge=0, le=100)] | None = None
+    dry_base: Annotated[float, Meta(ge=1, le=100)] | None = None
+    dry_allowed_length: Count | None = None
+    dry_penalty_last_n: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    dry_sequence_breakers: (
+        Annotated[list[Annotated[str, Meta(min_length=1, max_length=64)]], Meta(max_length=32)] | None
+    ) = None
 
 
 # What to do about values that a field does not take, where that is not plain from the range it has.

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from homenode.sampling import SamplingParams
 from homenode.server.apis.openai.requests import Sampling, check_unbuilt
 from homenode.server.core.prompts import EncodedPrompt
 from homenode.server.core.request import GenerationRequest
-from homenode.server.core.setting_fields import given_settings
+from homenode.server.core.setting_fields import given_settings, switched_off
 
 NO_LIMIT = -1  # as a number of tokens
+_OF_MIROSTAT_AND_DRY = (
+    "mirostat", "mirostat_tau", "mirostat_eta", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"
+)  # fmt: skip
 
 
-def sampling_of(body: Sampling) -> SamplingParams:
-    """What both endpoints share, without number of tokens and logprobs; None where the model's defaults apply.
+def sampling_of(body: Sampling, built: Collection[str] = ()) -> SamplingParams:
+    """What both endpoints share, without number of tokens and logprobs; None where the model's defaults apply. `built`:
+    fields that only some endpoints know what to do with.
 
     Raises ApiError 400 for a field that asks for what this server does not have.
     """
-    check_unbuilt(body)
+    check_unbuilt(body, built)
     settings = given_settings(body)
     if body.repeat_penalty is not None:
         settings.setdefault("repetition_penalty", body.repeat_penalty)
@@ -30,8 +35,16 @@ def sampling_of(body: Sampling) -> SamplingParams:
         logit_bias={token: float(bias) for token, bias in (body.logit_bias or {}).items()},
         stop=body.stop or [],
         n=body.n or 1,
-        **settings,
+        **{**settings, **_steered(body), **switched_off(body.samplers)},
     )
+
+
+def _steered(body: Sampling) -> dict[str, Any]:
+    """What Mirostat and DRY are told, as far as a request says it."""
+    given = {name: value for name in _OF_MIROSTAT_AND_DRY if (value := getattr(body, name)) is not None}
+    if body.dry_sequence_breakers is not None:
+        given["dry_sequence_breakers"] = tuple(body.dry_sequence_breakers)
+    return given
 
 
 def generation_request(

@@ -21,7 +21,6 @@ class CompletionRequest(Sampling, kw_only=True):
     echo: bool | None = None
     best_of: Literal[1] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    include_stop_str_in_output: bool | None = None
     suffix: str | None = None
 
 
