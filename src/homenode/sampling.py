@@ -49,6 +49,19 @@ class SamplingSetting:
         return value if self.least is None else max(value, self.least)
 
 
+class ForbiddenText(msgspec.Struct, frozen=True, array_like=True):
+    """A text that an answer must not hold, as an automaton over tokens: where its first `at` bytes stand at the end of
+    the answer, `completing[at - 1]` are the tokens that would complete it; `whole` are those that hold all of it.
+    `beginning[at - 1]`: the tokens that end with its first `at` bytes. `inner`: tokens that lie within it, as (token, at,
+    to): from its first `at` bytes to its first `to`.
+    """
+
+    whole: tuple[int, ...]
+    completing: tuple[tuple[int, ...], ...]
+    beginning: tuple[tuple[int, ...], ...]
+    inner: tuple[tuple[int, int, int], ...]
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a sequence is continued and when it ends. Ranges are checked by `check()`.
 
@@ -152,6 +165,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     dry_penalty_last_n: int = -1  # tokens before the next that are looked at; -1: all
     dry_sequence_breakers: tuple[str, ...] = DRY_BREAKERS  # texts of tokens over which no repetition goes
     dry_breaker_ids: tuple[int, ...] = ()  # those tokens: what the engine knows of them
+    bad_words: tuple[str, ...] = ()  # texts that the answer does not hold
+    forbidden: tuple[ForbiddenText, ...] = ()  # the same over tokens: what the engine knows of them
     max_tokens: int = DEFAULT_TOKENS
     min_tokens: int = 0
     seed: int | None = None  # None: the engine draws one

@@ -14,6 +14,7 @@ import itertools
 import time
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -30,6 +31,7 @@ from homenode.engine.errors import named_error
 from homenode.engine.messages import EngineReady, EngineStats, Output
 from homenode.engine.model_path.locate import locate_model
 from homenode.engine.request import Request
+from homenode.engine.token_rules import TokenRules
 from homenode.errors import NotANumberError, UserError
 from homenode.grammars.spec import GrammarSpec
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S
@@ -99,6 +101,10 @@ class LLM:
     def close(self) -> None:
         """End the engine. Calling it again does nothing."""
         self._closed()
+
+    @cached_property
+    def _token_rules(self) -> TokenRules:
+        return TokenRules(self.tokenizer, self.ready.vocab_size)
 
     @property
     def ready(self) -> EngineReady:
@@ -233,6 +239,7 @@ class LLM:
     def _request(self, number: int, ids: list[int], params: SamplingParams) -> Request:
         params.check()
         stops = tuple(token for token in self.tokenizer.stop_token_ids if token < self.ready.vocab_size)
+        params = self._token_rules.resolved(params)
         sent = msgspec.structs.replace(params.with_defaults(self.ready.sampling_defaults).ended_by(stops), stop=[], n=1)
         return Request(id=number, prompt_ids=ids, params=sent, arrival=time.monotonic())
 

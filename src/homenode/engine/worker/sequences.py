@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from homenode.compute.ops import FloatArray, IntArray, SamplingArrays
 from homenode.engine.step import StartSequence
+from homenode.engine.worker.forbidden import ForbiddenTexts
 from homenode.engine.worker.repetitions import RepetitionPenalty
 from homenode.sampling import SamplingParams
 from homenode.units import format_count
@@ -94,8 +95,9 @@ class SequenceTable:
         self.mirostat_tau = np.zeros(_FIRST_SLOTS, np.float32)
         self.mirostat_eta = np.zeros(_FIRST_SLOTS, np.float32)
         self.min_length = np.zeros(_FIRST_SLOTS, np.int32)  # below it `stops` are forbidden
-        self.repetitions: list[RepetitionPenalty | None] = [None] * _FIRST_SLOTS  # of those under DRY
-        self.num_biased = 0  # sequences with a logit bias, with min_tokens, or under DRY
+        # What depends on the tokens so far: DRY, and texts that are forbidden.
+        self.following: list[tuple[RepetitionPenalty | ForbiddenTexts, ...]] = [()] * _FIRST_SLOTS
+        self.num_biased = 0  # sequences with a logit bias, with min_tokens, or with something of these
         self.num_counted = 0  # sequences with a penalty
         self.ending: frozenset[int] = frozenset()  # slots whose grammar leaves nothing but the end
         self.num_steered = 0  # sequences under Mirostat
@@ -144,7 +146,7 @@ class SequenceTable:
         self.num_counted -= self.seen[slot] is not None
         self.num_steered -= bool(self.mirostat[slot])
         self.known[slot], self.bias[slot], self.stops[slot], self.seen[slot] = _NOTHING, None, None, None
-        self.repetitions[slot], self.mirostat[slot] = None, False
+        self.following[slot], self.mirostat[slot] = (), False
         self._free.append(slot)
 
     def add_blocks(self, slot: int, new: list[int]) -> None:
@@ -167,9 +169,8 @@ class SequenceTable:
         self.length[slots] += 1
         if self.num_biased:
             for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
-                repetitions = self.repetitions[slot]
-                if repetitions is not None:
-                    repetitions.add(token)
+                for following in self.following[slot]:
+                    following.add(token)
         if self.num_counted:
             for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
                 counts = self.seen[slot]
@@ -187,8 +188,7 @@ class SequenceTable:
         parts = [bias] if (bias := self.bias[slot]) is not None else []
         if (stops := self.stops[slot]) is not None and self.length[slot] < self.min_length[slot] and slot not in self.ending:
             parts.append(stops)
-        if (repetitions := self.repetitions[slot]) is not None:
-            parts.append(repetitions.penalties())
+        parts += [following.penalties() for following in self.following[slot]]
         if not parts:
             return _NOTHING, _NO_VALUES
         if len(parts) == 1:
@@ -196,7 +196,7 @@ class SequenceTable:
         return np.concatenate([tokens for tokens, _ in parts]), np.concatenate([values for _, values in parts])
 
     def _is_biased(self, slot: int) -> bool:
-        return any(each[slot] is not None for each in (self.bias, self.stops, self.repetitions))
+        return self.bias[slot] is not None or self.stops[slot] is not None or bool(self.following[slot])
 
     def _set_sampling(self, slot: int, params: SamplingParams, limit: float | None) -> None:
         """`limit`: what the bound on surprises has come to under Mirostat; None: the sequence begins."""
@@ -217,8 +217,7 @@ class SequenceTable:
         ):
             self.stops[slot] = (np.array(sorted(stops), np.int32), np.full(len(stops), -np.inf, np.float32))
             self.min_length[slot] = min(int(self.num_prompt[slot]) + params.min_tokens, 2**31 - 1)
-        if params.dry_multiplier:
-            self.repetitions[slot] = RepetitionPenalty(params, self.known[slot])
+        self.following[slot] = self._following(slot, params)
         self.num_biased += self._is_biased(slot)
         if params.mirostat:
             self.mirostat[slot] = True
@@ -228,6 +227,14 @@ class SequenceTable:
         if params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty:
             self.seen[slot] = TokenCounts(self.known[slot], int(self.num_prompt[slot]))
             self.num_counted += 1
+
+    def _following(self, slot: int, params: SamplingParams) -> tuple[RepetitionPenalty | ForbiddenTexts, ...]:
+        found: list[RepetitionPenalty | ForbiddenTexts] = []
+        if params.dry_multiplier:
+            found.append(RepetitionPenalty(params, self.known[slot]))
+        if params.forbidden:
+            found.append(ForbiddenTexts(params.forbidden, self.known[slot][self.num_prompt[slot] :].tolist()))
+        return tuple(found)
 
     def _grow_slots(self) -> None:
         old = len(self.length)
@@ -239,7 +246,7 @@ class SequenceTable:
         self.bias += [None] * old
         self.stops += [None] * old
         self.seen += [None] * old
-        self.repetitions += [None] * old
+        self.following += [()] * old
         self._free = list(range(2 * old - 1, old - 1, -1))
 
 

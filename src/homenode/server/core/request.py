@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -80,6 +80,9 @@ async def begin(state: ServerState, request: GenerationRequest) -> Generation:
     check_limits(state, len(request.prompts), request.sampling)
     check_prompt_tokens(sum(len(prompt.ids) for prompt in request.prompts) * request.sampling.n)
     caller().take_prompt(sum(len(prompt.ids) for prompt in request.prompts))
+    if request.sampling.bad_words or request.sampling.dry_multiplier:
+        rules, sampling = state.token_rules, request.sampling
+        request = replace(request, sampling=await state.text_work.run(lambda: rules.resolved(sampling)))
     kv = await _kv_transfer(state, request)
     sequences: list[GeneratedSequence] = []
     for number, prompt in enumerate(request.prompts):
@@ -176,16 +179,7 @@ def _engine_params(
         grammar=None if computes_only else asked.grammar,
         stop=[],
         n=1,
-        dry_sequence_breakers=(),
-        dry_breaker_ids=_breakers(state, asked),
     )
     defaults = state.ready.sampling_defaults if state.config.generation_config == "auto" else {}
     ends = tuple(token for token in state.tokenizer.stop_token_ids if token < state.ready.vocab_size)
     return asked.with_defaults(defaults).ended_by(ends)
-
-
-def _breakers(state: ServerState, asked: SamplingParams) -> tuple[int, ...]:
-    """The tokens over which no repetition goes that DRY counts: those with one of the texts in them."""
-    if not asked.dry_multiplier:
-        return ()
-    return state.breaker_ids(asked.dry_sequence_breakers)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import time
 from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 
 from homenode import __version__
 from homenode.engine.fronts.numbers import first_number
 from homenode.engine.messages import EngineReady
+from homenode.engine.token_rules import TokenRules
 from homenode.server.core.grammar_work import GrammarWork
 from homenode.server.core.model_formats import ModelFormats
 from homenode.server.core.response_store import StoreLimits, open_store
@@ -90,12 +91,10 @@ class ServerState(RequestAdmission):
         self.thought_seal = ThoughtSeal(config.thoughts_secret)
         self._ids = itertools.count(first_number(front.front) + 1)
 
-    @functools.lru_cache(maxsize=64)  # noqa: B019  # one state lives as long as the server
-    def breaker_ids(self, texts: tuple[str, ...]) -> tuple[int, ...]:
-        """The tokens whose text has one of these in it. O(vocabulary), once for each set of texts."""
-        wanted = [text.encode() for text in texts]
-        bytes_of = self.tokenizer.token_bytes
-        return tuple(t for t in range(self.ready.vocab_size) if any(text in bytes_of(t) for text in wanted))
+    @cached_property
+    def token_rules(self) -> TokenRules:
+        """What sampling parameters say about texts, over this vocabulary."""
+        return TokenRules(self.tokenizer, self.ready.vocab_size)
 
     def next_id(self) -> int:
         """A request id never given before."""

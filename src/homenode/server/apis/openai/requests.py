@@ -46,7 +46,6 @@ class UnbuiltFields(StructuredFields, kw_only=True):
     tfs_z: float | None = None
     use_beam_search: bool | None = None
     include_stop_str_in_output: bool | None = None
-    bad_words: list[str] | None = None
 
 
 # What asks for nothing, by the field.
@@ -54,7 +53,6 @@ NEUTRAL: dict[str, Any] = {
     "tfs_z": 1,
     "use_beam_search": False,
     "include_stop_str_in_output": False,
-    "bad_words": [],
 }
 
 
@@ -92,6 +90,7 @@ class Sampling(UnbuiltFields, kw_only=True):
     timings_per_token: bool | None = None  # so does each chunk of a stream
     repeat_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     user: str | None = None
+    bad_words: Annotated[list[Annotated[str, Meta(min_length=1, max_length=64)]], Meta(max_length=32)] | None = None
     samplers: Annotated[list[Annotated[str, Meta(max_length=32)]], Meta(max_length=32)] | None = None
     mirostat: Annotated[int, Meta(ge=0, le=2)] | None = None
     mirostat_tau: Annotated[float, Meta(ge=0, le=100)] | None = None

@@ -42,6 +42,8 @@ def sampling_of(body: Sampling, built: Collection[str] = ()) -> SamplingParams:
 def _steered(body: Sampling) -> dict[str, Any]:
     """What Mirostat and DRY are told, as far as a request says it."""
     given = {name: value for name in _OF_MIROSTAT_AND_DRY if (value := getattr(body, name)) is not None}
+    if body.bad_words:
+        given["bad_words"] = tuple(body.bad_words)
     if body.dry_sequence_breakers is not None:
         given["dry_sequence_breakers"] = tuple(body.dry_sequence_breakers)
     return given
