@@ -185,13 +185,13 @@ int32_t pick_candidate(const Distribution& d, const RowSampling& how, SamplingSc
 int32_t pick_chained(const Distribution& d, const RowSampling& how, SamplingScratch& s, const Kernels& kernels,
                      double u) {
   if (how.top_k > 0 && how.top_k < d.count) {
-    select_best(d.values, d.count, how.top_k, s);
+    select_best(d.values, d.count, how.top_k, kLowest, s);
     std::sort(s.candidates.begin(), s.candidates.end(),
               [](const TokenValue& a, const TokenValue& b) { return a.token < b.token; });
   } else {
     s.candidates.clear();
     find_maxima(d.values, d.count, s.maxima);
-    collect(d.values, d.count, std::numeric_limits<float>::lowest(), s.maxima, s.candidates);
+    collect(d.values, d.count, kLowest, s.maxima, s.candidates);
   }
   const size_t count = s.candidates.size();
   for (size_t i = 0; i < count; ++i) s.edited[i] = s.candidates[i].value;

@@ -9,7 +9,13 @@
   X(float, frequency_penalty, -1000000.0f, 1000000.0f) \
   X(float, presence_penalty, -1000000.0f, 1000000.0f) \
   X(float, temperature, 0.0f, 1000000.0f) \
+  X(float, dynatemp_range, 0.0f, 100.0f) \
+  X(float, dynatemp_exponent, 0.0f, 100.0f) \
   X(float, top_n_sigma, -1.0f, 1000.0f) \
   X(int32_t, top_k, 0, 2147483647) \
+  X(float, typical_p, 0.0f, 1.0f) \
   X(float, top_p, 0.0f, 1.0f) \
-  X(float, min_p, 0.0f, 1.0f)
+  X(float, min_p, 0.0f, 1.0f) \
+  X(float, max_surprise, 0.0f, 1000.0f) \
+  X(float, xtc_probability, 0.0f, 1.0f) \
+  X(float, xtc_threshold, 0.0f, 1.0f)

@@ -17,7 +17,7 @@ from homenode.sampling import ForbiddenText, SamplingParams
 _REMEMBERED = 256  # texts
 
 
-class TokenTexts(Protocol):
+class RuledVocabulary(Protocol):
     """What is asked of a tokenizer."""
 
     @property
@@ -29,7 +29,7 @@ class TokenTexts(Protocol):
 class TokenRules:
     """For one vocabulary. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: TokenTexts, vocab_size: int) -> None:
+    def __init__(self, tokenizer: RuledVocabulary, vocab_size: int) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._texts: list[bytes] | None = None
         self.forbidden: Callable[[str], ForbiddenText] = lru_cache(_REMEMBERED)(self._forbidden)

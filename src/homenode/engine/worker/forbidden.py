@@ -10,7 +10,7 @@ from homenode.compute.ops import FloatArray, IntArray
 from homenode.sampling import ForbiddenText
 
 
-class _Watched:
+class _ForbiddenWatch:
     """One text, and how many of its bytes the answer ends with: all numbers for which that holds."""
 
     def __init__(self, text: ForbiddenText) -> None:
@@ -38,7 +38,7 @@ class ForbiddenTexts:
 
     def __init__(self, texts: Iterable[ForbiddenText], answer: Iterable[int]) -> None:
         """`answer`: the tokens of the answer so far."""
-        self._watched = [_Watched(text) for text in texts]
+        self._watched = [_ForbiddenWatch(text) for text in texts]
         for token in answer:
             self.add(token)
 

@@ -186,7 +186,11 @@ class SequenceTable:
     def bias_of(self, slot: int) -> Bias:
         """What is added to a slot's logits for its next draw; -inf forbids a token."""
         parts = [bias] if (bias := self.bias[slot]) is not None else []
-        if (stops := self.stops[slot]) is not None and self.length[slot] < self.min_length[slot] and slot not in self.ending:
+        if (
+            (stops := self.stops[slot]) is not None
+            and self.length[slot] < self.min_length[slot]
+            and slot not in self.ending
+        ):
             parts.append(stops)
         parts += [following.penalties() for following in self.following[slot]]
         if not parts:

@@ -46,9 +46,9 @@ class KeyHolder:
         """The name of the key; empty where it has none."""
         return self._key.name if self._key is not None else ""
 
-    def uncounted(self) -> Caller:
+    def uncounted(self) -> KeyHolder:
         """The same key, for a request that its limits are not about."""
-        return Caller(self._key)
+        return KeyHolder(self._key)
 
     @contextmanager
     def request(self) -> Iterator[None]:

@@ -55,7 +55,9 @@ async def _begin(state: ServerState, body: CompletionRequest) -> Generation:
     scores = body.logprobs if body.echo else None
     if body.prompt_logprobs is not None:
         scores = max(body.prompt_logprobs, scores or 0)
-    sampling = msgspec.structs.replace(sampling_of(body, ("include_stop_str_in_output",)), logprobs=body.logprobs, prompt_logprobs=scores)
+    sampling = msgspec.structs.replace(
+        sampling_of(body, ("include_stop_str_in_output",)), logprobs=body.logprobs, prompt_logprobs=scores
+    )
     check_limits(state, len(prompts), sampling)
     if (output := output_of(body)) is not None:
         sampling = msgspec.structs.replace(sampling, grammar=await grammar_of(state, *output))
