@@ -11,6 +11,8 @@ import httpx
 import msgspec
 import pytest
 
+from homenode.server.apis.responses.conversation import lark_of
+from homenode.server.apis.responses.tools import ResponsesGrammarSyntax
 from homenode.server.app import create_app
 from homenode.server.core.state import ServerState
 from homenode.server.http.config import ServerConfig
@@ -494,3 +496,62 @@ def test_deeply_nested_tools_are_a_refusal_or_left_out() -> None:
         nested = {"type": "namespace", "name": "n", "tools": [nested]}
     answer = Service("x", CALLS).ask(PATH, {"input": "x", "tools": [nested]})
     assert answer.status_code == 200 and answer.headers["x-homenode-ignored"] == "namespace"
+
+
+def test_what_is_asked_of_the_text_reaches_the_engine() -> None:
+    service = Service("{}", CALLS)
+    schema = {"type": "object", "properties": {"zebra": {"type": "integer"}}, "required": ["zebra"]}
+    service.respond(text={"format": {"type": "json_schema", "name": "form", "strict": True, "schema": schema}})
+    assert "zebra" in (service.requests[-1].params.grammar or "")
+    service.respond(text={"format": {"type": "json_object"}})
+    assert service.requests[-1].params.grammar
+    service.respond(text={"format": {"type": "text"}})
+    assert service.requests[-1].params.grammar is None
+    wrong = {"format": {"type": "json_schema", "name": "form", "schema": {"type": "zebra"}}}
+    refused = service.ask(PATH, {"input": "hi", "text": wrong})
+    assert refused.status_code == 400 and (refused.json()["error"]["param"] or "").startswith("text.format")
+
+
+@pytest.mark.parametrize(
+    "choice",
+    ["required", {"type": "function", "name": "look"}, {"type": "function", "name": "look", "namespace": "mcp__notes"}],
+)
+def test_calls_that_must_come_are_bound(choice: Any) -> None:
+    service = Service(CALL, CALLS)
+    service.respond(tools=[TOOL, NOTES, EDIT], tool_choice=choice, parallel_tool_calls=False)
+    grammar = service.requests[-1].params.grammar or ""
+    assert "look" in grammar and ("edit" in grammar) == (choice == "required")
+    wanted = choice["namespace"] + "__look" if isinstance(choice, dict) and "namespace" in choice else "look"
+    assert wanted in grammar
+
+
+@pytest.mark.parametrize(
+    ("syntax", "definition", "shown"),
+    [("regex", "[A-Z]{2}/[0-9]\n", "{2,2}"), ("lark", 'start: "zebra" /[a-z]/\n', "zebra")],
+)
+def test_the_grammar_of_a_custom_tool_binds_its_input(syntax: str, definition: str, shown: str) -> None:
+    service = Service(called("edit", {"input": "AB/1\n"}), CALLS)
+    tool = {**EDIT, "format": {"type": "grammar", "syntax": syntax, "definition": definition}}
+    [call] = service.respond(tools=[tool])["output"]
+    assert call["input"] == "AB/1\n" and shown in (service.requests[-1].params.grammar or "")
+    told = service.seen()[0]["tools"][0]["function"]["parameters"]["properties"]["input"]["description"]
+    assert definition in told
+    service.respond(tools=[tool], tool_choice="none")
+    assert service.requests[-1].params.grammar is None
+    tool["format"] = {"type": "grammar", "syntax": syntax, "definition": "start: (" if syntax == "lark" else "([a-z"}
+    refused = service.ask(PATH, {"input": "hi", "tools": [TOOL, tool]})
+    assert refused.status_code == 400 and "tools[1].format.definition" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "written"),
+    [
+        ("a/b", "start: /a\\/b/\n"),
+        ("a\\/b", "start: /a\\/b/\n"),
+        ("a\\\\/b", "start: /a\\\\\\/b/\n"),
+        ("a\nb", "start: /a\\nb/\n"),
+        ("[/\n]", "start: /[\\/\\n]/\n"),
+    ],
+)
+def test_a_regular_expression_as_a_grammar(pattern: str, written: str) -> None:
+    assert lark_of(ResponsesGrammarSyntax(syntax="regex", definition=pattern)) == written
