@@ -1,5 +1,5 @@
-"""What the types of the fields of structured output cannot say in the OpenAPI document: which values can be kept, and that
-one field is enough. Of the spellings that mean the same the document has one; docs/structured-output.md has all.
+"""What the types of the fields of structured output cannot say in the OpenAPI document: which values can be kept. Of the
+spellings that mean the same the document has one; docs/structured-output.md has all.
 """
 
 from __future__ import annotations
@@ -23,15 +23,13 @@ _TAG_FORMAT: dict[str, Any] = {
     "description": "Or a format of another type.",
 }
 _SPELLINGS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar", "json_schema")
-_NULL: dict[str, Any] = {"type": "null"}
 
 
 def tighten_structured(components: dict[str, Any], schema: dict[str, Any]) -> None:
     """`schema`: of a request with the fields."""
     for name in _SPELLINGS:
         schema["properties"].pop(name)
-    fields = ("response_format", "structured_outputs")
-    schema.setdefault("allOf", []).append({"anyOf": [{"properties": {name: _NULL}} for name in fields]})
+    schema["properties"]["structured_outputs"]["description"] = "Not beside a `response_format` other than text."
     outputs = components[StructuredOutputs.__name__]
     choice = outputs["properties"]["choice"]
     outputs["properties"] = {"choice": choice["anyOf"][0] if "anyOf" in choice else choice}
