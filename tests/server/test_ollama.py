@@ -89,12 +89,13 @@ def test_options_reach_the_sampler() -> None:
     writer = Writer("Once upon a time")
     options = {
         "temperature": 0.5, "top_k": 4.0, "top_p": 0.9, "min_p": 0.1, "repeat_penalty": 1.2, "seed": 7, "stop": ["upon"],
-        "num_predict": 50, "num_ctx": 4096, "presence_penalty": 0.5, "typical_p": 1.0, "mirostat": 0,
+        "num_predict": 50, "num_ctx": 4096, "presence_penalty": 0.5, "typical_p": 0.9, "mirostat": 2, "mirostat_tau": 4, "tfs_z": 1,
     }  # fmt: skip
     answer = ask(writer, options=options, stream=False, keep_alive=-1)
     params = writer.requests[-1].params
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.5, 4, 0.9, 0.1)
     assert (params.repetition_penalty, params.seed, params.presence_penalty) == (1.2, 7, 0.5)
+    assert (params.typical_p, params.mirostat, params.mirostat_tau, params.mirostat_eta) == (0.9, 2, 4, 0.1)
     assert answer.json()["message"]["content"] == "Once " and "x-homenode-ignored" not in answer.headers
     assert params.max_tokens == 50
     assert ask(writer, options={"num_predict": -1}).status_code == 200
@@ -102,10 +103,10 @@ def test_options_reach_the_sampler() -> None:
 
 
 def test_what_has_no_effect_is_named() -> None:
-    options = {"num_ctx": 10**6, "num_gpu": 1, "use_mmap": True, "mirostat": 2, "vigour": 3}
+    options = {"num_ctx": 10**6, "num_gpu": 1, "use_mmap": True, "tfs_z": 0.5, "vigour": 3}
     answer = ask(Writer("x"), options=options, keep_alive=0, mood="good")
     named = set(answer.headers["x-homenode-ignored"].split(", "))
-    assert named == {"num_ctx", "num_gpu", "use_mmap", "mirostat", "vigour", "keep_alive", "mood"}
+    assert named == {"num_ctx", "num_gpu", "use_mmap", "tfs_z", "vigour", "keep_alive", "mood"}
 
 
 def test_a_history_of_calls() -> None:

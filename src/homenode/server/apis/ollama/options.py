@@ -19,7 +19,7 @@ _LOADING = (
     "vocab_only", "use_mmap", "use_mlock", "embedding_only", "penalize_newline",
 )  # fmt: skip
 # Samplers that Ollama has and this server may not have, and the values at which they change nothing.
-_SAMPLERS = {"typical_p": 1, "tfs_z": 1, "mirostat": 0, "mirostat_tau": 5, "mirostat_eta": 0.1, "repeat_last_n": 64}
+_SAMPLERS = {"tfs_z": 1, "repeat_last_n": 64}
 _NEUTRAL: dict[str, float] = {name: value for name, value in _SAMPLERS.items() if name not in SETTINGS}
 
 # Tells that something is left out: a word of the client's own, and its place in the body.
@@ -46,6 +46,9 @@ class OllamaOptions(OllamaLeftOut, kw_only=True):
 
     num_ctx: int | None = None
     num_predict: Annotated[int, Meta(le=_INT32)] | None = None
+    mirostat: Annotated[int, Meta(ge=0, le=2)] | None = None
+    mirostat_tau: Annotated[float, Meta(ge=0, le=100)] | None = None
+    mirostat_eta: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: Annotated[int, Meta(ge=-_INT64 - 1, le=_INT64)] | None = None
     stop: str | Annotated[list[str], Meta(max_length=16)] | None = None
     repeat_penalty: setting_field_type(_PENALTY) | None = None  # type: ignore[valid-type]  # repetition_penalty here
@@ -61,6 +64,9 @@ def sampling_of_options(options: OllamaOptions, logprobs: int | None) -> Samplin
     settings = given_settings(options)
     if options.repeat_penalty is not None:
         settings.setdefault(_PENALTY, SETTINGS[_PENALTY].clamped(options.repeat_penalty))
+    for name in ("mirostat", "mirostat_tau", "mirostat_eta"):
+        if getattr(options, name) is not None:
+            settings[name] = getattr(options, name)
     stops = [options.stop] if isinstance(options.stop, str) else options.stop or []
     return SamplingParams(seed=options.seed, stop=[stop for stop in stops if stop], logprobs=logprobs, **settings)
 
