@@ -177,7 +177,8 @@ void bind_layout(nb::module_& m) {
 }
 
 void bind_copy(nb::module_& m) {
-  nb::class_<BoundPages>(m, "NativeKvPages", "Pages first .. first + count - 1 of a sequence, in the blocks of `table`.")
+  nb::class_<BoundPages>(m, "NativeKvPages",
+                         "Pages first .. first + count - 1 of a sequence, in the blocks of `table`.")
       .def("__init__", &make_pages, nb::kw_only(), nb::arg("memory"), nb::arg("table"), nb::arg("first"),
            nb::arg("count"), nb::arg("tokens"), nb::arg("page_tokens"), nb::arg("heads") = nb::none(),
            "table: the blocks of the whole sequence, of `tokens` positions; -1: one that is not there. heads: the "
@@ -229,7 +230,8 @@ void bind_kv_memory(nb::module_& m) {
           nb::sig("def views(self) -> list[NDArray[numpy.uint8]]"), "The bytes of each region.")
       .def("parts", &parts_of, nb::arg("block"), nb::arg("tiles"),
            "Region, offset and bytes of the pieces of a block.");
-  nb::class_<EpochWords>(m, "EpochWordsHandle", "Numbers for the parts of a memory, in a memfd that only its maker writes.")
+  nb::class_<EpochWords>(m, "EpochWordsHandle",
+                         "Numbers for the parts of a memory, in a memfd that only its maker writes.")
       .def_static(
           "create", [](int64_t count) { return take(EpochWords::create(count)); }, nb::arg("count"))
       .def_static(

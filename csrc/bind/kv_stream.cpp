@@ -36,7 +36,8 @@ std::vector<nb::bytes> digests_of(const PageReceiver& receiver) {
 }  // namespace
 
 void bind_kv_stream(nb::module_& m) {
-  nb::class_<PageReceiver>(m, "NativePageReceiver", "Bytes of KV pages from a socket into their blocks; digested on the way.")
+  nb::class_<PageReceiver>(m, "NativePageReceiver",
+                           "Bytes of KV pages from a socket into their blocks; digested on the way.")
       .def_static(
           "create",
           [](std::shared_ptr<KvMemory> memory, Level level, std::vector<int32_t> blocks, std::vector<int32_t> tiles) {

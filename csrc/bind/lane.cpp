@@ -181,7 +181,8 @@ void bind_lane(nb::module_& m) {
           },
           nb::kw_only(), nb::arg("first"), nb::arg("pages"), nb::arg("tokens"),
           "pages: of the whole hand-over. tokens: positions from the first of these pages on.");
-  nb::class_<PageExport>(m, "NativePageExport", "Pages that can be announced as soon as they are computed. For one thread.")
+  nb::class_<PageExport>(m, "NativePageExport",
+                         "Pages that can be announced as soon as they are computed. For one thread.")
       .def_static("of", &export_pages, nb::kw_only(), nb::arg("lane"), nb::arg("level"), nb::arg("memory"),
                   nb::arg("epoch_words"), nb::arg("buffer"), nb::arg("pull_id"), nb::arg("range"), nb::arg("limit"),
                   "limit: the most pages of one announcement.")

@@ -189,7 +189,8 @@ void bind_recorder(nb::module_& m) {
   nb::class_<Routing>(m, "NativeRouting", "How experts are chosen and weighted; see homenode.compute.ops.Routing.")
       .def("__init__", &make_routing, nb::kw_only(), nb::arg("chosen"), nb::arg("score"), nb::arg("normalise"),
            nb::arg("epsilon"), nb::arg("scale"), nb::arg("groups"), nb::arg("groups_chosen"), nb::arg("group_score"));
-  nb::class_<Recorder>(m, "NativeRecorder", "Records the operations of a forward function; see homenode.compute.ops.Ops.")
+  nb::class_<Recorder>(m, "NativeRecorder",
+                       "Records the operations of a forward function; see homenode.compute.ops.Ops.")
       .def("__init__", &make_recorder, nb::arg("pool"), nb::arg("level"), nb::arg("limits"), nb::kw_only(),
            nb::arg("fuse") = true, nb::arg("group").none() = nb::none(), nb::arg("arena") = nb::none())
       .def(
