@@ -72,7 +72,8 @@ ARCHITECTURE = Architecture(
     FolderFormat(
         "Mistral4ForCausalLM",
         read_folder,
-        fields=FIELDS | {"rope_parameters.llama_4_scaling_beta", "rope_parameters.max_position_embeddings"},
+        fields=FIELDS | {"rope_parameters.llama_4_scaling_beta"},
+        harmless={"rope_parameters.max_position_embeddings": "the field of the model says it"},
         picture_classes=("Mistral3ForConditionalGeneration",),
         convert=split_folder,
     ),

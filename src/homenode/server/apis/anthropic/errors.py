@@ -8,6 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from homenode.server.http.failures import ApiError
+from homenode.units import format_count
 
 _TYPES = {
     401: "authentication_error",
@@ -44,7 +45,7 @@ def messages_error(failure: ApiError) -> MessagesError:
     message = str(failure)
     if failure.body.error.code == "context_length_exceeded":
         sizes = _SIZES.search(message)
-        told = f"{sizes['tokens']} tokens > {sizes['most']} maximum; " if sizes else ""
+        told = f"{format_count(int(sizes['tokens']), 'token')} > {sizes['most']} maximum; " if sizes else ""
         message = f"prompt is too long: {told}{message}"
     return MessagesError(error=MessagesErrorDetail(type=_type(failure), message=message))
 
