@@ -27,6 +27,7 @@ from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import read_json, unless_gone, unless_gone_early
 from homenode.server.http.failures import ApiError
 from homenode.server.http.sse import EventStream
+from homenode.units import format_count
 
 _CHARACTERS_A_TOKEN = 64  # of a text that is longer than the context, more are not looked at
 _PROJECT = "project\n"  # the name of a repository, which editors do not tell
@@ -109,7 +110,8 @@ async def _prompt(state: ServerState, body: InfillRequest, tokens: FillInMiddleT
         before, after, begun = await state.text_work.run(lambda: [_ids(state, text) for text in texts], inline)
         room = longest - len(begun) - 8 - min(body.most_tokens or 0, longest // 4)
         if room < 2:
-            raise ApiError(400, f"`prompt` has {len(begun)} tokens, which leave no room in a context of {longest}", param="prompt", code="context_length_exceeded")  # fmt: skip
+            text = f"`prompt` has {format_count(len(begun), 'token')}, and the context of {longest} leaves no room"
+            raise ApiError(400, text, param="prompt", code="context_length_exceeded")
         of_after = min(len(after), max(room // 4, room - len(before)))
         of_before = min(len(before), room - of_after)
         context = await state.text_work.run(
