@@ -50,12 +50,16 @@ def random_how(rows: int, vocabulary: int, seed: int) -> SamplingArrays:
 
 
 def random_masks(random: np.random.Generator, vocabulary: int) -> Any:
-    """Three masks: with about half of the tokens, with one, and with none."""
+    """Three masks: with about half of the tokens, with one, and with the first and the last."""
     words = -(-vocabulary // 32)
     one = np.zeros(words, np.uint32)
     token = int(random.integers(vocabulary))
     one[token // 32] = 1 << (token % 32)
-    return np.stack([random.integers(0, 2**32, words, dtype=np.uint32), one, np.zeros(words, np.uint32)])
+    half, ends = random.integers(0, 2**32, words, dtype=np.uint32), np.zeros(words, np.uint32)
+    half[0] |= 1
+    ends[0] |= 1
+    ends[(vocabulary - 1) // 32] |= 1 << ((vocabulary - 1) % 32)
+    return np.stack([half, one, ends])
 
 
 @limits(max_examples=60, deadline=None)
