@@ -67,7 +67,7 @@ def document(state: ServerState, apis: Sequence[Api]) -> dict[str, Any]:
         api.tighten(components, state)
     paths: dict[str, Any] = {}
     for api in apis:
-        for operation in api.operations:
+        for operation in filter(lambda one: one.documented(state), api.operations):
             paths.setdefault(operation.path, {})[operation.method] = _operation(operation, api.error_body, state)
     for methods in paths.values():
         for method, entry in methods.items():

@@ -21,7 +21,8 @@ class Operation:
     `path` may have names in braces, and `query` the OpenAPI schemas of parameters by their names. `answer`: the type of
     the body, None for text, dict for any object. `streams`: the types of the events, where the answer can be a stream,
     which has the form `stream_form`. `may_be_list`: the answer can be a list as well. `admits`: requests are refused
-    while the server drains, and the drain waits for those under way.
+    while the server drains, and the drain waits for those under way. `documented`: whether the served model can do it;
+    the OpenAPI document has no operation that only refuses.
     """
 
     path: str
@@ -36,6 +37,7 @@ class Operation:
     may_be_list: bool = False
     query: Mapping[str, Any] = field(default_factory=dict)
     admits: bool = False
+    documented: Callable[[ServerState], bool] = lambda state: True
 
     @property
     def stream_types(self) -> tuple[type, ...]:

@@ -100,15 +100,7 @@ async def begin_conversation(state: ServerState, request: ConversationRequest) -
     check_limits(state, 1, request.sampling)
     formats = state.formats.of(with_tools=bool(request.tools))
     text = await conversation_text(state, request)
-    grammar = await message_grammar(
-        state,
-        formats,
-        text.text,
-        offer=request.offer,
-        output=request.output,
-        output_param=request.output_param,
-        thinking_budget=request.thinking_budget,
-    )
+    grammar = await conversation_grammar(state, request, text.text)
     prompt = await encode_chat_text(state, text, request.add_special_tokens)
     reads = bool(request.callable_tools) or formats.has_thoughts or formats.chosen.tools.without_tools
     generation = await begin(
@@ -127,6 +119,19 @@ async def begin_conversation(state: ServerState, request: ConversationRequest) -
         ),
     )
     return Conversation(generation, [_reader(request, formats, text.text, reads) for _ in generation.sequences])
+
+
+async def conversation_grammar(state: ServerState, request: ConversationRequest, prompt: str) -> str | None:
+    """What the answer to `prompt`, the text of the conversation, is bound to; None: nothing. Raises ApiError 400."""
+    return await message_grammar(
+        state,
+        state.formats.of(with_tools=bool(request.tools)),
+        prompt,
+        offer=request.offer,
+        output=request.output,
+        output_param=request.output_param,
+        thinking_budget=request.thinking_budget,
+    )
 
 
 def _reader(request: ConversationRequest, formats: ConversationFormats, prompt: str, reads: bool) -> MessageReader:

@@ -55,6 +55,7 @@ _OF_SAMPLERS: dict[str, tuple[str, ...]] = {
 _OTHER_NAMES = {"typical_p": "typ_p", "typical": "typ_p", "nucleus": "top_p", "temp": "temperature"}
 _ALWAYS_ON = frozenset(("penalties", "dry", "temperature"))
 _WITHOUT_EFFECT = frozenset(("infill",))  # known, and nothing that changes a draw here
+SAMPLER_NAMES = tuple(sorted(_OF_SAMPLERS.keys() | _OTHER_NAMES.keys() | _WITHOUT_EFFECT))
 
 
 def switched_off(samplers: Sequence[str] | None) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def switched_off(samplers: Sequence[str] | None) -> dict[str, Any]:
         return {}
     named = {_OTHER_NAMES.get(name, name) for name in samplers}
     for name in samplers:
-        if _OTHER_NAMES.get(name, name) not in _OF_SAMPLERS.keys() | _WITHOUT_EFFECT:
+        if name not in SAMPLER_NAMES:
             text = f"`samplers` has `{name[:64]}`; there are {', '.join(_OF_SAMPLERS)}"
             raise ApiError(400, text, param="samplers", code="invalid_value")
     off = [each for name, each in _OF_SAMPLERS.items() if name not in named and name not in _ALWAYS_ON]

@@ -228,6 +228,7 @@ API = Api(
             streams=InfillAnswer,
             failures=POST_FAILURES,
             admits=True,
+            documented=lambda state: state.tokenizer.fill_in_middle is not None,
         ),
     ),
 )

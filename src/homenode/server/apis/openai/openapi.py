@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from homenode.server.apis.openai.requests import NEUTRAL
+from homenode.server.core.setting_fields import SAMPLER_NAMES
 from homenode.server.core.state import ServerState
 
 # A tool has a function, unless it is of a type that is left out.
@@ -21,11 +22,12 @@ _SINGLE: dict[str, Any] = {"properties": {"n": {"enum": [1, None]}, "stream": {"
 
 
 def tighten_sampling(schema: dict[str, Any], state: ServerState) -> None:
-    """The names of the model, and the range of its token ids."""
+    """The names of the model, the range of its token ids, and the names of samplers."""
     tighten_model(schema, state)
     tighten_unbuilt(schema)
     _first(schema, "logit_bias")["propertyNames"] = {"pattern": below_pattern(state.ready.vocab_size)}
     _first(schema, "stop_token_ids")["items"] = token_schema(state)
+    _first(schema, "samplers")["items"] = {"enum": list(SAMPLER_NAMES)}
 
 
 def tighten_unbuilt(schema: dict[str, Any]) -> None:

@@ -24,7 +24,12 @@ from homenode.server.apis.openai.requests import HINTS
 from homenode.server.apis.openai.structured_openapi import tighten_structured
 from homenode.server.apis.openai.tools import ToolDefinition
 from homenode.server.core.api import POST_FAILURES, Api, Operation
-from homenode.server.core.conversation import ConversationRequest, begin_conversation, conversation_text
+from homenode.server.core.conversation import (
+    ConversationRequest,
+    begin_conversation,
+    conversation_grammar,
+    conversation_text,
+)
 from homenode.server.core.message_answer import respond_conversation
 from homenode.server.core.request import check_limits
 from homenode.server.core.state import ServerState
@@ -65,6 +70,7 @@ async def apply_template(state: ServerState, request: Request) -> Response:
 
 async def _applied(state: ServerState, asked: ConversationRequest) -> bytes:
     text = await conversation_text(state, asked)
+    await conversation_grammar(state, asked, text.text)  # what a chat would refuse is refused here, too
     ids: list[int] = []
     async with state.text_work.reserve(memory_of(text.text)):
         encoded = state.tokenizer.encode_chat_pieces(text.text, asked.add_special_tokens, text.hidden)

@@ -110,6 +110,8 @@ def _tighten(components: dict[str, Any], state: ServerState) -> None:
     if begins:
         added = {"properties": {"add_special_tokens": {"enum": [True, None]}}}
         schema.setdefault("allOf", []).append({"anyOf": [added, {"properties": {"prompt": prompt_schema(state, 1)}}]})
+    if state.tokenizer.fill_in_middle is None:
+        schema["properties"]["suffix"] = {"enum": ["", None], "default": None}
     tighten_sampling(schema, state)
     tighten_structured(components, schema)
     tighten_kv_transfer(schema, state, one_prompt())
