@@ -53,6 +53,7 @@ CASES: dict[str, dict[str, str]] = {
         "--pd-in-place": f"{SENDER} --pd-pull-mode --pd-in-place",
         "--pd-use-cpu-offload": f"{SENDER} --pd-use-cpu-offload",
         "--pd-cpu-buffer-size": f"{SENDER} --pd-cpu-buffer-size 1MiB",
+        "--uds-permissions": "serve --check-config --uds-permissions 660",
     },
     "generate": {
         "--top-p": "generate --prompt x --top-p 0.5 --max-model-len 1",
@@ -122,6 +123,7 @@ CASES: dict[str, dict[str, str]] = {
     },
     "verify": {"--cpus": "verify --pid 1 --cpus 0 --strategy fair", "--repair": "verify --pid 1 --repair"},
     "doctor": {"--pid": "doctor --pid 1 --from 2s/2n/8c"},
+    "proxy": {"--uds-permissions": "proxy --uds-permissions 660 --show-config"},
     "models": {"--json": "models --json fit builtin"},
     "models fit": {"--node-memory": "models fit builtin --from 1s/1n/2c --node-memory 64GiB"},
     "bench transfer": {"--batch": "bench transfer --batch 1MiB,2MiB"},
@@ -135,7 +137,8 @@ CASES: dict[str, dict[str, str]] = {
 
 _HTTP = (
     "--host --port --api-key --shutdown-timeout --max-request-body --request-read-timeout --keep-alive-timeout "
-    "--write-timeout --access-log --config"
+    "--write-timeout --access-log --config --uds --ssl-certfile --ssl-keyfile --allowed-origins --root-path "
+    "--api-key-file"
 )
 _WEIGHTS = "--quantize --dtype --packed-cache --max-model-len --kv-cache-dtype"
 _SCHEDULER = (

@@ -119,6 +119,10 @@ class HttpConfig:
             raise UserError(
                 "--uds is given together with --host or --port; a server listens on one of them", param="uds"
             )
+        if self.uds is None and self.uds_permissions != usual["uds_permissions"]:
+            raise UserError(
+                "--uds-permissions is given without --uds, the socket that they are for", param="uds_permissions"
+            )
 
     @property
     def scheme(self) -> str:
