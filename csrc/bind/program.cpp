@@ -96,7 +96,7 @@ void make_recorder(Recorder* self, std::shared_ptr<ThreadPool> pool, Level level
 Output run(Program& program, const Array1<int32_t>& ids, const Array1<int32_t>& positions,
            const Array1<int32_t>& query_start, const Array1<int32_t>& context_len, const Array2<int32_t>& block_table,
            const Array1<int32_t>& sample_rows, const std::optional<Array2<float>>& hidden,
-           const std::optional<Array2<int32_t>>& state) {
+           const std::optional<Array2<int32_t>>& state, const std::optional<Array2<int32_t>>& state_copies) {
   StepInput input{span_of(ids),
                   span_of(positions),
                   span_of(query_start),
@@ -110,10 +110,14 @@ Output run(Program& program, const Array1<int32_t>& ids, const Array1<int32_t>& 
     input.hidden_columns = static_cast<int64_t>(hidden->shape(1));
   }
   if (state) {
-    if (state->shape(0) != 4)
-      raise({Fault::user, 0, "step arrays: state with other rows than slot, fresh, copy_to, copy_at"});
+    if (state->shape(0) != 2) raise({Fault::user, 0, "step arrays: state with other rows than slot, fresh"});
     const auto row = [&](size_t i) { return std::span(state->data() + i * state->shape(1), state->shape(1)); };
-    input.state_slot = row(0), input.state_fresh = row(1), input.state_copy_to = row(2), input.state_copy_at = row(3);
+    input.state_slot = row(0), input.state_fresh = row(1);
+  }
+  if (state_copies) {
+    if (state_copies->shape(1) != 3)
+      raise({Fault::user, 0, "step arrays: copies of states with other columns than sequence, slot, position"});
+    input.state_copies = {state_copies->data(), state_copies->size()};
   }
   auto output = [&] {
     nb::gil_scoped_release unlocked;
@@ -415,7 +419,7 @@ void bind_program(nb::module_& m) {
   nb::class_<Program>(m, "ProgramHandle", "A recorded forward function.")
       .def("run", &run, nb::arg("ids"), nb::arg("positions"), nb::arg("query_start"), nb::arg("context_len"),
            nb::arg("block_table"), nb::arg("sample_rows"), nb::arg("hidden") = nb::none(),
-           nb::arg("state") = nb::none(), nb::keep_alive<0, 1>())
+           nb::arg("state") = nb::none(), nb::arg("state_copies") = nb::none(), nb::keep_alive<0, 1>())
       .def_prop_ro("nbytes", &Program::bytes)
       .def_prop_ro(
           "ranges", [](const Program& program) { return ranges_of(program.own_ranges()); },

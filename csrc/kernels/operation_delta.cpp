@@ -60,7 +60,7 @@ void ConvolutionOperation::convolve_sequence(const Step& step, int sequence, con
     kernels.convolve({taps + 1, inputs.data(), weights.data() + first, x.columns,
                       biases.empty() ? nullptr : biases.data() + first, silu, found.row(begin + t) + first, count});
   }
-  if (const int done = tokens_before_copy(step, sequence)) keep(done, step.state_copy_to[i]);
+  for (const StateCopy& copy : step.copies_of(i)) keep(copy.tokens, copy.slot);
   keep(tokens, slot);
 }
 
@@ -129,12 +129,16 @@ void DeltaOperation::compute_panel(const Step& step, int sequence, const Chunk& 
                         rows.stride(), found.row(row) + column, found.stride(),
                         static_cast<int>(std::min(kPanel, shape().value_width - panel % of_head * kPanel)), state});
   };
-  const int copied = tokens_before_copy(step, sequence) - (chunk.first - step.query_start[i]);
-  if (copied < 1 || copied > chunk.tokens) return pass(0, chunk.tokens);
-  pass(0, copied);
-  std::memcpy(memory->panel(params.layer, panel, step.state_copy_to[i]), state,
-              static_cast<size_t>(shape().panel_floats()) * sizeof(float));
-  pass(copied, chunk.tokens);
+  int done = 0;
+  for (const StateCopy& copy : step.copies_of(i)) {
+    const int copied = copy.tokens - (chunk.first - step.query_start[i]);
+    if (copied < 1 || copied > chunk.tokens) continue;
+    pass(done, copied);
+    std::memcpy(memory->panel(params.layer, panel, copy.slot), state,
+                static_cast<size_t>(shape().panel_floats()) * sizeof(float));
+    done = copied;
+  }
+  pass(done, chunk.tokens);
 }
 
 void GatedNormOperation::lower(Lowering& to) {

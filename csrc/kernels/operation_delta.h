@@ -10,14 +10,6 @@ namespace homenode {
 
 struct Kernels;
 
-// Tokens of a sequence after which its state is copied to another slot: counted from its first of the step; 0: not.
-inline int tokens_before_copy(const Step& step, int sequence) {
-  const auto i = static_cast<size_t>(sequence);
-  if (step.state_copy_to[i] < 0) return 0;
-  const int tokens = step.query_start[i + 1] - step.query_start[i];
-  return step.state_copy_at[i] - (step.context_len[i] - tokens) + 1;
-}
-
 // Each channel by itself: see homenode.compute.ops.Ops.short_convolution. A thread has the same channels of all
 // sequences.
 class ConvolutionOperation : public Operation {

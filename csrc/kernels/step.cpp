@@ -79,20 +79,25 @@ std::optional<Error> check_sequence(const StepInput& in, const StepBounds& bound
 // A slot is one sequence's: nobody else reads it or is given a copy there.
 std::optional<Error> check_state(const StepInput& in, const StepBounds& bounds) {
   const size_t s = in.context_len.size();
-  for (const auto* array : {&in.state_slot, &in.state_fresh, &in.state_copy_to, &in.state_copy_at}) {
+  for (const auto* array : {&in.state_slot, &in.state_fresh}) {
     if (array->size() != s)
       return wrong("state arrays of " + to_string(array->size()) + " entries for " + to_string(s) + " sequences");
   }
-  std::vector<int32_t> used;
-  for (size_t i = 0; i < s; ++i) {
-    const bool copied = in.state_copy_to[i] >= 0;
-    used.push_back(in.state_slot[i]);
-    if (copied) used.push_back(in.state_copy_to[i]);
-    const int64_t first = in.context_len[i] - (in.query_start[i + 1] - in.query_start[i]);
-    if (copied && (in.state_copy_at[i] < first || in.state_copy_at[i] >= in.context_len[i])) {
-      return wrong("sequence " + to_string(i) + " is to copy its state at position " + to_string(in.state_copy_at[i]) +
-                   "; the step has its positions " + to_string(first) + " to " + to_string(in.context_len[i] - 1));
+  std::vector<int32_t> used(in.state_slot.begin(), in.state_slot.end());
+  for (size_t c = 0; c + 2 < in.state_copies.size(); c += 3) {
+    const int64_t i = in.state_copies[c], at = in.state_copies[c + 2];
+    if (i < 0 || i >= static_cast<int64_t>(s) || (c && i < in.state_copies[c - 3]))
+      return wrong("a state of sequence " + to_string(i) + " of " + to_string(s) +
+                   " is to be copied; wanted ascending");
+    const auto n = static_cast<size_t>(i);
+    const int64_t first = in.context_len[n] - (in.query_start[n + 1] - in.query_start[n]);
+    const bool behind = c && i == in.state_copies[c - 3] && at <= in.state_copies[c - 1];
+    if (behind || at < first || at >= in.context_len[n]) {
+      return wrong("sequence " + to_string(i) + " is to copy its state at position " + to_string(at) +
+                   "; the step has its positions " + to_string(first) + " to " + to_string(in.context_len[n] - 1) +
+                   ", ascending");
     }
+    used.push_back(in.state_copies[c + 1]);
   }
   std::sort(used.begin(), used.end());
   if (used.front() < 0 || used.back() >= bounds.state_slots ||
@@ -127,6 +132,18 @@ std::optional<Error> check(const StepInput& in, const StepBounds& bounds) {
 
 }  // namespace
 
+void Step::assign_copies(const StepInput& in) {
+  state_copies.clear();
+  copy_start.assign(in.context_len.size() + 1, 0);
+  for (size_t c = 0; c + 2 < in.state_copies.size(); c += 3) {
+    const auto i = static_cast<size_t>(in.state_copies[c]);
+    const int32_t first = in.context_len[i] - (in.query_start[i + 1] - in.query_start[i]);
+    state_copies.push_back({in.state_copies[c + 2] - first + 1, in.state_copies[c + 1]});
+    ++copy_start[i + 1];
+  }
+  for (size_t i = 1; i < copy_start.size(); ++i) copy_start[i] += copy_start[i - 1];
+}
+
 std::optional<Error> Step::assign(const StepInput& in, const StepBounds& bounds) {
   if (auto error = check(in, bounds)) return error;
   tokens = static_cast<int>(in.ids.size());
@@ -141,8 +158,7 @@ std::optional<Error> Step::assign(const StepInput& in, const StepBounds& bounds)
   sample_rows.assign(in.sample_rows.begin(), in.sample_rows.end());
   state_slot.assign(in.state_slot.begin(), in.state_slot.end());
   state_fresh.assign(in.state_fresh.begin(), in.state_fresh.end());
-  state_copy_to.assign(in.state_copy_to.begin(), in.state_copy_to.end());
-  state_copy_at.assign(in.state_copy_at.begin(), in.state_copy_at.end());
+  assign_copies(in);
   if (!bounds.blocks) return {};
   token_block.resize(in.ids.size());
   token_slot.resize(in.ids.size());

@@ -32,10 +32,15 @@ struct StepInput {
   std::span<const int32_t> ids, positions, query_start, context_len, block_table;
   int64_t block_table_width;
   std::span<const int32_t> sample_rows;
-  // Of programs with state memory.
-  std::span<const int32_t> state_slot = {}, state_fresh = {}, state_copy_to = {}, state_copy_at = {};
+  // Of programs with state memory; copies in threes: sequence, slot, position.
+  std::span<const int32_t> state_slot = {}, state_fresh = {}, state_copies = {};
   const float* hidden = nullptr;  // [hidden_rows, hidden_columns], without a gap
   int64_t hidden_rows = 0, hidden_columns = 0;
+};
+
+// A slot that gets a copy of a sequence's state as it is after so many of its tokens in the step.
+struct StateCopy {
+  int32_t tokens, slot;
 };
 
 struct Step {
@@ -43,12 +48,23 @@ struct Step {
   std::vector<int32_t> ids, positions, query_start, context_len, sample_rows;
   std::vector<int32_t> block_table;  // [sequences, table_width]
   int64_t table_width = 0;
-  std::vector<int32_t> state_slot, state_fresh, state_copy_to, state_copy_at;
+  std::vector<int32_t> state_slot, state_fresh;
+  std::vector<StateCopy> state_copies;  // those of a sequence beside each other, ascending
+  std::vector<int32_t> copy_start;      // [sequences + 1] of programs with state memory
   std::vector<int32_t> token_block, token_slot;  // where each token's key and value go
+
+  std::span<const StateCopy> copies_of(size_t sequence) const {
+    return std::span(state_copies)
+        .subspan(static_cast<size_t>(copy_start[sequence]),
+                 static_cast<size_t>(copy_start[sequence + 1] - copy_start[sequence]));
+  }
 
   // Copies the input after checking it against the bounds; an Error says which value is wrong, and this step is
   // unchanged.
   std::optional<Error> assign(const StepInput&, const StepBounds&);
+
+ private:
+  void assign_copies(const StepInput&);
 };
 
 }  // namespace homenode

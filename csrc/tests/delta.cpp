@@ -2,6 +2,7 @@
 // anywhere.
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "kernels/kernels.h"
 #include "kernels/recorder.h"
@@ -44,14 +45,15 @@ class Layer {
   }
 
   // Tokens first .. past - 1 of a sequence in a slot, as rows of the result.
-  std::vector<float> run(const Exact<float>& rows, int slot, int first, int past, int copy_to = -1, int copy_at = -1) {
+  // `copies`: see StepInput.
+  std::vector<float> run(const Exact<float>& rows, int slot, int first, int past,
+                         const std::vector<int32_t>& copies = {}) {
     const int count = past - first;
     std::vector<int32_t> ids(static_cast<size_t>(count)), positions(static_cast<size_t>(count));
     std::iota(positions.begin(), positions.end(), first);
-    const std::vector<int32_t> starts = {0, count}, context = {past}, slots = {slot}, fresh = {first == 0},
-                               to = {copy_to}, at = {copy_at};
+    const std::vector<int32_t> starts = {0, count}, context = {past}, slots = {slot}, fresh = {first == 0};
     StepInput input{ids, positions, starts, context, {}, 0, {}};
-    input.state_slot = slots, input.state_fresh = fresh, input.state_copy_to = to, input.state_copy_at = at;
+    input.state_slot = slots, input.state_fresh = fresh, input.state_copies = copies;
     input.hidden = rows.get() + int64_t(first) * shape_.columns();
     input.hidden_rows = count, input.hidden_columns = shape_.columns();
     const Output out = taken(program_->run(input));
@@ -73,7 +75,8 @@ void check_delta(Random& random) {
   const Shape shape{random.between(1, 3),  random.between(1, 3), random.between(1, 40),
                     random.between(1, 40), random.between(1, 6), random.one_in(2),
                     random.one_in(2),      random.one_in(2),     random.bits()};
-  const int tokens = random.between(2, kMaxTokens), copied = random.between(0, tokens - 2);
+  const int tokens = random.between(3, kMaxTokens), early = random.between(0, tokens - 3),
+            late = random.between(early + 1, tokens - 2);
   const Exact<float> rows = reals(random, static_cast<size_t>(tokens * shape.columns()));
   for (const Level level : levels()) {
     Layer whole(shape, pool_of(1), level), cut(shape, pool_of(random.between(2, 4)), level);
@@ -81,16 +84,20 @@ void check_delta(Random& random) {
     std::vector<float> found;
     for (int at = 0; at < tokens;) {
       const int past = std::min(tokens, at + random.between(1, 40));
-      const bool copies = at <= copied && copied < past;
-      const std::vector<float> part = cut.run(rows, 2, at, past, copies ? 4 : -1, copies ? copied : -1);
+      std::vector<int32_t> copies;
+      if (at <= early && early < past) copies.insert(copies.end(), {0, 3, early});
+      if (at <= late && late < past) copies.insert(copies.end(), {0, 4, late});
+      const std::vector<float> part = cut.run(rows, 2, at, past, copies);
       found.insert(found.end(), part.begin(), part.end());
       at = past;
     }
     require(found.size() == wanted.size() && !std::memcmp(found.data(), wanted.data(), found.size() * sizeof(float)),
             "a sequence has the same bits wherever it is cut, on any number of threads");
-    const std::vector<float> rest = cut.run(rows, 4, copied + 1, tokens);
-    require(!std::memcmp(rest.data(), wanted.data() + (wanted.size() - rest.size()), rest.size() * sizeof(float)),
-            "a copy of a state goes on as the sequence did");
+    for (const auto& [slot, copied] : {std::pair(3, early), std::pair(4, late)}) {
+      const std::vector<float> rest = cut.run(rows, slot, copied + 1, tokens);
+      require(!std::memcmp(rest.data(), wanted.data() + (wanted.size() - rest.size()), rest.size() * sizeof(float)),
+              "a copy of a state goes on as the sequence did");
+    }
   }
 }
 

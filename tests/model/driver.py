@@ -32,7 +32,7 @@ class Sequence:
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     slot: int | None = None  # of its state
-    copy: tuple[int, int] | None = None  # the slot that gets a copy of its state, and the position after which
+    copies: list[tuple[int, int]] = field(default_factory=list)  # slots that get a copy of its state, and the position after which
     logprobs: list[FloatArray] = field(default_factory=list)  # the distributions its new tokens were chosen from
 
 
@@ -92,14 +92,14 @@ class Driver:
         return StepArrays(*arrays, **self._state_of(work))
 
     def _state_of(self, work: list[tuple[Sequence, int]]) -> dict[str, IntArray]:
-        copies = [s.copy if s.copy and s.computed <= s.copy[1] < s.computed + n else (-1, -1) for s, n in work]
-        arrays = {
-            "state_slot": [s.slot for s, _ in work],
-            "state_fresh": [s.computed == 0 for s, _ in work],
-            "state_copy_to": [to for to, _ in copies],
-            "state_copy_at": [at for _, at in copies],
+        copies = [
+            (row, to, at) for row, (s, n) in enumerate(work) for to, at in s.copies if s.computed <= at < s.computed + n
+        ]
+        return {
+            "state_slot": np.array([s.slot for s, _ in work], np.int32),
+            "state_fresh": np.array([s.computed == 0 for s, _ in work], np.int32),
+            "state_copies": np.array(copies, np.int32).reshape(-1, 3),
         }
-        return {name: np.array(values, np.int32) for name, values in arrays.items()}
 
     def _logprobs(self, logits: object, rows: int) -> FloatArray:
         vocabulary = self._model.spec.vocab_size

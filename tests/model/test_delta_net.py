@@ -150,7 +150,7 @@ def test_cuts_company_and_copies_change_no_bit(made: tuple[Case, Path, Any], bac
     driver = Driver(model, backend)
     first, second = Sequence(list(other)), Sequence(list(prompt))
     rows = driver.step([(first, 21), (second, 17)], every_row=True)
-    second.copy = (16, 30)  # the slot, and the position after which it gets the state
+    second.copies = [(16, 30)]  # the slot, and the position after which it gets the state
     rows = np.concatenate([rows[21:], driver.step([(second, 33)], every_row=True)])
     assert np.array_equal(rows, whole)
     again = Sequence(list(prompt), 31, second.blocks, slot=16)

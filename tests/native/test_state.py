@@ -60,13 +60,10 @@ class Machine:
         self.program = backend.compile(forward, StepLimits(200, 8, 200, 1))
 
     def run(
-        self, work: Sequence[tuple[int, int, FloatArray]], copies: dict[int, tuple[int, int]] | None = None
+        self, work: Sequence[tuple[int, int, FloatArray]], copies: Sequence[tuple[int, int, int]] = ()
     ) -> FloatArray:
-        """Of each sequence its slot, the position it goes on from, and rows; `copies`: of some slots, the slot that
-        gets a copy and the position after which.
-        """
+        """Of each sequence its slot, the position it goes on from, and rows; `copies`: see `StepArrays`."""
         arrays = step_of([Part(start, len(rows)) for _, start, rows in work])
-        told = [(copies or {}).get(slot, (-1, -1)) for slot, _, _ in work]
         return np.array(
             self.program.run(
                 replace(
@@ -74,8 +71,7 @@ class Machine:
                     hidden=np.concatenate([rows for _, _, rows in work]),
                     state_slot=np.array([slot for slot, _, _ in work], np.int32),
                     state_fresh=np.array([start == 0 for _, start, _ in work], np.int32),
-                    state_copy_to=np.array([to for to, _ in told], np.int32),
-                    state_copy_at=np.array([at for _, at in told], np.int32),
+                    state_copies=np.array(copies, np.int32).reshape(-1, 3),
                 )
             )
         )
@@ -113,8 +109,11 @@ def test_a_copy_goes_on_as_the_sequence_did(backend: NativeBackend, at: int) -> 
     rows = rows_for(shape, 75)
     machine = Machine(backend, shape)
     whole = machine.run([(0, 0, rows)])
-    machine.run([(4, 0, rows[:70])], {4: (2, at)})
-    assert same_bits(machine.run([(2, at + 1, rows[at + 1 :])]), whole[at + 1 :])
+    other = rows_for(shape, 3, seed=9)
+    copies = [(1, slot, place) for slot, place in zip((2, 7, 8), sorted({at, 20, 33}), strict=True)]
+    machine.run([(6, 0, other), (4, 0, rows[:70])], copies)
+    for _, slot, place in copies:
+        assert same_bits(machine.run([(slot, place + 1, rows[place + 1 :])]), whole[place + 1 :])
     assert same_bits(machine.run([(4, 70, rows[70:])]), whole[70:])
 
 
@@ -146,8 +145,11 @@ def test_what_a_slot_holds_is_what_numpy_holds(backend: NativeBackend) -> None:
     [
         ({"state_slot": [1, 1]}, "wanted each once"),
         ({"state_slot": [1, SLOTS]}, "of 9; wanted each once"),
-        ({"state_copy_to": [2, -1], "state_copy_at": [1, -1]}, "wanted each once"),
-        ({"state_copy_to": [5, -1], "state_copy_at": [2, -1]}, "copy its state at position 2"),
+        ({"state_copies": [(0, 2, 1)]}, "wanted each once"),
+        ({"state_copies": [(0, 5, 2)]}, "copy its state at position 2"),
+        ({"state_copies": [(0, 5, 1), (0, 6, 1)]}, "copy its state at position 1"),
+        ({"state_copies": [(1, 5, 0), (0, 6, 1)]}, "of sequence 0 of 2 is to be copied; wanted ascending"),
+        ({"state_copies": [(2, 5, 0)]}, "of sequence 2 of 2"),
         ({"state_slot": None}, "0 entries for 2 sequences"),
     ],
 )
@@ -157,8 +159,6 @@ def test_a_step_with_impossible_slots_is_refused(change: dict[str, Any], problem
     good: dict[str, Any] = {
         "state_slot": [1, 2],
         "state_fresh": [1, 1],
-        "state_copy_to": [-1, -1],
-        "state_copy_at": [-1, -1],
     }
     values = {name: None if value is None else np.array(value, np.int32) for name, value in (good | change).items()}
     arrays = replace(step_of([Part(0, 2), Part(0, 1)]), hidden=rows_for(shape, 3), **values)

@@ -44,13 +44,13 @@ def test_an_equal_prompt_goes_on_at_the_last_block_end_before_its_last_token(len
 
 @pytest.mark.parametrize("shared", range(1, 25))
 def test_a_hit_needs_keys_and_a_state_at_one_place(shared: int) -> None:
-    """The first prompt leaves a state at 20 only. The next one that begins alike is computed from the beginning unless it has all of that, but leaves
+    """The first prompt leaves a state at 20 and spare ones at 4, 8 and 16. The next one that begins alike goes on from the last of these, and leaves
     one where it parted."""
     bench = _bench()
     _ask(bench, _PROMPT[:24], tokens=1)
     other = [*_PROMPT[:shared], *[40 - t for t in _PROMPT[shared:30]]]
     keys = shared // _BLOCK * _BLOCK
-    found = 20 if keys >= 20 else 0
+    found = max(place for place in (0, 4, 8, 16, 20) if place <= keys)
     assert _ask(bench, other, tokens=1) == found
     assert _figures(bench).recomputed_tokens == keys - found
     if keys:
@@ -134,6 +134,28 @@ def test_a_snapshot_goes_with_its_block_and_blocks_stay_without_snapshots() -> N
     assert states.num_snapshots == 0
 
 
+def test_spare_snapshots_take_free_slots_only_and_are_given_up_first() -> None:
+    bench = _bench(slots=5)
+    _ask(bench, _PROMPT[:24], tokens=1)  # one slot for itself, snapshots at 20, 4, 8 and 16
+    assert _figures(bench).snapshots == 4
+    _ask(bench, [1] * 13, tokens=1)  # takes the slots of two of them
+    assert _ask(bench, _PROMPT[:24], tokens=1) == 20
+    bench = _bench(slots=3)
+    for prompt in (_PROMPT[:24], [1] * 24):
+        _ask(bench, prompt, tokens=1)
+    assert _ask(bench, _PROMPT[:24], tokens=1) == _ask(bench, [1] * 24, tokens=1) == 20
+
+
+def test_a_spare_snapshot_that_was_of_use_stays_longer() -> None:
+    bench = _bench(slots=5)
+    _ask(bench, _PROMPT[:24], tokens=1)
+    assert _ask(bench, [*_PROMPT[:10], 1], tokens=1) == 8
+    states = bench.scheduler._allocator.states
+    assert states is not None
+    digests = bench.scheduler._allocator.cache.chain("").of(_PROMPT, 5)
+    assert list(states._snapshots)[-1] == digests[1]
+
+
 def test_without_prefix_cache_there_are_no_snapshots() -> None:
     bench = Bench(limits=limits_of(state_slots=3), caching=False)
     for _ in range(2):
@@ -145,7 +167,7 @@ def test_the_last_slot_is_taken_in_place() -> None:
     states = StatePool(1, 4, 4)
     first = SlotAllocation(wanted=[])
     states.begin(first)
-    assert states.write_answer(first, 4) == -1  # no other slot
+    assert states.write_answer(first, 4) == ()  # no other slot
     states.release(first)
     states._snapshots[b"end"] = states._free.pop()
     stay = SlotAllocation(origin=b"end", snapshot_at=4)

@@ -36,6 +36,7 @@ CASES: dict[str, tuple[Any, list[Side], list[Side]]] = {
         ],
         [({}, CPU), ({"tensor_parallel_size": 2}, CPU * 2), ({}, (*CPU, *GPU))],
     ),
+    "state_snapshot_interval": (64, [({"enable_prefix_caching": False}, CPU)], [({}, CPU)]),
     "memory_nodes": (
         "0",
         [({"numa_bind": True}, CPU), ({"cpu_threads_bind": "nobind"}, CPU)],
@@ -101,6 +102,14 @@ def test_a_default_is_nothing_that_was_given(setting: str) -> None:
 def test_lists_that_a_variable_gives_count_as_lists() -> None:
     assert told({"reserve_cpus": 1}, CPU, {"VLLM_CPU_OMP_THREADS_BIND": "0-3"}) != []
     assert told({"reserve_cpus": 1}, CPU, {"VLLM_CPU_OMP_THREADS_BIND": "auto"}) == []
+
+
+@pytest.mark.parametrize("keeps_states", [True, False, None])
+def test_snapshots_are_of_models_that_keep_states(keeps_states: bool | None) -> None:
+    config = EngineConfig.of(None, {"state_snapshot_interval": 64})
+    found = [finding.message for finding in settings_without_effect(config, CPU, {}, keeps_states=keeps_states)]
+    why = "--state-snapshot-interval 64 is ignored: no layer of the model keeps a state beside keys and values"
+    assert found == ([] if keeps_states is not False else [why])
 
 
 def test_one_of_several_engines_shares_experts() -> None:

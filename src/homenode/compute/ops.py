@@ -231,12 +231,12 @@ class StepArrays:
     hidden: FloatArray | None = (
         None  # [n, hidden] the stage before this one's rows, C-contiguous; for programs that use `Ops.received`
     )
-    # Of programs with state memory, each [s]: the slot of the sequence; whether its state is zeros, whatever the slot
-    # holds; the slot that gets a copy of the state as it is after position `state_copy_at`, -1: none does.
+    # Of programs with state memory: [s] the slot of the sequence; [s] whether its state is zeros, whatever the slot
+    # holds; and [c, 3] copies of states: a sequence's number in the step, the slot that gets the copy, and the position
+    # after which the state is copied; in the order of sequences and positions. None: there are no copies.
     state_slot: IntArray | None = None
     state_fresh: IntArray | None = None
-    state_copy_to: IntArray | None = None
-    state_copy_at: IntArray | None = None
+    state_copies: IntArray | None = None
 
 
 @dataclass

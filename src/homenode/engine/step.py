@@ -41,8 +41,8 @@ class StepItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     score_from: int = (
         -1
     )  # >= 0: also return log-probabilities of the prompt tokens at positions score_from + 1 .. start + count
-    state_copy_to: int = -1  # the slot that gets a copy of the state as it is after position `state_copy_at`; -1: none
-    state_copy_at: int = -1
+    # slots that get a copy of the state, and the position of the item after which each does, ascending
+    state_copies: tuple[tuple[int, int], ...] = ()
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):

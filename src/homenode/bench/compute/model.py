@@ -234,9 +234,8 @@ def _tables(sequences: int, blocks: int) -> np.ndarray[tuple[int, ...], np.dtype
 def _with_states(arrays: StepArrays) -> StepArrays:
     """Each sequence has the slot of its number, and no copy is made of it."""
     count = len(arrays.context_len)
-    none, fresh = np.full(count, -1, np.int32), (arrays.context_len == np.diff(arrays.query_start)).astype(np.int32)
-    slots = _int32(range(count))
-    return replace(arrays, state_slot=slots, state_fresh=fresh, state_copy_to=none, state_copy_at=none)
+    fresh = (arrays.context_len == np.diff(arrays.query_start)).astype(np.int32)
+    return replace(arrays, state_slot=_int32(range(count)), state_fresh=fresh)
 
 
 def _greedy(rows: int) -> SamplingArrays:

@@ -589,6 +589,7 @@ class NativeProgram:
                 a.sample_rows,
                 a.hidden,
                 _state_rows(a),
+                a.state_copies,
             )
 
     def expert_usage(self) -> npt.NDArray[np.uint64]:
@@ -613,11 +614,10 @@ class NativeProgram:
 
 
 def _state_rows(arrays: StepArrays) -> IntArray | None:
-    """The arrays of a step's state, one below the other; None where it has none."""
+    """The slots of a step's states, and below them which begin; None where it has none."""
     if arrays.state_slot is None:
         return None
-    rows = (arrays.state_slot, arrays.state_fresh, arrays.state_copy_to, arrays.state_copy_at)
-    return np.ascontiguousarray(rows, np.int32)
+    return np.ascontiguousarray((arrays.state_slot, arrays.state_fresh), np.int32)
 
 
 def _in_shared(placement: SharedPlacement) -> _native.WeightMemory:

@@ -54,8 +54,8 @@ def short_convolution(
         with np.errstate(over="ignore"):
             out[row] = total / (1 + np.exp(-total)) if silu else total
         tails[slot] = inputs[1:]
-        if copied_to is not None:
-            tails[copied_to] = tails[slot]
+        for to in copied_to:
+            tails[to] = tails[slot]
     return out
 
 
@@ -89,8 +89,8 @@ def delta_rule(
         change = (v - np.einsum("hkv,hk->hv", state, k)) * share[row, :, None]
         matrices[slot] = state + k[:, :, None] * change[:, None, :]
         out[row] = np.einsum("hkv,hk->hv", matrices[slot], q)
-        if copied_to is not None:
-            matrices[copied_to] = matrices[slot]
+        for to in copied_to:
+            matrices[to] = matrices[slot]
     return out.reshape(len(qkv), -1)
 
 
@@ -98,15 +98,15 @@ def _unit(heads: FloatArray) -> FloatArray:
     return np.asarray(heads / np.sqrt(np.square(heads).sum(axis=-1, keepdims=True) + _NORM_EPSILON), np.float32)
 
 
-def _rows(step: StepArrays) -> Iterator[tuple[int, int, bool, int | None]]:
+def _rows(step: StepArrays) -> Iterator[tuple[int, int, bool, list[int]]]:
     """Each row of a step in turn: its number, the slot of its sequence, whether the sequence's state begins there from
-    zeros, and the slot that gets a copy of the state after it. ValueError where the step has no slots.
+    zeros, and the slots that get a copy of the state after it. ValueError where the step has no slots.
     """
-    if step.state_slot is None or step.state_fresh is None or step.state_copy_to is None or step.state_copy_at is None:
+    if step.state_slot is None or step.state_fresh is None:
         raise ValueError("the step names no slots of the state memory")
+    copies = [] if step.state_copies is None else step.state_copies.tolist()
     for i, slot in enumerate(step.state_slot):
         first, past = int(step.query_start[i]), int(step.query_start[i + 1])
         for row in range(first, past):
-            copied = step.state_copy_to[i] >= 0 and step.state_copy_at[i] == step.positions[row]
-            begins = bool(step.state_fresh[i]) and row == first
-            yield row, int(slot), begins, int(step.state_copy_to[i]) if copied else None
+            copied_to = [to for sequence, to, at in copies if (sequence, at) == (i, step.positions[row])]
+            yield row, int(slot), bool(step.state_fresh[i]) and row == first, copied_to

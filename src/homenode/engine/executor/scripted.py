@@ -345,15 +345,14 @@ class ScriptedExecutor:
         )
         end = item.start + item.count
         self._slots[state.slot] = state.sums[end - 1]
-        if item.state_copy_to >= 0:
+        before = item.start - 1
+        for to, at in item.state_copies:
+            self._demand(before < at < end, f"sequence {item.seq} is copied at {at}, after {before}")
             self._demand(
-                item.start <= item.state_copy_at < end, f"sequence {item.seq} is copied at {item.state_copy_at}"
+                all(other.slot != to for other in self._states.values()),
+                f"sequence {item.seq} is copied to slot {to}, which another one uses",
             )
-            self._demand(
-                all(other.slot != item.state_copy_to for other in self._states.values()),
-                f"sequence {item.seq} is copied to slot {item.state_copy_to}, which another one uses",
-            )
-            self._slots[item.state_copy_to] = state.sums[item.state_copy_at]
+            self._slots[to], before = state.sums[at], at
 
     def _read_back(self, item: StepItem, state: _State, end: int) -> None:
         size = self._limits.block_size

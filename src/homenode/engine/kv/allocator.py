@@ -68,8 +68,8 @@ class KvAllocator:
 
     def _propose_state(self, states: StatePool, sequence: Sequence, hits: int) -> SlotAllocation:
         """What it would get of the state memory: the last snapshot within the blocks that were found, and snapshots to
-        be taken at the last block end that an equal prompt would look up, where a lookup found more KV than state, and
-        every `interval` positions.
+        be taken at the last block end that an equal prompt would look up, where a lookup found more KV than state,
+        every `interval` positions, and spare ones.
         """
         size, last = self.block_size, (len(sequence.tokens) - 1) // self.block_size
         if not self.cache.enabled:
@@ -77,11 +77,13 @@ class KvAllocator:
         digests = sequence.chain.of(sequence.tokens, last)
         found = states.find(digests[:hits])
         ends = {last, hits, *range(0, last + 1, states.interval // size)}
+        spare = {1 << power for power in range(last.bit_length())} - ends
         return SlotAllocation(
             origin=digests[found - 1] if found else None,
             snapshot_at=found * size,
             uncovered=(hits - found) * size,
-            wanted=[(end * size, digests[end - 1]) for end in sorted(ends) if end > found],
+            wanted=[(end * size, digests[end - 1]) for end in sorted(ends | spare) if end > found],
+            spare=frozenset(digests[end - 1] for end in spare),
         )
 
     def leads_soon(self, sequence: Sequence, proposal: BlockAllocation) -> bool:

@@ -8,6 +8,10 @@ exactly one of three places:
     owned     it is a running sequence's, or a step in flight writes a snapshot to it
     snapshot  it can be found; given up least recently used first, and when the KV block at its end is given up
     free      nothing in it is worth keeping
+
+Besides the snapshots that are likely to be of use there are spare ones early in a prompt, where its tokens are a power
+of two of blocks: another prompt that parts from it finds a state after more than half of what both have in common. They
+take free slots only, and are the first to be given up until somebody has gone on from them.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ class SlotAllocation:
     snapshot_at: int = 0  # the newest position up to which a later stay need not compute again
     uncovered: int = 0  # positions that are computed again, as their KV was found, but no state after them
     wanted: list[tuple[int, bytes]] = field(default_factory=list)  # snapshots to come: position and digest, ascending
+    spare: frozenset[bytes] = frozenset()  # digests of the spare ones among them
     writing: list[tuple[int, int]] = field(default_factory=list)  # position and slot of snapshots in steps in flight
     coming: list[bytes] = field(default_factory=list)  # digests of those of a prompt
     answer_digest: bytes | None = None  # of its newest snapshot of the answer, which the next one takes the place of
@@ -90,27 +95,29 @@ class StatePool:
         self.uncovered += stay.uncovered
         self._coming.update(digest for _, digest in stay.wanted)
 
-    def reach(self, stay: SlotAllocation, start: int, count: int) -> int:
-        """How many of `count` positions from `start` on one step may compute, as it can write one snapshot only."""
-        ends = [at for at, _ in stay.wanted if start < at <= start + count]
-        return ends[0] - start if len(ends) > 1 else count
-
-    def write(self, stay: SlotAllocation, start: int, end: int) -> int:
-        """The slot for a snapshot in the step that computes positions start .. end - 1 of a prompt: the last that is
-        wanted there; -1: none. The last entry of `stay.writing` says at which position.
+    def write(self, stay: SlotAllocation, start: int, end: int) -> tuple[tuple[int, int], ...]:
+        """Slots for the snapshots in the step that computes positions start .. end - 1 of a prompt, and the position
+        after which each is taken, ascending.
         """
         passed = [wanted for wanted in stay.wanted if wanted[0] <= end]
         del stay.wanted[: len(passed)]
-        at = passed[-1][0] if passed else 0
-        slot = self._write(stay, at) if at > start else -1
-        if slot >= 0:
-            stay.coming.append(passed.pop()[1])
-        self._end_waits(digest for _, digest in passed)
-        return slot
+        copies: list[tuple[int, int]] = []
+        needed = sum(digest not in stay.spare for _, digest in passed)  # slots, of which spare ones take none
+        for at, digest in passed:
+            spare = digest in stay.spare
+            slot = self._write(stay, at) if at > start and not (spare and len(self._free) <= needed) else -1
+            needed -= not spare
+            if slot < 0:
+                self._end_waits([digest])
+            else:
+                stay.coming.append(digest)
+                copies.append((slot, at - 1))
+        return tuple(copies)
 
-    def write_answer(self, stay: SlotAllocation, end: int) -> int:
+    def write_answer(self, stay: SlotAllocation, end: int) -> tuple[tuple[int, int], ...]:
         """The same for the step that computes position end - 1 of an answer: at the end of every block."""
-        return self._write(stay, end) if self.interval and end % self._block_size == 0 else -1
+        slot = self._write(stay, end) if self.interval and end % self._block_size == 0 else -1
+        return ((slot, end - 1),) if slot >= 0 else ()
 
     def publish(self, stay: SlotAllocation, digests: Sequence[bytes], prompt: int, findable: Collection[bytes]) -> None:
         """The steps that computed all of these blocks are done: let the snapshots at their ends be found, of which the
@@ -126,6 +133,8 @@ class StatePool:
                 self._free.append(slot)
                 continue
             self._snapshots[digest] = slot
+            if digest in stay.spare:
+                self._snapshots.move_to_end(digest, last=False)
             stay.snapshot_at = at
             if at > prompt:
                 if stay.answer_digest is not None:

@@ -113,4 +113,6 @@ def _with_memory(plan: EnginePlan) -> EnginePlan:
 def unused_settings(config: EngineConfig) -> tuple[Finding, ...]:
     """The settings that were given and have no effect, for what `check_config` has found nothing wrong with."""
     config = locate_model(config)
-    return settings_without_effect(config, devices_of_service(EngineAssignment(config))[0], os.environ)
+    keeps_states = bool(open_checkpoint(Path(str(config.model.path))).spec.layer_states)
+    devices = devices_of_service(EngineAssignment(config))[0]
+    return settings_without_effect(config, devices, os.environ, keeps_states=keeps_states)

@@ -24,13 +24,15 @@ from homenode.transfer.settings import TransferConfig
 @dataclass(frozen=True)
 class Situation:
     """What the table is asked about: `devices` of all workers of the engine, `variables` of the environment, `of_service`:
-    how many engines there are; None where that comes out later.
+    how many engines there are; None where that comes out later. `keeps_states`: whether layers of the model keep a
+    state beside keys and values; None where the model was not opened.
     """
 
     config: EngineConfig
     devices: Sequence[str]
     variables: Mapping[str, str]
     of_service: int | None = None
+    keeps_states: bool | None = None
 
     @property
     def has_torch(self) -> bool:
@@ -104,6 +106,18 @@ _RULES = (
     ),
     _Rule("kv", "kv_cache_release", lambda at: at.kv_grows, "all KV memory is taken at the start and kept"),
     _Rule(
+        "kv",
+        "state_snapshot_interval",
+        lambda at: at.keeps_states is not False,
+        "no layer of the model keeps a state beside keys and values",
+    ),
+    _Rule(
+        "kv",
+        "state_snapshot_interval",
+        lambda at: at.config.kv.enable_prefix_caching,
+        "snapshots are kept for the prefix cache, which is off",
+    ),
+    _Rule(
         "placement",
         "memory_nodes",
         lambda at: not at.config.placement.numa_bind and at.lists != NOBIND,
@@ -151,14 +165,18 @@ SETTINGS_OF_OTHERS = frozenset({*(rule.setting for rule in _RULES), *_OF_SENDERS
 
 
 def settings_without_effect(
-    config: EngineConfig, devices: Sequence[str], variables: Mapping[str, str], engines: int | None = None
+    config: EngineConfig,
+    devices: Sequence[str],
+    variables: Mapping[str, str],
+    engines: int | None = None,
+    keeps_states: bool | None = None,
 ) -> tuple[Finding, ...]:
     """A finding for each setting that differs from its default and that nothing looks at. `devices`: of the engine's
-    workers. `engines`: of the service, where that is known.
+    workers. `engines`: of the service; `keeps_states`: see `Situation`; both where that is known.
 
     Raises UserError where --executor does not go with these devices.
     """
-    situation = Situation(config, devices, variables, engines)
+    situation = Situation(config, devices, variables, engines, keeps_states)
     found = []
     for rule in (*_RULES, *_rules_of_transfer(config.transfer)):
         part = getattr(config, rule.part)

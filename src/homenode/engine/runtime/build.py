@@ -70,9 +70,11 @@ def build_engine(
     group_rank = expert_group_rank(assignment, everybody)
     common = ExpertSharing(group_rank, dict(enumerate(experts))) if group_rank is not None and experts else None
     engines = replica.count if replica else None
-    findings = (*not_in_common(assignment, everybody), *settings_without_effect(config, devices, os.environ, engines))
     read_layer_split(config.parallel.layer_split)
     checkpoint = open_checkpoint(Path(str(config.model.path)))
+    keeps_states = bool(checkpoint.spec.layer_states)
+    ignored = settings_without_effect(config, devices, os.environ, engines, keeps_states)
+    findings = (*not_in_common(assignment, everybody), *ignored)
     if replica is not None and replica.allowed:
         # the front, whose CPUs were inherited, may have moved to a few of them
         pin_process_threads(replica.allowed)

@@ -60,8 +60,8 @@ class StepPlan:
                 if states is None or allocation.state is None:
                     add(StepItem(allocation.seq, at, 1, new_blocks, True))
                 else:
-                    to = states.write_answer(allocation.state, at + 1)
-                    add(StepItem(allocation.seq, at, 1, new_blocks, True, state_copy_to=to, state_copy_at=at))
+                    copies = states.write_answer(allocation.state, at + 1)
+                    add(StepItem(allocation.seq, at, 1, new_blocks, True, state_copies=copies))
                     until -= at + 1 < until  # the last position of a block is looked at again: a snapshot follows it
                 allocation.unchecked_until = min(until, allocation.last - 1)
         self.tokens_left -= len(sequences)

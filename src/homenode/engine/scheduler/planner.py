@@ -286,12 +286,9 @@ class Planner:
 
     def _prefill_count(self, sequence: Sequence, allocation: BlockAllocation, plan: StepPlan) -> int:
         config = self._config
-        count = prefill_count(
+        return prefill_count(
             sequence, allocation, plan, max_tokens=config.max_num_batched_tokens, chunked=config.enable_chunked_prefill
         )
-        if allocation.state is None or self._allocator.states is None or not config.enable_chunked_prefill:
-            return count
-        return self._allocator.states.reach(allocation.state, allocation.scheduled, count)
 
     def _admit(self, plan: StepPlan, ahead_of: str | None = None) -> None:
         """Start waiting sequences, strictly in order: one that does not fit yet is not overtaken, or a long prompt

@@ -52,7 +52,6 @@ class StepBuilder:
         allocation.scheduled = end
         allocation.last_step = self.number
         states, state = self._allocator.states, allocation.state
-        copy_to = -1 if states is None or state is None else states.write(state, start, end)
         return StepItem(
             seq=allocation.seq,
             start=start,
@@ -60,6 +59,5 @@ class StepBuilder:
             new_blocks=allocation.blocks[known : allocation.sent_blocks],
             sample=sequence.samples and end >= allocation.prefill_target,
             score_from=first_scored if first_scored < min(end, sequence.num_prompt - 1) else -1,
-            state_copy_to=copy_to,
-            state_copy_at=-1 if copy_to < 0 or state is None else state.writing[-1][0] - 1,
+            state_copies=() if states is None or state is None else states.write(state, start, end),
         )

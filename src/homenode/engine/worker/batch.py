@@ -72,8 +72,9 @@ def add_state(arrays: StepArrays, items: Sequence[StepItem], slots: SlotArray, t
     """Say in the arrays of a step where the states of its sequences lie, which begin, and which are copied."""
     arrays.state_slot = table.state_slot[slots]
     arrays.state_fresh = (arrays.positions[arrays.query_start[:-1]] == 0).astype(np.int32)
-    arrays.state_copy_to = np.fromiter((item.state_copy_to for item in items), np.int32, len(items))
-    arrays.state_copy_at = np.fromiter((item.state_copy_at for item in items), np.int32, len(items))
+    copies = [(row, *copy) for row, item in enumerate(items) for copy in item.state_copies]
+    if copies:
+        arrays.state_copies = np.array(copies, np.int32)
 
 
 def _check(items: Sequence[StepItem], slots: SlotArray, starts: IntArray, ends: IntArray, table: SequenceTable) -> None:
