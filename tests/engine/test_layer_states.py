@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,20 @@ pytest.importorskip("torch", reason="needs torch, which the `torch` dependency g
 pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
 
 from homenode.compute.native.backend import NativeBackend
-from homenode.compute.ops import StateGeometry
+from homenode.compute.ops import FloatArray, KvGeometry, StateGeometry
 from homenode.engine.api.local import LocalEngine
-from homenode.engine.memory.state_sizing import state_support_problem
+from homenode.engine.memory.state_sizing import state_pages
 from homenode.engine.messages import Output, StateStats
+from homenode.engine.worker.state_pages import StatePages
 from homenode.errors import HomenodeError
 from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.part import ModelPart
+from homenode.model.parts import PartitionSpec, plan_parts
+from homenode.model.spec import ModelSpec
+from homenode.model.state import state_geometry_of
 from tests.engine.engines import PATIENCE_S, config_for, greedy, run_all, tokens_of
+from tests.engine.transfer_pair import Live, Pair, wait_until
+from tests.engine.transfer_pair import tokens_of as tokens_of_answer
 from tests.model.test_delta_net import CASES
 from tests.model.transformers_models import make_model, quiet_and_on_one_thread
 
@@ -143,8 +151,91 @@ def test_what_cannot_be_is_refused_by_name(folder: Path, settings: dict[str, Any
         LocalEngine(config).close()
 
 
-def test_engines_that_hand_kv_over_refuse_the_model_by_name(folder: Path) -> None:
-    config, spec = config_for(folder, pd_role="sender"), open_checkpoint(folder).spec
-    problem = state_support_problem(config, spec, ())
-    assert problem is not None and "--pd-role sender: layers of qwen3_next models keep a state" in problem.message
-    assert state_support_problem(config, dataclasses.replace(spec, layer_states=()), ()) is None
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", ["f32", "int8"])
+def test_a_state_in_kv_blocks_is_the_same_for_one_rank_and_for_two(folder: Path, interleaved: bool, dtype: str) -> None:
+    checkpoint = open_checkpoint(folder)
+    spec = checkpoint.spec
+    assert spec.delta is not None
+    spec = dataclasses.replace(spec, delta=dataclasses.replace(spec.delta, interleaved=interleaved))
+    backend, found = NativeBackend([-1]), []
+    for ranks in (1, 2):
+        heads: list[Any] = []
+        for part in plan_parts(spec, {}, PartitionSpec(ranks=ranks)):
+            geometry = KvGeometry.uniform(1, part.kv_heads.count, spec.head_dim, 32, dtype)
+            geometry = dataclasses.replace(geometry, state=state_geometry_of(spec, part))
+            memory = backend.state_memory(geometry.state, 2)
+            cache = backend.kv_cache(geometry, 40, shared=True)
+            here = StatePages(backend.kv_memory(cache), memory, geometry, spec, part)
+            count = state_pages([geometry])
+            values = _numbered(spec, part)
+            memory.write_slot(0, values)
+            here.store(0, range(3, 3 + count))
+            here.load(range(3, 3 + count), 1)
+            assert np.array_equal(memory.read_slot(1), values)
+            rows = [b"".join(backend.kv_memory(cache).pieces(block, 2)) for block in range(3, 3 + count)]
+            heads += np.split(
+                np.frombuffer(b"".join(rows), np.uint8).reshape(count, part.kv_heads.count, -1),
+                part.kv_heads.count,
+                axis=1,
+            )
+        found.append(np.concatenate(heads, axis=1))
+    assert np.array_equal(*found)
+
+
+def _numbered(spec: ModelSpec, part: ModelPart) -> FloatArray:
+    """The state of a part, each value of the whole state having a number of its own."""
+    delta, groups = spec.delta, part.state_groups
+    assert delta is not None
+    keys, each = delta.key_heads, delta.value_heads // delta.key_heads
+    here = list(range(groups.first, groups.end))
+    order = (
+        [j * keys + g for j in range(each) for g in here]
+        if delta.interleaved
+        else [g * each + j for g in here for j in range(each)]
+    )
+    found, at = [], 0
+    for layer in state_geometry_of(spec).layers:  # type: ignore[union-attr]
+        tail = np.arange(at, at + layer.taps * layer.channels, dtype=np.float32).reshape(layer.taps, -1)
+        at += tail.size
+        matrices = np.arange(at, at + layer.heads * layer.key_width * layer.value_width, dtype=np.float32)
+        at += matrices.size
+        q, k, v = np.split(tail, [delta.key_size, 2 * delta.key_size], axis=1)
+        by_key = [x.reshape(layer.taps, keys, -1)[:, here].reshape(layer.taps, -1) for x in (q, k)]
+        values = v.reshape(layer.taps, layer.heads, -1)[:, order].reshape(layer.taps, -1)
+        found += [
+            np.concatenate([*by_key, values], axis=1).reshape(-1),
+            matrices.reshape(layer.heads, -1)[order].reshape(-1),
+        ]
+    return np.concatenate(found)
+
+
+PAIR = ("--kv-cache-memory", "8MiB", "--block-size", "32", "--max-model-len", "400", "--dtype", "float32")
+HANDED = [
+    [3 + (7 * n + 11 * k) % 60 for k in range(length)] for n, length in enumerate((2, 3, 32, 33, 34, 65, 100, 128))
+]
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    ("channel", "mode", "sender", "receiver"),
+    [
+        ("shm", "push", (), ()),
+        ("tcp", "pull-eager", ("--max-num-batched-tokens", "23"), ("--tensor-parallel-size", "2")),
+        ("shm", "pull-delay", ("--tensor-parallel-size", "2"), ("--pd-in-place",)),
+    ],
+)
+def test_a_pair_says_what_one_engine_says(
+    folder: Path, channel: str, mode: str, sender: tuple[str, ...], receiver: tuple[str, ...]
+) -> None:
+    alone = Live(*PAIR, model=folder)
+    wanted = [tokens_of_answer(alone.complete(prompt)) for prompt in HANDED]
+    assert alone.close() == 0
+    with Pair(mode, channel, both=PAIR, sender=sender, receiver=receiver, model=folder) as pair:
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(pair.answer, HANDED)) == wanted
+        assert pair.receiver.metric("bytes_total") > 0
+        assert pair.receiver.metric("recomputed_tokens_total") == 0
+        assert pair.receiver.metric("digest_mismatches_total") == 0
+        wait_until(pair.nothing_pinned)
+    assert pair.codes == [0, 0]

@@ -11,9 +11,12 @@ PROMPT = list(range(1, 15))  # 13 positions come: three full blocks of four, and
 OTHER = [39 - token for token in PROMPT]
 
 
-def bench_of(num_blocks: int = 64, tokens: int = 32, seqs: int = 8, **more: object) -> HandoverBench:
+def bench_of(
+    num_blocks: int = 64, tokens: int = 32, seqs: int = 8, state_slots: int = 0, state_pages: int = 0, **more: object
+) -> HandoverBench:
     config = SchedulerConfig(max_num_batched_tokens=tokens, max_num_seqs=seqs)
-    return HandoverBench(config, limits=limits_of(num_blocks=num_blocks), **more)  # type: ignore[arg-type]
+    limits = limits_of(num_blocks=num_blocks, state_slots=state_slots, state_pages=state_pages)
+    return HandoverBench(config, limits=limits, **more)  # type: ignore[arg-type]
 
 
 def items_of(bench: HandoverBench) -> list[tuple[int, int]]:

@@ -45,6 +45,7 @@ def limits_of(
     chunk_blocks: int = 0,
     state_slots: int = 0,
     state_interval: int = 8,
+    state_pages: int = 0,
 ) -> WorkerLimits:
     return WorkerLimits(
         num_blocks=num_blocks,
@@ -56,6 +57,7 @@ def limits_of(
         chunk_bytes=chunk_blocks * BLOCK_BYTES,
         state_slots=state_slots,
         state_interval=state_interval if state_slots else 0,
+        state_pages=state_pages,
     )
 
 
@@ -63,7 +65,7 @@ def expected(request: Request, limits: WorkerLimits) -> tuple[list[int], str, in
     """What the request yields alone in the world: tokens, finish reason, stop token."""
     params = request.params
     length, total = len(request.prompt_ids), checksum(request.prompt_ids)
-    longest = min(limits.max_model_len, limits.num_blocks * limits.block_size)
+    longest = min(limits.max_model_len, (limits.num_blocks - limits.state_pages) * limits.block_size)
     outputs: list[int] = []
     while len(outputs) < params.max_tokens and length + len(outputs) < longest:
         token = total % limits.vocab_size

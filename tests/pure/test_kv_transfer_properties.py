@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -101,7 +102,7 @@ def _agent(bench: HandoverBench, rng: random.Random) -> None:
 def _sends(bench: HandoverBench, rng: random.Random, ticket: str) -> None:
     going = bench.going[ticket]
     if not going.admitted and not going.abandoned:
-        pages = len(going.wanted.identities)
+        pages = len(going.wanted.identities) - bench.limits.state_pages
         bench.admit(ticket, held=rng.choice([0, 0, rng.randrange(pages + 1)])) if rng.random() < 0.85 else bench.refuse(
             ticket
         )
@@ -132,7 +133,9 @@ def _move(bench: HandoverBench, rng: random.Random) -> None:
     bench.read()
 
 
-def _bench(rng: random.Random, lookahead: int, faults: bool = False, stages: int = 1) -> HandoverBench:
+def _bench(
+    rng: random.Random, lookahead: int, faults: bool = False, stages: int = 1, states: bool = False
+) -> HandoverBench:
     blocks, length = rng.choice([(16, 64), (12, 40), (24, 90), (60, 50), (8, 64), (5, 64)])
     seqs = rng.choice([1, 2, 5, 12])
     chunked = rng.random() < 0.75
@@ -143,7 +146,11 @@ def _bench(rng: random.Random, lookahead: int, faults: bool = False, stages: int
         max_num_queued_requests=rng.choice([0, 0, 6]),
         max_preemptions=rng.choice([0, 1, 8]),
     )
-    limits = limits_of(num_blocks=blocks, max_model_len=length, max_sampled_rows=max(seqs, rng.choice([1, 6, 30])))
+    rows = max(seqs, rng.choice([1, 6, 30]))
+    limits = limits_of(num_blocks=blocks, max_model_len=length, max_sampled_rows=rows)
+    if states:
+        slots, pages, interval = rng.choice([1, 2, 4, 20]), rng.choice([1, 1, 2]), rng.choice([4, 8, 400])
+        limits = msgspec.structs.replace(limits, state_slots=slots, state_interval=interval, state_pages=pages)
     lost = rng.sample(range(150), 6) if faults else []
 
     def fault(step: Step) -> Exception | None:
@@ -165,6 +172,18 @@ def test_any_life_keeps_every_promise(seed: int, faults: bool, lookahead: int) -
         _move(bench, rng)
     if seed % 3 == 0:
         bench.drain()
+    bench.settle()
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("faults", [False, True])
+@pytest.mark.parametrize("seed", range(20))
+def test_any_life_with_states_keeps_every_promise(seed: int, faults: bool, lookahead: int) -> None:
+    """Whoever goes on without the state that was handed over is found out by the scripted worker."""
+    rng = random.Random(1000 + seed)
+    bench = _bench(rng, lookahead, faults, states=True)
+    for _ in range(400):
+        _move(bench, rng)
     bench.settle()
 
 

@@ -60,6 +60,45 @@ def test_nothing_is_made_of_a_second_message() -> None:
     bench.settle()
 
 
+@pytest.mark.parametrize("length", [2, 4, 5, 6, 13, 14])
+@pytest.mark.parametrize("reserve", [False, True])
+def test_a_state_comes_behind_keys_and_values(length: int, reserve: bool) -> None:
+    bench = bench_of(state_slots=4, state_pages=2)
+    ticket = bench.offer(PROMPT[:length], reserve=reserve)
+    bench.ask(PROMPT[:length], ticket, max_tokens=6)
+    bench.fill()
+    tokens = bench.coming[ticket].offer.tokens
+    assert tokens == (-(-(length - 1) // 4) + 2) * 4
+    bench.arrive(ticket, tokens - 4)
+    assert bench.step() is None  # the state is not all there
+    bench.arrive(ticket)
+    assert items_of(bench) == [(length - 1, 1)]
+    bench.settle()
+    assert bench.scheduler.statistics().handed_tokens == length - 1
+    assert bench.scheduler._allocator.pool.num_free == 64
+
+
+@pytest.mark.parametrize("arrived", [0, 8, 16, 20])
+@pytest.mark.parametrize("early", [False, True])
+def test_keys_and_values_without_the_state_are_computed_again(arrived: int, early: bool) -> None:
+    bench = bench_of(state_slots=4, state_pages=2)
+    ticket = bench.offer(PROMPT)
+    if early:
+        bench.ask(PROMPT, ticket, max_tokens=3)
+    bench.arrive(ticket, arrived)
+    bench.fail(ticket)
+    if not early:
+        bench.ask(PROMPT, ticket, max_tokens=3)
+    assert items_of(bench) == [(0, 14)]
+    bench.settle()
+
+
+def test_a_state_in_pages_of_another_size_is_not_taken() -> None:
+    bench = bench_of(state_slots=4, state_pages=2)
+    ticket = bench.offer(PROMPT, page_tokens=8)
+    assert "are no prompt and its state, which takes 2 pages of 4 here" in bench.coming[ticket].refused
+
+
 @pytest.mark.parametrize("arrived", [0, 3, 4, 10])
 @pytest.mark.parametrize("early", [False, True])
 def test_what_arrived_before_a_failure_is_kept(arrived: int, early: bool) -> None:

@@ -52,6 +52,23 @@ def test_all_but_the_last_position_is_computed_and_told_of_chunk_by_chunk() -> N
     assert not bench.scheduler.has_work()
 
 
+@pytest.mark.parametrize("length", [2, 5, 6, 13, 14])
+def test_a_state_goes_behind_keys_and_values(length: int) -> None:
+    """Also where all keys and values are in the cache, and a state after them: a step has to come out with the state."""
+    config = SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=8)
+    bench = HandoverBench(config, limits=limits_of(state_slots=8, state_pages=2))
+    for turn in range(2):
+        ticket = bench.send(PROMPT[:length], f"turn {turn}")
+        bench.admit(ticket)
+        step = bench.step()
+        assert step is not None and step.items[0].count == (length - 1 if not turn else (length - 2) % 4 + 1)
+        bench.finish_step()
+        (told,) = [m for m in bench.told(seam.Computed) if isinstance(m, seam.Computed) and m.ticket == ticket]
+        assert len(told.blocks) == -(-(length - 1) // 4) + 2 and told.last
+        bench.give_back(ticket)
+    bench.settle()
+
+
 def test_pages_held_over_there_are_computed_but_not_told_of() -> None:
     bench = _bench()
     ticket = bench.send(PROMPT)

@@ -23,6 +23,7 @@ class StartSequence(msgspec.Struct, frozen=True, array_like=True):
     state_slot: int = -1  # of a model whose layers keep a state: where that of this sequence lies
     state_source: int = -1  # the slot that is copied there before anything is computed; -1: none is
     surprise_limit: float | None = None  # under Mirostat after a preemption: what `Sampled` said last
+    state_pages: list[int] = []  # KV blocks in which the state came from another engine; none: it did not
 
 
 class StepItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -43,6 +44,7 @@ class StepItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     )  # >= 0: also return log-probabilities of the prompt tokens at positions score_from + 1 .. start + count
     # slots that get a copy of the state, and the position of the item after which each does, ascending
     state_copies: tuple[tuple[int, int], ...] = ()
+    state_pages: tuple[int, ...] = ()  # KV blocks that get the state as it is after the item, for another engine
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
@@ -110,3 +112,4 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):
     chunk_bytes: int = 0  # of such a chunk, all workers together
     state_slots: int = 0  # of the state memory; 0: no layer of the model keeps a state
     state_interval: int = 0  # positions between two snapshots of a state, a multiple of the block size
+    state_pages: int = 0  # KV blocks in which a state is handed over to another engine; 0: none is

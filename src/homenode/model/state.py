@@ -15,6 +15,16 @@ def state_layers(spec: ModelSpec, part: ModelPart) -> dict[int, int]:
     return {layer: number for number, layer in enumerate(having)}
 
 
+def groups_of_a_kv_head(spec: ModelSpec, part: ModelPart) -> int | None:
+    """How many groups of each state, in order, count as one KV head's, whatever the cut over ranks; None where groups
+    and KV heads do not go together in this part.
+    """
+    each, rest = divmod(spec.state_groups, spec.num_kv_heads)
+    groups, heads = part.state_groups, part.kv_heads
+    together = (groups.first, groups.count) == (heads.first * each, heads.count * each)
+    return each if together and not rest and spec.delta is not None else None
+
+
 def state_geometry_of(spec: ModelSpec, part: ModelPart | None = None) -> StateGeometry | None:
     """Shape of the state memory of a part (None: all) of a model; None where no layer of it keeps a state.
 

@@ -238,6 +238,10 @@ class ScriptedExecutor:
             self._demand(taken.count(state.slot) == 1, f"sequence {start.seq} is given another one's slot {state.slot}")
             if start.state_source >= 0:
                 self._slots[state.slot] = self._slots[start.state_source]
+            if start.state_pages:
+                held = {entry for block in start.state_pages for entry in self._memory[block]}
+                self._demand(len(held) == 1, f"sequence {start.seq} is given a state that is not all there")
+                self._slots[state.slot] = held.pop()
         self._extend_sums(state)
 
     def _compute(self, item: StepItem, result: StepResult) -> None:
@@ -353,6 +357,9 @@ class ScriptedExecutor:
                 f"sequence {item.seq} is copied to slot {to}, which another one uses",
             )
             self._slots[to], before = state.sums[at], at
+        for block in item.state_pages:
+            self._demand(not self._users[block], f"the state of sequence {item.seq} is put into block {block}")
+            self._memory[block] = [state.sums[end - 1]] * self._limits.block_size
 
     def _read_back(self, item: StepItem, state: _State, end: int) -> None:
         size = self._limits.block_size

@@ -29,9 +29,12 @@ class KvAllocator:
         hash_seed: bytes | None = None,
         chunks: ChunkTable | None = None,
         states: StatePool | None = None,
+        state_pages: int = 0,
     ) -> None:
-        """`states`: of a model whose layers keep a state; None: none does."""
-        self.block_size = block_size
+        """`states`: of a model whose layers keep a state; None: none does. `state_pages`: KV blocks in which a state is
+        handed over, behind those of keys and values; 0: none is.
+        """
+        self.block_size, self.state_pages = block_size, state_pages
         self.pool = BlockPool(num_blocks, chunks)
         self.states = self.pool.states = states
         self.cache = PrefixCache(self.pool, block_size, enabled=enable_prefix_caching, seed=hash_seed)
@@ -47,11 +50,21 @@ class KvAllocator:
         """Blocks that hold this many positions."""
         return -(-positions // self.block_size)
 
+    def handed_over(self, positions: int) -> int:
+        """What a hand-over of so many positions counts as: with a state it is of whole blocks, those of the state
+        included.
+        """
+        if not self.state_pages:
+            return positions
+        return (self.blocks_for(positions) + self.state_pages) * self.block_size
+
     def propose(self, sequence: Sequence) -> BlockAllocation:
         """The allocation a waiting sequence would get now, with the blocks found in the cache. Nothing is taken yet."""
         hits = [] if sequence.scoring else self.cache.lookup(sequence.chain, sequence.tokens)
         state = None
         if self.states is not None:
+            # A step has to come out with the state after the last position, so at least that is computed.
+            hits = hits[: max(0, sequence.prefill_target - 1) // self.block_size]
             state = self._propose_state(self.states, sequence, len(hits))
             hits = hits[: state.snapshot_at // self.block_size]
         found = len(hits) * self.block_size
@@ -104,10 +117,13 @@ class KvAllocator:
         """
         if self.states is not None and not self.states.num_available:
             return False
-        blocks = self.take(proposal.blocks, proposal.prefill_target, self.blocks_for(len(sequence.tokens) + 1) + spare)
+        pages = self.state_pages if sequence.kv_export is not None else 0
+        needed = self.blocks_for(len(sequence.tokens) + 1) + spare + pages
+        blocks = self.take(proposal.blocks, proposal.prefill_target, needed)
         if blocks is None:
             return False
         proposal.blocks = blocks
+        proposal.state_pages = self.pool.allocate(pages, after=blocks[-1]) if pages else []
         if self.states is not None and proposal.state is not None:
             self.states.begin(proposal.state)
         self.start(sequence, proposal)
@@ -188,15 +204,22 @@ class KvAllocator:
 
     def _release(self, allocation: BlockAllocation) -> None:
         self.pool.release(self.pool.own(allocation.blocks))
+        self._release_pages(allocation)
         if self.states is not None and allocation.state is not None:
             self.states.release(allocation.state)
         if allocation.placed:
             self.unused.append(allocation.placed)
 
+    def _release_pages(self, allocation: BlockAllocation) -> None:
+        self.pool.release(allocation.state_pages)
+        allocation.state_pages = []
+
     def publish(self, sequence: Sequence, allocation: BlockAllocation) -> None:
         """Let others find the blocks that were filled by steps that are done; not those behind pages of another engine,
-        which nobody finds.
+        which nobody finds. The blocks in which its state came are of no use any more.
         """
+        if allocation.state_pages and sequence.kv_export is None and allocation.decoding:
+            self._release_pages(allocation)
         if allocation.placed:
             return
         allocation.published = self.cache.publish(

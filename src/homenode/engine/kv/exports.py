@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homenode.engine.kv.blocks import BlockPool
+from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.sequence import BlockAllocation, KvExport, Sequence
 from homenode.transfer.seam import Abandoned, Computed, SendWanted
 
@@ -17,9 +17,9 @@ from homenode.transfer.seam import Abandoned, Computed, SendWanted
 class KvExports:
     """All exports by ticket."""
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
-        self._pool = pool
-        self._block_size = block_size
+    def __init__(self, allocator: KvAllocator) -> None:
+        self._allocator = allocator
+        self._pool = allocator.pool
         self._of: dict[str, KvExport] = {}
 
     def __contains__(self, ticket: str) -> bool:
@@ -35,17 +35,21 @@ class KvExports:
         assert kv is not None  # asked for by its ticket
         tokens = len(sequence.tokens) - 1
         sequence.kv_export = self._of[kv.ticket] = KvExport(kv.ticket, sequence, tokens)
-        return SendWanted(kv.ticket, kv.peer, tokens, sequence.chain.identities(sequence.tokens, tokens))
+        identities = sequence.chain.identities(sequence.tokens, tokens, self._allocator.state_pages)
+        return SendWanted(kv.ticket, kv.peer, self._allocator.handed_over(tokens), identities)
 
     def export_complete(self, kv_export: KvExport, allocation: BlockAllocation) -> Computed | None:
         """What to tell of the pages that have become complete; None: nothing new. Pages told already, from an earlier
         stay, are not told again.
         """
         last = allocation.computed >= kv_export.tokens
-        complete = -(-kv_export.tokens // self._block_size) if last else allocation.computed // self._block_size
+        size = self._allocator.block_size
+        complete = self._allocator.blocks_for(kv_export.tokens) if last else allocation.computed // size
         if kv_export.closed or (complete <= kv_export.reported and not last):
             return None
         first, blocks = kv_export.reported, allocation.blocks[kv_export.reported : complete]
+        if last:
+            blocks += allocation.state_pages
         self._pool.acquire(blocks)
         kv_export.blocks += blocks
         kv_export.reported = max(kv_export.reported, complete)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from homenode.engine.kv.allocator import KvAllocator
 from homenode.engine.kv.reservations import KvReservations
 from homenode.engine.kv.sequence import BlockAllocation, KvImport, Sequence
+from homenode.engine.kv.states import SlotAllocation
 from homenode.transfer.seam import Claimed, Fetch, Offered, ReservationFailed, Reserved, Stopped, ToAgent, Unused
 
 
@@ -41,12 +42,12 @@ class KvImports:
 
     def is_for(self, kv_import: KvImport, sequence: Sequence) -> bool:
         """Whether a request's own tokens, all but the last, are those that the offer was made for."""
-        offer, allocator = kv_import.offer, self._allocator
-        if len(sequence.tokens) != offer.tokens + 1:
+        offer, allocator, positions = kv_import.offer, self._allocator, len(sequence.tokens) - 1
+        if allocator.handed_over(positions) != offer.tokens:
             return False
         same = offer.page_tokens == allocator.block_size
         chain = sequence.chain if same else allocator.cache.chain(sequence.request.cache_salt, offer.page_tokens)
-        return chain.identities(sequence.tokens, offer.tokens) == offer.identities
+        return chain.identities(sequence.tokens, positions, allocator.state_pages) == offer.identities
 
     # Offers
 
@@ -129,6 +130,8 @@ class KvImports:
         """
         kv_import, allocator = sequence.kv_import, self._allocator
         assert kv_import is not None and kv_import.done
+        if allocator.state_pages:
+            return self._proposal_with_state(sequence, kv_import)
         if kv_import.arrived < kv_import.offer.tokens:
             hits = allocator.cache.lookup(sequence.chain, sequence.tokens)
             if len(hits) * allocator.block_size > kv_import.arrived:
@@ -146,10 +149,31 @@ class KvImports:
             placed=kv_import.offer.ticket if kv_import.placed else "",
         )
 
+    def _proposal_with_state(self, sequence: Sequence, kv_import: KvImport) -> BlockAllocation:
+        """The same where layers keep a state: all has arrived, keys, values, and behind them the state."""
+        positions, allocator = len(sequence.tokens) - 1, self._allocator
+        pages = allocator.blocks_for(positions)
+        behind = pages + allocator.state_pages
+        return BlockAllocation(
+            seq=-1,
+            blocks=kv_import.blocks[:pages] + kv_import.blocks[behind:],
+            scheduled=positions,
+            computed=positions,
+            prefill_target=sequence.prefill_target,
+            first_unscored=sequence.num_prompt,
+            state=SlotAllocation(),
+            state_pages=kv_import.blocks[pages:behind],
+        )
+
     def adopt(self, sequence: Sequence, allocation: BlockAllocation) -> None:
         """The ready request begins this stay, which owns the blocks from now on. Full blocks can be found by others."""
-        kv_import = sequence.kv_import
+        kv_import, allocator = sequence.kv_import, self._allocator
         assert kv_import is not None
+        if allocator.states is not None and allocation.state is not None:
+            allocator.states.begin(allocation.state)
+            needed = allocator.blocks_for(len(sequence.tokens))
+            allocator.pool.release(allocation.blocks[needed:])
+            del allocation.blocks[needed:]
         self._allocator.start(sequence, allocation)
         self._allocator.publish(sequence, allocation)
         kv_import.placed = False  # from now on it is the stay's to say

@@ -46,9 +46,10 @@ class HashChain:
             self._digests.append(block_hash.digest())
         return self._digests[first:count]
 
-    def identities(self, tokens: Sequence[int], positions: int) -> list[bytes]:
+    def identities(self, tokens: Sequence[int], positions: int, state_pages: int = 0) -> list[bytes]:
         """What each block of the first `positions` positions is known by where it is handed over: its hash, and for a
-        partly filled last one that of what is in it.
+        partly filled last one that of what is in it. `state_pages`: of so many blocks behind them, which hold the state
+        after these positions.
         """
         full = positions // self._block_size
         identities = self.of(tokens, full)
@@ -58,7 +59,13 @@ class HashChain:
             identities.append(
                 hashlib.blake2b(parent + rest, key=self._seed, person=b"tail", digest_size=_DIGEST_BYTES).digest()
             )
-        return identities
+        end = identities[-1] if identities else self._root
+        return identities + [
+            hashlib.blake2b(
+                end + _bytes_of([page]), key=self._seed, person=b"state", digest_size=_DIGEST_BYTES
+            ).digest()
+            for page in range(state_pages)
+        ]
 
 
 def _bytes_of(tokens: Sequence[int]) -> bytes:

@@ -25,7 +25,7 @@ class KvReservations:
         free for others.
         """
         allocator, hits = self._allocator, self._hits(offer)
-        in_place = _num_in_place(offer, len(hits))
+        in_place = self._num_in_place(offer, len(hits))
         blocks = allocator.take(hits, offer.tokens + 1, allocator.blocks_for(offer.tokens + 2) + kept_free, in_place)
         if blocks is None:
             wanted = allocator.blocks_for(offer.tokens + 1) - len(hits) - in_place
@@ -46,7 +46,7 @@ class KvReservations:
         kv_import.cached = cached if cached >= offer.tokens else cached // unit * unit
         hits = hits[: kv_import.cached // allocator.block_size]
         room = allocator.blocks_for(offer.tokens + 2) + spare
-        blocks = allocator.take(hits, offer.tokens + 1, room, _num_in_place(offer, len(hits)))
+        blocks = allocator.take(hits, offer.tokens + 1, room, self._num_in_place(offer, len(hits)))
         if blocks is None:
             return False
         kv_import.blocks, kv_import.arrived = blocks, kv_import.cached
@@ -74,9 +74,10 @@ class KvReservations:
         allocator = self._allocator
         return allocator.pool.find(offer.identities) if offer.page_tokens == allocator.block_size else []
 
-
-def _num_in_place(offer: Offered, cached: int) -> int:
-    """Pages of which no copy is needed, since they are full and can be read where they are: nothing is ever written
-    there.
-    """
-    return max(0, offer.tokens // offer.page_tokens - cached) if offer.in_place else 0
+    def _num_in_place(self, offer: Offered, cached: int) -> int:
+        """Pages of which no copy is needed, since they are full and can be read where they are: nothing is ever written
+        there. None where a state comes with them.
+        """
+        if not offer.in_place or self._allocator.state_pages:
+            return 0
+        return max(0, offer.tokens // offer.page_tokens - cached)

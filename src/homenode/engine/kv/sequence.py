@@ -37,6 +37,7 @@ class BlockAllocation:
     )  # while it decodes: up to this position there is nothing to look at, neither a block it lacks nor its end
     placed: str = ""  # the ticket whose pages it reads where another engine has them
     state: SlotAllocation | None = None  # of a model whose layers keep a state
+    state_pages: list[int] = field(default_factory=list)  # blocks in which its state comes, or goes to another engine
 
     @property
     def decoding(self) -> bool:

@@ -43,6 +43,7 @@ class Sizes:
     chunk_bytes: int = 0
     state_slots: int = 0  # of models whose layers keep a state, see `state_sizing`
     state_interval: int = 0
+    state_pages: int = 0  # where they are handed over
 
     def step_limits(self) -> StepLimits:
         """Bounds of a step, for the program's buffers."""
@@ -61,6 +62,7 @@ class Sizes:
             chunk_bytes=self.chunk_bytes,
             state_slots=self.state_slots,
             state_interval=self.state_interval,
+            state_pages=self.state_pages,
         )
 
 

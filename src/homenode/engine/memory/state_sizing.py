@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from homenode.compute.ops import KvGeometry
 from homenode.engine.config import EngineConfig
 from homenode.errors import CapacityError, UnsupportedError, UserError
+from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec
-from homenode.units import format_bytes
+from homenode.model.state import groups_of_a_kv_head
+from homenode.units import format_bytes, format_count
 
 _SHARE = 0.5  # of the KV memory: an engine with much of one kind and little of the other can serve few requests
 _SLOTS_PER_SEQUENCE = 3  # its own, and snapshots at the ends of its prompt and of its answer
@@ -44,6 +48,47 @@ def state_interval(config: EngineConfig, geometry: KvGeometry) -> int:
     return -(-wanted // size) * size
 
 
+def state_pages(geometries: Sequence[KvGeometry]) -> int:
+    """KV blocks in which a state is handed over to another engine, of which each worker holds what it has of the state
+    in what it has of the blocks. `geometries`: of the workers. 0 where no layer keeps a state.
+    """
+    return max((-(-g.state.slot_bytes // max(1, g.block_bytes)) for g in geometries if g.state is not None), default=0)
+
+
+def state_form(parts: Sequence[ModelPart], geometries: Sequence[KvGeometry]) -> dict[str, str]:
+    """The fact in which engines that hand states over must agree, by its name: how a state lies in KV blocks. It lies
+    by KV heads, so that ranks may be more or fewer at the other side, and in the blocks of its stage's layers.
+    """
+    if not (pages := state_pages(geometries)):
+        return {}
+    ends = " ".join(map(str, sorted({part.layers.end for part in parts})))
+    return {"states": f"{pages} blocks of {geometries[0].block_size} tokens, stages end at layers {ends}"}
+
+
+def state_handover_problem(
+    config: EngineConfig, spec: ModelSpec, parts: Sequence[ModelPart], geometries: Sequence[KvGeometry]
+) -> UnsupportedError | None:
+    """Why the states of a model cannot be handed over to other engines, if so. `parts`, `geometries`: of the workers."""
+    if not config.transfer.on or not spec.layer_states:
+        return None
+    what = f"--pd-role {config.transfer.pd_role}: a state is handed over in KV blocks, a part with each KV head"
+    for part, geometry in zip(parts, geometries, strict=True):
+        if geometry.state is not None and not geometry.layers:
+            return UnsupportedError(
+                f"{what}, and stage {part.stage} has no layer with keys and values; cut the layers otherwise "
+                "(--layer-split)",
+                param="layer_split",
+            )
+        if geometry.state is not None and groups_of_a_kv_head(spec, part) is None:
+            return UnsupportedError(
+                f"{what}, and with --tensor-parallel-size {part.ranks} rank {part.rank} has "
+                f"{format_count(part.state_groups.count, 'group')} of it and {format_count(part.kv_heads.count, 'KV head')}, which do not go "
+                "together; have fewer ranks",
+                param="tensor_parallel_size",
+            )
+    return None
+
+
 def state_memory_problem(config: EngineConfig, geometry: KvGeometry, kv_bytes: int) -> CapacityError | None:
     """Why not even one sequence's state fits, and a snapshot of it where any is kept, if so."""
     least = _slots_per_sequence(config)
@@ -63,12 +108,6 @@ def state_support_problem(config: EngineConfig, spec: ModelSpec, devices: tuple[
     if not spec.layer_states:
         return None
     what = f"layers of {spec.architecture} models keep a state beside keys and values"
-    if config.transfer.on:
-        return UnsupportedError(
-            f"--pd-role {config.transfer.pd_role}: {what}, which is not handed over between engines yet; serve the "
-            "model without --pd-role",
-            param="pd_role",
-        )
     if config.compute.backend == "torch" or any(device != "cpu" for device in devices):
         return UnsupportedError(
             f"{what}, for which the torch backend has no memory; serve the model on CPU threads", param="backend"

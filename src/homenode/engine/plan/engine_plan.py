@@ -18,6 +18,7 @@ from homenode.engine.kv_transfer.checks import kept_as, targets_of, transfer_pro
 from homenode.engine.memory.available import MemoryBudget
 from homenode.engine.memory.node_capacity import KvCapacity, kv_capacity, weight_nodes_of
 from homenode.engine.memory.sizing import problems, weights_problem
+from homenode.engine.memory.state_sizing import state_handover_problem
 from homenode.engine.plan.layers import LayerCapacity
 from homenode.engine.plan.layout import Layout, WorkerPlan
 from homenode.engine.plan.node_policy import own_host
@@ -93,6 +94,9 @@ class EnginePlan:
             for problem in self._problems_of(worker):
                 found.setdefault(problem.param or problem.message, problem)
         apart = [] if self.executor == "inline" else [worker.device for worker in self.layout.workers]
+        parts = [worker.part for worker in self.layout.workers]
+        if problem := state_handover_problem(self.config, self.checkpoint.spec, parts, self.geometries):
+            found.setdefault(problem.param or problem.message, problem)
         for problem in transfer_problems(self.config, self.replica, self.whole_geometry, self._left_in_all(), apart):
             found.setdefault(problem.param or problem.message, problem)
         return list(found.values())

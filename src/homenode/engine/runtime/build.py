@@ -22,7 +22,7 @@ from homenode.engine.experts.sizing import ExpertSharing
 from homenode.engine.memory.growth import taken_whole_because
 from homenode.engine.memory.headroom import Headroom, headroom_of, memory_parts
 from homenode.engine.memory.sizing import Sizes, chunk_of_parts, growth_text, resolve, step_bytes
-from homenode.engine.memory.state_sizing import state_interval
+from homenode.engine.memory.state_sizing import state_form, state_interval, state_pages
 from homenode.engine.messages import EngineReady
 from homenode.engine.model_path.locate import locate_model
 from homenode.engine.pinning import pin_process_threads
@@ -150,7 +150,8 @@ def _sizes(plan: EnginePlan, fits: Sequence[Fits]) -> Sizes:
     sizes = resolve(enough, spec, replace(geometry, state=None), 2 * blocks * geometry.block_bytes + _MANY)
     slots = min((fit.state_slots for fit in fits if fit.state_slots), default=0)
     interval = state_interval(plan.config, plan.whole_geometry)
-    sizes = replace(sizes, num_blocks=blocks, state_slots=slots, state_interval=interval)
+    pages = state_pages(plan.geometries) if plan.config.transfer.on else 0
+    sizes = replace(sizes, num_blocks=blocks, state_slots=slots, state_interval=interval, state_pages=pages)
     return replace(sizes, **chunk_of_parts(plan.geometries, blocks)) if _grows(plan) else sizes
 
 
@@ -169,7 +170,7 @@ def _sharing(plan: EnginePlan, backend: Backend) -> KvTransferSetup:
     config, geometry = plan.config, plan.whole_geometry
     fingerprint = fingerprint_of(
         config.transfer, plan.checkpoint, geometry, plan.kept_as(backend), config.model.max_model_len
-    )
+    ) | state_form([worker.part for worker in plan.layout.workers], plan.geometries)
     return KvTransferSetup(config.transfer, backend, geometry, fingerprint)
 
 

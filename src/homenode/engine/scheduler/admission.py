@@ -13,9 +13,9 @@ _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
 
 def longest_sequence(limits: WorkerLimits) -> int:
     """Tokens, prompt included, that one sequence may have: --max-model-len, or what the KV memory holds if that is
-    less.
+    less, beside its state where that is handed over in blocks.
     """
-    return min(limits.max_model_len, limits.num_blocks * limits.block_size)
+    return min(limits.max_model_len, (limits.num_blocks - limits.state_pages) * limits.block_size)
 
 
 def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> UserError | None:

@@ -41,7 +41,7 @@ class KvCoordinator:
         self._limits = limits
         self._planner = planner
         self._kv_imports = kv_imports
-        self._kv_exports = KvExports(allocator.pool, allocator.block_size)
+        self._kv_exports = KvExports(allocator)
         self._allocator = allocator
         self.messages = messages
         self._closed = False
@@ -170,6 +170,11 @@ class KvCoordinator:
             return "workers of the engine were lost and are being replaced"
         if tokens < 1 or offer.page_tokens < 1 or len(offer.identities) != -(-tokens // offer.page_tokens):
             return f"{format_count(len(offer.identities), 'page')} of {format_count(offer.page_tokens, 'token')} do not make {format_count(tokens, 'token')}"
+        if state := self._allocator.state_pages:
+            size = self._allocator.block_size
+            if offer.page_tokens != size or tokens % size or tokens <= state * size:
+                return f"{format_count(tokens, 'token')} in pages of {offer.page_tokens} are no prompt and its state, which takes {format_count(state, 'page')} of {size} here"
+            tokens -= (state + 1) * size - 1  # at least so many are of the prompt
         if tokens + 2 > longest:
             return f"a sequence may have {format_count(longest, 'token')} here, answer included; {tokens} would leave no room for the last of its prompt and one more"
         return ""
@@ -201,6 +206,8 @@ class KvCoordinator:
             self._kv_imports.give_up(
                 kv_import
             )  # nothing came of it; a request that waits in the queue is one like any other now
+        elif self._allocator.state_pages and kv_import.arrived < kv_import.offer.tokens:
+            self._compute_instead(kv_import)  # keys and values are of no use without the state behind them
         elif not self._kv_imports.fill_holes(kv_import, self._kept_free()):
             self._compute_instead(kv_import)
         else:

@@ -342,6 +342,9 @@ class Planner:
 
     def _start_ready(self, sequence: Sequence, plan: StepPlan) -> bool:
         """Admit one whose KV has come. It has its blocks."""
+        states = self._allocator.states
+        if states is not None and not states.num_available:
+            return False
         proposal = self._kv_imports.proposal(sequence)
         count = self._prefill_count(sequence, proposal, plan)
         if count <= 0:

@@ -92,6 +92,7 @@ class Scheduler:
             hash_seed=hash_seed,
             chunks=chunks,
             states=states,
+            state_pages=limits.state_pages,
         )
         self._growth = (
             None if chunks is None else Growth(allocator.pool, chunks, limits.chunk_bytes, kv.kv_cache_release)

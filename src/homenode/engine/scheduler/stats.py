@@ -68,7 +68,7 @@ class SchedulerStats:
         """
         pool = self._allocator.pool
         staying = [s.allocation for s in self._planner.running if s.allocation]
-        tables = [allocation.blocks for allocation in (*staying, *self._allocator.leaving())]
+        tables = [each.blocks + each.state_pages for each in (*staying, *self._allocator.leaving())]
         pool.audit(map(pool.own, [*tables, *self._coordinator.tables()]))
         if (states := self._allocator.states) is not None:
             states.audit([stay.state for stay in (*staying, *self._allocator.leaving()) if stay.state], pool.digests)

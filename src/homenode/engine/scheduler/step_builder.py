@@ -26,14 +26,17 @@ class StepBuilder:
                 allocation.started = True
                 state = allocation.state
                 slots = (-1, -1) if state is None else (state.slot, state.source)
+                pages = allocation.state_pages if sequence.kv_export is None else []
+                tokens = sequence.tokens.copy()
                 starts.append(
                     StartSequence(
                         allocation.seq,
-                        sequence.tokens.copy(),
+                        tokens,
                         sequence.num_prompt,
                         sequence.params,
                         *slots,
                         sequence.surprise_limit,
+                        pages,
                     )
                 )
             parts.append((sequence, allocation, self._part(sequence, allocation, count)))
@@ -52,6 +55,8 @@ class StepBuilder:
         allocation.scheduled = end
         allocation.last_step = self.number
         states, state = self._allocator.states, allocation.state
+        kv_export = sequence.kv_export
+        leaves = kv_export is not None and end >= kv_export.tokens
         return StepItem(
             seq=allocation.seq,
             start=start,
@@ -60,4 +65,5 @@ class StepBuilder:
             sample=sequence.samples and end >= allocation.prefill_target,
             score_from=first_scored if first_scored < min(end, sequence.num_prompt - 1) else -1,
             state_copies=() if states is None or state is None else states.write(state, start, end),
+            state_pages=tuple(allocation.state_pages) if leaves else (),
         )

@@ -16,6 +16,7 @@ from homenode.engine.step import StartSequence, Step, StepResult
 from homenode.engine.worker.continued import Batches
 from homenode.engine.worker.sampler import Sampler, score
 from homenode.engine.worker.sequences import SequenceTable
+from homenode.engine.worker.state_pages import StatePages
 from homenode.errors import InternalError
 from homenode.model.part import ModelPart
 
@@ -42,17 +43,19 @@ class Runner:
         columns: int = 0,
         state: StateMemory = None,
         grammars: Callable[[], GrammarMasks] | None = None,
+        state_pages: StatePages | None = None,
     ) -> None:
         """`eos_token_ids`: what a sequence with `min_tokens` may not draw before it has them. `part`: of the model,
         None: all of it. `channels`: to other workers, None: there are none. `columns`: of the rows between stages. `state`: the state memory of
         the program, None: no layer here keeps a state. `grammars`: makes what computes the masks of sequences with a
-        grammar, asked when the first comes; None: there are none.
+        grammar, asked when the first comes; None: there are none. `state_pages`: how states lie in KV blocks where they
+        are handed over.
         """
         self._program, self._backend, self._clock = program, backend, clock
         self._draws = part is None or part.last_stage
         self._answers = part is None or part.rank == 0
         self._channels, self._columns = channels or WorkerChannels(), columns
-        self._state = state
+        self._state, self._state_pages = state, state_pages
         self._table = SequenceTable(block_size, eos_token_ids, has_state=state is not None)
         self._batches = Batches(self._table)
         self._sampler = Sampler(backend, self._table)
@@ -88,6 +91,8 @@ class Runner:
                 self._bind(start)
             if self._state is not None and start.state_source >= 0:
                 self._state.copy_slot(start.state_source, start.state_slot)
+            if self._state_pages is not None and start.state_pages:
+                self._state_pages.load(start.state_pages, start.state_slot)
         if not step.items:
             return StepResult(step.number, [])
         batch = self._batches.build(step.items)
@@ -95,6 +100,10 @@ class Runner:
             self._grammars.begin(batch.row_slots, self._table)
         self._receive(step.number, batch.arrays)
         rows = self._program.run(batch.arrays)
+        if self._state_pages is not None:
+            for row, item in enumerate(step.items):
+                if item.state_pages:
+                    self._state_pages.store(int(batch.arrays.state_slot[row]), item.state_pages)
         if self._channels.inlet is not None:
             self._channels.inlet.free()
         if not self._draws:

@@ -18,6 +18,7 @@ from homenode.engine.experts.usage import EXPERT_USES, Table, of_part
 from homenode.engine.worker.load import InsideEngine, LoadedPart, check_pages, load_part
 from homenode.engine.worker.runner import Runner
 from homenode.engine.worker.shared_kv import SharedKv
+from homenode.engine.worker.state_pages import StatePages
 from homenode.errors import InternalError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class PartWorker:
         self._loaded: LoadedPart | None = None
         self._cache: KvCache | None = None
         self._state: StateMemory = None  # where layers keep a state
+        self._state_pages: StatePages | None = None  # where they are handed over
         self._growing: GrowingBackend | None = None  # whose KV memory is taken when it is used
         self._shared: SharedKv | None = None
         self._program: Program | None = None
@@ -70,6 +72,7 @@ class PartWorker:
             self._state = loaded.backend.state_memory(state, state_slots)
         if make_cache is not None:
             self._cache = make_cache(num_blocks)
+            self._hand_states_over()
             return None
         if memory is None:
             growing = loaded.backend if grows and isinstance(loaded.backend, GrowingBackend) else None
@@ -83,7 +86,17 @@ class PartWorker:
         fd, share = memory
         self._shared = SharedKv(loaded.backend, loaded.geometry, num_blocks, fd, share)
         self._cache = self._shared.cache
+        self._hand_states_over()
         return self._shared.layout
+
+    def _hand_states_over(self) -> None:
+        """Have states lie in KV blocks as well, which other engines may read."""
+        from homenode.compute.native import NativeBackend  # others keep KV where nobody else can read it
+
+        loaded = self.loaded
+        if self._state is not None and isinstance(loaded.backend, NativeBackend):
+            memory = loaded.backend.kv_memory(self.cache)
+            self._state_pages = StatePages(memory, self._state, loaded.geometry, loaded.model.spec, self._join.part)
 
     def change_pages(self, changes: Sequence[tuple[int, int, bool]]) -> None:
         """Of KV memory that grows: see `Pages`."""
@@ -122,6 +135,7 @@ class PartWorker:
             columns=loaded.model.spec.hidden_size,
             state=self._state,
             grammars=self._grammar_masks,
+            state_pages=self._state_pages,
         )
 
     def _grammar_masks(self) -> GrammarMasks:
