@@ -170,6 +170,15 @@ class ModelSpec:
         assert not isinstance(kept, int)  # a donor has its own
         return kept
 
+    def attended_columns(self, layer: int) -> int:
+        """Columns of a key and its value that a query head of a layer multiplies with, as the model defines them; 0 where
+        it has no attention. Latent attention may multiply with more, to read less.
+        """
+        kv = self.kv_of(layer)
+        if kv is None:
+            return 0
+        return sum(self.head_widths.values()) if self.head_widths else kv.key_width + kv.value_size
+
     def heads_of(self, layer: int) -> tuple[int, int]:
         """KV heads of a layer, and the elements of a head of its q, k and v rows. Where its keys and values are not as
         wide as each other, those of the figures.

@@ -19,13 +19,14 @@ FLOAT_COST = (
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What a step asks of any worker: tokens; rows of logits; sequences' positions to be read; and positions looked at,
-    over all tokens."""
+    """What a step asks of any worker: tokens; rows of logits; sequences' positions to be read; positions looked at, over
+    all tokens; and sequences."""
 
     tokens: int
     rows: int
     read: int
     attended: int
+    sequences: int = 1
 
     @classmethod
     def of(cls, step: Step) -> StepLoad:
@@ -37,19 +38,22 @@ class StepLoad:
             read += end
             attended += count * (item.start + end + 1) // 2
             rows += item.sample
-        return cls(tokens, rows, read, attended)
+        return cls(tokens, rows, read, attended, len(step.items))
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerWork:
     """What one worker computes. `model`: its part, whose figures of a token leave out the output matrix and what comes
     behind the last attention. `output_bytes`, `output_operations`: of those, 0 where another stage has them; a row of
-    logits multiplies with all of them. `attention`: operations of a token and a position it looks at."""
+    logits multiplies with all of them. `attention`: operations of a token and a position it looks at. `state_bytes`: of a
+    sequence, read and written in each step where layers keep a state; `state_operations`: of a token with it."""
 
     model: ModelWork
     output_bytes: float
     output_operations: float
     attention: float
+    state_bytes: float = 0.0
+    state_operations: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +80,14 @@ class WorkerCost:
         """One step."""
         rates, work, model = self.rates, self.work, self.work.model
         read = model.read_bytes(load.tokens) + model.kv_bytes_per_token * load.read
+        read += work.state_bytes * load.sequences
         if not load.rows:
             read -= work.output_bytes
         multiply = rates.multiplying(model.flops_per_token, load.tokens) + rates.multiplying(
             work.output_operations, load.rows
         )
-        multiply += self.float_cost * rates.operation * work.attention * load.attended
+        floats = work.attention * load.attended + work.state_operations * load.tokens
+        multiply += self.float_cost * rates.operation * floats
         across = load.tokens * model.layers * (rates.exchange_layer + rates.exchange_byte * model.activation_bytes)
         reading = read * rates.byte
         if self.common is not None:

@@ -16,6 +16,7 @@ from homenode.host.placement.step_cost import Spread, at_home, round_robin
 from homenode.host.topology.host import Host
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec
+from homenode.model.state import state_geometry_of
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.numa_choice import model_work
 from homenode.model.weights.sampled_rows import of_sampled_rows
@@ -87,11 +88,22 @@ def work_of(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry, part: M
         float(sum(m.target_bytes for m in sampled)),
         operations,
         sum(
-            2.0 * part.heads_in(layer)[0].count * (kv.key_width + kv.value_size)
+            2.0 * part.heads_in(layer)[0].count * spec.attended_columns(layer)
             for layer in range(part.layers.first, part.layers.end)
-            if (kv := spec.kv_of(layer)) is not None
         ),
+        *_of_states(spec, part),
     )
+
+
+def _of_states(spec: ModelSpec, part: ModelPart) -> tuple[float, float]:
+    """Bytes of the states of a sequence that a step reads and writes, and operations of a token with them: seven for
+    each element of a matrix, two for each input of a convolution.
+    """
+    kept = state_geometry_of(spec, part)
+    if kept is None:
+        return 0.0, 0.0
+    elements = sum(layer.heads * layer.key_width * layer.value_width for layer in kept.layers)
+    return 2.0 * kept.slot_bytes, 7.0 * elements + sum(2.0 * s.channels * (s.taps + 1) for s in kept.layers)
 
 
 def teams_of(host: Host, binding: EngineBinding) -> tuple[NodeTeam, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -56,6 +58,15 @@ def test_a_step_by_hand() -> None:
     assert many == max(100, 230 + 220) + 7
 
 
+def test_states_are_read_and_written_once_for_each_sequence() -> None:
+    work = replace(WORK, state_bytes=50.0, state_operations=3.0)
+    few = WorkerCost(RATES, work).seconds(StepLoad(tokens=1, rows=1, read=20, attended=20))
+    assert few == 100 + 4 * 20 + 50 + 7
+    many = WorkerCost(RATES, work, float_cost=4.0).seconds(StepLoad(10, 0, read=10, attended=55, sequences=2))
+    # multiply 10 * (10 * 2 + 3) + 4 * 2 * (0.5 * 55 + 3 * 10)
+    assert many == 230 + 460 + 7
+
+
 def test_experts_in_common_are_read_at_their_own_speed() -> None:
     work = WorkerWork(ModelWork(100, 0.0, 0, 1, 0, 0, active_bytes=70, expert_share=0.5), 0.0, 0.0, 0.0)
     near, far = (WorkerCost(RATES, work, common=CommonExperts(40.0, byte)) for byte in (1.0, 4.0))
@@ -76,4 +87,4 @@ def test_ranks_wait_for_the_slowest_and_add_up() -> None:
 def test_what_a_step_asks_for() -> None:
     step = Step(0, [], [], [StepItem(1, 10, 1, [], True), StepItem(2, 0, 4, [], False)])
     # positions 11; and 1 + 2 + 3 + 4 of a prompt's first four
-    assert StepLoad.of(step) == StepLoad(tokens=5, rows=1, read=15, attended=11 + 10)
+    assert StepLoad.of(step) == StepLoad(tokens=5, rows=1, read=15, attended=11 + 10, sequences=2)

@@ -2,9 +2,9 @@
 
 Counted are the matrices (as kept in memory, each read once a step; of experts as many as the step's tokens choose
 together on average when each chooses by lot, which for one token is just its own), the keys and values of the context,
-the states of layers that keep one, and the products with all. Left out is what is small beside them: norms, rotations, activations, biases. So a step can
-come near the ceiling made of this but not above it, unless the tokens of a batch agree on experts more than chance
-would have it.
+the states of layers that keep one, and the products with all; of latent attention those that the model defines. Left
+out is what is small beside them: norms, rotations, activations, biases, attention sinks. So a step can come near the
+ceiling made of this but not above it, unless the tokens of a batch agree on experts more than chance would have it.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class WorkCounter:
         total, dtype = _NOTHING, self.geometry.dtype
         for layer in range(self.spec.num_layers):
             if (kv := self.spec.kv_of(layer)) is not None:
-                products = 2.0 * self.spec.num_heads * (kv.key_width + kv.value_size) * pairs(layer)
+                products = 2.0 * self.spec.num_heads * self.spec.attended_columns(layer) * pairs(layer)
                 operations = Operations.of(path_of(dtype.upper()), products)
                 total += Work(float(pairs(layer) * kv.token_bytes(dtype)), operations)
         return total
