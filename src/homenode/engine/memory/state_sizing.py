@@ -73,7 +73,8 @@ def state_handover_problem(
         return None
     what = f"--pd-role {config.transfer.pd_role}: a state is handed over in KV blocks, a part with each KV head"
     for part, geometry in zip(parts, geometries, strict=True):
-        if geometry.state is not None and not geometry.layers:
+        layers = range(part.layers.first, part.layers.end)
+        if geometry.state is not None and all(spec.kv_of(layer) is None for layer in layers):
             return UnsupportedError(
                 f"{what}, and stage {part.stage} has no layer with keys and values; cut the layers otherwise "
                 "(--layer-split)",
