@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,6 @@ from homenode.model.parts import PartitionSpec, plan_parts
 from homenode.model.spec import ModelSpec
 from homenode.model.state import state_geometry_of
 from tests.engine.engines import PATIENCE_S, config_for, greedy, run_all, tokens_of
-from tests.engine.transfer_pair import Live, Pair, wait_until
-from tests.engine.transfer_pair import tokens_of as tokens_of_answer
 from tests.model.test_delta_net import CASES
 from tests.model.transformers_models import make_model, quiet_and_on_one_thread
 
@@ -208,34 +205,3 @@ def _numbered(spec: ModelSpec, part: ModelPart) -> FloatArray:
             matrices.reshape(layer.heads, -1)[order].reshape(-1),
         ]
     return np.concatenate(found)
-
-
-PAIR = ("--kv-cache-memory", "8MiB", "--block-size", "32", "--max-model-len", "400", "--dtype", "float32")
-HANDED = [
-    [3 + (7 * n + 11 * k) % 60 for k in range(length)] for n, length in enumerate((2, 3, 32, 33, 34, 65, 100, 128))
-]
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize(
-    ("channel", "mode", "sender", "receiver"),
-    [
-        ("shm", "push", (), ()),
-        ("tcp", "pull-eager", ("--max-num-batched-tokens", "23"), ("--tensor-parallel-size", "2")),
-        ("shm", "pull-delay", ("--tensor-parallel-size", "2"), ("--pd-in-place",)),
-    ],
-)
-def test_a_pair_says_what_one_engine_says(
-    folder: Path, channel: str, mode: str, sender: tuple[str, ...], receiver: tuple[str, ...]
-) -> None:
-    alone = Live(*PAIR, model=folder)
-    wanted = [tokens_of_answer(alone.complete(prompt)) for prompt in HANDED]
-    assert alone.close() == 0
-    with Pair(mode, channel, both=PAIR, sender=sender, receiver=receiver, model=folder) as pair:
-        with ThreadPoolExecutor(4) as pool:
-            assert list(pool.map(pair.answer, HANDED)) == wanted
-        assert pair.receiver.metric("bytes_total") > 0
-        assert pair.receiver.metric("recomputed_tokens_total") == 0
-        assert pair.receiver.metric("digest_mismatches_total") == 0
-        wait_until(pair.nothing_pinned)
-    assert pair.codes == [0, 0]

@@ -32,7 +32,9 @@ class Sequence:
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     slot: int | None = None  # of its state
-    copies: list[tuple[int, int]] = field(default_factory=list)  # slots for copies of its state, and after which position
+    copies: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # slots for copies of its state, and after which position
     logprobs: list[FloatArray] = field(default_factory=list)  # the distributions its new tokens were chosen from
 
 

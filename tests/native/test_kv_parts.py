@@ -60,7 +60,7 @@ class Workers:
 
     def lay(self, backend: NativeBackend, number: int) -> object:
         share = self.file.shares[number]
-        return backend.kv_cache(self.geometries[number], BLOCKS, share=(self.file.fd, share.offset, share.nbytes))
+        return backend.kv_cache(self.geometries[number], BLOCKS, shares=[(self.file.fd, share.offset, share.nbytes)])
 
 
 @pytest.mark.parametrize(("stages", "ranks"), DEGREES)
@@ -153,7 +153,7 @@ def test_the_file_keeps_its_size_and_its_shares_lie_apart(backend: NativeBackend
 def test_a_share_that_is_none_is_refused(backend: NativeBackend, share: FileRange) -> None:
     file = KvFile([WHOLE], BLOCKS)
     with pytest.raises(ValueError, match="share"):
-        backend.kv_cache(WHOLE, BLOCKS, share=(file.fd, share.offset, share.nbytes))
+        backend.kv_cache(WHOLE, BLOCKS, shares=[(file.fd, share.offset, share.nbytes)])
     file.close()
 
 

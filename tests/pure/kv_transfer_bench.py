@@ -111,7 +111,7 @@ class HandoverBench(Bench):
         """What is handed over of so many positions: where there are states, whole pages, and behind them the state."""
         found: Content = [*sums(tokens)]
         size, pages = self.limits.block_size, self.limits.state_pages
-        if pages:
+        if pages or self.limits.whole_pages:
             found += [None] * (-len(found) % size) + [found[-1] if found else None] * pages * size
         return found
 

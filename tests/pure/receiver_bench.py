@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from homenode.engine.scheduler_config import SchedulerConfig
 from homenode.transfer import seam
 from tests.pure.kv_transfer_bench import HandoverBench
@@ -12,10 +14,17 @@ OTHER = [39 - token for token in PROMPT]
 
 
 def bench_of(
-    num_blocks: int = 64, tokens: int = 32, seqs: int = 8, state_slots: int = 0, state_pages: int = 0, **more: object
+    num_blocks: int = 64,
+    tokens: int = 32,
+    seqs: int = 8,
+    state_slots: int = 0,
+    state_pages: int = 0,
+    whole_pages: bool = False,
+    **more: object,
 ) -> HandoverBench:
     config = SchedulerConfig(max_num_batched_tokens=tokens, max_num_seqs=seqs)
     limits = limits_of(num_blocks=num_blocks, state_slots=state_slots, state_pages=state_pages)
+    limits = msgspec.structs.replace(limits, whole_pages=whole_pages)
     return HandoverBench(config, limits=limits, **more)  # type: ignore[arg-type]
 
 

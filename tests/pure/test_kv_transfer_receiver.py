@@ -96,7 +96,23 @@ def test_keys_and_values_without_the_state_are_computed_again(arrived: int, earl
 def test_a_state_in_pages_of_another_size_is_not_taken() -> None:
     bench = bench_of(state_slots=4, state_pages=2)
     ticket = bench.offer(PROMPT, page_tokens=8)
-    assert "are no prompt and its state, which takes 2 pages of 4 here" in bench.coming[ticket].refused
+    assert "are no whole pages of 4 as they are here, 2 of them for a state" in bench.coming[ticket].refused
+
+
+@pytest.mark.parametrize("length", [2, 4, 5, 6, 13, 14])
+@pytest.mark.parametrize("arrived", [0, 4, 100])
+def test_whole_blocks_come_and_what_is_behind_the_prompt_is_of_no_matter(length: int, arrived: int) -> None:
+    bench = bench_of(whole_pages=True)
+    ticket = bench.offer(PROMPT[:length])
+    bench.ask(PROMPT[:length], ticket, max_tokens=6)
+    tokens = bench.coming[ticket].offer.tokens
+    assert tokens == -(-(length - 1) // 4) * 4
+    bench.arrive(ticket, min(arrived, tokens))
+    if arrived < tokens:
+        bench.fail(ticket)
+    kept = min(arrived, length - 1)
+    assert items_of(bench) == [(kept, length - kept)]
+    bench.settle()
 
 
 @pytest.mark.parametrize("arrived", [0, 3, 4, 10])

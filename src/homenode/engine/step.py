@@ -113,3 +113,4 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):
     state_slots: int = 0  # of the state memory; 0: no layer of the model keeps a state
     state_interval: int = 0  # positions between two snapshots of a state, a multiple of the block size
     state_pages: int = 0  # KV blocks in which a state is handed over to another engine; 0: none is
+    whole_pages: bool = False  # what is handed over is whole blocks, whatever is behind a prompt's last position

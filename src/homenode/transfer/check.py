@@ -295,6 +295,6 @@ def _engine(engine: EngineFacts) -> Iterator[UserError]:
         )
     if engine.kv_shapes > 1:
         yield UnsupportedError(
-            f"{named('pd_role')}: this model's layers have keys and values of {engine.kv_shapes} shapes; homenode hands KV over where all have one",
+            f"{named('pd_role')}: this model's layers have keys and values of {engine.kv_shapes} shapes; homenode hands those over as f32 or bf16, not as int8 (--kv-cache-dtype)",
             param="pd_role",
         )

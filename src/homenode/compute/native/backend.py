@@ -235,22 +235,17 @@ class NativeBackend:
         *,
         shared: bool = False,
         others_write: bool = False,
-        share: tuple[int, int, int] | None = None,
+        shares: Sequence[tuple[int, int, int]] = (),
         touched: bool = True,
     ) -> KvCache:
         """See `Backend.kv_cache`: a `_native.KvCache`, or `NativeKvLayers` of layers of unlike shapes. With `shared` it
         lies in a memfd (see `kv_memory`), which others may map: for reading, or to write as well.
 
-        `share`: descriptor, offset and bytes of a memfd of somebody else's that it lies in instead, with what that
-        holds. ValueError when it is too small. Without `touched` private memory is reserved only, and its pages are
-        taken and given back by `change_kv_pages`, or come when they are first written. UnsupportedError for memory that
-        others map, of layers of unlike shapes.
+        `shares`: for each shape, in their order, descriptor, offset and bytes of a memfd of somebody else's that it lies
+        in instead, with what that holds. ValueError when one is too small. Without `touched` private memory is reserved
+        only, and its pages are taken and given back by `change_kv_pages`, or come when they are first written.
         """
-        in_file, shapes = shared or share is not None, geometry.shapes
-        if in_file and len(shapes) != 1:
-            raise UnsupportedError(
-                f"KV memory of {len(shapes)} shapes of layers cannot be mapped by others; homenode shares one of layers alike"
-            )
+        in_file, shapes = shared or bool(shares), geometry.shapes
         interleaved = self._memory is not None and self._memory.interleaved
         sharing = (_native.Sharing.writable if others_write else _native.Sharing.readable) if shared else None
         with host_errors():
@@ -265,7 +260,7 @@ class NativeBackend:
                     share=share,
                     touched=touched,
                 )
-                for shape, layers in shapes.items()
+                for (shape, layers), share in zip(shapes.items(), shares or [None] * len(shapes), strict=True)
             ]
         reserved = not touched and not in_file
         self._kv_reserved = KvPages([p for cache in caches for p in self._pages_of(cache)]) if reserved else None
@@ -332,6 +327,10 @@ class NativeBackend:
         if away and not self._kv_away_told:
             self._kv_away_told = True
             _log.warning("of KV memory that was just taken %s lie on other nodes than planned", format_bytes(away))
+
+    def caches_of(self, cache: KvCache) -> tuple[_native.KvCache, ...]:
+        """The native core's own caches that a KV cache is made of: one for each shape of layers."""
+        return cache.caches if isinstance(cache, NativeKvLayers) else (cache,)
 
     def kv_memory(self, cache: _native.KvCache) -> NativeKvMemory:
         """What a KV cache of this backend is to others."""

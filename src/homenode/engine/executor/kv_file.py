@@ -16,60 +16,61 @@ import msgspec
 from homenode.compute.kv_memory import KvLayout, KvRegion
 from homenode.compute.ops import KvGeometry
 from homenode.engine.channels.messages import FileRange
+from homenode.engine.memory.kv_shares import shares_of_shapes
 from homenode.errors import HostError, InternalError
+from homenode.model.kv_cells import KvCells
 from homenode.model.part import ModelPart
-
-_HUGE_PAGE = 2 << 20  # csrc/host/memory.h: where a share may begin, and a region of it
-_SLACK = 256  # csrc/kernels/kv_layout.h: behind a region
 
 
 def shares_of(geometries: Sequence[KvGeometry], num_blocks: int) -> list[FileRange]:
-    """One behind the other. Each has room for its KV memory in as many regions as it has heads; what is not used of it
-    takes no memory.
-    """
+    """One behind the other: see `kv_shares.shares_of_shapes`."""
     shares, offset = [], 0
     for geometry in geometries:
-        nbytes = geometry.block_bytes * num_blocks + geometry.only_shape.kv_heads * (_HUGE_PAGE + _SLACK)
-        nbytes += -nbytes % _HUGE_PAGE
+        nbytes = sum(share.nbytes for share in shares_of_shapes(geometry, num_blocks))
         shares.append(FileRange(offset, nbytes))
         offset += nbytes
     return shares
 
 
-def joined(parts: Sequence[ModelPart], layouts: Sequence[KvLayout], shares: Sequence[FileRange]) -> KvLayout:
-    """What all workers have laid out in their shares, as one KV memory of the whole model. InternalError when they do
-    not go together.
+def joined(
+    parts: Sequence[ModelPart], layouts: Sequence[KvLayout], shares: Sequence[FileRange], cells: KvCells | None = None
+) -> KvLayout:
+    """What all workers have laid out in their shares, as one KV memory of the whole model. `cells`: by which they lie
+    where layers have unlike shapes. InternalError when they do not go together.
     """
-    regions: list[KvRegion] = []
+    regions, like, first_layers, layers = list[KvRegion](), layouts[0], dict[int, int](), 0
     for part, layout, share in zip(parts, layouts, shares, strict=True):
-        regions += [_placed(region, layout, part, share) for region in layout.regions]
-    like = layouts[0]
-    if (
-        len(
-            {(each.head_dim, each.block_size, each.dtype, each.tile_bytes, each.blocks, each.sides) for each in layouts}
-        )
-        > 1
-    ):
+        if part.stage not in first_layers:
+            first_layers[part.stage], layers = layers, layers + layout.layers
+        if cells is not None:
+            regions += [msgspec.structs.replace(r, offset=share.offset + r.offset) for r in layout.regions]
+        else:
+            first = first_layers[part.stage]
+            regions += [_placed(region, layout, part, share, first) for region in layout.regions]
+    kinds = {(each.head_dim, each.block_size, each.dtype, each.tile_bytes, each.blocks, each.sides) for each in layouts}
+    if len(kinds) > 1:
         raise InternalError("the workers have KV memory of several kinds")
     return msgspec.structs.replace(
         like,
-        layers=max(part.layers.end for part in parts),
-        kv_heads=max(part.kv_heads.end for part in parts),
+        layers=layers if cells is None else 1,
+        kv_heads=max(part.kv_heads.end for part in parts) if cells is None else cells.count,
         nbytes=sum(share.nbytes for share in shares),
         regions=tuple(regions),
     )
 
 
-def _placed(region: KvRegion, layout: KvLayout, part: ModelPart, share: FileRange) -> KvRegion:
-    """A region by the heads and layers of the whole model, and by its place in the file."""
+def _placed(region: KvRegion, layout: KvLayout, part: ModelPart, share: FileRange, first_layer: int) -> KvRegion:
+    """A region by the heads and layers of the whole model's KV memory, and by its place in the file. `first_layer`: of
+    the part's layers with keys and values.
+    """
     first, past = layout.layers_of(region)
     return msgspec.structs.replace(
         region,
         first_head=part.kv_heads.first + region.first_head,
         past_head=part.kv_heads.first + region.past_head,
         offset=share.offset + region.offset,
-        first_layer=part.layers.first + first,
-        past_layer=part.layers.first + past,
+        first_layer=first_layer + first,
+        past_layer=first_layer + past,
     )
 
 

@@ -20,6 +20,7 @@ from homenode.engine.plan.placement import UNPINNED
 from homenode.engine.step import WorkerLimits
 from homenode.errors import InternalError
 from homenode.host.topology.finding import Finding
+from homenode.model.kv_cells import kv_cells
 from homenode.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class ProcessWorkers:
         if file is None:
             raise InternalError("the KV memory of these workers was not laid into a file")
         parts = [worker.part for worker in self._plan.layout.workers]
-        return sharing.hand_over_file(file.fd, joined(parts, executor.kv_layouts(), file.shares), executor)
+        layout = joined(parts, executor.kv_layouts(), file.shares, kv_cells(self._plan.checkpoint.spec))
+        return sharing.hand_over_file(file.fd, layout, executor)
 
     def close(self) -> None:
         """See `EngineWorkers.close`."""

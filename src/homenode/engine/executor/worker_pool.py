@@ -93,7 +93,8 @@ class WorkerPool:
         if file is None:
             handle.process.socket.send(Lay(num_blocks, grows=self.grows, state_slots=state_slots))
         else:
-            handle.process.socket.send(Lay(num_blocks, file.shares[handle.plan.number]), [file.fd])
+            lay = Lay(num_blocks, file.shares[handle.plan.number], state_slots=state_slots)
+            handle.process.socket.send(lay, [file.fd])
         for message, fd in self._attached.of(handle.plan.part):
             handle.process.socket.send(message, [fd])
 

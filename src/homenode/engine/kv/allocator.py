@@ -30,11 +30,12 @@ class KvAllocator:
         chunks: ChunkTable | None = None,
         states: StatePool | None = None,
         state_pages: int = 0,
+        whole_pages: bool = False,
     ) -> None:
         """`states`: of a model whose layers keep a state; None: none does. `state_pages`: KV blocks in which a state is
-        handed over, behind those of keys and values; 0: none is.
+        handed over, behind those of keys and values; 0: none is. `whole_pages`: whole blocks are handed over.
         """
-        self.block_size, self.state_pages = block_size, state_pages
+        self.block_size, self.state_pages, self.whole_pages = block_size, state_pages, whole_pages or state_pages > 0
         self.pool = BlockPool(num_blocks, chunks)
         self.states = self.pool.states = states
         self.cache = PrefixCache(self.pool, block_size, enabled=enable_prefix_caching, seed=hash_seed)
@@ -51,10 +52,10 @@ class KvAllocator:
         return -(-positions // self.block_size)
 
     def handed_over(self, positions: int) -> int:
-        """What a hand-over of so many positions counts as: with a state it is of whole blocks, those of the state
-        included.
+        """What a hand-over of so many positions counts as: where it is of whole blocks, all of those, and those of the
+        state, too.
         """
-        if not self.state_pages:
+        if not self.whole_pages:
             return positions
         return (self.blocks_for(positions) + self.state_pages) * self.block_size
 

@@ -139,11 +139,12 @@ class KvImports:
                 allocator.pool.release(allocator.pool.own(kv_import.blocks[: len(hits)]))
                 kv_import.blocks[: len(hits)] = hits
                 kv_import.arrived = len(hits) * allocator.block_size
+        positions = min(kv_import.arrived, len(sequence.tokens) - 1)  # of whole blocks more has come
         return BlockAllocation(
             seq=-1,
             blocks=kv_import.blocks,
-            scheduled=kv_import.arrived,
-            computed=kv_import.arrived,
+            scheduled=positions,
+            computed=positions,
             prefill_target=sequence.prefill_target,
             first_unscored=sequence.num_prompt,
             placed=kv_import.offer.ticket if kv_import.placed else "",
@@ -171,6 +172,7 @@ class KvImports:
         assert kv_import is not None
         if allocator.states is not None and allocation.state is not None:
             allocator.states.begin(allocation.state)
+        if allocator.whole_pages:
             needed = allocator.blocks_for(len(sequence.tokens))
             allocator.pool.release(allocation.blocks[needed:])
             del allocation.blocks[needed:]

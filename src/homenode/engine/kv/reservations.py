@@ -76,8 +76,8 @@ class KvReservations:
 
     def _num_in_place(self, offer: Offered, cached: int) -> int:
         """Pages of which no copy is needed, since they are full and can be read where they are: nothing is ever written
-        there. None where a state comes with them.
+        there. None where blocks are handed over whole.
         """
-        if not offer.in_place or self._allocator.state_pages:
+        if not offer.in_place or self._allocator.whole_pages:
             return 0
         return max(0, offer.tokens // offer.page_tokens - cached)

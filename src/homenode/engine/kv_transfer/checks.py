@@ -37,7 +37,7 @@ def transfer_problems(
     facts = EngineFacts(
         block_bytes=geometry.block_bytes if geometry else 0,
         block_size=geometry.block_size if geometry else 0,
-        kv_shapes=len(geometry.shapes) if geometry else 1,
+        kv_shapes=len(geometry.shapes) if geometry and geometry.dtype == "int8" else 1,
         memory=memory,
         backend=config.compute.backend,
         tensor_parallel_size=config.parallel.tensor_parallel_size,

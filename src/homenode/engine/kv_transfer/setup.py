@@ -14,7 +14,12 @@ from typing import Literal, Protocol, cast
 from homenode.compute.kv_memory import KvLayout, KvMemory
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import Backend, KvCache, KvGeometry
+from homenode.engine.executor.kv_file import KvFile
 from homenode.engine.kv_transfer.agent import StatsChanged
+from homenode.engine.memory.kv_shares import layout_of_cells, shares_of_shapes
+from homenode.model.kv_cells import in_cells, kv_cells
+from homenode.model.part import ModelPart
+from homenode.model.spec import ModelSpec
 from homenode.transfer.agent import TransferAgent
 from homenode.transfer.buffers import InPlace
 from homenode.transfer.fingerprint import Fingerprint, hash_seed
@@ -41,10 +46,13 @@ class KvTransferSetup:
     """What of an engine is made otherwise when it hands KV over. `hash_seed`: for the identities of its blocks."""
 
     def __init__(
-        self, config: TransferConfig, backend: Backend, geometry: KvGeometry, fingerprint: Fingerprint
+        self, config: TransferConfig, backend: Backend, spec: ModelSpec, geometry: KvGeometry, fingerprint: Fingerprint
     ) -> None:
+        """`geometry`: of all of the engine's KV memory."""
         assert isinstance(backend, NativeBackend)  # `checks.require_transfer` has seen to it
-        self._config, self._backend, self._geometry, self._fingerprint = config, backend, geometry, fingerprint
+        self._config, self._backend, self._fingerprint = config, backend, fingerprint
+        self._spec, self._geometry, self._handed = spec, geometry, in_cells(spec, geometry)
+        self._file: KvFile | None = None  # of an engine in its own process, where layers have unlike shapes
         self.hash_seed = hash_seed(fingerprint, config.pd_secret)
 
     def kv_cache(self, blocks: int) -> KvCache:
@@ -52,14 +60,24 @@ class KvTransferSetup:
         is not to be had.
         """
         config = self._config
+        if len(self._geometry.shapes) > 1:
+            file = self._file = KvFile([self._geometry], blocks)
+            shares = [(file.fd, of.offset, of.nbytes) for of in shares_of_shapes(self._geometry, blocks)]
+            return self._backend.kv_cache(self._geometry, blocks, shares=shares)
         written = config.pd_role == "receiver" and config.mode == "push" and config.transfer_channel == "shm"
         return self._backend.kv_cache(self._geometry, blocks, shared=True, others_write=written)
 
     def hand_over(self, cache: KvCache) -> KvTransferLink:
         """The agent for that memory. Raises as `KvTransferLink`."""
-        in_place = _in_place(self._backend, cache) if self._config.pd_in_place else None
+        cells, backend = kv_cells(self._spec), self._backend
+        if cells is not None and self._file is not None:
+            layouts = [backend.kv_memory(each).layout for each in backend.caches_of(cache)]
+            layout = layout_of_cells(cells, self._spec, ModelPart.whole(self._spec), self._geometry, layouts)
+            memory = backend.map_kv(self._file.fd, layout, writable=True, own=True)
+            return KvTransferLink(self._config, backend, memory, self._handed, self._fingerprint, file=self._file)
+        in_place = _in_place(backend, cache) if self._config.pd_in_place else None
         return KvTransferLink(
-            self._config, self._backend, self._backend.kv_memory(cache), self._geometry, self._fingerprint, in_place
+            self._config, backend, backend.kv_memory(cache), self._handed, self._fingerprint, in_place
         )
 
     def hand_over_file(self, fd: int, layout: KvLayout, readers: Readers) -> KvTransferLink:
@@ -76,7 +94,7 @@ class KvTransferSetup:
             self._config,
             self._backend,
             memory,
-            self._geometry,
+            self._handed,
             self._fingerprint,
             in_place,
             passes_on=in_place is not None,
@@ -95,13 +113,16 @@ class KvTransferLink:
         fingerprint: Fingerprint,
         in_place: InPlace | None = None,
         passes_on: bool = False,
+        file: KvFile | None = None,
     ) -> None:
         """`memory`: of the engine's KV cache, which can be shared; `geometry`: of all of it. Takes the CPU pool, if
         there is one, and binds what others connect to. `passes_on`: what others lend is opened by further processes.
+        `file`: in which the memory lies, to be closed with this.
 
         UserError for an address or port that cannot be had, HostError when the machine refuses.
         """
         self._post: Callable[[object], None] = _drop
+        self._file = file
         blocks = config.cpu_buffer_size // geometry.block_bytes
         incarnation = os.urandom(16)
         self._agent = open_agent(
@@ -129,6 +150,8 @@ class KvTransferLink:
             _log.warning(
                 "KV transfer did not end in order within %g s; other engines find out by themselves", timeout_s
             )
+        if self._file is not None:
+            self._file.close()
 
 
 def _in_place(backend: NativeBackend, cache: KvCache) -> InPlace:

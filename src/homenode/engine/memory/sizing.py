@@ -44,6 +44,7 @@ class Sizes:
     state_slots: int = 0  # of models whose layers keep a state, see `state_sizing`
     state_interval: int = 0
     state_pages: int = 0  # where they are handed over
+    whole_pages: bool = False  # of what is handed over
 
     def step_limits(self) -> StepLimits:
         """Bounds of a step, for the program's buffers."""
@@ -63,6 +64,7 @@ class Sizes:
             state_slots=self.state_slots,
             state_interval=self.state_interval,
             state_pages=self.state_pages,
+            whole_pages=self.whole_pages,
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from homenode.compute.ops import KvGeometry
 from homenode.engine.config import EngineConfig
 from homenode.errors import CapacityError, UnsupportedError, UserError
+from homenode.model.kv_cells import kv_cells
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec
 from homenode.model.state import groups_of_a_kv_head
@@ -68,8 +69,19 @@ def state_form(parts: Sequence[ModelPart], geometries: Sequence[KvGeometry]) -> 
 def state_handover_problem(
     config: EngineConfig, spec: ModelSpec, parts: Sequence[ModelPart], geometries: Sequence[KvGeometry]
 ) -> UnsupportedError | None:
-    """Why the states of a model cannot be handed over to other engines, if so. `parts`, `geometries`: of the workers."""
-    if not config.transfer.on or not spec.layer_states:
+    """Why what is handed over of a model cannot be as the settings say, beside what is so of all models. `parts`,
+    `geometries`: of the workers.
+    """
+    if not config.transfer.on:
+        return None
+    if config.transfer.pd_in_place and (spec.layer_states or kv_cells(spec) is not None):
+        why = "a state comes with" if spec.layer_states else "layers have unlike shapes of"
+        return UnsupportedError(
+            f"pd_in_place (--pd-in-place): {why} the keys and values of this model, which are not read in place; "
+            "leave it out",
+            param="pd_in_place",
+        )
+    if not spec.layer_states:
         return None
     what = f"--pd-role {config.transfer.pd_role}: a state is handed over in KV blocks, a part with each KV head"
     for part, geometry in zip(parts, geometries, strict=True):

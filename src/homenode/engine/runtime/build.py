@@ -36,6 +36,7 @@ from homenode.engine.runtime.engine import Engine, Progress, make_scheduler, rea
 from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
 from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.kv_cells import kv_cells
 from homenode.model.parts import read_layer_split
 from homenode.transfer.fingerprint import fingerprint_of
 
@@ -151,7 +152,9 @@ def _sizes(plan: EnginePlan, fits: Sequence[Fits]) -> Sizes:
     slots = min((fit.state_slots for fit in fits if fit.state_slots), default=0)
     interval = state_interval(plan.config, plan.whole_geometry)
     pages = state_pages(plan.geometries) if plan.config.transfer.on else 0
-    sizes = replace(sizes, num_blocks=blocks, state_slots=slots, state_interval=interval, state_pages=pages)
+    whole = plan.config.transfer.on and (pages > 0 or kv_cells(spec) is not None)
+    sizes = replace(sizes, num_blocks=blocks, state_slots=slots, state_interval=interval)
+    sizes = replace(sizes, state_pages=pages, whole_pages=whole)
     return replace(sizes, **chunk_of_parts(plan.geometries, blocks)) if _grows(plan) else sizes
 
 
@@ -171,7 +174,7 @@ def _sharing(plan: EnginePlan, backend: Backend) -> KvTransferSetup:
     fingerprint = fingerprint_of(
         config.transfer, plan.checkpoint, geometry, plan.kept_as(backend), config.model.max_model_len
     ) | state_form([worker.part for worker in plan.layout.workers], plan.geometries)
-    return KvTransferSetup(config.transfer, backend, geometry, fingerprint)
+    return KvTransferSetup(config.transfer, backend, plan.checkpoint.spec, geometry, fingerprint)
 
 
 def _headroom(plan: EnginePlan) -> Callable[[], Headroom]:

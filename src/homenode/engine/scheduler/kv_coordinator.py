@@ -170,10 +170,10 @@ class KvCoordinator:
             return "workers of the engine were lost and are being replaced"
         if tokens < 1 or offer.page_tokens < 1 or len(offer.identities) != -(-tokens // offer.page_tokens):
             return f"{format_count(len(offer.identities), 'page')} of {format_count(offer.page_tokens, 'token')} do not make {format_count(tokens, 'token')}"
-        if state := self._allocator.state_pages:
-            size = self._allocator.block_size
+        if self._allocator.whole_pages:
+            size, state = self._allocator.block_size, self._allocator.state_pages
             if offer.page_tokens != size or tokens % size or tokens <= state * size:
-                return f"{format_count(tokens, 'token')} in pages of {offer.page_tokens} are no prompt and its state, which takes {format_count(state, 'page')} of {size} here"
+                return f"{format_count(tokens, 'token')} in pages of {offer.page_tokens} are no whole pages of {size} as they are here, {state} of them for a state"
             tokens -= (state + 1) * size - 1  # at least so many are of the prompt
         if tokens + 2 > longest:
             return f"a sequence may have {format_count(longest, 'token')} here, answer included; {tokens} would leave no room for the last of its prompt and one more"

@@ -93,6 +93,7 @@ class Scheduler:
             chunks=chunks,
             states=states,
             state_pages=limits.state_pages,
+            whole_pages=limits.whole_pages,
         )
         self._growth = (
             None if chunks is None else Growth(allocator.pool, chunks, limits.chunk_bytes, kv.kv_cache_release)

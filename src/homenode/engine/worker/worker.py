@@ -83,8 +83,8 @@ class PartWorker:
                 else growing.kv_cache(loaded.geometry, num_blocks, touched=False)
             )
             return None
-        fd, share = memory
-        self._shared = SharedKv(loaded.backend, loaded.geometry, num_blocks, fd, share)
+        spec, part = loaded.model.spec, self._join.part
+        self._shared = SharedKv(loaded.backend, loaded.geometry, num_blocks, memory, spec, part)
         self._cache = self._shared.cache
         self._hand_states_over()
         return self._shared.layout

@@ -1,0 +1,74 @@
+"""Where KV memory lies in a file that other processes map: a share for each worker, in that one for each shape of layers.
+
+Layers of unlike shapes have KV memory each shape by itself (`NativeKvLayers`). To other engines it is one memory of
+cells alike (`model.kv_cells`), wherever these lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from homenode.compute.kv_memory import KvLayout, KvRegion
+from homenode.compute.ops import KvGeometry
+from homenode.engine.channels.messages import FileRange
+from homenode.model.kv_cells import KvCells
+from homenode.model.part import ModelPart
+from homenode.model.spec import ModelSpec
+
+_HUGE_PAGE = 2 << 20  # csrc/host/memory.h: where a share may begin, and a region of it
+_SLACK = 256  # csrc/kernels/kv_layout.h: behind a region
+
+
+def shares_of_shapes(geometry: KvGeometry, num_blocks: int) -> list[FileRange]:
+    """One behind the other, for each shape of layers. Each has room for its KV memory in as many regions as it has
+    heads; what is not used of it takes no memory.
+    """
+    shares, offset = [], 0
+    for shape, layers in geometry.shapes.items():
+        alike = replace(geometry, layers=(shape,) * len(layers))
+        nbytes = alike.block_bytes * num_blocks + shape.kv_heads * (_HUGE_PAGE + _SLACK)
+        nbytes += -nbytes % _HUGE_PAGE
+        shares.append(FileRange(offset, nbytes))
+        offset += nbytes
+    return shares
+
+
+def layout_of_cells(
+    cells: KvCells, spec: ModelSpec, part: ModelPart, geometry: KvGeometry, of_shapes: Sequence[KvLayout]
+) -> KvLayout:
+    """How the KV memory of a part of a model lies in its share, by cells of the whole model. `of_shapes`: how that of
+    each shape lies in its own share.
+    """
+    own = [layer for layer in range(part.layers.first, part.layers.end) if layer in cells.firsts]
+    regions, like, end = list[KvRegion](), of_shapes[0], 0
+    shares = shares_of_shapes(geometry, like.blocks)
+    for (shape, numbers), layout, share in zip(geometry.shapes.items(), of_shapes, shares, strict=True):
+        each = shape.key_width // cells.width
+        for place, number in enumerate(numbers):
+            layer = own[number]
+            first = cells.firsts[layer] + part.heads_in(layer)[1].first * each
+            for region in layout.regions:
+                regions.append(
+                    KvRegion(
+                        first_head=first + region.first_head * each,
+                        past_head=first + region.past_head * each,
+                        offset=share.offset + region.offset + place * region.layer_stride,
+                        layer_stride=0,
+                        block_stride=region.block_stride,
+                        head_stride=region.head_stride // each,
+                        node=region.node,
+                    )
+                )
+        end = share.offset + share.nbytes
+    return msgspec.structs.replace(
+        like,
+        layers=1,
+        kv_heads=cells.count,
+        head_dim=cells.width,
+        tile_bytes=like.tile_bytes * cells.width // like.head_dim,
+        nbytes=end,
+        regions=tuple(regions),
+    )

@@ -1,0 +1,66 @@
+"""Prefill and decode apart give the tokens of one engine for models with layers of several kinds: with a state, or with keys and values of unlike
+shapes."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch, which the `torch` dependency group installs")
+pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
+
+from tests.engine.live import LiveServer
+from tests.engine.transfer_pair import Live, Pair, tokens_of, wait_until
+from tests.model.test_delta_net import CASES as DELTA_NETS
+from tests.model.test_gemma4 import SMALL as GEMMA_4
+from tests.model.transformers_models import make_model, quiet_and_on_one_thread
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.alone,
+    pytest.mark.skipif(not LiveServer.possible(), reason="needs a model"),
+]
+
+MODELS = {"states": DELTA_NETS["qwen3_next"], "unlike heads": GEMMA_4}
+BOTH = ("--kv-cache-memory", "8MiB", "--block-size", "32", "--max-model-len", "160", "--dtype", "float32")
+LENGTHS = (2, 3, 32, 33, 34, 65, 100, 128)
+PROMPTS = [[3 + (7 * n + 11 * k) % 60 for k in range(length)] for n, length in enumerate(LENGTHS)]
+RANKS, CHUNKS = ("--tensor-parallel-size", "2"), ("--max-num-batched-tokens", "23")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    made = {}
+    with quiet_and_on_one_thread():
+        for name, case in MODELS.items():
+            made[name] = tmp_path_factory.mktemp("layers") / "model"
+            make_model(case.kind, case.changes, made[name], seed=case.seed)
+    return made
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("channel", "mode", "sender", "receiver"),
+    [
+        ("shm", "push", (), ()),
+        ("tcp", "pull-eager", CHUNKS, RANKS),
+        ("shm", "pull-delay", RANKS, ("--max-num-seqs", "3")),
+    ],
+)
+def test_a_pair_says_what_one_engine_says(
+    folders: dict[str, Path], model: str, channel: str, mode: str, sender: tuple[str, ...], receiver: tuple[str, ...]
+) -> None:
+    folder = folders[model]
+    alone = Live(*BOTH, model=folder)
+    wanted = [tokens_of(alone.complete(prompt)) for prompt in PROMPTS]
+    assert alone.close() == 0
+    with Pair(mode, channel, both=BOTH, sender=sender, receiver=receiver, model=folder) as pair:
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(pair.answer, PROMPTS)) == wanted
+        assert pair.receiver.metric("bytes_total") > 0
+        assert pair.receiver.metric("recomputed_tokens_total") == 0
+        assert pair.receiver.metric("digest_mismatches_total") == 0
+        wait_until(pair.nothing_pinned)
+    assert pair.codes == [0, 0]
