@@ -60,7 +60,7 @@ NOTES: Mapping[str, str] = {
     "qwen2_moe": "shared expert with its gate, layers with an MLP instead",
     "qwen3_moe": "layers with an MLP instead",
     **dict.fromkeys(
-        ("qwen3_5", "qwen3_5_moe", "qwen3_next"), "gated delta nets beside attention with a gate; CPU threads only"
+        ("qwen3_5", "qwen3_5_moe", "qwen3_next"), "gated delta nets beside attention with a gate; CPUs only"
     ),
 }
 # By architecture: what people ask for that it does not do, besides what the code tells; it is refused by name.

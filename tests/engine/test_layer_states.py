@@ -17,7 +17,7 @@ pytest.importorskip("transformers", reason="needs transformers, which the `torch
 from homenode.compute.native.backend import NativeBackend
 from homenode.compute.ops import FloatArray, KvGeometry, StateGeometry
 from homenode.engine.api.local import LocalEngine
-from homenode.engine.memory.state_sizing import state_pages
+from homenode.engine.memory.state_sizing import state_pages, state_support_problem
 from homenode.engine.messages import Output, StateStats
 from homenode.engine.worker.state_pages import StatePages
 from homenode.errors import HomenodeError
@@ -138,7 +138,6 @@ def test_the_reference_backend_holds_states_as_well(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"backend": "torch"}, "layers of qwen3_next models keep a state.*torch backend has no memory"),
         ({"kv_cache_memory": "20KiB"}, "half of the 20KiB of KV memory is for states; give --kv-cache-memory at least"),
     ],
 )
@@ -146,6 +145,16 @@ def test_what_cannot_be_is_refused_by_name(folder: Path, settings: dict[str, Any
     config = config_for(folder, threads=1, **({"max_model_len": 160} | settings))
     with pytest.raises(HomenodeError, match=told):
         LocalEngine(config).close()
+
+
+def test_the_torch_backend_holds_states_as_well(folder: Path) -> None:
+    engine = _engine(folder, backend="torch", max_num_batched_tokens=40)
+    prompts = PROMPTS[2:5]
+    first = [run_all(engine, [prompt], [greedy(6)], first_id=n)[0] for n, prompt in enumerate(prompts, 1)]
+    again = run_all(engine, prompts, [greedy(6)] * 3, first_id=10)
+    engine.close()
+    assert [tokens_of(outputs) for outputs in again] == [tokens_of(outputs) for outputs in first]
+    assert [outputs[0].cached_tokens for outputs in again] == [0, 0, 32]
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -205,3 +214,11 @@ def _numbered(spec: ModelSpec, part: ModelPart) -> FloatArray:
             matrices.reshape(layer.heads, -1)[order].reshape(-1),
         ]
     return np.concatenate(found)
+
+
+def test_accelerators_refuse_the_model_by_name(folder: Path) -> None:
+    spec = open_checkpoint(folder).spec
+    problem = state_support_problem(spec, ("cpu", "cuda:0"))
+    assert problem is not None and "layers of qwen3_next models keep a state" in problem.message
+    assert state_support_problem(spec, ("cpu", "torch:cpu")) is None
+    assert state_support_problem(dataclasses.replace(spec, layer_states=()), ("cuda:0",)) is None

@@ -56,9 +56,9 @@ CASES = {
 }
 
 
-@pytest.fixture(params=["reference", "native"])
+@pytest.fixture(params=["reference", "native", "torch"])
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """Those with state memory."""
+    """All of them, with float32 products."""
     return make_backend(request.param, rounding=False)
 
 
@@ -203,13 +203,6 @@ def test_what_cannot_be_run_is_refused_by_name(
     (tmp_path / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | change))
     with pytest.raises(error, match=problem):
         load_model(open_checkpoint(tmp_path), ReferenceBackend())
-
-
-@pytest.mark.parametrize("made", ["qwen3_5"], indirect=True)
-def test_torch_has_no_state_memory(made: tuple[Case, Path, Any]) -> None:
-    backend = make_backend("torch", rounding=False)
-    with pytest.raises(UnsupportedError, match="no state memory"):
-        Driver(load_model(open_checkpoint(made[1]), backend), backend)
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ import pytest
 from homenode.compute.ops import Backend, StepArrays, StepLimits
 from homenode.compute.reference import ReferenceBackend
 from homenode.compute.torch import open_backend
-from homenode.errors import UnsupportedError
 from homenode.model.parts import PartitionSpec
 from homenode.model.weights.load import load_model
 from tests.model.conftest import make_backend
@@ -21,7 +20,6 @@ from tests.model.split import split_driver
 from tests.model.test_split import ARCHITECTURES, EXPERT_SPLITS, MIXTURES, PROMPTS, check_golden, name, toy
 from tests.paths import STORIES, STORIES_MIXTURE, needs_data
 
-REFUSED = ("gemma4", "qwen3_next", "qwen3_5", "qwen3_5_moe")  # by name: torch has no state memory and no rows of files
 BOUND = 1e-5  # other orders of float32 sums, as a share of the spread
 
 
@@ -36,22 +34,16 @@ def generated(driver: Driver) -> list[Any]:
 @pytest.mark.parametrize(
     "how", [PartitionSpec(ranks=2), PartitionSpec(ranks=3), PartitionSpec(stages=2, ranks=2, layers=(1, 2))], ids=name
 )
-@pytest.mark.parametrize("architecture", [each for each in ARCHITECTURES if each not in REFUSED])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_parts_answer_as_the_reference_does_whole(tmp_path: Path, architecture: str, how: PartitionSpec) -> None:
     checkpoint = toy(tmp_path / "weights", architecture)
     check(checkpoint, how)
 
 
 @pytest.mark.parametrize("how", EXPERT_SPLITS, ids=name)
-@pytest.mark.parametrize("architecture", [each for each in MIXTURES if each not in REFUSED])
+@pytest.mark.parametrize("architecture", MIXTURES)
 def test_experts_divided_as_wholes(tmp_path: Path, architecture: str, how: PartitionSpec) -> None:
     check(toy(tmp_path / "weights", architecture), how)
-
-
-@pytest.mark.parametrize("architecture", REFUSED)
-def test_what_torch_does_not_do_is_refused_by_name(tmp_path: Path, architecture: str) -> None:
-    with pytest.raises(UnsupportedError, match="torch"):
-        generated(split_driver(toy(tmp_path / "weights", architecture), PartitionSpec(), on_torch, kv_dtype="f32"))
 
 
 def check(checkpoint: Any, how: PartitionSpec) -> None:

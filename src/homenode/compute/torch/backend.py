@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,17 +23,20 @@ from homenode.compute.ops import (
     Tensor,
 )
 from homenode.compute.ranks import RankGroup
+from homenode.compute.reference.backend import StoredRows
+from homenode.compute.reference.formats import DECODABLE
 from homenode.compute.torch import sampling, sdpa, tiled, varlen
 from homenode.compute.torch.device import TorchDevice, open_device
 from homenode.compute.torch.graphs import Capture, CudaCapture
 from homenode.compute.torch.kv import TorchKvCache
-from homenode.compute.torch.ops import no_state_memory
 from homenode.compute.torch.products import in_tiles, whole
 from homenode.compute.torch.profile import AloneOf, dearest_sampling, largest_step
 from homenode.compute.torch.program import TorchProgram, TorchRows
 from homenode.compute.torch.scoring import Attention
+from homenode.compute.torch.state import TorchStateMemory
 from homenode.compute.torch.weights import DENSE, MatrixReader, StoredMatrix
 from homenode.dtypes import DType
+from homenode.errors import UnsupportedError
 
 
 class TorchBackend:
@@ -99,9 +103,17 @@ class TorchBackend:
         self._kv_bytes += cache.nbytes
         return cache
 
-    def state_memory(self, geometry: StateGeometry, slots: int) -> NoReturn:
-        """UnsupportedError: see `no_state_memory`."""
-        raise no_state_memory()
+    def state_memory(self, geometry: StateGeometry, slots: int) -> TorchStateMemory:
+        """See `Backend.state_memory`."""
+        memory = TorchStateMemory(geometry, slots, self._device.device)
+        self._kv_bytes += memory.nbytes
+        return memory
+
+    def stored_table(self, fd: int, offset: int, dtype: DType, rows: int, columns: int) -> StoredRows:
+        """See `TableBackend.stored_table`; rows are decoded on the host."""
+        if dtype.name not in DECODABLE:
+            raise UnsupportedError(f"the torch backend cannot read rows of {dtype.name} from a file")
+        return StoredRows(os.dup(fd), offset, dtype, rows, columns)
 
     def compile(
         self, forward: Callable[[Ops], Tensor], limits: StepLimits, group: RankGroup | None = None

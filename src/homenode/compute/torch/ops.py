@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from homenode.compute.expert_usage import ExpertUsage
@@ -19,8 +20,8 @@ from homenode.compute.torch.kv import TorchKvCache
 from homenode.compute.torch.moe import add_experts, choose
 from homenode.compute.torch.products import Product
 from homenode.compute.torch.scoring import Attention, Scoring
+from homenode.compute.torch.state import TorchStateMemory, delta_rule, gates_of, short_convolution
 from homenode.compute.torch.step import DeviceStep, check_ids
-from homenode.errors import UnsupportedError
 from homenode.units import format_count
 
 
@@ -33,13 +34,6 @@ class Seen:
     cache: TorchKvCache | None = None
     usage: ExpertUsage = field(default_factory=ExpertUsage)  # counted in every run
     frequencies: dict[bytes, torch.Tensor] = field(default_factory=dict)  # of rotary embeddings, on the device
-
-
-def no_state_memory() -> UnsupportedError:
-    """For models with layers that keep a state besides keys and values."""
-    return UnsupportedError(
-        "the torch backend has no state memory (Ops.short_convolution, Ops.delta_rule); run such a model on CPU threads"
-    )
 
 
 class TorchOps:
@@ -71,8 +65,12 @@ class TorchOps:
         return torch.where(here.unsqueeze(1), rows, 0)
 
     def stored_rows(self, table: Any) -> torch.Tensor:
-        """See `Ops.stored_rows`. This backend is no `TableBackend`, so no model of it asks for them."""
-        raise UnsupportedError("stored_rows is not supported by the torch backend; use --backend native")
+        """See `Ops.stored_rows`. ValueError for an id past the table."""
+        ids = self._step.host.ids
+        check_ids(ids, table.rows)
+        self._step.by_values = True  # the host reads them
+        rows = np.stack([table.read(int(i)) for i in ids]) if len(ids) else np.zeros((0, table.columns), np.float32)
+        return torch.from_numpy(rows).to(self._device.device)
 
     def received(self, columns: int) -> torch.Tensor:
         """See `Ops.received`. ValueError when the step's rows are not so wide, or not there."""
@@ -202,7 +200,7 @@ class TorchOps:
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See `Ops.silu_mul`."""
         gate, up = gate_up.chunk(2, dim=1)
-        return silu(gate) * up
+        return apply_silu(gate) * up
 
     def gelu_mul(self, gate_up: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
         """See `Ops.gelu_mul`."""
@@ -256,24 +254,34 @@ class TorchOps:
         return x + y / (1 + torch.exp(-gate))
 
     def short_convolution(
-        self, x: object, weights: object, biases: object, memory: object, layer: int, silu: bool
+        self,
+        x: torch.Tensor,
+        weights: Sequence[torch.Tensor],
+        biases: Sequence[torch.Tensor],
+        memory: TorchStateMemory,
+        layer: int,
+        silu: bool,
     ) -> torch.Tensor:
-        """UnsupportedError: torch has no state memory."""
-        raise no_state_memory()
+        """See `Ops.short_convolution`."""
+        self._step.by_values = True  # slots are looked at on the host
+        found = short_convolution(self._step.host, x, weights, biases, memory.tails[layer])
+        return apply_silu(found) if silu else found
 
     def delta_rule(
         self,
-        qkv: object,
-        beta: object,
-        decay: object,
-        decay_weight: object,
-        decay_bias: object,
-        memory: object,
+        qkv: torch.Tensor,
+        beta: torch.Tensor,
+        decay: torch.Tensor,
+        decay_weight: torch.Tensor,
+        decay_bias: torch.Tensor,
+        memory: TorchStateMemory,
         layer: int,
         heads: DeltaHeads,
     ) -> torch.Tensor:
-        """UnsupportedError: torch has no state memory."""
-        raise no_state_memory()
+        """See `Ops.delta_rule`."""
+        self._step.by_values = True
+        gates = gates_of(beta, decay, decay_weight, decay_bias)
+        return delta_rule(self._step.host, qkv, gates, memory.matrices[layer], heads)
 
     def norm_gated(self, x: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, eps: float) -> torch.Tensor:
         """See `Ops.norm_gated`."""
@@ -297,7 +305,7 @@ class TorchOps:
         self._step.by_values = True
 
 
-def silu(x: torch.Tensor) -> torch.Tensor:
+def apply_silu(x: torch.Tensor) -> torch.Tensor:
     """x * sigmoid(x). Not torch's own, which on a CPU computes the last elements of a run in another way than the
     others: bits would depend on where an element lies.
     """
@@ -318,7 +326,7 @@ def clamped_gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 GATES = {  # by `Experts.activation`
-    "silu": lambda gate, up: silu(gate) * up,
+    "silu": lambda gate, up: apply_silu(gate) * up,
     "gelu": lambda gate, up: gelu(gate) * up,
     "clamped": clamped_gated,
 }

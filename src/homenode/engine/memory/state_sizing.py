@@ -116,13 +116,14 @@ def state_memory_problem(config: EngineConfig, geometry: KvGeometry, kv_bytes: i
     )
 
 
-def state_support_problem(config: EngineConfig, spec: ModelSpec, devices: tuple[str, ...]) -> UserError | None:
-    """Why a model whose layers keep a state cannot be served by these settings, if so."""
+def state_support_problem(spec: ModelSpec, devices: Sequence[str]) -> UserError | None:
+    """Why a model whose layers keep a state cannot be served on these devices, if so."""
     if not spec.layer_states:
         return None
-    what = f"layers of {spec.architecture} models keep a state beside keys and values"
-    if config.compute.backend == "torch" or any(device != "cpu" for device in devices):
+    if any(device not in ("cpu", "torch:cpu") for device in devices):
         return UnsupportedError(
-            f"{what}, for which the torch backend has no memory; serve the model on CPU threads", param="backend"
+            f"layers of {spec.architecture} models keep a state beside keys and values, for which accelerators have no "
+            "memory; serve the model on CPUs",
+            param="stage_devices",
         )
     return None

@@ -17,7 +17,6 @@ from homenode.engine.kv_transfer.checks import transfer_problems
 from homenode.engine.memory.available import budget_on
 from homenode.engine.memory.node_capacity import weight_nodes_of
 from homenode.engine.memory.sizing import with_kv_memory_variable
-from homenode.engine.memory.state_sizing import state_support_problem
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.layout import Layout, WorkerPlan
 from homenode.engine.plan.machine import MachineFacts
@@ -100,7 +99,6 @@ def plan_inline(
     """
     host, config = machine.host, assignment.config
     problems.add(expert_settings_problem(assignment, checkpoint.spec))
-    problems.add(state_support_problem(config, checkpoint.spec, ()))
     assignment = replace(assignment, config=problems.of(lambda: with_kv_memory_variable(config, host), config))
     assignment = with_numa_decided(assignment, checkpoint, host, machine.memory_policy)
     binding = problems.of(lambda: binding_of(assignment, checkpoint, host), EngineBinding(()))

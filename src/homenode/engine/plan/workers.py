@@ -54,7 +54,7 @@ def plan_workers(
     found = SettingProblems()
     found.add(*transfer_problems(config, replica, workers=devices))
     found.add(expert_settings_problem(assignment, checkpoint.spec))
-    found.add(state_support_problem(config, checkpoint.spec, tuple(devices)))
+    found.add(state_support_problem(checkpoint.spec, devices))
     memory = found.of(lambda: with_kv_memory_variable(config, host), config).kv.kv_cache_memory
     if problems is None:
         found.require_none()
