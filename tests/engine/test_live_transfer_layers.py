@@ -3,6 +3,7 @@ shapes."""
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.engine.transfer_pair import Live, Pair, tokens_of, wait_until
 from tests.model.test_delta_net import CASES as DELTA_NETS
 from tests.model.test_gemma4 import SMALL as GEMMA_4
 from tests.model.transformers_models import make_model, quiet_and_on_one_thread
+from tests.tokenizer_files import tokenizer_json
 
 pytestmark = [
     pytest.mark.torch,
@@ -37,6 +39,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         for name, case in MODELS.items():
             made[name] = tmp_path_factory.mktemp("layers") / "model"
             make_model(case.kind, case.changes, made[name], seed=case.seed)
+            (made[name] / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
     return made
 
 

@@ -56,7 +56,7 @@ def layout_of_cells(
                         first_head=first + region.first_head * each,
                         past_head=first + region.past_head * each,
                         offset=share.offset + region.offset + place * region.layer_stride,
-                        layer_stride=0,
+                        layer_stride=region.layer_stride,
                         block_stride=region.block_stride,
                         head_stride=region.head_stride // each,
                         node=region.node,

@@ -6,7 +6,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import combinations
 
 from homenode.compute.kv_memory import TILE_TOKENS, Copier, EpochWords, KvLayout, KvMemory, KvRegion
 from homenode.errors import HostError, PeerError, UserError
@@ -137,11 +137,17 @@ def _end_of(layout: KvLayout, region: KvRegion) -> int:
 
 
 def _check_apart(layout: KvLayout, ends: Sequence[int]) -> None:
-    """PeerError when regions lie over each other in the file: what is written to one copy of a head would change
-    something else."""
-    places = sorted(zip((region.offset for region in layout.regions), ends, strict=True))
-    if any(after[0] < before[1] for before, after in pairwise(places)):
-        raise PeerError("regions of a peer's memory lie over each other")
+    """PeerError when regions that have a head in common lie over each other in the file: what is written to one copy of
+    it would change another."""
+    for (one, end), (other, past) in combinations(zip(layout.regions, ends, strict=True), 2):
+        if one.offset < past and other.offset < end and _share_heads(layout, one, other):
+            raise PeerError("regions of a peer's memory lie over each other")
+
+
+def _share_heads(layout: KvLayout, one: KvRegion, other: KvRegion) -> bool:
+    (first, past), (begin, end) = layout.layers_of(one), layout.layers_of(other)
+    heads = one.first_head < other.past_head and other.first_head < one.past_head
+    return heads and first < end and begin < past
 
 
 def _check_descriptor(fd: int, nbytes: int) -> None:
