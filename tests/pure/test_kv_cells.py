@@ -9,7 +9,7 @@ import pytest
 from homenode.compute.kv_memory import KvLayout
 from homenode.compute.ops import KvGeometry, LayerKv
 from homenode.engine.executor.kv_file import joined, shares_of
-from homenode.engine.memory.kv_shares import layout_of_cells, shares_of_shapes
+from homenode.engine.kv_transfer.shares import layout_of_cells, shares_of_shapes
 from homenode.model.kv_cells import in_cells, kv_cells
 from homenode.model.parts import PartitionSpec, plan_parts
 from homenode.model.spec import ModelSpec, RopeSpec
@@ -33,16 +33,18 @@ def engine(how: PartitionSpec) -> tuple[KvLayout, dict[tuple[int, int], set[tupl
     for part, geometry, share in zip(parts, geometries, shares, strict=True):
         own = [layer for layer in range(part.layers.first, part.layers.end) if layer in cells.firsts]
         of_shapes = []
-        for (shape, numbers), inner in zip(geometry.shapes.items(), shares_of_shapes(geometry, BLOCKS), strict=True):
+        for (shape, numbers), (begin, size) in zip(
+            geometry.shapes.items(), shares_of_shapes(geometry, BLOCKS), strict=True
+        ):
             layout = own_layout(replace(geometry, layers=(shape,) * len(numbers)), homes=2)
-            assert layout.nbytes <= inner.nbytes
+            assert layout.nbytes <= size
             of_shapes.append(layout)
             for place, number in enumerate(numbers):
                 first = part.heads_in(own[number])[1].first
                 for head in range(shape.kv_heads):
                     ((_, at),) = places(layout, place, head, 1)
                     found.setdefault((own[number], first + head), set()).add(
-                        (share.offset + inner.offset + at, shape.key_width)
+                        (share.offset + begin + at, shape.key_width)
                     )
         layouts.append(layout_of_cells(cells, SPEC, part, geometry, of_shapes))
     return joined(parts, layouts, shares, cells), found

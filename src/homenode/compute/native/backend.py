@@ -246,6 +246,7 @@ class NativeBackend:
         only, and its pages are taken and given back by `change_kv_pages`, or come when they are first written.
         """
         in_file, shapes = shared or bool(shares), geometry.shapes
+        places: Sequence[tuple[int, int, int] | None] = shares or [None] * len(shapes)
         interleaved = self._memory is not None and self._memory.interleaved
         sharing = (_native.Sharing.writable if others_write else _native.Sharing.readable) if shared else None
         with host_errors():
@@ -260,7 +261,7 @@ class NativeBackend:
                     share=share,
                     touched=touched,
                 )
-                for (shape, layers), share in zip(shapes.items(), shares or [None] * len(shapes), strict=True)
+                for (shape, layers), share in zip(shapes.items(), places, strict=True)
             ]
         reserved = not touched and not in_file
         self._kv_reserved = KvPages([p for cache in caches for p in self._pages_of(cache)]) if reserved else None

@@ -7,7 +7,6 @@ whoever takes its place has the same share, with what that holds.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Sequence
 
@@ -16,17 +15,17 @@ import msgspec
 from homenode.compute.kv_memory import KvLayout, KvRegion
 from homenode.compute.ops import KvGeometry
 from homenode.engine.channels.messages import FileRange
-from homenode.engine.memory.kv_shares import shares_of_shapes
-from homenode.errors import HostError, InternalError
+from homenode.engine.kv_transfer.shares import sealed_file, shares_of_shapes
+from homenode.errors import InternalError
 from homenode.model.kv_cells import KvCells
 from homenode.model.part import ModelPart
 
 
 def shares_of(geometries: Sequence[KvGeometry], num_blocks: int) -> list[FileRange]:
-    """One behind the other: see `kv_shares.shares_of_shapes`."""
+    """One behind the other: see `kv_transfer.shares.shares_of_shapes`."""
     shares, offset = [], 0
     for geometry in geometries:
-        nbytes = sum(share.nbytes for share in shares_of_shapes(geometry, num_blocks))
+        nbytes = sum(size for _, size in shares_of_shapes(geometry, num_blocks))
         shares.append(FileRange(offset, nbytes))
         offset += nbytes
     return shares
@@ -81,15 +80,7 @@ class KvFile:
         """HostError when the machine refuses."""
         self.shares = shares_of(geometries, num_blocks)
         self._bytes = [geometry.block_bytes * num_blocks for geometry in geometries]
-        self.fd = -1
-        try:
-            self.fd = os.memfd_create("homenode KV cache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.ftruncate(self.fd, sum(share.nbytes for share in self.shares))
-            # Not against writing: a worker that takes another's place maps its share as late as then.
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        except OSError as error:
-            self.close()
-            raise HostError(f"no memory that the workers could share for KV: {error}") from error
+        self.fd = sealed_file(sum(share.nbytes for share in self.shares))
 
     def taken(self, number: int) -> int:
         """Bytes of memory that a worker's share takes when all of it is in use."""

@@ -37,7 +37,7 @@ def transfer_problems(
     facts = EngineFacts(
         block_bytes=geometry.block_bytes if geometry else 0,
         block_size=geometry.block_size if geometry else 0,
-        kv_shapes=len(geometry.shapes) if geometry and geometry.dtype == "int8" else 1,
+        kv_shapes=_kv_shapes(geometry) if geometry else 1,
         memory=memory,
         backend=config.compute.backend,
         tensor_parallel_size=config.parallel.tensor_parallel_size,
@@ -47,6 +47,12 @@ def transfer_problems(
     )
     here = read_surroundings(config.transfer) if config.transfer.on else Surroundings()
     return check_transfer(config.transfer, here, facts)
+
+
+def _kv_shapes(geometry: KvGeometry) -> int:
+    """How many shapes of layers cannot be handed over as one; those that are cells alike (`model.kv_cells`) can."""
+    alike = all(shape.key_width == shape.value_width for shape in geometry.shapes)
+    return 1 if alike and geometry.dtype != "int8" else len(geometry.shapes)
 
 
 def _engines(config: EngineConfig, replica: Replica | None) -> int | None:

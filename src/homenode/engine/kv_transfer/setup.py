@@ -14,9 +14,8 @@ from typing import Literal, Protocol, cast
 from homenode.compute.kv_memory import KvLayout, KvMemory
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import Backend, KvCache, KvGeometry
-from homenode.engine.executor.kv_file import KvFile
 from homenode.engine.kv_transfer.agent import StatsChanged
-from homenode.engine.memory.kv_shares import layout_of_cells, shares_of_shapes
+from homenode.engine.kv_transfer.shares import layout_of_cells, sealed_file, shares_of_shapes
 from homenode.model.kv_cells import in_cells, kv_cells
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec
@@ -52,7 +51,7 @@ class KvTransferSetup:
         assert isinstance(backend, NativeBackend)  # `checks.require_transfer` has seen to it
         self._config, self._backend, self._fingerprint = config, backend, fingerprint
         self._spec, self._geometry, self._handed = spec, geometry, in_cells(spec, geometry)
-        self._file: KvFile | None = None  # of an engine in its own process, where layers have unlike shapes
+        self._file = -1  # of an engine in its own process, where layers have unlike shapes
         self.hash_seed = hash_seed(fingerprint, config.pd_secret)
 
     def kv_cache(self, blocks: int) -> KvCache:
@@ -61,19 +60,20 @@ class KvTransferSetup:
         """
         config = self._config
         if len(self._geometry.shapes) > 1:
-            file = self._file = KvFile([self._geometry], blocks)
-            shares = [(file.fd, of.offset, of.nbytes) for of in shares_of_shapes(self._geometry, blocks)]
-            return self._backend.kv_cache(self._geometry, blocks, shares=shares)
+            shares = shares_of_shapes(self._geometry, blocks)
+            self._file = sealed_file(sum(size for _, size in shares))
+            places = [(self._file, begin, size) for begin, size in shares]
+            return self._backend.kv_cache(self._geometry, blocks, shares=places)
         written = config.pd_role == "receiver" and config.mode == "push" and config.transfer_channel == "shm"
         return self._backend.kv_cache(self._geometry, blocks, shared=True, others_write=written)
 
     def hand_over(self, cache: KvCache) -> KvTransferLink:
         """The agent for that memory. Raises as `KvTransferLink`."""
         cells, backend = kv_cells(self._spec), self._backend
-        if cells is not None and self._file is not None:
+        if cells is not None and self._file >= 0:
             layouts = [backend.kv_memory(each).layout for each in backend.caches_of(cache)]
             layout = layout_of_cells(cells, self._spec, ModelPart.whole(self._spec), self._geometry, layouts)
-            memory = backend.map_kv(self._file.fd, layout, writable=True, own=True)
+            memory = backend.map_kv(self._file, layout, writable=True, own=True)
             return KvTransferLink(self._config, backend, memory, self._handed, self._fingerprint, file=self._file)
         in_place = _in_place(backend, cache) if self._config.pd_in_place else None
         return KvTransferLink(
@@ -113,11 +113,11 @@ class KvTransferLink:
         fingerprint: Fingerprint,
         in_place: InPlace | None = None,
         passes_on: bool = False,
-        file: KvFile | None = None,
+        file: int = -1,
     ) -> None:
         """`memory`: of the engine's KV cache, which can be shared; `geometry`: of all of it. Takes the CPU pool, if
         there is one, and binds what others connect to. `passes_on`: what others lend is opened by further processes.
-        `file`: in which the memory lies, to be closed with this.
+        `file`: descriptor of what the memory lies in, to be closed with this.
 
         UserError for an address or port that cannot be had, HostError when the machine refuses.
         """
@@ -150,8 +150,9 @@ class KvTransferLink:
             _log.warning(
                 "KV transfer did not end in order within %g s; other engines find out by themselves", timeout_s
             )
-        if self._file is not None:
-            self._file.close()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
 
 def _in_place(backend: NativeBackend, cache: KvCache) -> InPlace:

@@ -155,7 +155,10 @@ def _sizes(plan: EnginePlan, fits: Sequence[Fits]) -> Sizes:
     whole = plan.config.transfer.on and (pages > 0 or kv_cells(spec) is not None)
     sizes = replace(sizes, num_blocks=blocks, state_slots=slots, state_interval=interval)
     sizes = replace(sizes, state_pages=pages, whole_pages=whole)
-    return replace(sizes, **chunk_of_parts(plan.geometries, blocks)) if _grows(plan) else sizes
+    if not _grows(plan):
+        return sizes
+    chunk = chunk_of_parts(plan.geometries, blocks)
+    return replace(sizes, chunk_blocks=chunk["chunk_blocks"], chunk_bytes=chunk["chunk_bytes"])
 
 
 def _grows(plan: EnginePlan) -> bool:

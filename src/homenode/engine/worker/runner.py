@@ -100,10 +100,11 @@ class Runner:
             self._grammars.begin(batch.row_slots, self._table)
         self._receive(step.number, batch.arrays)
         rows = self._program.run(batch.arrays)
-        if self._state_pages is not None:
-            for row, item in enumerate(step.items):
+        slots = batch.arrays.state_slot
+        if self._state_pages is not None and slots is not None:
+            for slot, item in zip(slots.tolist(), step.items, strict=True):
                 if item.state_pages:
-                    self._state_pages.store(int(batch.arrays.state_slot[row]), item.state_pages)
+                    self._state_pages.store(slot, item.state_pages)
         if self._channels.inlet is not None:
             self._channels.inlet.free()
         if not self._draws:

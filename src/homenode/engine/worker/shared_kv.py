@@ -7,7 +7,7 @@ from __future__ import annotations
 from homenode.compute.kv_memory import KvLayout
 from homenode.compute.ops import Backend, KvCache, KvGeometry
 from homenode.engine.channels.messages import FileRange
-from homenode.engine.memory.kv_shares import layout_of_cells, shares_of_shapes
+from homenode.engine.kv_transfer.shares import layout_of_cells, shares_of_shapes
 from homenode.errors import InternalError
 from homenode.model.kv_cells import kv_cells
 from homenode.model.part import ModelPart
@@ -35,7 +35,7 @@ class SharedKv:
             raise InternalError(f"KV memory of the {backend.name} backend cannot be shared")
         self._backend = backend
         fd, share = memory
-        parts = [(fd, share.offset + of.offset, of.nbytes) for of in shares_of_shapes(geometry, num_blocks)]
+        parts = [(fd, share.offset + begin, size) for begin, size in shares_of_shapes(geometry, num_blocks)]
         cells = kv_cells(spec)
         if cells is None:
             parts = [(fd, share.offset, share.nbytes)]

@@ -36,7 +36,7 @@ class StatePages:
         self._memory, self._state, self._layers, self._delta = memory, state, geometry.state.layers, spec.delta
         self._groups = groups
         self._tiles = layout.block_size // TILE_TOKENS
-        self._block = (layout.layers, layout.kv_heads, 2 * self._tiles * layout.tile_bytes)
+        self._block = (layout.layers, layout.kv_heads, layout.head_bytes)
         self._floats = geometry.state.slot_bytes // (4 * layout.kv_heads)  # of a KV head
 
     def store(self, slot: int, blocks: Sequence[int]) -> None:

@@ -6,6 +6,8 @@ cells alike (`model.kv_cells`), wherever these lie.
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,7 +15,7 @@ import msgspec
 
 from homenode.compute.kv_memory import KvLayout, KvRegion
 from homenode.compute.ops import KvGeometry
-from homenode.engine.channels.messages import FileRange
+from homenode.errors import HostError
 from homenode.model.kv_cells import KvCells
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec
@@ -22,8 +24,8 @@ _HUGE_PAGE = 2 << 20  # csrc/host/memory.h: where a share may begin, and a regio
 _SLACK = 256  # csrc/kernels/kv_layout.h: behind a region
 
 
-def shares_of_shapes(geometry: KvGeometry, num_blocks: int) -> list[FileRange]:
-    """One behind the other, for each shape of layers. Each has room for its KV memory in as many regions as it has
+def shares_of_shapes(geometry: KvGeometry, num_blocks: int) -> list[tuple[int, int]]:
+    """Where each begins and how many bytes it has, one behind the other, for each shape of layers. Each has room for its KV memory in as many regions as it has
     heads; what is not used of it takes no memory.
     """
     shares, offset = [], 0
@@ -31,9 +33,26 @@ def shares_of_shapes(geometry: KvGeometry, num_blocks: int) -> list[FileRange]:
         alike = replace(geometry, layers=(shape,) * len(layers))
         nbytes = alike.block_bytes * num_blocks + shape.kv_heads * (_HUGE_PAGE + _SLACK)
         nbytes += -nbytes % _HUGE_PAGE
-        shares.append(FileRange(offset, nbytes))
+        shares.append((offset, nbytes))
         offset += nbytes
     return shares
+
+
+def sealed_file(nbytes: int) -> int:
+    """The descriptor of a memfd that can neither grow nor shrink, of which nothing is taken yet. HostError when the
+    machine refuses.
+    """
+    fd = -1
+    try:
+        fd = os.memfd_create("homenode KV cache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, nbytes)
+        # Not against writing: a worker that takes another's place maps its share as late as then.
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except OSError as error:
+        if fd >= 0:
+            os.close(fd)
+        raise HostError(f"no memory that others could share for KV: {error}") from error
+    return fd
 
 
 def layout_of_cells(
@@ -45,7 +64,7 @@ def layout_of_cells(
     own = [layer for layer in range(part.layers.first, part.layers.end) if layer in cells.firsts]
     regions, like, end = list[KvRegion](), of_shapes[0], 0
     shares = shares_of_shapes(geometry, like.blocks)
-    for (shape, numbers), layout, share in zip(geometry.shapes.items(), of_shapes, shares, strict=True):
+    for (shape, numbers), layout, (begin, nbytes) in zip(geometry.shapes.items(), of_shapes, shares, strict=True):
         each = shape.key_width // cells.width
         for place, number in enumerate(numbers):
             layer = own[number]
@@ -55,14 +74,14 @@ def layout_of_cells(
                     KvRegion(
                         first_head=first + region.first_head * each,
                         past_head=first + region.past_head * each,
-                        offset=share.offset + region.offset + place * region.layer_stride,
+                        offset=begin + region.offset + place * region.layer_stride,
                         layer_stride=region.layer_stride,
                         block_stride=region.block_stride,
                         head_stride=region.head_stride // each,
                         node=region.node,
                     )
                 )
-        end = share.offset + share.nbytes
+        end = begin + nbytes
     return msgspec.structs.replace(
         like,
         layers=1,
