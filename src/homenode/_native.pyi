@@ -922,6 +922,7 @@ class ProgramHandle:
         sample_rows: NDArray[np.int32],
         hidden: NDArray[np.float32] | None = None,
         state: NDArray[np.int32] | None = None,
+        state_copies: NDArray[np.int32] | None = None,
     ) -> NativeOutput: ...
     @property
     def nbytes(self) -> int: ...
