@@ -125,7 +125,9 @@ class HandoverBench(Bench):
         tokens = [token + 1 for token in prompt] if lie else prompt
         chain, content = HashChain(SEED, page_tokens, salt), self.content_of(tokens[:-1])
         identities = chain.identities(tokens, len(prompt) - 1, self.limits.state_pages)
-        offer = seam.Offered(self.now, ticket, len(content), page_tokens, identities, reserve)
+        unlike = self.limits.state_pages and page_tokens != self.limits.block_size
+        count = len(identities) * page_tokens if unlike else len(content)
+        offer = seam.Offered(self.now, ticket, count, page_tokens, identities, reserve)
         self.coming[ticket] = Coming(offer, content, salt)
         self.apply(offer)
         return ticket
