@@ -107,10 +107,10 @@ class HandoverBench(Bench):
         self.going: dict[str, Going] = {}
         self._prompts: dict[str, list[int]] = {}  # of tickets that are sent
 
-    def content_of(self, tokens: list[int]) -> Content:
+    def content_of(self, tokens: list[int], size: int) -> Content:
         """What is handed over of so many positions: where there are states, whole pages, and behind them the state."""
         found: Content = [*sums(tokens)]
-        size, pages = self.limits.block_size, self.limits.state_pages
+        pages = self.limits.state_pages
         if pages or self.limits.whole_pages:
             found += [None] * (-len(found) % size) + [found[-1] if found else None] * pages * size
         return found
@@ -123,11 +123,9 @@ class HandoverBench(Bench):
         """The KV of all but the last token of `prompt` is to come. With `lie` it is of other tokens."""
         page_tokens, ticket = page_tokens or self.limits.block_size, f"in{len(self.coming)}"
         tokens = [token + 1 for token in prompt] if lie else prompt
-        chain, content = HashChain(SEED, page_tokens, salt), self.content_of(tokens[:-1])
+        chain, content = HashChain(SEED, page_tokens, salt), self.content_of(tokens[:-1], page_tokens)
         identities = chain.identities(tokens, len(prompt) - 1, self.limits.state_pages)
-        unlike = self.limits.state_pages and page_tokens != self.limits.block_size
-        count = len(identities) * page_tokens if unlike else len(content)
-        offer = seam.Offered(self.now, ticket, count, page_tokens, identities, reserve)
+        offer = seam.Offered(self.now, ticket, len(content), page_tokens, identities, reserve)
         self.coming[ticket] = Coming(offer, content, salt)
         self.apply(offer)
         return ticket
@@ -218,7 +216,7 @@ class HandoverBench(Bench):
         match message:
             case seam.SendWanted(ticket, _, tokens, identities):
                 prompt = self._prompts[ticket]
-                content = self.content_of(prompt[:-1])
+                content = self.content_of(prompt[:-1], self.limits.block_size)
                 assert ticket not in self.going and tokens == len(content)
                 assert len(identities) == -(-tokens // self.limits.block_size)
                 self.going[ticket] = Going(message, content)

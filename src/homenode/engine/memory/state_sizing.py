@@ -63,7 +63,9 @@ def state_form(parts: Sequence[ModelPart], geometries: Sequence[KvGeometry]) -> 
     if not (pages := state_pages(geometries)):
         return {}
     ends = " ".join(map(str, sorted({part.layers.end for part in parts})))
-    return {"states": f"{pages} blocks of {geometries[0].block_size} tokens, stages end at layers {ends}"}
+    block = geometries[0].block_size
+    held = f"{format_count(pages, 'block')} of {format_count(block, 'token')}"
+    return {"states": f"{held}, stages end at layers {ends}"}
 
 
 def state_handover_problem(

@@ -37,13 +37,13 @@ def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> 
             max_model_len=limits.max_model_len,
         )
     blocks = -(-(prompt + 1) // limits.block_size)
-    if blocks > limits.num_blocks:
+    if blocks > (most := limits.num_blocks - limits.state_pages):
         return CapacityError(
             f"the prompt has {format_count(prompt, 'token')} and needs {format_count(blocks, 'KV block')} of {format_count(limits.block_size, 'token')} for itself and one more, but there "
-            f"are {limits.num_blocks}; shorten the prompt or raise --kv-cache-memory",
+            f"are {most}; shorten the prompt or raise --kv-cache-memory",
             param="prompt",
             prompt_tokens=prompt,
-            num_blocks=limits.num_blocks,
+            num_blocks=most,
         )
     if not config.enable_chunked_prefill and prompt > config.max_num_batched_tokens:
         return CapacityError(
