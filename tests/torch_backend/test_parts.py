@@ -20,7 +20,7 @@ from tests.model.split import split_driver
 from tests.model.test_split import ARCHITECTURES, EXPERT_SPLITS, MIXTURES, PROMPTS, check_golden, name, toy
 from tests.paths import STORIES, STORIES_MIXTURE, needs_data
 
-BOUND = 1e-5  # other orders of float32 sums, as a share of the spread
+BOUND = 2e-5  # other orders of float32 sums, as a share of the spread
 
 
 def on_torch() -> Backend:
