@@ -87,6 +87,8 @@ class StepScheduler(Protocol):
 
     def has_work(self) -> bool: ...
 
+    def has_requests(self) -> bool: ...
+
     def next_deadline(self) -> float | None: ...
 
 
@@ -331,13 +333,14 @@ class EngineCore:
             self._executor.change_pages(changes)
 
     def _flush(self) -> None:
-        if self._outputs:
-            outputs, self._outputs = self._outputs, []
-            self._send_outputs(outputs)
-        now, rests = self._clock(), not self._scheduler.has_work()
+        """Figures go before the outputs: whoever has the end of the last answer finds that nothing runs any more."""
+        now, rests = self._clock(), not self._scheduler.has_requests()
         if self._changed and (rests or now - self._sent_at >= _STATISTICS_EVERY_S):
             self._sent_at = now
             self._send_figures(now)
+        if self._outputs:
+            outputs, self._outputs = self._outputs, []
+            self._send_outputs(outputs)
 
     def _send_figures(self, now: float) -> None:
         """Those that the machine has no memory or descriptor for are sent a little later: no request shall end for the

@@ -250,6 +250,10 @@ class Scheduler:
         """Requests are unfinished, steps in flight, or KV blocks in another engine's hands."""
         return bool(self._requests or self._pending_steps or self._coordinator.holds_blocks())
 
+    def has_requests(self) -> bool:
+        """Requests are unfinished."""
+        return bool(self._requests)
+
     def idle(self) -> bool:
         """Nothing to do until the next request."""
         return not self.has_work()
