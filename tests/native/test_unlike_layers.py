@@ -8,7 +8,6 @@ import pytest
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import FloatArray, KvGeometry, LayerKv, Ops, StepLimits, Tensor
 from homenode.compute.reference import ReferenceBackend
-from homenode.errors import UnsupportedError
 from tests.native.steps import Part, same_bits, step_of
 
 WIDE, NARROW = LayerKv(1, 32, 32), LayerKv(2, 16, 16)
@@ -67,9 +66,13 @@ def test_a_block_has_the_bytes_of_all_layers(kept: str) -> None:
     assert backend.statistics()["kv_pages"]["present"] == 0
 
 
-def test_memory_that_others_map_is_of_layers_alike() -> None:
-    with pytest.raises(UnsupportedError, match="2 shapes of layers cannot be mapped by others"):
-        NativeBackend([-1]).kv_cache(GEOMETRY, BLOCKS, shared=True)
+def test_others_can_map_memory_of_unlike_layers() -> None:
+    backend = NativeBackend([-1])
+    cache = backend.kv_cache(GEOMETRY, BLOCKS, shared=True)
+    assert backend.statistics()["kv_shared"] and len(cache.caches) == len(GEOMETRY.shapes) == 2
+
+
+def test_a_layer_that_is_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match="layer 3 of 3"):
         backend = NativeBackend([-1])
         cache, q = backend.kv_cache(GEOMETRY, BLOCKS), backend.constant(np.ones((1, 64), np.float32))
