@@ -160,6 +160,7 @@ def _json_list(parts: list[bytes]) -> msgspec.Raw:
 
 
 async def _prompt_text(state: ServerState, request: Request, body: TokenizeRequest) -> prompts.PromptText:
+    prompts.check_ending(body.continue_final_message, body.add_generation_prompt)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either `prompt` or `messages`", param="prompt", code="invalid_value")
     if body.prompt is not None:

@@ -98,6 +98,17 @@ def check_template_values(values: Mapping[str, Any] | None) -> None:
         )
 
 
+def check_ending(continue_final: bool | None, add_generation_prompt: bool | None) -> None:
+    """Raises ApiError 400 where a prompt is to end within the last message and behind it."""
+    if continue_final and add_generation_prompt:
+        raise ApiError(
+            400,
+            "`continue_final_message` and `add_generation_prompt` exclude each other",
+            param="continue_final_message",
+            code="invalid_value",
+        )
+
+
 async def chat_text(
     state: ServerState,
     messages: list[dict[str, Any]],
@@ -110,13 +121,7 @@ async def chat_text(
     """What the chat template makes of a conversation, and of the tools that are offered in it."""
     check_template_values(template_kwargs)
     values = dict(template_kwargs or {})
-    if continue_final and add_generation_prompt:
-        raise ApiError(
-            400,
-            "`continue_final_message` and `add_generation_prompt` exclude each other",
-            param="continue_final_message",
-            code="invalid_value",
-        )
+    check_ending(continue_final, add_generation_prompt)
     if tools:
         values["tools"] = list(tools)
     render = _render_open if continue_final else _render

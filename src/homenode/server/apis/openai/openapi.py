@@ -38,24 +38,19 @@ def tighten_unbuilt(schema: dict[str, Any]) -> None:
 
 def tighten_tools(schema: dict[str, Any]) -> None:
     """What can be chosen depends on what is offered, under one of the two names."""
-    few: dict[str, Any] = {"enum": ["none", "auto", None]}
+    few: dict[str, Any] = {"enum": ["none", "auto", None], "default": None}
     schema["properties"]["tool_choice"] = {
-        "enum": ["none", "auto", "required", None],
-        "default": None,
-        "description": 'Or an object that names one of the tools: {"type": "function", "function": {"name": NAME}}.',
+        **few,
+        "description": 'Or "required", or an object that names one of the tools, where `tools` has one to call: '
+        '{"type": "function", "function": {"name": NAME}}.',
     }
     schema["properties"]["function_call"] = {
         **few,
-        "default": None,
         "description": 'Or an object that names one of the functions: {"name": NAME}.',
     }
-    some = {"properties": {"tools": {"type": "array", "minItems": 1}}, "required": ["tools"]}
     none = {"anyOf": [{"type": "null"}, {"type": "array", "maxItems": 0}]}
     schema.setdefault("allOf", []).extend(
-        (
-            {"anyOf": [{"properties": {"tool_choice": few}}, some]},
-            {"anyOf": [{"properties": {"functions": none}}, {"properties": {"tools": none}}]},
-        )
+        ({"anyOf": [{"properties": {"functions": none}}, {"properties": {"tools": none}}]},)
     )
 
 
