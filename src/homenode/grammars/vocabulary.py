@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from homenode.errors import UnsupportedError
+from homenode.errors import InternalError, UnsupportedError
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -85,4 +85,4 @@ class _TokenList:
 
     def __call__(self, text: object) -> NoReturn:
         """Asked for only where tokens are forced, which no grammar of ours allows: the model cuts its text itself."""
-        raise NotImplementedError
+        raise InternalError("llguidance asked for the tokens of a text, which it does where tokens are forced only")

@@ -78,7 +78,7 @@ async def _generate(state: ServerState, answer: ResponsesFormat, request_id: str
             async for event in events:
                 parts.append(event)
         await state.text_work.run(lambda: answer.whole([join_message(parts)]))
-    except Exception as error:
+    except Exception as error:  # nobody waits for this task: the response says that it has failed, the log why
         answer.failure(failure_of(error, request_id))
 
 
