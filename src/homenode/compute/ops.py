@@ -314,9 +314,11 @@ class SampledRows:
     top_logprobs: FloatArray  # [r, n]
 
 
-ExpertScore = Literal["softmax", "sigmoid", "chosen_softmax"]
+ExpertScore = Literal["softmax", "sigmoid", "chosen_softmax", "sparsemixer"]
 GroupScore = Literal["max", "top2"]
-Activation = Literal["silu", "gelu", "clamped"]
+# Of one value: x * sigmoid(x); x * Phi(x), the normal distribution by way of tanh or exactly; max(x, 0)^2.
+PlainActivation = Literal["silu", "gelu", "gelu_erf", "relu2"]
+Activation = PlainActivation | Literal["clamped"]
 
 
 @dataclass(frozen=True)
@@ -330,6 +332,10 @@ class Routing:
     ("max") or the sum of its best two ("top2"). Of equals the lowest index comes first. The weight of a chosen expert
     is its score, with `normalise` divided by (the sum over the chosen ones + `epsilon`), then times `scale`. Scores
     and weights are float32.
+
+    "sparsemixer" (Liu et al. 2024, as in Phi-3.5-MoE): the score is the logit. Of the chosen ones in descending order
+    each gets a softmax of its own, over those experts that were not chosen before it and whose logit is near its own:
+    best - logit <= 2 * jitter * max(|logit|, best).
     """
 
     chosen: int
@@ -340,6 +346,7 @@ class Routing:
     groups: int = 1
     groups_chosen: int = 1
     group_score: GroupScore = "top2"
+    jitter: float = 0.0  # of sparsemixer
 
     @property
     def by_logits(self) -> bool:
@@ -349,13 +356,14 @@ class Routing:
 
 @dataclass(frozen=True)
 class Experts:
-    """The gated MLPs of an MoE layer, one for each expert: gate and up [intermediate, columns], down [columns,
-    intermediate], and biases of each [intermediate] and [columns] where there are any.
+    """The MLPs of an MoE layer, one for each expert: gate and up [intermediate, columns], down [columns,
+    intermediate], and biases of each [intermediate] and [columns] where there are any. Experts without a gate have
+    none in `gate`: what goes into down is the activation of up(x) alone, a `PlainActivation`.
 
     All experts have the same shapes; the matrices of each of the three lists are kept in one format, gate and up in the
     same. `ids`: which of the layer's experts these are, ascending; None: all of them. A row whose chosen experts are
     elsewhere gets nothing from these. `scales`: a factor of the weight of each expert of the layer, also of those
-    that are elsewhere. `activation` of g = gate(x) and u = up(x): "silu" silu(g) * u; "gelu" as `Ops.gelu_mul`;
+    that are elsewhere. `activation` of g = gate(x) and u = up(x): a plain one of g, times u;
     "clamped" g * sigmoid(1.702 g) * (u + 1), g being at most 7 and u from -7 to 7.
     """
 
@@ -378,6 +386,11 @@ class Ops(Protocol):
 
         With `vocabulary` the table holds its rows `first` on, of that many in all; ids whose row is not here give
         zeros.
+        """
+
+    def position_rows(self, table: Weight, first: int = 0) -> Tensor:
+        """Rows `first` + position of `table` for the step's positions: [tokens, table.columns]. The table has such a
+        row for every position of a step.
         """
 
     def stored_rows(self, table: StoredTable) -> Tensor:
@@ -451,6 +464,7 @@ class Ops(Protocol):
         sinks: Tensor | None = None,
         value_columns: int = 0,
         chosen: Tensor | None = None,
+        slopes: FloatArray | None = None,
     ) -> Tensor:
         """Store k and v of the step's tokens in layer `layer` of the cache, then attend causally over each sequence's
         context. `layer` counts the layers of the cache, not those of the model. Without k and v nothing is stored: an
@@ -462,6 +476,8 @@ class Ops(Protocol):
         With `value_columns` there is no v: the values are the first so many elements of each head's keys, which are
         all that the layer keeps (see LayerKv), and the result has so many columns for each query head. With `chosen`
         (see `choose_tokens`; of layers of one KV head with value columns) each token attends to those positions only.
+        With `slopes` [query heads], which go with neither softcap nor chosen, a score of a key n positions before the
+        query is less by n times the head's slope (ALiBi; Press et al. 2021).
         """
 
     def choose_tokens(self, q: Tensor, weights: Tensor, k: Tensor, cache: KvCache, layer: int, count: int) -> Tensor:
@@ -476,10 +492,17 @@ class Ops(Protocol):
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(left half of the columns) * right half."""
 
-    def gelu_mul(self, gate_up: Tensor, up: Tensor | None = None) -> Tensor:
+    def gelu_mul(self, gate_up: Tensor, up: Tensor | None = None, form: Literal["gelu", "gelu_erf"] = "gelu") -> Tensor:
         """gelu(left half of the columns) * right half, gelu by way of tanh: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715
-        x^3))). With `up`, as wide as `gate_up`: gelu(all columns) * up.
+        x^3))), or with "gelu_erf" exact: 0.5 x (1 + erf(x / sqrt(2))). With `up`, as wide as `gate_up`: gelu(all
+        columns) * up.
         """
+
+    def activate(self, x: Tensor, activation: PlainActivation) -> Tensor:
+        """The activation of every value of x."""
+
+    def clamp(self, x: Tensor, limit: float) -> Tensor:
+        """x, values below -limit and above limit being these; limit is above 0."""
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """x + y, of equal shapes."""

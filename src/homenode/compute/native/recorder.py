@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Literal
 
 import numpy as np
 
 from homenode import _native
 from homenode.compute.native.kv_layers import NativeKvLayers
-from homenode.compute.ops import DeltaHeads, Experts, FloatArray, Routing
+from homenode.compute.ops import DeltaHeads, Experts, FloatArray, PlainActivation, Routing
+from homenode.errors import UnsupportedError
 
 
 class RecordingOps:
@@ -26,6 +28,10 @@ class RecordingOps:
         if vocabulary is None and first:
             raise ValueError(f"embedding: a table from row {first} of a vocabulary that is not said")
         return self._recorder.embedding(table, first, vocabulary or 0)
+
+    def position_rows(self, table: _native.Weight, first: int = 0) -> _native.Tensor:
+        """See `Ops.position_rows`."""
+        raise _lacking("rows of a table of positions")
 
     def stored_rows(self, table: _native.StoredTable) -> _native.Tensor:
         """See `Ops.stored_rows`. A row that its file no longer has is NaN."""
@@ -93,8 +99,11 @@ class RecordingOps:
         sinks: _native.Tensor | None = None,
         value_columns: int = 0,
         chosen: _native.Tensor | None = None,
+        slopes: FloatArray | None = None,
     ) -> _native.Tensor:
         """See `Ops.attention`. ValueError for a window below 1 or a cap that is not above 0."""
+        if slopes is not None:
+            raise _lacking("slopes of attention (ALiBi)")
         if window is not None and window < 1:
             raise ValueError(f"an attention window of {window}; wanted at least 1, or None for no window")
         if softcap is not None and not softcap > 0:
@@ -136,9 +145,24 @@ class RecordingOps:
         """See `Ops.silu_mul`."""
         return self._recorder.silu_mul(gate_up)
 
-    def gelu_mul(self, gate_up: _native.Tensor, up: _native.Tensor | None = None) -> _native.Tensor:
+    def gelu_mul(
+        self,
+        gate_up: _native.Tensor,
+        up: _native.Tensor | None = None,
+        form: Literal["gelu", "gelu_erf"] = "gelu",
+    ) -> _native.Tensor:
         """See `Ops.gelu_mul`."""
+        if form != "gelu":
+            raise _lacking(form)
         return self._recorder.gelu_mul(gate_up, up)
+
+    def activate(self, x: _native.Tensor, activation: PlainActivation) -> _native.Tensor:
+        """See `Ops.activate`."""
+        raise _lacking("an MLP without a gate")
+
+    def clamp(self, x: _native.Tensor, limit: float) -> _native.Tensor:
+        """See `Ops.clamp`."""
+        raise _lacking("limits of values")
 
     def add(self, x: _native.Tensor, y: _native.Tensor) -> _native.Tensor:
         """See `Ops.add`."""
@@ -183,7 +207,8 @@ class RecordingOps:
             scales=experts.scales,
             activation=experts.activation,
         )
-        return self._recorder.moe(x, logits, weights, _native.NativeRouting(**asdict(routing)), residual, choice_bias)
+        figures = {name: value for name, value in asdict(routing).items() if name != "jitter"}
+        return self._recorder.moe(x, logits, weights, _native.NativeRouting(**figures), residual, choice_bias)
 
     def add_gated(self, x: _native.Tensor, y: _native.Tensor, gate: _native.Tensor) -> _native.Tensor:
         """See `Ops.add_gated`."""
@@ -240,3 +265,7 @@ class RecordingOps:
     def select(self, x: _native.Tensor) -> _native.Tensor:
         """See `Ops.select`."""
         return self._recorder.select(x)
+
+
+def _lacking(what: str) -> UnsupportedError:
+    return UnsupportedError(f"{what} is not supported with --backend native")

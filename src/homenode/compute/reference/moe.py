@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from homenode.compute.ops import Experts, FloatArray, IntArray, Routing
-from homenode.compute.reference.gates import GATES, sigmoid
+from homenode.compute.reference.gates import GATES, activated, sigmoid
 from homenode.units import format_count
 
 
@@ -23,7 +23,9 @@ def choose_experts(
         by = logits
     indices = np.sort(_best(_within_groups(by, routing), routing.chosen))
     weights = scores[indices]
-    if routing.score == "chosen_softmax":
+    if routing.score == "sparsemixer":
+        weights = _sparse_weights(logits, indices, routing.jitter)
+    elif routing.score == "chosen_softmax":
         weights = np.exp(weights - weights.max())
         weights = weights / weights.sum(dtype=np.float32)
     elif routing.normalise:
@@ -49,12 +51,17 @@ def check_routing(routing: Routing, experts: int) -> None:
 
 def expert_output(experts: Experts, here: int, row: FloatArray) -> FloatArray:
     """What expert `here` of those in `experts` makes of a row, not weighted."""
-    gate, up = experts.gate[here] @ row, experts.up[here] @ row
-    if experts.gate_bias is not None:
-        gate = gate + experts.gate_bias[here]
+    up = experts.up[here] @ row
     if experts.up_bias is not None:
         up = up + experts.up_bias[here]
-    out: FloatArray = experts.down[here] @ GATES[experts.activation](gate, up)
+    if experts.gate:
+        gate = experts.gate[here] @ row
+        if experts.gate_bias is not None:
+            gate = gate + experts.gate_bias[here]
+        inner = GATES[experts.activation](gate, up)
+    else:
+        inner = activated(up, experts.activation)
+    out: FloatArray = experts.down[here] @ inner
     return out if experts.down_bias is None else out + experts.down_bias[here]
 
 
@@ -66,6 +73,17 @@ def _scores(logits: FloatArray, routing: Routing) -> FloatArray:
             likelihoods = np.exp(logits - logits.max())
             return np.asarray(likelihoods / likelihoods.sum(dtype=np.float32), np.float32)
     return logits
+
+
+def _sparse_weights(logits: FloatArray, indices: IntArray, jitter: float) -> FloatArray:
+    """Of each chosen expert the softmax over those near it that were not chosen before it."""
+    left, weights = logits.copy(), np.empty(len(indices), np.float32)
+    for place in np.argsort(-logits[indices], kind="stable"):
+        best = logits[indices[place]]
+        far = best - logits > np.float32(2 * jitter) * np.maximum(np.abs(logits), best)
+        weights[place] = 1 / np.exp(np.where(far, -np.inf, left) - best).sum(dtype=np.float32)
+        left[indices[place]] = -np.inf
+    return weights
 
 
 def _within_groups(values: FloatArray, routing: Routing) -> FloatArray:

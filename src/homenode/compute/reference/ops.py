@@ -7,15 +7,15 @@ the order of every summation) never depend on what shares the batch: slow, and b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from homenode.compute.expert_usage import ExpertUsage
-from homenode.compute.ops import DeltaHeads, Experts, FloatArray, IntArray, Routing, StepArrays
+from homenode.compute.ops import DeltaHeads, Experts, FloatArray, IntArray, PlainActivation, Routing, StepArrays
 from homenode.compute.ranks import RankGroup
 from homenode.compute.reference import state
-from homenode.compute.reference.gates import gelu_gated, silu_gated
+from homenode.compute.reference.gates import GATES, activated, silu_gated
 from homenode.compute.reference.kv import ReferenceKvCache
 from homenode.compute.reference.moe import choose_experts, expert_output
 from homenode.compute.reference.state import ReferenceStateMemory
@@ -40,6 +40,13 @@ class EagerOps:
         here = (ids >= first) & (ids < first + len(table))
         rows[here] = table[ids[here] - first]
         return rows
+
+    def position_rows(self, table: FloatArray, first: int = 0) -> FloatArray:
+        """See `Ops.position_rows`. ValueError for a position that the table has no row of."""
+        positions = self._step.positions
+        if len(positions) and positions.max() + first >= len(table):
+            raise ValueError(f"position {positions.max()} has no row in a table of {len(table)} rows from {first} on")
+        return table[positions + first]
 
     def stored_rows(self, table: Any) -> FloatArray:
         """See `Ops.stored_rows`. ValueError for an id past the table."""
@@ -144,6 +151,7 @@ class EagerOps:
         sinks: FloatArray | None = None,
         value_columns: int = 0,
         chosen: IntArray | None = None,
+        slopes: FloatArray | None = None,
     ) -> FloatArray:
         """See `Ops.attention`. ValueError for other value columns than the layer has."""
         step = self._step
@@ -162,10 +170,11 @@ class EagerOps:
             for row, position in zip(range(tokens.start, tokens.stop), positions, strict=True):
                 first = 0 if window is None else max(0, int(position) - window + 1)
                 visible: Any = slice(first, int(position) + 1)
+                added = None if slopes is None else slopes[:, None] * np.arange(first - position, 1, dtype=np.float32)
                 if chosen is not None:
                     visible = chosen[row][chosen[row] >= 0]
                 query = q[row].reshape(shape.kv_heads, -1, shape.key_width)
-                found = _attention_of_row(query, keys[:, visible], values[:, visible], scale, softcap, sinks)
+                found = _attention_of_row(query, keys[:, visible], values[:, visible], scale, softcap, sinks, added)
                 out[row] = found.reshape(-1)
         return out
 
@@ -199,11 +208,21 @@ class EagerOps:
         half = gate_up.shape[1] // 2
         return silu_gated(gate_up[:, :half], gate_up[:, half:])
 
-    def gelu_mul(self, gate_up: FloatArray, up: FloatArray | None = None) -> FloatArray:
+    def gelu_mul(
+        self, gate_up: FloatArray, up: FloatArray | None = None, form: Literal["gelu", "gelu_erf"] = "gelu"
+    ) -> FloatArray:
         """See `Ops.gelu_mul`."""
         half = gate_up.shape[1] // 2
         gate, up = (gate_up[:, :half], gate_up[:, half:]) if up is None else (gate_up, up)
-        return gelu_gated(gate, up)
+        return GATES[form](gate, up)
+
+    def activate(self, x: FloatArray, activation: PlainActivation) -> FloatArray:
+        """See `Ops.activate`."""
+        return activated(x, activation)
+
+    def clamp(self, x: FloatArray, limit: float) -> FloatArray:
+        """See `Ops.clamp`."""
+        return np.clip(x, np.float32(-limit), np.float32(limit))
 
     def add(self, x: FloatArray, y: FloatArray) -> FloatArray:
         """See `Ops.add`."""
@@ -312,11 +331,14 @@ def _attention_of_row(
     scale: float,
     softcap: float | None,
     sinks: FloatArray | None,
+    added: FloatArray | None,
 ) -> FloatArray:
-    """softmax(query @ keys.T * scale) @ values for one token: query [kv_heads, group, d], keys and values [kv_heads,
-    visible, d], sinks [kv_heads * group].
+    """softmax(query @ keys.T * scale + added) @ values for one token: query [kv_heads, group, d], keys and values
+    [kv_heads, visible, d], sinks [kv_heads * group], added [kv_heads * group, visible].
     """
     scores = np.matmul(query, keys.transpose(0, 2, 1)) * np.float32(scale)
+    if added is not None:
+        scores = scores + added.reshape(scores.shape)
     if softcap is not None:
         scores = np.float32(softcap) * np.tanh(scores / np.float32(softcap))
     sink = np.float32(-np.inf) if sinks is None else sinks.reshape(*scores.shape[:2], 1)

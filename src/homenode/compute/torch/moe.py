@@ -62,7 +62,9 @@ def choose(
         by = scores + choice_bias
     indices = _best(_within_groups(by, routing), chosen).sort(dim=1).values
     weights = scores.gather(1, indices)
-    if routing.score == "chosen_softmax":
+    if routing.score == "sparsemixer":
+        weights = _sparse_weights(logits, indices, routing.jitter)
+    elif routing.score == "chosen_softmax":
         weights = torch.exp(weights - weights.amax(dim=1, keepdim=True))
         weights = weights / weights.sum(dim=1, keepdim=True)
     elif routing.normalise:
@@ -79,6 +81,19 @@ def _scores(logits: torch.Tensor, routing: Routing) -> torch.Tensor:
             likelihoods = torch.exp(logits - logits.amax(dim=1, keepdim=True))
             return likelihoods / likelihoods.sum(dim=1, keepdim=True)
     return logits
+
+
+def _sparse_weights(logits: torch.Tensor, indices: torch.Tensor, jitter: float) -> torch.Tensor:
+    """Of each chosen expert the softmax over those near it that were not chosen before it."""
+    left, chosen = logits.clone(), logits.gather(1, indices)
+    weights = torch.empty_like(chosen)
+    for place in _best(chosen, chosen.shape[1]).unbind(1):
+        at = place.unsqueeze(1)
+        expert, best = indices.gather(1, at), chosen.gather(1, at)
+        far = best - logits > 2 * jitter * torch.maximum(logits.abs(), best)
+        weights.scatter_(1, at, 1 / torch.exp(left.masked_fill(far, -torch.inf) - best).sum(dim=1, keepdim=True))
+        left.scatter_(1, expert, -torch.inf)
+    return weights
 
 
 def _within_groups(values: torch.Tensor, routing: Routing) -> torch.Tensor:

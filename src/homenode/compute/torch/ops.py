@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from homenode.compute.expert_usage import ExpertUsage
-from homenode.compute.ops import DeltaHeads, Experts, FloatArray, Routing
+from homenode.compute.ops import Activation, DeltaHeads, Experts, FloatArray, PlainActivation, Routing
 from homenode.compute.ranks import RankGroup
 from homenode.compute.torch.chosen import choose_positions, chosen_attention
 from homenode.compute.torch.device import TorchDevice
@@ -33,7 +33,7 @@ class Seen:
     hidden: int | None = None  # columns it wants from the stage before
     cache: TorchKvCache | None = None
     usage: ExpertUsage = field(default_factory=ExpertUsage)  # counted in every run
-    frequencies: dict[bytes, torch.Tensor] = field(default_factory=dict)  # of rotary embeddings, on the device
+    constants: dict[bytes, torch.Tensor] = field(default_factory=dict)  # frequencies and slopes, on the device
 
 
 class TorchOps:
@@ -63,6 +63,10 @@ class TorchOps:
         here = (ids >= first) & (ids < first + table.shape[0])
         rows = table[torch.where(here, ids - first, 0)].float()
         return torch.where(here.unsqueeze(1), rows, 0)
+
+    def position_rows(self, table: torch.Tensor, first: int = 0) -> torch.Tensor:
+        """See `Ops.position_rows`."""
+        return table[self._step.positions + first].float()
 
     def stored_rows(self, table: Any) -> torch.Tensor:
         """See `Ops.stored_rows`. ValueError for an id past the table."""
@@ -128,14 +132,7 @@ class TorchOps:
 
     def rope_angles(self, inverse_frequencies: FloatArray, scale: float) -> torch.Tensor:
         """See `Ops.rope_angles`. The left half of the columns is cos, the right half sin."""
-        key = inverse_frequencies.tobytes()
-        if key not in self._seen.frequencies:
-            # Made once, in the first run: nothing may be copied from the host where a step is captured.
-            self._seen.frequencies[key] = torch.tensor(
-                inverse_frequencies, dtype=torch.float32, device=self._device.device
-            )
-        frequencies = self._seen.frequencies[key]
-        angles = self._step.positions.float().unsqueeze(1) * frequencies
+        angles = self._step.positions.float().unsqueeze(1) * self._constant(inverse_frequencies)
         return torch.cat([torch.cos(angles), torch.sin(angles)], dim=1) * scale
 
     def rope(self, x: torch.Tensor, angles: torch.Tensor, head_dim: int, adjacent: bool = False) -> torch.Tensor:
@@ -164,6 +161,7 @@ class TorchOps:
         sinks: torch.Tensor | None = None,
         value_columns: int = 0,
         chosen: torch.Tensor | None = None,
+        slopes: FloatArray | None = None,
     ) -> torch.Tensor:
         """See `Ops.attention`."""
         shape, step, rows = cache.geometry.layers[layer], self._step, q.shape[0]
@@ -175,7 +173,7 @@ class TorchOps:
             assert keys is not None
             cache.store(layer, step.planned["written"], keys, values)
         queries = q.reshape(rows, shape.kv_heads, -1, shape.key_width)
-        how = Scoring(scale, window, softcap, sinks)
+        how = Scoring(scale, window, softcap, sinks, None if slopes is None else self._constant(slopes))
         if chosen is not None:
             found = chosen_attention(queries, cache, layer, step, how, chosen)
         else:
@@ -202,10 +200,20 @@ class TorchOps:
         gate, up = gate_up.chunk(2, dim=1)
         return apply_silu(gate) * up
 
-    def gelu_mul(self, gate_up: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
+    def gelu_mul(
+        self, gate_up: torch.Tensor, up: torch.Tensor | None = None, form: Literal["gelu", "gelu_erf"] = "gelu"
+    ) -> torch.Tensor:
         """See `Ops.gelu_mul`."""
         gate, up = gate_up.chunk(2, dim=1) if up is None else (gate_up, up)
-        return gelu(gate) * up
+        return PLAIN[form](gate) * up
+
+    def activate(self, x: torch.Tensor, activation: PlainActivation) -> torch.Tensor:
+        """See `Ops.activate`."""
+        return PLAIN[activation](x)
+
+    def clamp(self, x: torch.Tensor, limit: float) -> torch.Tensor:
+        """See `Ops.clamp`."""
+        return x.clamp(-limit, limit)
 
     def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """See `Ops.add`."""
@@ -239,9 +247,13 @@ class TorchOps:
 
         def mlp(rows: torch.Tensor, index: int) -> torch.Tensor:
             gate_bias, up_bias, down_bias = (None if of is None else of[index] for of in biases)
-            gate = self.linear(rows, (experts.gate[index],), (gate_bias,))
             up = self.linear(rows, (experts.up[index],), (up_bias,))
-            return self.linear(GATES[experts.activation](gate, up), (experts.down[index],), (down_bias,))
+            if experts.gate:
+                gate = self.linear(rows, (experts.gate[index],), (gate_bias,))
+                inner = gated(gate, up, experts.activation)
+            else:
+                inner = PLAIN[experts.activation](up)
+            return self.linear(inner, (experts.down[index],), (down_bias,))
 
         routes = choose(logits, routing, choice_bias, experts.scales)
         out, tokens = add_experts(x, routes, logits.shape[1], experts.ids, mlp, residual)
@@ -300,6 +312,13 @@ class TorchOps:
         """See `Ops.select`."""
         return x[self._step.rows]
 
+    def _constant(self, values: FloatArray) -> torch.Tensor:
+        """On the device, made once, in the first run: nothing may be copied from the host where a step is captured."""
+        key = values.tobytes()
+        if key not in self._seen.constants:
+            self._seen.constants[key] = torch.tensor(values, dtype=torch.float32, device=self._device.device)
+        return self._seen.constants[key]
+
     def _seen_waiting(self) -> None:
         """The host decides something here, or waits for other processes."""
         self._step.by_values = True
@@ -319,14 +338,33 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
     return x / (1 + torch.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
+def gelu_erf(x: torch.Tensor) -> torch.Tensor:
+    """x * Phi(x) by way of exp, as silu is: Phi to 1e-7 (Abramowitz and Stegun 1964, 7.1.26)."""
+    size = x.abs()
+    t = 1 / (1 + 0.3275911 * math.sqrt(0.5) * size)
+    p = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
+    return x.clamp(min=0) - size * (0.5 * p * torch.exp(-0.5 * size * size))
+
+
 def clamped_gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """g * sigmoid(1.702 g) * (u + 1): the gate limited from above, up on both sides."""
     g, u = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
     return g / (1 + torch.exp(-1.702 * g)) * (u + 1)
 
 
-GATES = {  # by `Experts.activation`
-    "silu": lambda gate, up: apply_silu(gate) * up,
-    "gelu": lambda gate, up: gelu(gate) * up,
-    "clamped": clamped_gated,
+def relu2(x: torch.Tensor) -> torch.Tensor:
+    """max(x, 0)^2."""
+    return x.clamp(min=0).square()
+
+
+PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # by `PlainActivation`
+    "silu": apply_silu,
+    "gelu": gelu,
+    "gelu_erf": gelu_erf,
+    "relu2": relu2,
 }
+
+
+def gated(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """What an expert makes of gate and up: see `Experts.activation`."""
+    return clamped_gated(gate, up) if activation == "clamped" else PLAIN[activation](gate) * up

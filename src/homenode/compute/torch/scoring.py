@@ -19,6 +19,7 @@ class Scoring:
     window: int | None
     softcap: float | None
     sinks: torch.Tensor | None = field(default=None, compare=False)
+    slopes: torch.Tensor | None = field(default=None, compare=False)
 
 
 class Attention(Protocol):

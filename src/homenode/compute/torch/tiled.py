@@ -114,6 +114,10 @@ def _scores(
     slots, masks = _keys_of(step, tiles, first, cache.geometry.block_size, how.window)
     keys, values = (side.float().transpose(1, 2) for side in cache.gather(layer, slots[some]))
     scores = _batched(rows, keys.transpose(2, 3)) * how.scale
+    if how.slopes is not None:
+        apart = torch.arange(first, first + KEYS, device=rows.device) - step.positions[tiles.tokens[some]].unsqueeze(2)
+        slopes = how.slopes.view(1, rows.shape[1], 1, -1, 1)
+        scores = scores + (slopes * apart[:, None, :, None].float()).reshape(scores.shape)
     if how.softcap is not None:
         scores = how.softcap * torch.tanh(scores / how.softcap)
     count, kv_heads, queries, _ = rows.shape

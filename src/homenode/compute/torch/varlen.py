@@ -46,7 +46,7 @@ class FlashAttention:
         self, q: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring
     ) -> torch.Tensor:
         """See `Attention`."""
-        _refuse_sinks(how, "flash_attn")
+        _refuse_more(how, "flash_attn")
         in_place = cache.geometry.block_size % _PAGE == 0
         if "lengths" not in step.planned:
             step.planned["lengths"] = _lengths(step, cache.geometry.block_size, in_place)
@@ -74,7 +74,7 @@ class FlashInfer:
         self, q: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring
     ) -> torch.Tensor:
         """See `Attention`."""
-        _refuse_sinks(how, "flashinfer")
+        _refuse_more(how, "flashinfer")
         step.by_values = True
         plan = ("flashinfer", how, q.shape[1:])
         if plan not in step.planned:
@@ -122,11 +122,12 @@ def _lengths(step: DeviceStep, block_size: int, in_place: bool) -> Lengths:
     return Lengths(queries, keys, int(np.diff(starts).max()), int(contexts.max()), slots)
 
 
-def _refuse_sinks(how: Scoring, package: str) -> None:
-    if how.sinks is not None:
-        raise UnsupportedError(
-            f"--attention-backend {package} has no attention sinks, which this model needs; take sdpa"
-        )
+def _refuse_more(how: Scoring, package: str) -> None:
+    for what, wanted in (("sinks", how.sinks), ("slopes (ALiBi)", how.slopes)):
+        if wanted is not None:
+            raise UnsupportedError(
+                f"--attention-backend {package} has no attention {what}, which this model needs; take sdpa"
+            )
 
 
 def _load(package: str) -> Any:
