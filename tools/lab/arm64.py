@@ -20,7 +20,7 @@ from tools.lab.folder import ROOT, LabError, LabFolder
 SITE = "opt/site"  # in the root folder: packages from the Python index
 _TESTS = ["pytest>=8.3", "pytest-timeout>=2.3"]
 _BUILD_S = 1800.0
-_PLATFORMS = ("manylinux2014_aarch64", "manylinux_2_17_aarch64", "manylinux_2_28_aarch64", "any")
+_PLATFORMS = (*(f"manylinux{version}_aarch64" for version in ("2014", "_2_17", "_2_28", "_2_31")), "any")
 
 
 def prepare_root(folder: LabFolder) -> None:
