@@ -65,7 +65,6 @@ NOTES: Mapping[str, str] = {
 }
 # By architecture: what people ask for that it does not do, besides what the code tells; it is refused by name.
 LIMITS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), ("`--pd-role`",)),
     "gemma4": ("sound",),
     "gpt_oss": ("other gates than `swiglu_limit` 7",),
     "llama": ("rope scaling but linear, llama3, yarn, and dynamic up to the original context",),

@@ -1,5 +1,5 @@
-"""Prefill and decode apart give the tokens of one engine for models with layers of several kinds: with a state, or with keys and values of unlike
-shapes."""
+"""Prefill and decode apart give the tokens of one engine for models with layers of several kinds: with a state, with keys and values of unlike
+shapes, or with keys of indexers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.engine.live import LiveServer
 from tests.engine.transfer_pair import Live, Pair, tokens_of, wait_until
 from tests.model.test_delta_net import CASES as DELTA_NETS
 from tests.model.test_gemma4 import SMALL as GEMMA_4
+from tests.model.test_latent_attention import V32
 from tests.model.transformers_models import make_model, quiet_and_on_one_thread
 from tests.tokenizer_files import tokenizer_json
 
@@ -25,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(not LiveServer.possible(), reason="needs a model"),
 ]
 
-MODELS = {"states": DELTA_NETS["qwen3_next"], "unlike heads": GEMMA_4}
+MODELS = {"states": DELTA_NETS["qwen3_next"], "unlike heads": GEMMA_4, "indexers": V32}
 BOTH = ("--kv-cache-memory", "8MiB", "--block-size", "32", "--max-model-len", "160", "--dtype", "float32")
 LENGTHS = (2, 3, 32, 33, 34, 65, 100, 128)
 PROMPTS = [[3 + (7 * n + 11 * k) % 60 for k in range(length)] for n, length in enumerate(LENGTHS)]

@@ -1,10 +1,13 @@
-"""Layers of unlike heads as cells alike: each KV head of each layer is somewhere, and at its own place, whatever the ranks and stages."""
+"""Layers of unlike heads as cells alike: each KV head of each layer is somewhere, and at its own place, whatever the
+ranks and stages.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from homenode.compute.kv_memory import KvLayout
 from homenode.compute.ops import KvGeometry, LayerKv
@@ -12,7 +15,7 @@ from homenode.engine.executor.kv_file import joined, shares_of
 from homenode.engine.kv_transfer.shares import layout_of_cells, shares_of_shapes
 from homenode.model.kv_cells import in_cells, kv_cells
 from homenode.model.parts import PartitionSpec, plan_parts
-from homenode.model.spec import ModelSpec, RopeSpec
+from homenode.model.spec import IndexerSpec, ModelSpec, RopeSpec
 from homenode.model.weights.load import layers_kv
 from homenode.transfer.kv.pages import difference, hole
 from tests.pure.test_kv_file import BLOCKS, own_layout, places
@@ -22,16 +25,23 @@ SPEC = ModelSpec(
     architecture="gemma4", hidden_size=64, intermediate_size=96, num_layers=6, num_heads=8, num_kv_heads=4, head_dim=32, vocab_size=320,
     max_position=512, rms_norm_eps=1e-6, rope=RopeSpec(), tie_word_embeddings=True, layer_kv=(NEAR, NEAR, FAR, NEAR, FAR, 4),
 )  # fmt: skip
+LATENT, INDEX = LayerKv(1, 48, 0, 40), IndexerSpec(heads=4, width=16, chosen=8, layers=(0, 1, 3, 4, 5), adjacent=True)
+SPARSE = replace(SPEC, num_kv_heads=1, head_dim=48, layer_kv=(LATENT,) * 6, indexer=INDEX)
+# Cells of each model: 3 * 4 + 2 * 2 * 2 of two sides, and 6 * 3 + 5 of keys alone.
+MODELS = {"unlike heads": (SPEC, 16, 20), "latents with an indexer": (SPARSE, 16, 23)}
 
 
-def engine(how: PartitionSpec) -> tuple[KvLayout, dict[tuple[int, int], set[tuple[int, int]]]]:
-    """What an engine's KV memory is to others, and where in its file each KV head of each layer has its block 1."""
-    cells, parts = kv_cells(SPEC), plan_parts(SPEC, {}, how)
+def engine(spec: ModelSpec, how: PartitionSpec) -> tuple[KvLayout, dict[tuple[int, int], set[tuple[int, int]]]]:
+    """What an engine's KV memory is to others, and where in its file each KV head of each layer has its block 1, by the
+    first cell of that head.
+    """
+    cells, parts = kv_cells(spec), plan_parts(spec, {}, how)
     assert cells is not None
-    geometries = [KvGeometry(layers_kv(SPEC, part), 32, "bf16") for part in parts]
+    geometries = [KvGeometry(layers_kv(spec, part), 32, "bf16") for part in parts]
     shares, layouts, found = shares_of(geometries, BLOCKS), [], dict[tuple[int, int], set[tuple[int, int]]]()
     for part, geometry, share in zip(parts, geometries, shares, strict=True):
-        own = [layer for layer in range(part.layers.first, part.layers.end) if layer in cells.firsts]
+        firsts = cells.firsts_in(part)
+        assert len(firsts) == len(geometry.layers)
         of_shapes = []
         for (shape, numbers), (begin, size) in zip(
             geometry.shapes.items(), shares_of_shapes(geometry, BLOCKS), strict=True
@@ -40,42 +50,68 @@ def engine(how: PartitionSpec) -> tuple[KvLayout, dict[tuple[int, int], set[tupl
             assert layout.nbytes <= size
             of_shapes.append(layout)
             for place, number in enumerate(numbers):
-                first = part.heads_in(own[number])[1].first
+                cell, first = firsts[number]
                 for head in range(shape.kv_heads):
                     ((_, at),) = places(layout, place, head, 1)
-                    found.setdefault((own[number], first + head), set()).add(
-                        (share.offset + begin + at, shape.key_width)
-                    )
-        layouts.append(layout_of_cells(cells, SPEC, part, geometry, of_shapes))
+                    each = shape.key_width // cells.width
+                    found.setdefault((cell + (first + head) * each, each), set()).add((share.offset + begin + at, each))
+        layouts.append(layout_of_cells(cells, part, geometry, of_shapes))
     return joined(parts, layouts, shares, cells), found
 
 
-@pytest.mark.parametrize(
-    "how",
-    [PartitionSpec(), PartitionSpec(ranks=2), PartitionSpec(ranks=4), PartitionSpec(stages=2, ranks=2, layers=(2, 4))],
-    ids=str,
-)
-def test_every_head_is_found_at_its_place(how: PartitionSpec) -> None:
-    cells = kv_cells(SPEC)
-    assert cells is not None and (cells.width, cells.count) == (16, 3 * 4 + 2 * 2 * 2)
-    layout, heads = engine(how)
+HOWS = [
+    PartitionSpec(),
+    PartitionSpec(ranks=2),
+    PartitionSpec(ranks=4),
+    PartitionSpec(stages=2, ranks=2, layers=(3, 3)),
+]
+
+
+@pytest.mark.parametrize("how", HOWS, ids=str)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_head_is_found_at_its_place(model: str, how: PartitionSpec) -> None:
+    spec, width, count = MODELS[model]
+    if model == "unlike heads" and how.layers is not None:
+        how = replace(how, layers=(2, 4))  # the last layer reads what the one before it keeps
+    cells = kv_cells(spec)
+    assert cells is not None and (cells.width, cells.count) == (width, count)
+    layout, heads = engine(spec, how)
     assert hole(layout) is None
-    for (layer, head), seen in heads.items():
-        for at, width in seen:
-            each = width // cells.width
+    sides = 1 if cells.alone else 2
+    assert sorted(cell + n for cell, each in heads for n in range(each)) == list(range(count))
+    for (cell, each), seen in heads.items():
+        for at, _ in seen:
             for part in range(each):
-                cell = cells.firsts[layer] + head * each + part
-                step = (
-                    2 * 2 * 2 * 16 * 16 * part
-                )  # keys and values of two tiles of 16 tokens and 16 elements of two bytes
-                assert at + step in [place for _, place in places(layout, 0, cell, 1)]
+                # keys and values of two tiles of 16 tokens and 16 elements of two bytes
+                step = sides * 2 * 2 * 16 * 16 * part
+                assert at + step in [place for _, place in places(layout, 0, cell + part, 1)]
 
 
-def test_engines_that_are_cut_otherwise_go_together() -> None:
+@pytest.mark.parametrize("model", MODELS)
+def test_engines_that_are_cut_otherwise_go_together(model: str) -> None:
+    spec = MODELS[model][0]
     layouts = [
-        engine(how)[0] for how in (PartitionSpec(), PartitionSpec(ranks=2), PartitionSpec(stages=2, layers=(3, 3)))
+        engine(spec, how)[0]
+        for how in (PartitionSpec(), PartitionSpec(ranks=2), PartitionSpec(stages=2, layers=(3, 3)))
     ]
     assert all(difference(one, other) is None for one in layouts for other in layouts)
+
+
+def test_layers_of_one_head_are_one_region() -> None:
+    """Block after block with all its layers, as the native core lays them: there are two regions."""
+    cells, part = kv_cells(SPARSE), plan_parts(SPARSE, {}, PartitionSpec())[0]
+    assert cells is not None
+    geometry, of_shapes = KvGeometry(layers_kv(SPARSE, part), 32, "bf16"), []
+    for shape, numbers in geometry.shapes.items():
+        layout = own_layout(replace(geometry, layers=(shape,) * len(numbers)), homes=1)
+        (region,) = layout.regions
+        head = region.head_stride
+        strides = {"layer_stride": head, "block_stride": len(numbers) * head}
+        regions = (structs.replace(region, **strides),)
+        of_shapes.append(structs.replace(layout, regions=regions))
+    layout = layout_of_cells(cells, part, geometry, of_shapes)
+    assert [(region.first_head, region.past_head) for region in layout.regions] == [(0, 18), (18, 23)]
+    assert hole(layout) is None
 
 
 def test_layers_alike_are_no_cells() -> None:
@@ -84,4 +120,7 @@ def test_layers_alike_are_no_cells() -> None:
     assert kv_cells(alike) is None and in_cells(alike, geometry) is geometry
     whole = KvGeometry((NEAR, NEAR, FAR, NEAR, FAR), 32, "bf16")
     assert in_cells(SPEC, whole).block_bytes == whole.block_bytes
+    keys = KvGeometry(layers_kv(SPARSE, plan_parts(SPARSE, {}, PartitionSpec())[0]), 32, "bf16")
+    assert in_cells(SPARSE, keys).block_bytes == keys.block_bytes
     assert kv_cells(replace(SPEC, layer_kv=(NEAR, LayerKv(1, 24, 16)) * 3)) is None
+    assert kv_cells(replace(SPARSE, layer_kv=(LATENT, FAR) * 3)) is None  # not all of them keep keys alone

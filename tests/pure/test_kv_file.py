@@ -29,9 +29,10 @@ class Engine:
 
 def own_layout(geometry: KvGeometry, homes: int) -> KvLayout:
     """As a worker makes it: its heads shared among its homes, each a region with pages of its own."""
-    layers, (kv_heads, head_dim, *_) = len(geometry.layers), geometry.only_shape
+    layers, shape = len(geometry.layers), geometry.only_shape
+    kv_heads, head_dim, sides = shape.kv_heads, shape.key_width, shape.sides
     tile = 2 * 16 * head_dim
-    head = 2 * geometry.block_size // 16 * tile
+    head = sides * geometry.block_size // 16 * tile
     regions, offset = [], 0
     for first, past in ((kv_heads * i // homes, kv_heads * (i + 1) // homes) for i in range(homes)):
         if first < past:
@@ -40,7 +41,7 @@ def own_layout(geometry: KvGeometry, homes: int) -> KvLayout:
             offset += layers * BLOCKS * block + 256
             offset += -offset % (2 << 20)
     sizes = (layers, kv_heads, head_dim, geometry.block_size)
-    return KvLayout(*sizes, "bf16", tile, BLOCKS, offset, tuple(regions))
+    return KvLayout(*sizes, "bf16", tile, BLOCKS, offset, tuple(regions), sides)
 
 
 @st.composite

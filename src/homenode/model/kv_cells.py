@@ -1,50 +1,74 @@
 """Keys and values of layers of unlike shapes as cells alike, for engines that hand them over.
 
-A cell is so many elements of the keys and values of one KV head of one layer as divide the heads of all layers. Cells
-are numbered layer after layer, head after head, over the whole model: so engines find them whatever they have cut.
+A cell is so many elements of the keys and values of one KV head of one layer as divide the heads of all layers; where
+all layers keep keys alone, as latents and the keys of indexers, of the keys. Cells are numbered layer after layer, head
+after head, over the whole model, those of indexers behind all others: so engines find them whatever they have cut.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from homenode.compute.ops import KvGeometry
+from homenode.compute.ops import KvGeometry, LayerKv
+from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec
 
 
 @dataclass(frozen=True)
 class KvCells:
-    """`width`: elements of a cell's key, and of its value. `firsts`: of each layer with keys and values of its own the
-    first cell; `count`: of all.
+    """`width`: elements of a cell's key, and of its value unless keys are `alone`. `firsts`: of each layer with keys
+    and values of its own the first cell; `index_firsts`: of each with an indexer that of its keys; `count`: of all.
     """
 
     width: int
+    alone: bool
     firsts: Mapping[int, int]
+    index_firsts: Mapping[int, int]
     count: int
 
     def geometry(self, like: KvGeometry) -> KvGeometry:
         """KV memory of the whole model as cells: one layer with a head for each."""
-        return KvGeometry.uniform(1, self.count, self.width, like.block_size, like.dtype)
+        cells = LayerKv(self.count, self.width, 0 if self.alone else self.width)
+        return KvGeometry((cells,), like.block_size, like.dtype)
+
+    def firsts_in(self, part: ModelPart) -> list[tuple[int, int]]:
+        """Of each layer of a part's KV memory, in its order (`weights.load.layers_kv`), the first cell of all heads,
+        and the first head that is here.
+        """
+        here = range(part.layers.first, part.layers.end)
+        own = [(self.firsts[layer], part.heads_in(layer)[1].first) for layer in here if layer in self.firsts]
+        return own + [(self.index_firsts[layer], 0) for layer in here if layer in self.index_firsts]
 
 
 def kv_cells(spec: ModelSpec) -> KvCells | None:
     """Those of a model; None where its layers have one shape, or a layer has keys and values that are not as wide as
     each other.
     """
-    own = {}
+    own = dict(_own_layers(spec))
+    index = dict.fromkeys(spec.indexer.layers, spec.indexer.kept) if spec.indexer is not None else {}
+    shapes = [*own.values(), *index.values()]
+    if len(set(shapes)) < 2 or len({kv.sides for kv in shapes}) > 1:
+        return None
+    if any(kv.value_width not in (0, kv.key_width) for kv in shapes):
+        return None
+    width, count = math.gcd(*(kv.key_width for kv in shapes)), 0
+    places: list[dict[int, int]] = []
+    for layers in (own, index):
+        firsts = {}
+        for layer, kv in layers.items():
+            firsts[layer] = count
+            count += kv.kv_heads * (kv.key_width // width)
+        places.append(firsts)
+    return KvCells(width, shapes[0].sides == 1, places[0], places[1], count)
+
+
+def _own_layers(spec: ModelSpec) -> Iterator[tuple[int, LayerKv]]:
+    """The layers that keep keys and values of their own, and what each keeps."""
     for layer in range(spec.num_layers):
         if (kv := spec.kv_of(layer)) is not None and spec.donor_of(layer) == layer:
-            own[layer] = kv
-    if len(set(own.values())) < 2 or any(kv.key_width != kv.value_width for kv in own.values()):
-        return None
-    width = math.gcd(*(kv.key_width for kv in own.values()))
-    firsts, count = {}, 0
-    for layer, kv in own.items():
-        firsts[layer] = count
-        count += kv.kv_heads * (kv.key_width // width)
-    return KvCells(width, firsts, count)
+            yield layer, kv
 
 
 def in_cells(spec: ModelSpec, whole: KvGeometry) -> KvGeometry:

@@ -75,6 +75,7 @@ def _architecture(spec: ModelSpec, max_model_len: int | None) -> Fingerprint:
         **({"own": _short(repr(spec.own))} if spec.own is not None else {}),
         **({"delta": _short(repr(spec.delta))} if spec.delta is not None else {}),
         **({"layer_kv": _short(repr(spec.layer_kv))} if spec.layer_kv else {}),
+        **({"indexer": _short(repr(spec.indexer))} if spec.indexer is not None else {}),
     }
 
 

@@ -14,7 +14,7 @@ from homenode.errors import CheckpointError
 from homenode.model.architectures.granite import Multipliers
 from homenode.model.checkpoint.index import OpenedCheckpoint, open_checkpoint
 from homenode.model.formats.safetensors import read_safetensors
-from homenode.model.spec import MoeSpec, RopeSpec
+from homenode.model.spec import IndexerSpec, MoeSpec, RopeSpec
 from homenode.transfer.agreement import differences
 from homenode.transfer.fingerprint import Fingerprint, fingerprint_of, hash_seed
 from homenode.transfer.settings import TransferConfig
@@ -113,6 +113,7 @@ def test_what_may_differ() -> None:
         ({"attention_softcap": 50.0}, "scales"),
         ({"attention_scale": 0.5}, "scales"),
         ({"embedding_scale": 2.0}, "scales"),
+        ({"indexer": IndexerSpec(heads=2, width=16, chosen=8, layers=(0, 1), adjacent=True)}, "indexer"),
     ],
 )
 def test_every_figure_of_the_architecture_is_told_by_name(change: dict[str, object], named: str) -> None:

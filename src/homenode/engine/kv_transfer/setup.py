@@ -72,7 +72,7 @@ class KvTransferSetup:
         cells, backend = kv_cells(self._spec), self._backend
         if cells is not None and self._file >= 0:
             layouts = [backend.kv_memory(each).layout for each in backend.caches_of(cache)]
-            layout = layout_of_cells(cells, self._spec, ModelPart.whole(self._spec), self._geometry, layouts)
+            layout = layout_of_cells(cells, ModelPart.whole(self._spec), self._geometry, layouts)
             memory = backend.map_kv(self._file, layout, writable=True, own=True)
             return KvTransferLink(self._config, backend, memory, self._handed, self._fingerprint, file=self._file)
         in_place = _in_place(backend, cache) if self._config.pd_in_place else None

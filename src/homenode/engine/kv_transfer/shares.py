@@ -18,7 +18,6 @@ from homenode.compute.ops import KvGeometry
 from homenode.errors import HostError
 from homenode.model.kv_cells import KvCells
 from homenode.model.part import ModelPart
-from homenode.model.spec import ModelSpec
 
 _HUGE_PAGE = 2 << 20  # csrc/host/memory.h: where a share may begin, and a region of it
 _SLACK = 256  # csrc/kernels/kv_layout.h: behind a region
@@ -55,32 +54,33 @@ def sealed_file(nbytes: int) -> int:
     return fd
 
 
-def layout_of_cells(
-    cells: KvCells, spec: ModelSpec, part: ModelPart, geometry: KvGeometry, of_shapes: Sequence[KvLayout]
-) -> KvLayout:
+def layout_of_cells(cells: KvCells, part: ModelPart, geometry: KvGeometry, of_shapes: Sequence[KvLayout]) -> KvLayout:
     """How the KV memory of a part of a model lies in its share, by cells of the whole model. `of_shapes`: how that of
     each shape lies in its own share.
     """
-    own = [layer for layer in range(part.layers.first, part.layers.end) if layer in cells.firsts]
+    firsts = cells.firsts_in(part)
     regions, like, end = list[KvRegion](), of_shapes[0], 0
     shares = shares_of_shapes(geometry, like.blocks)
     for (shape, numbers), layout, (begin, nbytes) in zip(geometry.shapes.items(), of_shapes, shares, strict=True):
         each = shape.key_width // cells.width
         for place, number in enumerate(numbers):
-            layer = own[number]
-            first = cells.firsts[layer] + part.heads_in(layer)[1].first * each
+            cell, head = firsts[number]
+            first = cell + head * each
             for region in layout.regions:
-                regions.append(
-                    KvRegion(
-                        first_head=first + region.first_head * each,
-                        past_head=first + region.past_head * each,
-                        offset=begin + region.offset + place * region.layer_stride,
-                        layer_stride=region.layer_stride,
-                        block_stride=region.block_stride,
-                        head_stride=region.head_stride // each,
-                        node=region.node,
-                    )
+                found = KvRegion(
+                    first_head=first + region.first_head * each,
+                    past_head=first + region.past_head * each,
+                    offset=begin + region.offset + place * region.layer_stride,
+                    layer_stride=region.layer_stride,
+                    block_stride=region.block_stride,
+                    head_stride=region.head_stride // each,
+                    node=region.node,
                 )
+                before = regions[-1] if regions else None
+                if before is not None and _goes_on(before, found):
+                    regions[-1] = msgspec.structs.replace(before, past_head=found.past_head)
+                else:
+                    regions.append(found)
         end = begin + nbytes
     return msgspec.structs.replace(
         like,
@@ -91,3 +91,16 @@ def layout_of_cells(
         nbytes=end,
         regions=tuple(regions),
     )
+
+
+def _goes_on(before: KvRegion, after: KvRegion) -> bool:
+    """Whether the cells of a region follow those of another at the same distance, in number and in memory: so those of
+    layers with one head are one region, and there are few however many layers a model has.
+    """
+    alike = (before.block_stride, before.head_stride, before.node) == (
+        after.block_stride,
+        after.head_stride,
+        after.node,
+    )
+    length = (before.past_head - before.first_head) * before.head_stride
+    return alike and after.first_head == before.past_head and after.offset == before.offset + length

@@ -41,7 +41,7 @@ class SharedKv:
             parts = [(fd, share.offset, share.nbytes)]
         self.cache: KvCache = backend.kv_cache(geometry, num_blocks, shares=parts)
         layouts = [backend.kv_memory(cache).layout for cache in backend.caches_of(self.cache)]
-        self.layout = layouts[0] if cells is None else layout_of_cells(cells, spec, part, geometry, layouts)
+        self.layout = layouts[0] if cells is None else layout_of_cells(cells, part, geometry, layouts)
 
     def attach(self, fd: int, first: int, layout: KvLayout) -> None:
         """Steps read this memory in place from now on, as blocks from `first` on. UserError or ValueError for memory
