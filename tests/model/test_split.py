@@ -52,6 +52,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "minimax_m2": {},
     "deepseek_v2": {},
     "deepseek_v3": {},
+    "deepseek_v32": {},
+    "glm_moe_dsa": {},
     "glm4_moe_lite": {},
     "qwen3_next": {},
     "qwen3_5": {},
@@ -68,6 +70,7 @@ MIXTURES = (
     "minimax_m2",
     "deepseek_v2",
     "deepseek_v3",
+    "deepseek_v32",
     "qwen3_next",
     "qwen3_5_moe",
 )
