@@ -20,8 +20,8 @@ from homenode.bench.machine.repetition import (
     repeat_steadily,
     take_reading,
 )
-from homenode.compute.ops import KvGeometry
-from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec
+from homenode.compute.ops import KvGeometry, LayerKv
+from homenode.model.spec import IndexerSpec, ModelSpec, MoeSpec, RopeSpec
 from homenode.model.weights.layout import MatrixLayout, WeightLayout
 
 MACHINE = Ceilings(read=50e9, int8=1000e9, bf16=500e9, f32=250e9, int6=2000e9)
@@ -133,6 +133,24 @@ def test_windows_bound_what_a_token_sees_in_the_layers_that_have_them() -> None:
     one = WorkCounter(WeightLayout(LAYERS, 0), spec(window=8, sliding=(True, False)), KV).decode(1, 100).bytes
     every = WorkCounter(WeightLayout(LAYERS, 0), spec(window=8), KV).decode(1, 100).bytes
     assert (full - one, full - every) == (93 * 128, 2 * 93 * 128)
+
+
+def test_where_an_indexer_chooses_its_keys_count_and_the_chosen_tokens() -> None:
+    """Two layers with latents of 40 elements, of which the first has an indexer; a head multiplies with 30 columns."""
+    indexer = IndexerSpec(heads=3, width=8, chosen=20, layers=(0,), adjacent=False)
+    widths = {"latent_query": 18, "latent_value": 12}
+    latent = replace(spec(), layer_kv=(LayerKv(1, 40, 0, 32),) * 2, head_widths=widths)
+    kept = KvGeometry((*latent.layer_kv, indexer.kept), 32, "bf16")  # type: ignore[arg-type]
+    sparse = WorkCounter(WeightLayout(LAYERS, 0), replace(latent, indexer=indexer), kept)
+    dense = WorkCounter(WeightLayout(LAYERS, 0), latent, kept)
+    assert sparse.decode(3, 19) == dense.decode(3, 19)  # all are chosen
+    phases = sparse.decode_phases(3, 99)
+    assert phases["attention"] == dense.decode_phases(3, 19)["attention"]
+    assert phases["attention"].operations.bf16 == 3 * 2 * 20 * 2 * 4 * 30
+    assert phases["choose"] == Work(3 * 100 * 8 * 2, Operations(bf16=3 * 100 * 2 * 3 * 8))
+    prompt = sparse.prefill_phases(25)
+    assert prompt["choose"] == Work(0.0, Operations(bf16=(21 + 22 + 23 + 24 + 25) * 2 * 3 * 8))
+    assert prompt["attention"].operations.bf16 == (20 * 21 // 2 + 5 * 20 + 20) * 2 * 4 * 30
 
 
 def test_phases_are_the_work_of_their_matrices_and_sum_up_to_the_step() -> None:

@@ -1,7 +1,9 @@
 """The seconds that a step takes each stage: bytes, operations, meetings, links. Pure.
 
 A worker reads its weights and the keys and values of all sequences in the step, and multiplies meanwhile; the ranks of
-a stage then wait for the slowest and add up what each has; the stage's rows go on to the next one.
+a stage then wait for the slowest and add up what each has; the stage's rows go on to the next one. Where an indexer
+chooses which tokens are attended to, keys and values of the chosen ones count, and of longer contexts what it reads
+and multiplies to choose them.
 """
 
 from __future__ import annotations
@@ -19,26 +21,55 @@ FLOAT_COST = (
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What a step asks of any worker: tokens; rows of logits; sequences' positions to be read; positions looked at, over
-    all tokens; and sequences."""
+    """What a step asks of any worker: tokens; rows of logits; sequences' positions to be read; positions looked at,
+    over all tokens; and sequences. `scanned`: positions whose keys indexers read; `scored`: those that they score,
+    over all tokens."""
 
     tokens: int
     rows: int
     read: int
     attended: int
     sequences: int = 1
+    scanned: int = 0
+    scored: int = 0
 
     @classmethod
-    def of(cls, step: Step) -> StepLoad:
-        """Of a real step of the scheduler."""
-        tokens = rows = read = attended = 0
+    def of_sequence(cls, start: int, count: int, rows: int, chosen: int | None = None) -> StepLoad:
+        """Of positions start .. start + count - 1 of one sequence. `chosen`: how many tokens each looks at where an
+        indexer chooses them; None: all up to its own.
+        """
+        end, attended = start + count, _sum_of(start + 1, start + count)
+        if chosen is None or end <= chosen:
+            return cls(count, rows, end, attended)
+        first = max(start, chosen)  # whose context is longer than that
+        scored = _sum_of(first + 1, end)
+        attended += (end - first) * chosen - scored
+        return cls(count, rows, min(end, count * chosen), attended, 1, end, scored)
+
+    @classmethod
+    def of(cls, step: Step, chosen: int | None = None) -> StepLoad:
+        """Of a real step of the scheduler. `chosen`: as for `of_sequence`."""
+        tokens = rows = read = attended = scanned = scored = 0
         for item in step.items:
-            count, end = item.count, item.start + item.count
-            tokens += count
-            read += end
-            attended += count * (item.start + end + 1) // 2
-            rows += item.sample
-        return cls(tokens, rows, read, attended, len(step.items))
+            load = cls.of_sequence(item.start, item.count, int(item.sample), chosen)
+            tokens, rows, read = tokens + load.tokens, rows + load.rows, read + load.read
+            attended, scanned, scored = attended + load.attended, scanned + load.scanned, scored + load.scored
+        return cls(tokens, rows, read, attended, len(step.items), scanned, scored)
+
+
+def _sum_of(first: int, last: int) -> int:
+    """first + (first + 1) + ... + last."""
+    return (last - first + 1) * (first + last) // 2
+
+
+@dataclass(frozen=True, slots=True)
+class IndexerWork:
+    """What the indexers of one worker add. `chosen`: tokens that a layer looks at; `key_bytes`: what the KV memory
+    keeps of a position for them; `operations`: of a token and a position that they score."""
+
+    chosen: int
+    key_bytes: float
+    operations: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +77,8 @@ class WorkerWork:
     """What one worker computes. `model`: its part, whose figures of a token leave out the output matrix and what comes
     behind the last attention. `output_bytes`, `output_operations`: of those, 0 where another stage has them; a row of
     logits multiplies with all of them. `attention`: operations of a token and a position it looks at. `state_bytes`: of a
-    sequence, read and written in each step where layers keep a state; `state_operations`: of a token with it."""
+    sequence, read and written in each step where layers keep a state; `state_operations`: of a token with it. `indexer`:
+    of layers that have one, whose keys are among the bytes of a position."""
 
     model: ModelWork
     output_bytes: float
@@ -54,6 +86,7 @@ class WorkerWork:
     attention: float
     state_bytes: float = 0.0
     state_operations: float = 0.0
+    indexer: IndexerWork | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +114,15 @@ class WorkerCost:
         rates, work, model = self.rates, self.work, self.work.model
         read = model.read_bytes(load.tokens) + model.kv_bytes_per_token * load.read
         read += work.state_bytes * load.sequences
+        floats = work.attention * load.attended + work.state_operations * load.tokens
+        if work.indexer is not None:
+            read += work.indexer.key_bytes * (load.scanned - load.read)  # they count among those of a token
+            floats += work.indexer.operations * load.scored
         if not load.rows:
             read -= work.output_bytes
         multiply = rates.multiplying(model.flops_per_token, load.tokens) + rates.multiplying(
             work.output_operations, load.rows
         )
-        floats = work.attention * load.attended + work.state_operations * load.tokens
         multiply += self.float_cost * rates.operation * floats
         across = load.tokens * model.layers * (rates.exchange_layer + rates.exchange_byte * model.activation_bytes)
         reading = read * rates.byte
@@ -122,6 +158,12 @@ class StageCost:
         """One step, until its rows can be sent on."""
         computing = max(worker.seconds(load) for worker in self.workers)
         return computing + (self.sums * self.link.seconds(load.tokens * self.row_bytes) if self.sums else 0.0)
+
+    @property
+    def chosen(self) -> int | None:
+        """How many tokens a layer looks at where indexers choose them; None: all."""
+        found = (worker.work.indexer for worker in self.workers)
+        return next((indexer.chosen for indexer in found if indexer is not None), None)
 
     def handing_on(self, load: StepLoad) -> float:
         """Until its rows are where the next stage can read them."""

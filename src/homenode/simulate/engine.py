@@ -34,6 +34,7 @@ class SimulatedEngine:
         """`back`: seconds of the drawn tokens' way from the last stage to the first one's next step."""
         self._scheduler = scheduler
         self._stages = tuple(stages)
+        self._chosen = self._stages[0].chosen
         self._back = back
         self._free = [0.0] * len(self._stages)
         self._flights: deque[_Flight] = deque()
@@ -74,7 +75,7 @@ class SimulatedEngine:
 
     def _send(self, now: float, step: Step) -> None:
         """A stage begins with a step when its rows are there and the step before is done."""
-        load, at, longest = StepLoad.of(step), now, 0.0
+        load, at, longest = StepLoad.of(step, self._chosen), now, 0.0
         for number, stage in enumerate(self._stages):
             seconds = stage.seconds(load)
             longest = max(longest, seconds)

@@ -20,7 +20,7 @@ from homenode.model.state import state_geometry_of
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.numa_choice import model_work
 from homenode.model.weights.sampled_rows import of_sampled_rows
-from homenode.simulate.costs import CommonExperts, Link, WorkerCost, WorkerWork
+from homenode.simulate.costs import CommonExperts, IndexerWork, Link, WorkerCost, WorkerWork
 from homenode.simulate.rates import Rates
 from homenode.simulate.speeds import DECLARED, Speeds
 
@@ -92,7 +92,18 @@ def work_of(spec: ModelSpec, layout: WeightLayout, geometry: KvGeometry, part: M
             for layer in range(part.layers.first, part.layers.end)
         ),
         *_of_states(spec, part),
+        _of_indexers(spec, geometry, part),
     )
+
+
+def _of_indexers(spec: ModelSpec, geometry: KvGeometry, part: ModelPart) -> IndexerWork | None:
+    """Of the layers here; with every rank all of an indexer."""
+    indexer = spec.indexer
+    if indexer is None:
+        return None
+    layers = len(spec.index_layers(part.layers.first, part.layers.end))
+    key_bytes = float(layers * indexer.kept.token_bytes(geometry.dtype))
+    return IndexerWork(indexer.chosen, key_bytes, 2.0 * layers * indexer.heads * indexer.width)
 
 
 def _of_states(spec: ModelSpec, part: ModelPart) -> tuple[float, float]:

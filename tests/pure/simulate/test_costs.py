@@ -12,7 +12,7 @@ from homenode.engine.step import Step, StepItem
 from homenode.host.placement.machine_speed import MachineSpeed, NodeSpeed
 from homenode.host.placement.step_cost import OWN, StepWork, at_home, round_robin, step_time
 from homenode.host.placement.weight_cost import ModelWork
-from homenode.simulate.costs import CommonExperts, Link, StageCost, StepLoad, WorkerCost, WorkerWork
+from homenode.simulate.costs import CommonExperts, IndexerWork, Link, StageCost, StepLoad, WorkerCost, WorkerWork
 from homenode.simulate.rates import Rates
 
 MACHINE = MachineSpeed(
@@ -88,3 +88,33 @@ def test_what_a_step_asks_for() -> None:
     step = Step(0, [], [], [StepItem(1, 10, 1, [], True), StepItem(2, 0, 4, [], False)])
     # positions 11; and 1 + 2 + 3 + 4 of a prompt's first four
     assert StepLoad.of(step) == StepLoad(tokens=5, rows=1, read=15, attended=11 + 10, sequences=2)
+
+
+def test_where_tokens_are_chosen_the_chosen_ones_count_and_what_the_choice_takes() -> None:
+    step = Step(0, [], [], [StepItem(1, 10, 1, [], True), StepItem(2, 3, 4, [], False), StepItem(3, 0, 5, [], False)])
+    # chosen are 5: 5 of 11; 4 + 5 + 5 + 5, of which two sequences' last look at 6 + 7; and 1 + 2 + 3 + 4 + 5
+    assert StepLoad.of(step, chosen=5) == StepLoad(
+        tokens=10, rows=1, read=5 + 7 + 5, attended=5 + 19 + 15, sequences=3, scanned=11 + 7, scored=11 + 6 + 7
+    )
+    assert StepLoad.of(step, chosen=11) == StepLoad.of(step)
+
+
+@given(st.integers(0, 60), st.integers(1, 60), st.integers(1, 70))
+def test_a_chosen_load_is_the_sum_of_its_tokens(start: int, count: int, chosen: int) -> None:
+    load, positions = StepLoad.of_sequence(start, count, 0, chosen), range(start, start + count)
+    assert load.attended == sum(min(at + 1, chosen) for at in positions)
+    assert load.scored == sum(at + 1 for at in positions if at + 1 > chosen)
+    assert load.scanned == (start + count if load.scored else 0) and load.read <= start + count
+
+
+def test_an_indexer_reads_its_own_keys_in_place_of_what_is_not_chosen() -> None:
+    work = replace(WORK, indexer=IndexerWork(chosen=20, key_bytes=1.0, operations=0.25))
+    # a token's 4 bytes are 3 of the latent and 1 of the indexer
+    load = StepLoad.of_sequence(99, 1, 1, chosen=20)
+    assert WorkerCost(RATES, work, float_cost=1.0).seconds(load) == 100 + 3 * 20 + 100 + 7
+    # multiply 10 * (2 + 3) + 5 * (2 + 3) + 20 * 2 * (0.5 * 20 + 0.25 * 100)
+    assert WorkerCost(RATES, work, float_cost=20.0).seconds(load) == 50 + 25 + 1400 + 7
+    short = StepLoad.of_sequence(9, 1, 1, chosen=20)
+    assert WorkerCost(RATES, work, float_cost=1.0).seconds(short) == 100 + 3 * 10 + 7
+    assert StageCost((WorkerCost(RATES, work),), 8).chosen == 20
+    assert StageCost((WorkerCost(RATES, WORK),), 8).chosen is None

@@ -2,7 +2,8 @@
 
 Counted are the matrices (as kept in memory, each read once a step; of experts as many as the step's tokens choose
 together on average when each chooses by lot, which for one token is just its own), the keys and values of the context,
-the states of layers that keep one, and the products with all; of latent attention those that the model defines. Left
+the states of layers that keep one, and the products with all; of latent attention those that the model defines; where
+an indexer chooses tokens, the chosen ones, and its keys and products for tokens that have more to choose from. Left
 out is what is small beside them: norms, rotations, activations, biases, attention sinks. So a step can come near the
 ceiling made of this but not above it, unless the tokens of a batch agree on experts more than chance would have it.
 """
@@ -49,17 +50,18 @@ class WorkCounter:
         return sum(self.prefill_phases(tokens).values(), _NOTHING)
 
     def prefill_phases(self, tokens: int) -> dict[str, Work]:
-        """The same by phase of the program: qkv, attention, o, gate_up, down, lm_head, ..."""
+        """The same by phase of the program: qkv, attention, o, gate_up, down, lm_head, ...; choose where an indexer
+        chooses tokens."""
         last = self.spec.num_layers - 1  # whose attention is computed for the sampled token alone
-        attention = self._attention(
-            lambda layer: (
-                self._visible_pairs(tokens - 1, 1, layer) if layer == last else self._visible_pairs(0, tokens, layer)
-            )
-        )
+
+        def computed(layer: int) -> tuple[int, int]:
+            return (tokens - 1, 1) if layer == last else (0, tokens)
+
+        attention = self._attention(lambda layer: self._visible_pairs(*computed(layer), layer))
+        attention |= self._choice(lambda layer: self._scored_pairs(*computed(layer)))
         # Its keys and values are made in the step and need not come from memory.
-        return (
-            self._matrices(tokens, sampled=1) | self._states(tokens, 1) | {"attention": Work(0.0, attention.operations)}
-        )
+        made = {name: Work(0.0, work.operations) for name, work in attention.items()}
+        return self._matrices(tokens, sampled=1) | self._states(tokens, 1) | made
 
     def decode(self, batch: int, context: int) -> Work:
         """One step of one token for each of `batch` sequences, of `context` tokens before it, all of them sampled."""
@@ -68,7 +70,8 @@ class WorkCounter:
     def decode_phases(self, batch: int, context: int) -> dict[str, Work]:
         """The same by phase of the program."""
         attention = self._attention(lambda layer: batch * self._visible_pairs(context, 1, layer))
-        return self._matrices(batch, sampled=batch) | self._states(batch, batch) | {"attention": attention}
+        attention |= self._choice(lambda _: batch * self._scored_pairs(context, 1))
+        return self._matrices(batch, sampled=batch) | self._states(batch, batch) | attention
 
     def decoding(self, batch: int, context: int, steps: int) -> Work:
         """`steps` such steps in a row, the context growing."""
@@ -120,9 +123,29 @@ class WorkCounter:
     def _visible_pairs(self, start: int, count: int, layer: int) -> int:
         """(token, key it sees) pairs of tokens start .. start + count - 1 in a layer."""
         window = self.spec.window_of(layer) or start + count
+        if self.spec.indexer is not None:
+            window = min(window, self.spec.indexer.chosen)
         return sum(min(position + 1, window) for position in range(start, start + count))
 
-    def _attention(self, pairs: Callable[[int], int]) -> Work:
+    def _scored_pairs(self, start: int, count: int) -> int:
+        """(token, key that an indexer scores for it) pairs of such tokens: whose context is short has no choice."""
+        indexer = self.spec.indexer
+        first = start + count if indexer is None else max(start, indexer.chosen)
+        return sum(position + 1 for position in range(first, start + count))
+
+    def _choice(self, pairs: Callable[[int], int]) -> dict[str, Work]:
+        """What indexers read, the key of each pair's token, and multiply: a product with it for each of their heads.
+        `pairs`: of a layer, which may choose for layers behind it.
+        """
+        indexer, dtype = self.spec.indexer, self.geometry.dtype
+        if indexer is None:
+            return {}
+        scored = sum(map(pairs, indexer.layers))
+        products = 2.0 * indexer.heads * indexer.width * scored
+        read = float(scored * indexer.kept.token_bytes(dtype))
+        return {"choose": Work(read, Operations.of(path_of(dtype.upper()), products))}
+
+    def _attention(self, pairs: Callable[[int], int]) -> dict[str, Work]:
         """What all layers that attend read, the keys and values of each pair's token, and multiply: for each pair and
         query head a product with the key and one with the value. `pairs`: of a layer.
         """
@@ -132,7 +155,7 @@ class WorkCounter:
                 products = 2.0 * self.spec.num_heads * self.spec.attended_columns(layer) * pairs(layer)
                 operations = Operations.of(path_of(dtype.upper()), products)
                 total += Work(float(pairs(layer) * kv.token_bytes(dtype)), operations)
-        return total
+        return {"attention": total}
 
 
 def _phase_of(name: str) -> str:

@@ -61,7 +61,7 @@ def judge(checkpoint: Checkpoint, config: EngineConfig, host: Host) -> Judgement
         return Judgement(True, False, error.message, weights)
     first = specs[0]
     context = min(_CONTEXT, model_length(config, checkpoint.spec))
-    load = StepLoad(1, 1, context, context)
+    load = StepLoad.of_sequence(context - 1, 1, 1, first.stages[0].chosen)
     seconds = sum(stage.seconds(load) for stage in first.stages)
     seconds += sum(stage.handing_on(load) for stage in first.stages[:-1]) + first.back
     return Judgement(True, True, "", sum(first.weights.values()), first.kv_bytes, 1 / seconds)
