@@ -16,7 +16,7 @@ from homenode.errors import UserError
 from homenode.grammars.compile import compile_grammar
 from homenode.grammars.spec import Choice, GrammarSpec, JsonSchema, Regex
 from homenode.grammars.vocabulary import Vocabulary
-from homenode.model.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from homenode.model.tokenizer import Tokenizer, load_tokenizer
 from tests.engine.engines import config_for, run_all, tokens_of
 from tests.engine.test_workers import engine_of
 from tests.paths import STORIES, needs_data

@@ -17,9 +17,9 @@ from tokenizers import Tokenizer as Library
 
 from homenode.errors import CapacityError
 from homenode.model.tokenizer import Tokenizer, pieces
-from homenode.model.tokenizer.gguf_vocab import tokenizer_from_gguf
 from homenode.model.tokenizer.pieces import PieceEncoder
 from homenode.model.tokenizer.token_bound import TokenBound
+from homenode.model.tokenizer.vocabularies.gguf_vocab import tokenizer_from_gguf
 
 CUTS = ("default", "llama-bpe", "qwen2", "deepseek-v3", "deepseek-coder", "gpt-4o", "tekken", "falcon")
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())

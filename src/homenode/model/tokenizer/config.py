@@ -8,8 +8,9 @@ from pathlib import Path
 from homenode.errors import CheckpointError, UserError
 from homenode.model.formats.reading import read_text, refuse_links
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S
+from homenode.model.tokenizer.loading import begin_trial, load_tokenizer
 from homenode.model.tokenizer.model_tokenizer import load_model_tokenizer
-from homenode.model.tokenizer.tokenizer import Tokenizer, begin_trial, load_tokenizer
+from homenode.model.tokenizer.tokenizer import Tokenizer
 from homenode.model.tokenizer.trial_run import TokenizerTrial
 from homenode.options import option
 from homenode.units import parse_seconds

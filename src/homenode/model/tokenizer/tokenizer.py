@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Library
 
-from homenode.errors import CheckpointError, UnsupportedError, UserError
-from homenode.host.refusals import named_refusals
-from homenode.model.formats.gguf_token_ids import token_id_of
-from homenode.model.formats.reading import is_there, read_json, read_text
-from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S, TemplateRenderer
-from homenode.model.tokenizer.added_tokens import missing_tokens, with_tokens
+from homenode.errors import UserError
+from homenode.model.sandbox.renderer import TemplateRenderer
 from homenode.model.tokenizer.chat import ChatTemplate
-from homenode.model.tokenizer.fill_in_middle import GGUF_ROLES, ROLES, FillInMiddleTokens, fill_in_middle_tokens
-from homenode.model.tokenizer.gguf_vocab import make_special, tokenizer_from_gguf
-from homenode.model.tokenizer.library import library_from_json, named_faults, with_named_faults
+from homenode.model.tokenizer.fill_in_middle import ROLES, FillInMiddleTokens, fill_in_middle_tokens
+from homenode.model.tokenizer.library import with_named_faults
 from homenode.model.tokenizer.literal_text import HiddenNames, LiteralEncoder
 from homenode.model.tokenizer.pieces import PieceEncoder
-from homenode.model.tokenizer.stop_tokens import VocabularyNames, stop_tokens_of_folder, stop_tokens_of_gguf, token_text
+from homenode.model.tokenizer.stop_tokens import VocabularyNames, token_text
 from homenode.model.tokenizer.stream import ByteStream, WindowStream
 from homenode.model.tokenizer.surrounding_tokens import read_surrounding_tokens
 from homenode.model.tokenizer.template_traits import TemplateTraits, read_traits
 from homenode.model.tokenizer.token_bound import TokenBound
 from homenode.model.tokenizer.token_bytes import TokenBytes, byte_rule, piece_bytes
-from homenode.model.tokenizer.trial_run import TokenizerTrial, is_usable
+from homenode.model.tokenizer.vocabularies.gguf_vocab import make_special
 
-_LARGEST_FILE = 256 * 2**20
 _SHORT_TEXT = 8192  # characters, or tokens; the library keeps the interpreter's lock meanwhile, for milliseconds
 _SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -277,168 +269,6 @@ class Tokenizer:
     def _id(self, role: str) -> int | None:
         text = self._special.get(role)
         return None if text is None else self.token_id(text)
-
-
-def begin_trial(path: Path) -> TokenizerTrial | None:
-    """Begin to try the tokenizer of the model at `path` in a process of its own, so that other work can be done until
-    it is loaded.
-
-    None where that needs no trial: the file is not there, it is homenode's own, which is as trusted as its code, or its
-    content was tried by this process before.
-    """
-    from homenode.model.hub.locate import builtin_model  # not for the process of a trial, which is to start fast
-
-    file = vocabulary_file(path)
-    if not file.is_file() or path == builtin_model() or is_usable(path, file):
-        return None
-    return TokenizerTrial(path, file)
-
-
-def load_tokenizer(
-    path: Path,
-    chat_template: str | None = None,
-    chat_template_timeout: float = DEFAULT_TIMEOUT_S,
-    trial: TokenizerTrial | None = None,
-) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder (tokenizer.json) or a GGUF file; `chat_template` (its text) replaces the
-    model's own.
-
-    The files are tried in a process of their own before (`trial`, where that has begun), and chat templates are
-    rendered in one, for `chat_template_timeout` seconds at most. Raises CheckpointError for missing, damaged or hostile
-    files, UnsupportedError for vocabularies of unknown kind, HostError when a process cannot be started or the machine
-    refuses a file call or memory.
-    """
-    with named_refusals(f"reading the tokenizer of {path}", CheckpointError):
-        return _load_tried(path, chat_template, chat_template_timeout, trial)
-
-
-def _load_tried(
-    path: Path, chat_template: str | None, chat_template_timeout: float, trial: TokenizerTrial | None
-) -> Tokenizer:
-    trial = trial or begin_trial(path)
-    renderer = TemplateRenderer(chat_template_timeout)
-    if chat_template or _may_have_template(path):
-        renderer.start()  # it becomes ready meanwhile
-    if trial is not None:
-        trial.wait()
-    with named_faults(f"{vocabulary_file(path)} is not a usable tokenizer"):
-        return load_untried(path, chat_template, renderer)
-
-
-def load_untried(path: Path, chat_template: str | None = None, renderer: TemplateRenderer | None = None) -> Tokenizer:
-    """What `load_tokenizer` gives, in this process at once; without `renderer` there are no chat templates."""
-    with named_refusals(f"reading the tokenizer of {path}", CheckpointError):
-        gguf = _gguf_file(path)
-        return _from_gguf(gguf, chat_template, renderer) if gguf else _from_folder(path, chat_template, renderer)
-
-
-def vocabulary_file(path: Path) -> Path:
-    """The file of the model at `path` that has the vocabulary, whether or not it is there."""
-    return _gguf_file(path) or (path / "tokenizer.json" if path.is_dir() else path)
-
-
-def _may_have_template(path: Path) -> bool:
-    """Whether it is worth while to start what renders templates before the files have been read."""
-    if path.is_file() or any((path / f"chat_template.{kind}").is_file() for kind in ("jinja", "json")):
-        return True
-    config = path / "tokenizer_config.json"
-    with suppress(CheckpointError):  # what is wrong with the file is told when it is read for good
-        return config.is_file() and '"chat_template"' in read_text(config, _LARGEST_FILE)
-    return False
-
-
-def _gguf_file(path: Path) -> Path | None:
-    """The GGUF file that holds the vocabulary, the first of a split one; None for a folder with a tokenizer.json or
-    without GGUF files.
-    """
-    if not path.is_file() and (is_there(path / "tokenizer.json") or not any(path.glob("*.gguf"))):
-        return None
-    from homenode.model.formats.gguf_set import find_gguf, first_shard  # brings NumPy
-
-    if path.is_file():
-        return first_shard(path) if path.suffix == ".gguf" else None
-    return find_gguf(path)
-
-
-def _from_gguf(path: Path, chat_template: str | None, renderer: TemplateRenderer | None) -> Tokenizer:
-    from homenode.model.formats.gguf import read_gguf  # opened only for GGUF files
-
-    metadata = read_gguf(path).metadata
-    library = tokenizer_from_gguf(metadata)
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    count = len(tokens) if isinstance(tokens, list) else 0
-    config: dict[str, Any] = {}
-    for role, key in (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")):
-        if isinstance(tokens, list) and (index := token_id_of(metadata, key, count)) is not None:
-            config[role] = tokens[index]
-    for role, keys in GGUF_ROLES.items():
-        ids = [index for key in keys if (index := token_id_of(metadata, key, count)) is not None]
-        if isinstance(tokens, list) and ids:
-            config[role] = tokens[ids[0]]
-    templates = {"default": chat_template} if chat_template else _gguf_templates(metadata)
-    has_eot = token_id_of(metadata, "eot", count) is not None
-
-    def stops(turn_end: str | None) -> Iterable[str]:
-        return stop_tokens_of_gguf(VocabularyNames(library), has_eot=has_eot, turn_end=turn_end)
-
-    return Tokenizer(library, config, templates if renderer else {}, renderer=renderer, stop_tokens=stops, of_gguf=True)
-
-
-def _gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
-    prefix = "tokenizer.chat_template"
-    found = {
-        key[len(prefix) :].lstrip(".") or "default": value
-        for key, value in metadata.items()
-        if key.startswith(prefix) and isinstance(value, str)
-    }
-    return dict(sorted(found.items(), key=lambda item: item[0] != "default"))
-
-
-def _from_folder(path: Path, chat_template: str | None, renderer: TemplateRenderer | None) -> Tokenizer:
-    file = path / "tokenizer.json"
-    if not is_there(file):
-        if (path / "tokenizer.model").is_file():
-            raise UnsupportedError(
-                f"{path} has a SentencePiece tokenizer.model but no tokenizer.json; save the tokenizer once with transformers (save_pretrained) to get one"
-            )
-        raise CheckpointError(f"{path} has no tokenizer.json")
-    text = read_text(file, _LARGEST_FILE)
-    library = library_from_json(text, str(file))
-    config = _json(path / "tokenizer_config.json")
-    named = _json(path / "special_tokens_map.json")
-    files = (dict(config), named)
-    for role, value in named.items():
-        config.setdefault(role, value)
-    if missing := missing_tokens(library, config):
-        library = library_from_json(with_tokens(text, missing), str(file))
-    templates = {"default": chat_template} if chat_template else _folder_templates(path, config)
-
-    def stops(turn_end: str | None) -> Iterable[str]:
-        return stop_tokens_of_folder(files, VocabularyNames(library), turn_end=turn_end)
-
-    return Tokenizer(library, config, templates if renderer else {}, renderer=renderer, stop_tokens=stops)
-
-
-def _folder_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    file = path / "chat_template.jinja"
-    if is_there(file):
-        return {"default": read_text(file, _LARGEST_FILE)}
-    value = _json(path / "chat_template.json").get("chat_template", config.get("chat_template"))
-    if isinstance(value, str):
-        return {"default": value}
-    if isinstance(value, list):
-        named = {
-            str(entry.get("name")): entry["template"]
-            for entry in value
-            if isinstance(entry, dict) and isinstance(entry.get("template"), str)
-        }
-        return dict(sorted(named.items(), key=lambda item: item[0] != "default"))
-    return {}
-
-
-def _json(file: Path) -> dict[str, Any]:
-    """The JSON object in a file of the model's folder; empty where the folder has no such file."""
-    return read_json(file, _LARGEST_FILE) if is_there(file) else {}
 
 
 def _without_surrogates(text: str) -> str:

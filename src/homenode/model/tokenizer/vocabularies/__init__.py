@@ -1,0 +1,1 @@
+"""Vocabularies as GGUF files store them, each kind turned into a model of the `tokenizers` library."""
