@@ -17,7 +17,8 @@ pytest.importorskip("transformers", reason="needs transformers, which the `torch
 from homenode.compute.native.backend import NativeBackend
 from homenode.compute.ops import FloatArray, KvGeometry, StateGeometry
 from homenode.engine.api.local import LocalEngine
-from homenode.engine.memory.state_sizing import state_pages, state_support_problem
+from homenode.engine.config import EngineConfig, TransferConfig
+from homenode.engine.memory.state_sizing import state_handover_problem, state_pages
 from homenode.engine.messages import Output, StateStats
 from homenode.engine.worker.state_pages import StatePages
 from homenode.errors import HomenodeError
@@ -216,9 +217,10 @@ def _numbered(spec: ModelSpec, part: ModelPart) -> FloatArray:
     return np.concatenate(found)
 
 
-def test_accelerators_refuse_the_model_by_name(folder: Path) -> None:
+def test_handing_over_from_a_torch_device_is_refused_by_name(folder: Path) -> None:
     spec = open_checkpoint(folder).spec
-    problem = state_support_problem(spec, ("cpu", "cuda:0"))
-    assert problem is not None and "layers of qwen3_next models keep a state" in problem.message
-    assert state_support_problem(spec, ("cpu", "torch:cpu")) is None
-    assert state_support_problem(dataclasses.replace(spec, layer_states=()), ("cuda:0",)) is None
+    config = EngineConfig(transfer=TransferConfig(pd_role="prefill"))
+    problem = state_handover_problem(config, spec, [], [], ["cpu", "torch:cuda:0"])
+    assert problem is not None and "torch:cuda:0 keeps it where no other engine reads it" in problem.message
+    assert state_handover_problem(config, spec, [], [], ["cpu"]) is None
+    assert state_handover_problem(EngineConfig(), spec, [], [], ["torch:cuda:0"]) is None

@@ -14,9 +14,10 @@ from homenode.compute.ops import StepLimits
 from homenode.compute.torch import TorchBackend
 from homenode.compute.torch.device import open_device
 from homenode.compute.torch.graphs import bucket
+from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.parts import PartitionSpec
 from homenode.model.weights.load import load_model
-from tests.model.driver import Driver
+from tests.model.driver import STATE_SLOTS, Driver
 from tests.model.split import split_driver
 from tests.model.toys import array_checkpoint, toy_arrays, toy_spec
 from tests.torch_backend import steps
@@ -59,6 +60,34 @@ def test_steps_that_decode_are_replayed_and_give_what_others_give(tmp_path: Path
             np.stack(other.logprobs)
         )
     assert capture.replays > 30
+
+
+@pytest.mark.torch
+def test_states_are_kept_and_copied_by_replayed_steps(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
+    from tests.model.test_delta_net import CASES
+    from tests.model.transformers_models import make_model, quiet_and_on_one_thread
+
+    with quiet_and_on_one_thread():
+        make_model(CASES["qwen3_5"].kind, CASES["qwen3_5"].changes, tmp_path, seed=CASES["qwen3_5"].seed)
+    checkpoint = open_checkpoint(tmp_path)
+    prompts = [[5, 70, 33], list(range(50)), [1]]
+
+    def generated(backend: TorchBackend) -> tuple[list[list[int]], list[int]]:
+        """Tokens of the prompts, then of one that goes on from a copy of the second's state in a replayed step."""
+        driver = Driver(load_model(checkpoint, backend), backend)
+        several = driver.generate(prompts, 10, stagger=1)
+        first, _ = driver.prefill(list(range(40)))
+        first.tokens.append(41)
+        first.copies = [(STATE_SLOTS - 1, 40)]
+        driver.step([(first, 1)])
+        first.slot = STATE_SLOTS - 1
+        first.tokens.append(42)
+        return [s.tokens for s in several], driver.step([(first, 1)])[0].argsort()[-5:].tolist()
+
+    backend, capture = capturing()
+    assert generated(backend) == generated(TorchBackend(open_device("torch:cpu"), "sdpa"))
+    assert capture.replays > 10
 
 
 def test_a_later_stage_is_fed_its_rows(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ class TorchBackend:
 
     def kv_room(
         self,
-        forward_of: Callable[[TorchKvCache], Callable[[Ops], Tensor]],
+        forward_of: Callable[[TorchKvCache, TorchStateMemory | None], Callable[[Ops], Tensor]],
         geometry: KvGeometry,
         limits: StepLimits,
         utilization: float,
@@ -153,15 +153,19 @@ class TorchBackend:
         step = largest_step(limits, geometry.block_size, hidden)
         with torch.inference_mode():
             cache = TorchKvCache(geometry, step.block_table.shape[1], device)
+            kept, state = cache.nbytes, None
+            if geometry.state is not None:
+                state = TorchStateMemory(geometry.state, len(step.context_len), device.device)
+                kept += state.nbytes
             group = AloneOf(rank, ranks) if ranks > 1 else None
-            program = TorchProgram(forward_of(cache), limits, group, device, self._product, self._attention)
+            program = TorchProgram(forward_of(cache, state), limits, group, device, self._product, self._attention)
             rows = program.run(step).tensor
             if rows.shape[0] == len(step.sample_rows) and torch.isfinite(rows).all():
                 sampling.sample_rows(rows, dearest_sampling(rows.shape[0]), 0)
             device.wait()
             free, total = (int(size) for size in device.calls.mem_get_info(device.device))
-            room = int(utilization * total) - (total - free) + cache.nbytes
-            del rows, program, cache
+            room = int(utilization * total) - (total - free) + kept
+            del rows, program, cache, state
         device.release()
         return max(0, room)
 

@@ -1,8 +1,8 @@
 """Steps that only decode, captured once for each size and replayed: one call instead of hundreds of launches.
 
 A graph is made for so many sequences of so many blocks at most (`bucket`, and a power of two); smaller steps are filled
-up with sequences that compute the token 0 of nobody, in the KV memory's last block, which is nobody's. Everything a
-replay reads lies in one buffer of int32, which one copy fills.
+up with sequences that compute the token 0 of nobody, in the KV memory's last block and the state memory's last slot,
+which are nobody's. Everything a replay reads lies in one buffer of int32, which one copy fills.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from homenode.compute.ops import StepArrays, StepLimits
 from homenode.compute.torch.device import TorchDevice
 from homenode.compute.torch.kv import TorchKvCache
+from homenode.compute.torch.state import StateStep, TorchStateMemory
 from homenode.compute.torch.step import DeviceStep
 
 _MOST_GRAPHS = 48  # each holds some MiB of the device's memory
@@ -55,8 +56,8 @@ class CudaCapture:
 
 @dataclass(frozen=True)
 class Graph:
-    """A captured step of `sequences` x `width` blocks. `inputs` int32 on the device: ids, positions, contexts, then the
-    block table.
+    """A captured step of `sequences` x `width` blocks. `inputs` int32 on the device: ids, positions, contexts, slots of
+    states and whether these are fresh, where there are states, then the block table.
     """
 
     sequences: int
@@ -78,10 +79,14 @@ class StepGraphs:
         limits: StepLimits,
         cache: TorchKvCache,
         hidden: int | None,
+        state: TorchStateMemory | None = None,
     ) -> None:
-        """`hidden`: columns of the rows from the stage before; None for the first stage."""
+        """`hidden`: columns of the rows from the stage before; None for the first stage. `state`: None: no layer keeps
+        a state.
+        """
         self._compute, self._device, self._capture = compute, device, capture
-        self._limits, self._cache, self._hidden = limits, cache, hidden
+        self._limits, self._cache, self._hidden, self._state = limits, cache, hidden, state
+        self._columns = 3 if state is None else 5
         self._graphs: dict[tuple[int, int], Graph] = {}
         self._staged = device.staging(0, torch.int32)
         self.failure: str | None = None  # why nothing is captured any more
@@ -98,6 +103,7 @@ class StepGraphs:
         if graph.hidden is not None and arrays.hidden is not None:
             graph.hidden[:count].copy_(torch.from_numpy(arrays.hidden))
         graph.replay()
+        self._copy_states(arrays)
         return graph.result[:count]
 
     def __len__(self) -> int:
@@ -122,25 +128,44 @@ class StepGraphs:
         return self._graphs.get(size)
 
     def _make(self, sequences: int, width: int) -> Graph:
-        inputs = torch.zeros(sequences * (3 + width), dtype=torch.int32, device=self._device.device)
+        inputs = torch.zeros(sequences * (self._columns + width), dtype=torch.int32, device=self._device.device)
         hidden = None if self._hidden is None else torch.zeros((sequences, self._hidden), device=self._device.device)
         inputs.copy_(torch.from_numpy(self._nobody(sequences, width)))
-        replay, result = self._capture.record(lambda: self._compute(self._step(inputs, sequences, hidden)))
+        state = self._state_step(inputs, sequences)
+        replay, result = self._capture.record(lambda: self._compute(self._step(inputs, sequences, hidden, state)))
         return Graph(sequences, width, inputs, hidden, replay, result)
 
-    def _step(self, inputs: torch.Tensor, sequences: int, hidden: torch.Tensor | None) -> DeviceStep:
+    def _state_step(self, inputs: torch.Tensor, sequences: int) -> StateStep | None:
+        """Of sequences with a row each. What it works out in the first call stands for the recorded one."""
+        if self._state is None:
+            return None
+        slots, fresh = inputs[: 5 * sequences].view(5, sequences)[3:]
+        return StateStep(slots, fresh, np.arange(sequences, dtype=np.int32), np.ones(sequences, np.int32), {})
+
+    def _copy_states(self, arrays: StepArrays) -> None:
+        """The copies of states that a step asks for, each after its sequence's one row."""
+        if self._state is not None and arrays.state_copies is not None and arrays.state_slot is not None:
+            for sequence, slot, _ in arrays.state_copies.tolist():
+                self._state.copy_slot(int(arrays.state_slot[sequence]), slot)
+
+    def _step(
+        self, inputs: torch.Tensor, sequences: int, hidden: torch.Tensor | None, state: StateStep | None
+    ) -> DeviceStep:
         ids, positions, context = inputs[: 3 * sequences].view(3, sequences).long()
-        table = inputs[3 * sequences :].view(sequences, -1).long()
+        table = inputs[self._columns * sequences :].view(sequences, -1).long()
         everybody = torch.arange(sequences, device=inputs.device)
         nothing = np.empty(0, np.int32)
         host = StepArrays(nothing, nothing, nothing, nothing, nothing.reshape(0, 0), nothing)
-        return DeviceStep(host, ids, positions, everybody, table, context, everybody, hidden, captured=True)
+        return DeviceStep(host, ids, positions, everybody, table, context, everybody, hidden, state, captured=True)
 
     def _nobody(self, sequences: int, width: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-        """Inputs of sequences that are nobody's: token 0 at position 0, in the last block."""
-        inputs = np.zeros(sequences * (3 + width), np.int32)
+        """Inputs of sequences that are nobody's: token 0 at position 0, in the last block and the last slot."""
+        inputs = np.zeros(sequences * (self._columns + width), np.int32)
         inputs[2 * sequences : 3 * sequences] = 1
-        inputs[3 * sequences :] = self._cache.blocks
+        if self._state is not None:
+            inputs[3 * sequences : 4 * sequences] = self._state.slots
+            inputs[4 * sequences : 5 * sequences] = 1
+        inputs[self._columns * sequences :] = self._cache.blocks
         return inputs
 
     def _fill(self, graph: Graph, arrays: StepArrays, count: int) -> None:
@@ -151,9 +176,11 @@ class StepGraphs:
             self._staged = self._device.staging(size, torch.int32)
         inputs = self._staged[:size].numpy()
         inputs[:] = self._nobody(graph.sequences, graph.width)
-        columns = inputs[: 3 * graph.sequences].reshape(3, graph.sequences)
-        columns[:, :count] = arrays.ids, arrays.positions, arrays.context_len
-        table = inputs[3 * graph.sequences :].reshape(graph.sequences, graph.width)
+        columns = inputs[: self._columns * graph.sequences].reshape(self._columns, graph.sequences)
+        columns[:3, :count] = arrays.ids, arrays.positions, arrays.context_len
+        if self._state is not None:
+            columns[3:, :count] = arrays.state_slot, arrays.state_fresh
+        table = inputs[self._columns * graph.sequences :].reshape(graph.sequences, graph.width)
         widest = min(graph.width, arrays.block_table.shape[1])
         used = np.arange(widest) < -(-arrays.context_len // self._cache.geometry.block_size)[:, None]
         table[:count, :widest] = np.where(used, arrays.block_table[:, :widest], self._cache.blocks)

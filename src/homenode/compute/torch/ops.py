@@ -20,7 +20,7 @@ from homenode.compute.torch.kv import TorchKvCache
 from homenode.compute.torch.moe import add_experts, choose
 from homenode.compute.torch.products import Product
 from homenode.compute.torch.scoring import Attention, Scoring
-from homenode.compute.torch.state import TorchStateMemory, delta_rule, gates_of, short_convolution
+from homenode.compute.torch.state import StateStep, TorchStateMemory, delta_rule, gates_of, short_convolution
 from homenode.compute.torch.step import DeviceStep, check_ids
 from homenode.units import format_count
 
@@ -32,6 +32,7 @@ class Seen:
     vocabulary: int | None = None  # of the ids it looks up
     hidden: int | None = None  # columns it wants from the stage before
     cache: TorchKvCache | None = None
+    state: TorchStateMemory | None = None
     usage: ExpertUsage = field(default_factory=ExpertUsage)  # counted in every run
     constants: dict[bytes, torch.Tensor] = field(default_factory=dict)  # frequencies and slopes, on the device
 
@@ -275,8 +276,7 @@ class TorchOps:
         silu: bool,
     ) -> torch.Tensor:
         """See `Ops.short_convolution`."""
-        self._step.by_values = True  # slots are looked at on the host
-        found = short_convolution(self._step.host, x, weights, biases, memory.tails[layer])
+        found = short_convolution(self._state_step(memory), x, weights, biases, memory.tails[layer])
         return apply_silu(found) if silu else found
 
     def delta_rule(
@@ -291,9 +291,8 @@ class TorchOps:
         heads: DeltaHeads,
     ) -> torch.Tensor:
         """See `Ops.delta_rule`."""
-        self._step.by_values = True
         gates = gates_of(beta, decay, decay_weight, decay_bias)
-        return delta_rule(self._step.host, qkv, gates, memory.matrices[layer], heads)
+        return delta_rule(self._state_step(memory), qkv, gates, memory.matrices[layer], heads)
 
     def norm_gated(self, x: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, eps: float) -> torch.Tensor:
         """See `Ops.norm_gated`."""
@@ -311,6 +310,12 @@ class TorchOps:
     def select(self, x: torch.Tensor) -> torch.Tensor:
         """See `Ops.select`."""
         return x[self._step.rows]
+
+    def _state_step(self, memory: TorchStateMemory) -> StateStep:
+        self._seen.state = memory
+        if self._step.state is None:
+            raise ValueError("the step names no slots of the state memory")
+        return self._step.state
 
     def _constant(self, values: FloatArray) -> torch.Tensor:
         """On the device, made once, in the first run: nothing may be copied from the host where a step is captured."""

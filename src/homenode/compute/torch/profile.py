@@ -52,6 +52,8 @@ def largest_step(limits: StepLimits, block_size: int, hidden: int | None) -> Ste
         block_table=np.tile(np.arange(widest, dtype=np.int32), (sequences, 1)),
         sample_rows=np.arange(sampled, dtype=np.int32),
         hidden=None if hidden is None else np.zeros((tokens, hidden), np.float32),
+        state_slot=np.arange(sequences, dtype=np.int32),
+        state_fresh=np.ones(sequences, np.int32),
     )
 
 

@@ -17,6 +17,7 @@ from homenode.compute.torch.graphs import Capture, StepGraphs
 from homenode.compute.torch.ops import Seen, TorchOps
 from homenode.compute.torch.products import Product
 from homenode.compute.torch.scoring import Attention
+from homenode.compute.torch.state import state_step
 from homenode.compute.torch.step import DeviceStep, check_ids, check_step
 
 
@@ -86,7 +87,10 @@ class TorchProgram:
         result = self._compute(step)
         cache, capture, self._capture = self._seen.cache, self._capture, None
         if capture is not None and cache is not None and not step.by_values:
-            self._graphs = StepGraphs(self._compute, self._device, capture, self._limits, cache, self._seen.hidden)
+            seen = self._seen
+            self._graphs = StepGraphs(
+                self._compute, self._device, capture, self._limits, cache, seen.hidden, seen.state
+            )
         return result
 
     def _compute(self, step: DeviceStep) -> torch.Tensor:
@@ -101,4 +105,5 @@ class TorchProgram:
             torch.from_numpy(a).to(self._device.device).long() for a in given
         )
         hidden = None if arrays.hidden is None else torch.from_numpy(arrays.hidden).to(self._device.device)
-        return DeviceStep(arrays, ids, positions, sequence, table, context, rows, hidden)
+        state = state_step(arrays, self._device.device)
+        return DeviceStep(arrays, ids, positions, sequence, table, context, rows, hidden, state)

@@ -4,25 +4,26 @@ after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
-from homenode.compute.ops import DeltaHeads, StateGeometry, StepArrays
+from homenode.compute.ops import DeltaHeads, IntArray, StateGeometry, StepArrays
 
 _NORM_EPSILON = 1e-6  # of the lengths of queries and keys
 
 
 class TorchStateMemory:
     """Of each layer the last inputs of its convolution [slots, taps, channels] and its matrices [slots, heads,
-    key_width, value_width], float32.
+    key_width, value_width], float32. The slot behind the last is nobody's: see `graphs`.
     """
 
     def __init__(self, geometry: StateGeometry, slots: int, device: torch.device) -> None:
-        self.tails = [torch.zeros(slots, layer.taps, layer.channels, device=device) for layer in geometry.layers]
+        self.slots = slots
+        self.tails = [torch.zeros(slots + 1, layer.taps, layer.channels, device=device) for layer in geometry.layers]
         self.matrices = [
-            torch.zeros(slots, layer.heads, layer.key_width, layer.value_width, device=device)
+            torch.zeros(slots + 1, layer.heads, layer.key_width, layer.value_width, device=device)
             for layer in geometry.layers
         ]
 
@@ -37,31 +38,73 @@ class TorchStateMemory:
             kept[target] = kept[source]
 
 
-@dataclass(frozen=True)
-class _Sequence:
-    """Rows first .. past - 1 of a step. `copies`: slots, and after how many of the rows each gets the state."""
+class StateStep:
+    """Where the states of a step's sequences lie, and which rows go through them; worked out once for all layers.
 
-    slot: int
-    first: int
-    past: int
-    fresh: bool
-    copies: tuple[tuple[int, int], ...]
+    Sequences are numbered by how many rows they have, the longest first, so that those that have a row t are the first
+    `running[t]`. `slots`, `fresh`, `firsts`: tensors [s] of the slot of each, whether its state is zeros whatever the
+    slot holds, and its first row; the first two are int32, and a replayed step finds other values in them. `copies`: after how many rows which sequences' states go to which slots as well.
+    """
+
+    def __init__(
+        self,
+        slots: torch.Tensor,
+        fresh: torch.Tensor,
+        firsts: IntArray,
+        counts: IntArray,
+        copies: Mapping[int, Sequence[tuple[int, int]]],
+    ) -> None:
+        self.slots, self.fresh, self.copies = slots, fresh, copies
+        self.firsts = torch.from_numpy(firsts).to(slots.device).long()
+        self.running = [int((counts > row).sum()) for row in range(int(counts.max(initial=0)))]
+        self._first_rows, self._counts = firsts, counts
+        self._convolved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def inputs(self, taps: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Numbers of rows of [tails of all sequences, rows of the step]: [tokens, taps + 1] what each row's convolution
+        reads, and [s, taps] what each sequence keeps.
+        """
+        if taps not in self._convolved:
+            rows = np.empty((int(self._counts.sum()), taps + 1), np.int64)
+            for sequence, (first, count) in enumerate(
+                zip(self._first_rows.tolist(), self._counts.tolist(), strict=True)
+            ):
+                for tap in range(taps + 1):
+                    rows[first : first + count, tap] = self._input(sequence, _rows(count) + (tap - taps), taps)
+            kept = [self.kept_inputs(sequence, int(count), taps) for sequence, count in enumerate(self._counts)]
+            device = self.slots.device
+            self._convolved[taps] = torch.from_numpy(rows).to(device), torch.from_numpy(np.stack(kept)).to(device)
+        return self._convolved[taps]
+
+    def kept_inputs(self, sequence: int, done: int, taps: int) -> IntArray:
+        """What a sequence keeps after so many of its rows, as `inputs` numbers it: [taps]."""
+        return self._input(sequence, _rows(done, done - taps), taps)
+
+    def _input(self, sequence: int, row: IntArray, taps: int) -> IntArray:
+        """Of rows of a sequence, those before its first from its tail."""
+        before = sequence * taps + taps + row
+        found: IntArray = np.where(row < 0, before, len(self._counts) * taps + self._first_rows[sequence] + row)
+        return found
 
 
-def _sequences(step: StepArrays) -> Iterator[_Sequence]:
-    """ValueError where the step has no slots."""
+def state_step(step: StepArrays, device: torch.device) -> StateStep | None:
+    """Of a step's arrays; None where they name no slots."""
     if step.state_slot is None or step.state_fresh is None:
-        raise ValueError("the step names no slots of the state memory")
-    copies = [] if step.state_copies is None else step.state_copies.tolist()
-    for i, slot in enumerate(step.state_slot.tolist()):
-        first, past = int(step.query_start[i]), int(step.query_start[i + 1])
-        begin = int(step.positions[first]) if past > first else 0
-        own = tuple((to, at - begin + 1) for sequence, to, at in copies if sequence == i)
-        yield _Sequence(slot, first, past, bool(step.state_fresh[i]), own)
+        return None
+    counts = np.diff(step.query_start)
+    order = np.argsort(-counts, kind="stable")
+    order = order[counts[order] > 0]
+    number = {int(sequence): at for at, sequence in enumerate(order)}
+    copies: dict[int, list[tuple[int, int]]] = {}
+    for sequence, slot, position in [] if step.state_copies is None else step.state_copies.tolist():
+        done = position - int(step.positions[step.query_start[sequence]]) + 1
+        copies.setdefault(done, []).append((number[sequence], slot))
+    slots, fresh = (torch.from_numpy(each[order]).to(device) for each in (step.state_slot, step.state_fresh))
+    return StateStep(slots, fresh, step.query_start[:-1][order], counts[order], copies)
 
 
 def short_convolution(
-    step: StepArrays,
+    step: StateStep,
     x: torch.Tensor,
     weights: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor],
@@ -70,24 +113,20 @@ def short_convolution(
     """See `Ops.short_convolution`, without silu. tails: [slots, taps, columns]."""
     taps, columns = tails.shape[1:]
     by_tap = torch.cat(list(weights)).view(columns, taps + 1).T
-    out = torch.empty(x.shape, device=x.device)
-    for one in _sequences(step):
-        count = one.past - one.first
-        before = torch.zeros_like(tails[one.slot]) if one.fresh else tails[one.slot]
-        inputs = torch.cat([before, x[one.first : one.past]])
-        total = (
-            torch.cat(list(biases)).expand(count, columns) if biases else torch.zeros(count, columns, device=x.device)
-        )
-        for tap in range(taps + 1):
-            total = total + by_tap[tap] * inputs[tap : tap + count]
-        out[one.first : one.past] = total
-        for slot, done in (*one.copies, (one.slot, count)):
-            tails[slot] = inputs[done : done + taps]
-    return out
+    rows, kept = step.inputs(taps)
+    inputs = torch.cat([_states(step, tails).view(-1, columns), x])
+    total = torch.cat(list(biases)).expand(x.shape) if biases else torch.zeros(x.shape, device=x.device)
+    for tap in range(taps + 1):
+        total = total + by_tap[tap] * inputs[rows[:, tap]]
+    for done, copied in step.copies.items():
+        for sequence, slot in copied:
+            tails[slot] = inputs[torch.from_numpy(step.kept_inputs(sequence, done, taps)).to(x.device)]
+    tails[step.slots.long()] = inputs[kept]
+    return total
 
 
 def delta_rule(
-    step: StepArrays,
+    step: StateStep,
     qkv: torch.Tensor,
     gates: tuple[torch.Tensor, torch.Tensor],
     matrices: torch.Tensor,
@@ -104,18 +143,26 @@ def delta_rule(
     q, v = q / key_width**0.5, v.reshape(len(qkv), heads, value_width)
     share, kept = gates
     out = torch.empty(len(qkv), heads, value_width, device=qkv.device)
-    for one in _sequences(step):
-        state = torch.zeros_like(matrices[one.slot]) if one.fresh else matrices[one.slot]
-        copies = {done: slot for slot, done in one.copies}
-        for row in range(one.first, one.past):
-            state = state * kept[row, :, None, None]
-            change = (v[row] - (state * k[row, :, :, None]).sum(dim=1)) * share[row, :, None]
-            state = state + k[row, :, :, None] * change[:, None, :]
-            out[row] = (state * q[row, :, :, None]).sum(dim=1)
-            if (slot := copies.get(row - one.first + 1)) is not None:
-                matrices[slot] = state
-        matrices[one.slot] = state
+    states = _states(step, matrices)
+    for done, running in enumerate(step.running):
+        rows = step.firsts[:running] + done
+        state = states[:running] * kept[rows, :, None, None]
+        change = (v[rows] - (state * k[rows, :, :, None]).sum(dim=2)) * share[rows, :, None]
+        states[:running] = state + k[rows, :, :, None] * change[:, :, None, :]
+        out[rows] = (states[:running] * q[rows, :, :, None]).sum(dim=2)
+        for sequence, slot in step.copies.get(done + 1, ()):
+            matrices[slot] = states[sequence]
+    matrices[step.slots.long()] = states
     return out.reshape(len(qkv), -1)
+
+
+def _rows(end: int, first: int = 0) -> IntArray:
+    return np.arange(first, end, dtype=np.int32)
+
+
+def _states(step: StateStep, memory: torch.Tensor) -> torch.Tensor:
+    """A copy of what a layer keeps of the step's sequences."""
+    return memory[step.slots.long()].masked_fill_(step.fresh.bool().view(-1, *[1] * (memory.dim() - 1)), 0)
 
 
 def gates_of(

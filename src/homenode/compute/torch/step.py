@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from homenode.compute.ops import IntArray, StepArrays, StepLimits
+from homenode.compute.torch.state import StateStep
 from homenode.units import format_count
 
 
@@ -30,6 +31,7 @@ class DeviceStep:
     context: torch.Tensor  # int64 [s]
     rows: torch.Tensor  # int64 [r]
     hidden: torch.Tensor | None
+    state: StateStep | None = None
     captured: bool = False
     by_values: bool = False
     planned: dict[Any, Any] = field(default_factory=dict)

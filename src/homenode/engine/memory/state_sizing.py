@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from homenode.compute.ops import KvGeometry
 from homenode.engine.config import EngineConfig
-from homenode.errors import CapacityError, UnsupportedError, UserError
+from homenode.engine.devices import CPU
+from homenode.errors import CapacityError, UnsupportedError
 from homenode.model.kv_cells import kv_cells
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec
@@ -69,10 +70,14 @@ def state_form(parts: Sequence[ModelPart], geometries: Sequence[KvGeometry]) -> 
 
 
 def state_handover_problem(
-    config: EngineConfig, spec: ModelSpec, parts: Sequence[ModelPart], geometries: Sequence[KvGeometry]
+    config: EngineConfig,
+    spec: ModelSpec,
+    parts: Sequence[ModelPart],
+    geometries: Sequence[KvGeometry],
+    devices: Sequence[str],
 ) -> UnsupportedError | None:
     """Why what is handed over of a model cannot be as the settings say, beside what is so of all models. `parts`,
-    `geometries`: of the workers.
+    `geometries`, `devices`: of the workers.
     """
     if not config.transfer.on:
         return None
@@ -85,6 +90,12 @@ def state_handover_problem(
         )
     if not spec.layer_states:
         return None
+    if elsewhere := [device for device in devices if device != CPU]:
+        return UnsupportedError(
+            f"--pd-role {config.transfer.pd_role}: layers of {spec.architecture} models keep a state beside keys and "
+            f"values, and {elsewhere[0]} keeps it where no other engine reads it; compute on CPUs (--stage-devices cpu)",
+            param="stage_devices",
+        )
     what = f"--pd-role {config.transfer.pd_role}: a state is handed over in KV blocks, a part with each KV head"
     for part, geometry in zip(parts, geometries, strict=True):
         layers = range(part.layers.first, part.layers.end)
@@ -116,16 +127,3 @@ def state_memory_problem(config: EngineConfig, geometry: KvGeometry, kv_bytes: i
         f"{format_bytes(int(needed / _SHARE))}",
         param="kv_cache_memory",
     )
-
-
-def state_support_problem(spec: ModelSpec, devices: Sequence[str]) -> UserError | None:
-    """Why a model whose layers keep a state cannot be served on these devices, if so."""
-    if not spec.layer_states:
-        return None
-    if any(device not in ("cpu", "torch:cpu") for device in devices):
-        return UnsupportedError(
-            f"layers of {spec.architecture} models keep a state beside keys and values, for which accelerators have no "
-            "memory; serve the model on CPUs",
-            param="stage_devices",
-        )
-    return None

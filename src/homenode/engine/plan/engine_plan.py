@@ -93,9 +93,10 @@ class EnginePlan:
         for worker in self.layout.workers:
             for problem in self._problems_of(worker):
                 found.setdefault(problem.param or problem.message, problem)
-        apart = [] if self.executor == "inline" else [worker.device for worker in self.layout.workers]
         parts = [worker.part for worker in self.layout.workers]
-        if no_states := state_handover_problem(self.config, self.checkpoint.spec, parts, self.geometries):
+        devices = [worker.device for worker in self.layout.workers]
+        apart = [] if self.executor == "inline" else devices
+        if no_states := state_handover_problem(self.config, self.checkpoint.spec, parts, self.geometries, devices):
             found.setdefault(no_states.param or no_states.message, no_states)
         for problem in transfer_problems(self.config, self.replica, self.whole_geometry, self._left_in_all(), apart):
             found.setdefault(problem.param or problem.message, problem)

@@ -17,7 +17,6 @@ from homenode.engine.experts.sizing import ExpertSharing, missing_layout
 from homenode.engine.kv_transfer.checks import transfer_problems
 from homenode.engine.memory.available import available_memory
 from homenode.engine.memory.sizing import with_kv_memory_variable
-from homenode.engine.memory.state_sizing import state_support_problem
 from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.layer_capacity import layer_capacities, weight_needs, with_the_rest
 from homenode.engine.plan.layer_split import layers_alike, layers_of_stages
@@ -54,7 +53,6 @@ def plan_workers(
     found = SettingProblems()
     found.add(*transfer_problems(config, replica, workers=devices))
     found.add(expert_settings_problem(assignment, checkpoint.spec))
-    found.add(state_support_problem(checkpoint.spec, devices))
     memory = found.of(lambda: with_kv_memory_variable(config, host), config).kv.kv_cache_memory
     if problems is None:
         found.require_none()
