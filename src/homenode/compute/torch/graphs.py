@@ -64,6 +64,7 @@ class Graph:
     width: int
     inputs: torch.Tensor
     hidden: torch.Tensor | None
+    state: StateStep | None  # a replay reads its tensors
     replay: Callable[[], None]
     result: torch.Tensor
 
@@ -133,7 +134,7 @@ class StepGraphs:
         inputs.copy_(torch.from_numpy(self._nobody(sequences, width)))
         state = self._state_step(inputs, sequences)
         replay, result = self._capture.record(lambda: self._compute(self._step(inputs, sequences, hidden, state)))
-        return Graph(sequences, width, inputs, hidden, replay, result)
+        return Graph(sequences, width, inputs, hidden, state, replay, result)
 
     def _state_step(self, inputs: torch.Tensor, sequences: int) -> StateStep | None:
         """Of sequences with a row each. What it works out in the first call stands for the recorded one."""
