@@ -13,7 +13,7 @@ from homenode.engine.worker.grammar_masks import GrammarMasks, StepMasks, token_
 from homenode.engine.worker.sequences import SequenceTable
 from homenode.errors import CheckpointError
 from homenode.grammars.compile import compile_grammar
-from homenode.grammars.spec import GrammarSpec, Regex
+from homenode.grammars.spec import GrammarSpec, Lark, Regex
 from homenode.grammars.vocabulary import Vocabulary
 from homenode.sampling import SamplingParams
 from tests.pure.grammars.vocabularies import BYTES, END, ByteTexts
@@ -137,3 +137,34 @@ def test_masks_of_a_failed_step_are_waited_for(bound: Bound) -> None:
 
 def test_token_count() -> None:
     assert token_count(np.array([0, 5, 2**32 - 1], np.uint32)) == 34
+
+
+def test_ends_are_kept_within_reach_also_by_who_takes_a_sequence_up(bound: Bound) -> None:
+    bound.start(1, Regex("[0-9]+x"), max_tokens=4)
+    bound.start(2, Regex("[0-9]+x"), b"12", max_tokens=4)
+    bound.start(3, Regex("[0-9]+x"), max_tokens=40)
+
+    def kept(*seqs: int) -> dict[int, int]:
+        """What becomes of another digit for each."""
+        slots = np.array([bound.table.slot(seq) for seq in seqs], np.intp)
+        bound.step(*seqs)
+        replaced = bound.masks.keep_ends(slots, np.full(len(seqs), ord("7"), np.int32))
+        for row, seq in enumerate(seqs):
+            bound.draw(seq, replaced.get(row, ord("7")))
+        return replaced
+
+    assert [kept(1, 3), kept(1), kept(1, 2, 3)] == [{}, {}, {}]
+    assert kept(2, 1, 3) == {0: ord("x"), 1: ord("x")}
+    assert bound.allowed(1, 2) == [{END}, {END}]
+
+
+def test_a_text_that_is_complete_ends_before_what_could_not_be_completed(bound: Bound) -> None:
+    bound.start(1, Regex("[0-9]( [a-z]{5})*"), max_tokens=4)
+    bound.start(2, Lark('start: /(.|\\n)*/ ("<" /[a-z]{5}/ ">")?'), max_tokens=4)
+    slots = np.array([bound.table.slot(1), bound.table.slot(2)], np.intp)
+    bound.step(1, 2)
+    assert bound.masks.keep_ends(slots, np.array([ord("7"), ord("a")], np.int32)) == {}
+    bound.draw(1, ord("7"))
+    bound.draw(2, ord("a"))
+    bound.step(1, 2)
+    assert bound.masks.keep_ends(slots, np.array([ord(" "), ord("<")], np.int32)) == {0: END}  # the other one is free

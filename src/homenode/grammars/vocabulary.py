@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from homenode.errors import InternalError, UnsupportedError
@@ -38,6 +38,7 @@ class Vocabulary:
         self._tokenizer, self.size = tokenizer, size
         self.end_tokens = tuple(sorted({token for token in end_tokens if 0 <= token < size}))
         self._library: LLTokenizer | None = None
+        self._tokens: _TokenList | None = None  # beside it
         self._lock = threading.Lock()
 
     @property
@@ -56,6 +57,21 @@ class Vocabulary:
                 self._library = self._build()
             return self._library
 
+    @property
+    def texts(self) -> Sequence[bytes]:
+        """[tokens] the bytes of each. Raises what `library` does."""
+        return self._listed().tokens
+
+    @property
+    def special(self) -> frozenset[int]:
+        """Tokens that are no text. Raises what `library` does."""
+        return frozenset(self._listed().special_token_ids)
+
+    def _listed(self) -> _TokenList:
+        _ = self.library
+        assert self._tokens is not None  # the library was made of it
+        return self._tokens
+
     def _build(self) -> LLTokenizer:
         from llguidance import LLTokenizer
 
@@ -67,7 +83,8 @@ class Vocabulary:
             raise UnsupportedError(
                 "the tokens of this model do not spell the bytes of its text: no grammar can bind it"
             )
-        tokens: Any = _TokenList(self._tokenizer, self.size, self.end_tokens)
+        self._tokens = _TokenList(self._tokenizer, self.size, self.end_tokens)
+        tokens: Any = self._tokens
         return LLTokenizer(tokens, eos_token=list(self.end_tokens))
 
 

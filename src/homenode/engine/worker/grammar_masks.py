@@ -22,7 +22,9 @@ from homenode.compute.ops import IntArray
 from homenode.engine.step import StartSequence
 from homenode.engine.worker.sequences import SequenceTable, SlotArray
 from homenode.errors import HomenodeError
+from homenode.grammars.end_steering import EndSteering, ends_from
 from homenode.grammars.matcher import make_matcher, reason_of
+from homenode.grammars.short_ends import ShortEnds
 from homenode.grammars.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -31,18 +33,35 @@ if TYPE_CHECKING:
 _KEPT = 32  # grammars whose matchers are kept at their beginning, to be copied
 _FIRST_ROWS = 8
 _MOST_THREADS = 8
+_NEAR, _MOST_NEAR = 32, 1024  # tokens before the last one, and at most, from which on ends are kept within reach
 
 EndBits = tuple[tuple[int, int], ...]  # (word, bit) of each token that ends an answer besides those of the vocabulary
 
 
 @dataclass(slots=True)
-class BoundSequence:
-    """A sequence with a grammar. `length`: its tokens, prompt included, that the matcher has or is about to get."""
+class BoundMatcher:
+    """Where a sequence is in its grammar. `near`: tokens before the last one from which on its end is kept within reach,
+    by `steering`, which is there from then on.
+    """
 
-    matcher: Future[LLMatcher]
+    matcher: LLMatcher
+    near: int
+    steering: EndSteering | None = None
+
+
+@dataclass(slots=True)
+class BoundSequence:
+    """A sequence with a grammar. `length`: its tokens, prompt included, that the matcher has or is about to get; there
+    will be `last` at most.
+    """
+
+    bound: Future[BoundMatcher]
     row: int  # of the masks
     length: int
+    last: int
+    least: int  # tokens before which it does not end
     ends: EndBits
+    free: bool = False  # the mask of the next token leaves most tokens: the text is not bound there
 
 
 @dataclass(frozen=True)
@@ -65,16 +84,25 @@ class GrammarMasks:
     `masks`: [rows, words] a bit for each token that may come next; a row belongs to one sequence.
     """
 
-    def __init__(self, vocabulary: Callable[[], Vocabulary], vocab_size: int, cpus: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        vocabulary: Callable[[], Vocabulary],
+        vocab_size: int,
+        cpus: Collection[int] = (),
+        *,
+        max_length: int = 2**31 - 1,
+    ) -> None:
         """`vocabulary`: reads it, once, when the first grammar comes. `cpus`: where threads may run; empty: where the
-        process may.
+        process may. `max_length`: the most tokens of a sequence.
         """
         self._read_vocabulary, self._vocab_size, self._cpus = vocabulary, vocab_size, frozenset(cpus)
         self.masks = np.zeros((0, -(-vocab_size // 32)), np.uint32)
         self._bound: dict[int, BoundSequence] = {}
         self._free: list[int] = []
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()  # touched by the thread that makes matchers only
+        self._max_length = max_length
+        self._kept: OrderedDict[str, BoundMatcher] = OrderedDict()  # touched by the thread that makes matchers only
         self._vocabulary: Vocabulary | None = None  # likewise
+        self._ends: ShortEnds | None = None  # made there, used by whoever works on a matcher
         self._executor: LLExecutor | None = None  # touched by the thread of the masks only
         self._makers = self._threads("homenode-matchers")
         self._maskers = self._threads("homenode-masks")
@@ -90,9 +118,12 @@ class GrammarMasks:
         assert grammar is not None  # who calls has looked
         if not self._free:
             self._grow()
-        answered, stops = start.token_ids[start.num_prompt :], frozenset(start.params.stop_token_ids)
-        matcher = self._makers.submit(self._make, grammar, answered)
-        self._bound[slot] = BoundSequence(matcher, self._free.pop(), len(start.token_ids), self._end_bits(stops))
+        answered, params = start.token_ids[start.num_prompt :], start.params
+        last = min(start.num_prompt + params.max_tokens, self._max_length)
+        made = self._makers.submit(self._make, grammar, answered, last - start.num_prompt)
+        length, least = len(start.token_ids), start.num_prompt + params.min_tokens
+        stops = self._end_bits(frozenset(params.stop_token_ids))
+        self._bound[slot] = BoundSequence(made, self._free.pop(), length, last, least, stops)
 
     def end(self, slot: int | None) -> None:
         """The sequence in `slot` has ended; one without a grammar, or without a slot, is ignored."""
@@ -130,6 +161,39 @@ class GrammarMasks:
         job, self._job = self._job, None
         return None if job is None else job.result()
 
+    def keep_ends(self, slots: SlotArray, tokens: IntArray) -> dict[int, int]:
+        """Take in what was drawn, a token for each row, where few tokens are left of a sequence: rows whose text could
+        not be completed any more, and the token that each has to get instead.
+        """
+        replaced = {}
+        for row, slot in enumerate(slots.tolist()) if self._bound else ():
+            sequence, token = self._bound.get(slot), int(tokens[row])
+            if sequence is not None and token >= 0 and (better := self._kept_end(sequence, token)) != token:
+                replaced[row] = better
+        return replaced
+
+    def _kept_end(self, sequence: BoundSequence, token: int) -> int:
+        """The token that counts of a sequence for which `token` was drawn."""
+        if sequence.bound.exception() is not None or (steering := sequence.bound.result().steering) is None:
+            return token
+        matcher, left = sequence.bound.result().matcher, sequence.last - sequence.length - 1
+        if matcher.is_error() or token in self._end_tokens(sequence):
+            return token
+        if not steering.admits(matcher, token, left):
+            if steering.end:
+                token = steering.end[0]
+            elif sequence.free or sequence.length < sequence.least:
+                pass  # the text is complete, and goes on with what is cut
+            else:
+                return self._end_tokens(sequence)[0]
+            steering.follow(matcher, token, left)
+        sequence.length += 1
+        return token
+
+    def _end_tokens(self, sequence: BoundSequence) -> list[int]:
+        own = self._vocabulary.end_bits if self._vocabulary is not None else ()
+        return [32 * word + bit for word, bit in (*own, *sequence.ends)]
+
     def _settle(self) -> None:
         """Nobody writes to the masks any more: those of a step that failed were not asked for."""
         job, self._job = self._job, None
@@ -157,42 +221,61 @@ class GrammarMasks:
 
     # On the thread that makes matchers
 
-    def _make(self, grammar: str, answered: Sequence[int]) -> LLMatcher:
+    def _make(self, grammar: str, answered: Sequence[int], most: int) -> BoundMatcher:
+        """`most`: tokens of the answer at most, of which `answered` are there."""
         if self._vocabulary is None:
             self._vocabulary = self._read_vocabulary()
+            self._ends = ShortEnds(self._vocabulary)
         kept = self._kept.get(grammar)
         if kept is None:
-            kept = self._kept[grammar] = make_matcher(self._vocabulary, grammar)
+            kept = self._kept[grammar] = self._at_beginning(grammar)
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(grammar)
-        matcher = kept.deep_copy()
-        if answered:
-            matcher.consume_tokens(list(answered))
-        return matcher
+        bound = BoundMatcher(kept.matcher.deep_copy(), kept.near)
+        before = max(0, most - bound.near)
+        bound.matcher.consume_tokens(list(answered[:before]))
+        for index, token in enumerate(answered[before:], before):
+            self._come_near(bound, most - index)
+            assert bound.steering is not None  # it is near from `before` on
+            bound.steering.follow(bound.matcher, token, most - index - 1)
+        return bound
+
+    def _at_beginning(self, grammar: str) -> BoundMatcher:
+        assert self._vocabulary is not None and self._ends is not None  # who calls has them
+        matcher = make_matcher(self._vocabulary, grammar)
+        return BoundMatcher(matcher, min(_MOST_NEAR, _NEAR + 2 * ends_from(self._ends, matcher)))
+
+    def _come_near(self, bound: BoundMatcher, left: int) -> None:
+        """Keep the end within reach from here on, where `left` tokens may still come and these are few."""
+        if bound.steering is None and left <= bound.near and not bound.matcher.is_error():
+            assert self._ends is not None  # made with the first matcher
+            bound.steering = EndSteering(self._ends, bound.matcher, left)
 
     # On the thread of the masks
 
     def _compute(self, count: int, work: list[tuple[int, int, BoundSequence, int | None]]) -> StepMasks:
         rows = np.full(count, -1, np.int32)
         failed: dict[int, str] = {}
-        ready: list[tuple[int, int, BoundSequence, LLMatcher]] = []
+        ready: list[tuple[int, int, BoundSequence, BoundMatcher]] = []
         consumed: list[tuple[LLMatcher, int]] = []
         for row, slot, bound, token in work:
             rows[row] = bound.row
             try:
-                matcher = bound.matcher.result()
+                found = bound.bound.result()
             except HomenodeError as error:
                 failed[row] = error.message
             except ValueError as error:
                 failed[row] = str(error)
             else:
-                ready.append((row, slot, bound, matcher))
+                ready.append((row, slot, bound, found))
                 if token is not None:
-                    consumed.append((matcher, token))
+                    consumed.append((found.matcher, token))
         if ready:
-            self._fill([(matcher, bound.row) for _, _, bound, matcher in ready], consumed)
-        failed |= {row: reason_of(matcher) for row, _, _, matcher in ready if matcher.is_error()}
+            self._fill([(found.matcher, bound.row) for _, _, bound, found in ready], consumed)
+        for _, _, bound, found in ready:
+            self._come_near(found, bound.last - bound.length)
+        failed |= {row: reason_of(found.matcher) for row, _, _, found in ready if found.matcher.is_error()}
         return self._looked_through(rows, failed, ready)
 
     def _fill(self, filled: list[tuple[LLMatcher, int]], consumed: list[tuple[LLMatcher, int]]) -> None:
@@ -206,7 +289,7 @@ class GrammarMasks:
         self._executor.unsafe_compute_mask_ptr(filled, masks.ctypes.data, masks.strides[0], len(masks))
 
     def _looked_through(
-        self, rows: IntArray, failed: dict[int, str], ready: list[tuple[int, int, BoundSequence, LLMatcher]]
+        self, rows: IntArray, failed: dict[int, str], ready: list[tuple[int, int, BoundSequence, BoundMatcher]]
     ) -> StepMasks:
         assert self._vocabulary is not None or not ready
         forced, ending = set(), set()
@@ -217,6 +300,7 @@ class GrammarMasks:
                 for word, bit in bound.ends:
                     mask[word] |= np.uint32(1 << bit)
             count = token_count(mask)
+            bound.free = 2 * count > self._vocab_size
             if count == 1:
                 forced.add(row)
             ends = {*own, *bound.ends}

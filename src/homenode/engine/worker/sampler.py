@@ -59,8 +59,12 @@ class Sampler:
         if masks is not None and grammars is not None:
             self._how.mask_row, self._how.masks = masks.rows, grammars.masks
         drawn = self._backend.sample(logits, self._how, self._most_logprobs)
-        if masks is not None:
+        kept: dict[int, int] = {}
+        if masks is not None and grammars is not None:
             drawn.tokens[list(masks.failed)] = NO_TOKEN
+            kept = grammars.keep_ends(slots, drawn.tokens)
+        if kept:
+            drawn = self._replaced(logits, drawn, kept)
         tokens = drawn.tokens if self._rows is None else drawn.tokens[self._rows]
         limits = self._steer(slots, drawn) if self._steered is not None else None
         table.append(slots if self._rows is None else slots[self._rows], tokens)
@@ -68,7 +72,7 @@ class Sampler:
             return [Sampled(seq, token) for seq, token in zip(batch.sampled, tokens.tolist(), strict=True)]
         rows = range(len(slots)) if self._rows is None else self._rows.tolist()
         logprobs = token_logprobs(drawn, self._num_logprobs) if self._most_logprobs >= 0 else []
-        forced = frozenset() if masks is None else masks.forced
+        forced = frozenset(kept) if masks is None else masks.forced | kept.keys()
         if masks is not None and masks.failed:
             self.failed = [
                 (seq, masks.failed[row]) for seq, row in zip(batch.sampled, rows, strict=True) if row in masks.failed
@@ -95,6 +99,20 @@ class Sampler:
         self._steered = steered if len(steered) else None
         if self._steered is not None:
             self._most_logprobs = max(self._most_logprobs, 0)
+
+    def _replaced(self, logits: Logits, drawn: SampledRows, kept: dict[int, int]) -> SampledRows:
+        """The same with the tokens that rows have to get, and their log-probabilities."""
+        if self._most_logprobs < 0:
+            drawn.tokens[list(kept)] = list(kept.values())
+            return drawn
+        for row, token in kept.items():
+            mask = self._how.masks[self._how.mask_row[row]]
+            mask[:] = 0
+            mask[token // 32] = 1 << token % 32
+        failed = drawn.tokens == NO_TOKEN
+        drawn = self._backend.sample(logits, self._how, self._most_logprobs)
+        drawn.tokens[failed] = NO_TOKEN
+        return drawn
 
     def _steer(self, slots: SlotArray, drawn: SampledRows) -> dict[int, float]:
         """Move the bounds of rows under Mirostat by what they drew; the new bounds, by row."""

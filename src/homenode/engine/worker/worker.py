@@ -148,7 +148,12 @@ class PartWorker:
 
             path, loaded = Path(str(self._join.config.model.path)), self.loaded
             spec = loaded.model.spec
-            self._grammars = GrammarMasks(lambda: read_vocabulary(path, spec), spec.vocab_size, loaded.binding.others)
+            self._grammars = GrammarMasks(
+                lambda: read_vocabulary(path, spec),
+                spec.vocab_size,
+                loaded.binding.others,
+                max_length=loaded.sizes.max_model_len,
+            )
         self._grammars.forget()
         return self._grammars
 

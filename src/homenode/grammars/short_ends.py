@@ -1,0 +1,233 @@
+"""Short ends: tokens that complete a text bound by a grammar, from where its matcher is.
+
+llguidance tells which tokens may come next, and not how far away the end is. So an end is searched for: token after
+token, first what usually closes (quotes, brackets), then one token of each kind, where nothing changes each single byte.
+What is found is short, and not always the shortest. The search counts its looks and never the time, so that it finds the
+same on every machine.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from homenode.grammars.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+End = tuple[int, ...]  # the tokens that are left, without the one that ends the answer
+
+LONGEST_END = 512  # tokens
+_MOST_REPLACED = 4  # tokens of an end that another one stands for
+_FEW = 64  # tokens of a mask that are looked at one by one
+# Kinds of tokens, in the order in which they are tried.
+_QUOTE, _BRACKET, _NEXT, _CLOSING, _DIGIT, _LOWER, _UPPER, _OTHER, _OPENING, _BLANK, _WIDE, _CONTROL = range(12)
+_EACH_BYTE = -1  # at the end of a path: every single byte that may come there
+
+
+class _Way(NamedTuple):
+    """A way that is to be looked at. `before`: the mask one token earlier; `still`: tokens that did not change it."""
+
+    aside: int
+    shortness: int
+    number: int
+    path: End
+    before: bytes
+    still: int
+
+
+class ShortEnds:
+    """Finds ends with the tokens of a vocabulary. For one thread at a time."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._library, self._texts, self._special = vocabulary.library, vocabulary.texts, vocabulary.special
+        self._mask = np.zeros(-(-vocabulary.size // 32), np.uint32)
+        lengths = np.fromiter(map(len, self._texts), np.intp, len(self._texts))
+        self._kinds = _kinds(self._texts, lengths)
+        self._kinds[np.array(sorted(self._special), np.intp)] = _CONTROL
+        longest = np.argsort(-lengths, kind="stable")
+        self._by_kind = [longest[self._kinds[longest] == kind] for kind in range(_CONTROL + 1)]
+        single = [token for token in np.flatnonzero(lengths == 1)[::-1].tolist() if token not in self._special]
+        self._bytes = {self._texts[token][0]: token for token in single}
+
+    def find(self, matcher: LLMatcher, looks: int, tail: End = ()) -> tuple[End | None, int]:
+        """A short end from where `matcher` is, None where none was found, and how many looks at a mask that took, at most
+        `looks`. `tail`: what would be the rest of one if a way led to it. The matcher is where it was afterwards.
+        """
+        return _Search(self, matcher, looks, tail).run()
+
+    def shortened(self, end: End, matcher: LLMatcher) -> End:
+        """The same text in fewer tokens, where the vocabulary has longer ones."""
+        if self._special.intersection(end):
+            return end
+        cut = self._cut(b"".join(self._texts[token] for token in end))
+        return cut if cut is not None and len(cut) < len(end) and self.completes(matcher, cut) else end
+
+    def completes(self, matcher: LLMatcher, end: End) -> bool:
+        """Whether the text would be complete with `end`. The matcher is where it was afterwards."""
+        taken = matcher.try_consume_tokens(list(end))
+        complete = bool(taken == len(end) and matcher.is_accepting())
+        matcher.rollback(taken)
+        return complete
+
+    def carried(self, matcher: LLMatcher, end: End, token: int) -> End | None:
+        """What is left of an end after `token`, which the matcher has just taken: what follows the bytes of it that the
+        token has, all of it, or all but its first tokens, for which the token stands. None where it ends nothing any
+        more.
+        """
+        return next((rest for rest in self._rests(end, token) if self.completes(matcher, rest)), None)
+
+    def candidates(self, mask: npt.NDArray[np.uint32]) -> list[int]:
+        """The longest token of each kind among those of a mask, what is most likely to end a text first: brackets, or
+        quotes where the text of a string may go on (which has capital letters).
+        """
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(self._texts)].view(np.bool_)
+        found: dict[int, int] = {}
+        if np.count_nonzero(bits) > _FEW:
+            for kind, tokens in enumerate(self._by_kind):
+                hit = bits[tokens]
+                if len(tokens) and hit[at := int(hit.argmax())]:
+                    found[kind] = int(tokens[at])
+        else:
+            for token in np.flatnonzero(bits).tolist():
+                kind = int(self._kinds[token])
+                if kind not in found or len(self._texts[token]) > len(self._texts[found[kind]]):
+                    found[kind] = token
+        first = _QUOTE if _UPPER in found else _BRACKET
+        return [found[kind] for kind in sorted(found, key=lambda kind: (kind != first, kind))]
+
+    def singles(self, mask: npt.NDArray[np.uint32]) -> list[int]:
+        """The tokens of a mask that are one byte."""
+        return [token for token in self._bytes.values() if mask[token // 32] >> (token % 32) & 1]
+
+    def scratch(self) -> npt.NDArray[np.uint32]:
+        """[words] memory for a mask, overwritten by the next search."""
+        return self._mask
+
+    def _rests(self, end: End, token: int) -> Iterator[End]:
+        if token == end[0]:
+            yield end[1:]
+        if token not in self._special and not self._special.intersection(end):
+            text, whole = self._texts[token], b"".join(self._texts[token] for token in end)
+            for count in range(min(len(text), len(whole)), 0, -1):
+                if text.endswith(whole[:count]) and (rest := self._without(end, count)) is not None:
+                    yield rest
+        yield from (end[first:] for first in range(min(len(end), _MOST_REPLACED)))
+
+    def _without(self, end: End, count: int) -> End | None:
+        """An end without its first `count` bytes."""
+        for index, token in enumerate(end):
+            text = self._texts[token]
+            if count < len(text):
+                first = () if not count else self._cut(text[count:])
+                return None if first is None else (*first, *end[index + (count > 0) :])
+            count -= len(text)
+        return ()
+
+    def _cut(self, text: bytes) -> End | None:
+        """Tokens of a text, the longest first; None where there are none for some byte."""
+        try:
+            tokens = self._library.greedy_tokenize(text.decode())
+        except UnicodeDecodeError:
+            tokens = [self._bytes.get(byte, -1) for byte in text]
+        return None if -1 in tokens or self._special.intersection(tokens) else tuple(tokens)
+
+
+class _Search:
+    """One search. Ways are ordered by how far they lead from the first choices, and of those the longest goes first. Where
+    a step changes nothing (the mask stays the same) it is taken again and again, but at growing cost; of two ways of one
+    length with the same mask only the first goes on.
+    """
+
+    def __init__(self, ends: ShortEnds, matcher: LLMatcher, looks: int, tail: End) -> None:
+        self._ends, self._matcher, self._looks, self._tail = ends, matcher, looks, tail
+        self._at: End = ()  # tokens that the matcher has taken
+        self._seen: set[tuple[int, bytes]] = set()  # lengths and masks
+        self._open: list[_Way] = [_Way(0, 0, 0, (), b"", 0)]
+        self._count = 0  # of ways
+
+    def run(self) -> tuple[End | None, int]:
+        looks, found = 0, None
+        while self._open and looks < self._looks and found is None:
+            way = heapq.heappop(self._open)
+            looks += 1
+            if way.path and way.path[-1] == _EACH_BYTE:
+                self._go(way.path[:-1])
+                for token in self._ends.singles(self._mask()):
+                    self._push(way.aside, (*way.path[:-1], token), way.before, way.still)
+            elif self._go(way.path):
+                if self._matcher.is_accepting():
+                    found = way.path
+                elif self._tail and self._ends.completes(self._matcher, self._tail):
+                    found = (*way.path, *self._tail)
+                elif len(way.path) < LONGEST_END:
+                    self._look(way)
+        self._go(())
+        return (None if found is None else self._ends.shortened(found, self._matcher)), looks
+
+    def _go(self, path: End) -> bool:
+        """Take the matcher to the end of `path`, if that is a way."""
+        same = 0
+        while same < min(len(path), len(self._at)) and path[same] == self._at[same]:
+            same += 1
+        if back := len(self._at) - same:
+            self._matcher.rollback(back)
+        taken = self._matcher.try_consume_tokens(list(path[same:])) if same < len(path) else 0
+        self._at = path[: same + taken]
+        return self._at == path
+
+    def _look(self, way: _Way) -> None:
+        path, mask = way.path, self._mask()
+        known = mask.tobytes()
+        if (len(path), known) in self._seen:
+            return
+        self._seen.add((len(path), known))
+        still = way.still + 1 if known == way.before else 0
+        turns = still.bit_count() == 1  # 1, 2, 4, ... steps have changed nothing
+        candidates = self._ends.candidates(mask)
+        for index, token in enumerate(candidates if turns or not still else candidates[:1]):
+            self._push(way.aside + turns + (index > 0), (*path, token), known, still)
+        if not still:
+            self._push(way.aside + 2, (*path, _EACH_BYTE), known, still)
+
+    def _mask(self) -> npt.NDArray[np.uint32]:
+        mask = self._ends.scratch()
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        return mask
+
+    def _push(self, aside: int, path: End, before: bytes, still: int) -> None:
+        self._count += 1
+        heapq.heappush(self._open, _Way(aside, -len(path), self._count, path, before, still))
+
+
+def _kinds(texts: Sequence[bytes], lengths: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    """[tokens] the kind of each, by its first byte; quotes and brackets are tokens of characters that end JSON only."""
+    joined = np.frombuffer(b"".join(texts) + b"?", np.uint8)  # so that the start of an empty text at the end is in it
+    starts = np.cumsum(lengths) - lengths
+    kinds = np.where(lengths > 0, _KIND_OF_BYTE[joined[starts]], _WIDE)
+    others = np.concatenate([[0], np.cumsum(~_ENDS[joined])])
+    closes = (lengths > 0) & (others[starts + lengths] == others[starts])
+    return np.where(closes, np.where(joined[starts] == ord('"'), _QUOTE, _BRACKET), kinds)
+
+
+def _kind_of(byte: int) -> int:
+    if byte in b",:":
+        return _NEXT
+    if byte in b"'}])>":
+        return _CLOSING
+    if byte >= 128:
+        return _WIDE
+    if chr(byte).isdigit():
+        return _DIGIT
+    if chr(byte).isalpha():
+        return _LOWER if byte >= ord("a") else _UPPER
+    return _BLANK if byte in b" \n\t\r" else _OPENING if byte in b"{[(<\"'" else _OTHER
+
+
+_ENDS = np.array([byte in b'"}]' for byte in range(256)])
+_KIND_OF_BYTE = np.array([_kind_of(byte) for byte in range(256)], np.intp)
