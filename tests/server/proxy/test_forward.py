@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -276,6 +277,43 @@ def test_keys() -> None:
         async with stage([prefiller(key="up")], [decoder(key="up")], ready=False) as on:
             await on.is_state("decode", 0, "unfit")
             assert "--upstream-api-key" in (await on.health())["decode"][0]["reason"]
+
+    run(test)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_of_a_minute_are_counted_for_all_servers(tmp_path: Path, stream: bool) -> None:
+    """What a server says of an answer's tokens counts, and its client does not see it."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[keys.ada]\nkey = "sk-ada"\ntokens_per_minute = 100\n')
+    keys.chmod(0o600)
+
+    async def tells(server: by.Scripted, asked: by.Asked, connection: by.Connection) -> None:
+        assert "x-homenode-usage" in asked.headers
+        if stream:
+            connection.begin_stream()
+            connection.chunk(TOKENS[0] + b": x-homenode-usage: 30 25\n\n" + DONE)
+            connection.writer.write(b"0\r\n\r\n")
+        else:
+            connection.answer(200, {"id": "x"}, "x-homenode-usage: 30 25\r\n")
+
+    async def test() -> None:
+        servers = [by.Scripted("receiver", tells), by.Scripted("receiver", tells)]
+        async with stage([], servers, api_key_file=str(keys), upstream_api_key="up") as on:
+            headers = {"authorization": "Bearer sk-ada"}
+            body = {"prompt": [1, 2, 3], "max_tokens": 9, "stream": stream}
+            for _ in range(2):
+                answer = await on.http.post("/v1/completions", json=body, headers=headers)
+                assert answer.status_code == 200 and "x-homenode-usage" not in answer.headers
+                assert answer.content == (TOKENS[0] + DONE if stream else b'{"id": "x"}')
+            refused = await on.http.post("/v1/completions", json=body, headers=headers)
+            assert refused.status_code == 429
+            assert (
+                "tokens_per_minute" in refused.json()["error"]["message"] and int(refused.headers["retry-after"]) > 50
+            )
+            shown = (await on.http.get("/metrics", headers=headers)).text
+            assert 'homenode:proxy_key_tokens_total{key="ada",kind="prompt"} 60' in shown
+            assert 'homenode:proxy_key_tokens_total{key="ada",kind="generated"} 50' in shown
 
     run(test)
 

@@ -113,3 +113,27 @@ def test_what_is_asked_about_models_goes_to_a_decoder() -> None:
                 assert on.decoders[0].asked[-1].path == path
 
     run(test)
+
+
+INFILL = Streamed(
+    "/infill",
+    "text/event-stream; charset=utf-8",
+    (b'data: {"index":0,"content":"a","stop":false}\n\n', b'data: {"index":0,"content":"","stop":true}\n\n'),
+    {"stream": True},
+)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_middle_of_a_file_goes_to_a_decoder_alone(whole: bool) -> None:
+    async def test() -> None:
+        async with stage(decoders=[decoder(behaviours=[streaming(INFILL, whole=whole)])]) as on:
+            body = {"input_prefix": "a", "input_suffix": "b", "stream": True}
+            answer = await on.http.post("/infill", json=body)
+            assert not on.prefillers[0].asked and on.decoders[0].asked[0].json == body
+            if whole:
+                assert answer.content == b"".join(INFILL.parts)
+            else:
+                assert "lost" in json.loads(answer.content.removeprefix(INFILL.parts[0])[6:])["error"]["message"]
+            await on.shows(1, "direct_total", reason="infill")
+
+    run(test)

@@ -61,6 +61,26 @@ def test_a_client_hears_that_no_server_is_there_and_then_that_the_wait_is_over()
     run(test)
 
 
+def test_a_client_that_has_a_head_hears_what_was_ignored() -> None:
+    async def ignores(server: by.Scripted, asked: by.Asked, connection: by.Connection) -> None:
+        await server.go.wait()
+        head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-homenode-ignored: florp\r\n"
+        connection.writer.write(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
+        connection.chunk(DONE)
+        connection.writer.write(b"0\r\n\r\n")
+
+    async def test() -> None:
+        async with stage(None, [decoder(behaviours=[ignores])], sse_keep_alive=0.05) as on, asyncio.timeout(20):
+            body = {"prompt": "once", "max_tokens": 6, "stream": True, "florp": 1}
+            async with on.http.stream("POST", "/v1/completions", json=body) as answer:
+                assert "x-homenode-ignored" not in answer.headers  # it was sent before the server's
+                on.decoders[0].go.set()
+                heard = b"".join([data async for data in answer.aiter_bytes()])
+            assert b": x-homenode-ignored: florp\n\n" in heard and heard.endswith(DONE)
+
+    run(test)
+
+
 # How a decode server ends the wait -> the code that the client finds in the last event.
 ENDS = {
     "busy": (by.is_busy, "overloaded"),

@@ -1,30 +1,39 @@
-"""A generation sent as its request asks: as a stream of events or as one body, in the words of an API."""
+"""What is generated, sent as its request asks: as a stream of events or as one body, in the words of an API."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from homenode.server.core.choice import GenerationEvent, join_events
+from homenode.server.core.conversation import Conversation
 from homenode.server.core.generation import Generation
+from homenode.server.core.message_reader import JoinedMessage, MessageEvent, join_message
 from homenode.server.core.state import ServerState
 from homenode.server.http.exchange import unless_gone
 from homenode.server.http.failures import ApiError
-from homenode.server.http.sse import EventStream
+from homenode.server.http.sse import EVENTS, LINES, EventStream, StreamForm
+from homenode.server.keys.told_usage import USAGE_HEADER, ToldUsage
+
+Event = TypeVar("Event", GenerationEvent, MessageEvent)
+Whole = TypeVar("Whole", GenerationEvent, JoinedMessage)
+_Event = TypeVar("_Event", bound=GenerationEvent | MessageEvent, contravariant=True)
+_Whole = TypeVar("_Whole", bound=GenerationEvent | JoinedMessage)
 
 
-class AnswerFormat(Protocol):
+class AnswerFormat(Protocol[_Event, _Whole]):
     """How one API writes one answer. Long ones are written on a thread, but never two at once."""
 
-    def whole(self, choices: list[GenerationEvent]) -> bytes:
-        """The body of an answer that is not streamed. `choices`: all that was generated, an event for each choice."""
+    def whole(self, choices: list[_Whole]) -> bytes:
+        """The body of an answer that is not streamed. `choices`: all that was generated, one for each choice."""
 
-    def event(self, event: GenerationEvent, *, first: bool) -> bytes:
+    def event(self, event: _Event, *, first: bool) -> bytes:
         """The server-sent events for what was generated. `first`: it is the first event of its choice."""
 
     def end(self) -> bytes:
@@ -34,33 +43,101 @@ class AnswerFormat(Protocol):
         """The server-sent event that ends a stream which had begun when `error` came up."""
 
 
+TextFormat = AnswerFormat[GenerationEvent, GenerationEvent]
+MessageFormat = AnswerFormat[MessageEvent, JoinedMessage]
+
+
+@dataclass(frozen=True)
+class _Source(Generic[Event, Whole]):
+    """Where events come from, and what all events of a choice are together."""
+
+    generation: Generation
+    events: Callable[[], AsyncGenerator[Event, None]]
+    join: Callable[[list[Event]], Whole]
+
+
 async def respond(
-    state: ServerState, request: Request, generation: Generation, answer: AnswerFormat, *, stream: bool
+    state: ServerState, request: Request, generation: Generation, answer: TextFormat, *, stream: bool
 ) -> Response:
-    """The response. Raises ApiError when a sequence ends without a result, and ClientGone when nobody is left to
-    answer.
+    """The response with texts. Raises ApiError when a sequence ends without a result, and ClientGone when nobody is left
+    to answer.
     """
+    source = _Source(generation, generation.events, join_events)
+    return await _respond(state, request, source, answer, stream=stream)
+
+
+async def respond_conversation(
+    state: ServerState,
+    request: Request,
+    conversation: Conversation,
+    answer: MessageFormat,
+    *,
+    stream: bool,
+    form: StreamForm = EVENTS,
+    before_end: Callable[[], Awaitable[None]] | None = None,
+    opening: Callable[[], bytes] | None = None,
+) -> Response:
+    """The response with messages. `form`: of a stream; `opening`: what it begins with where its first event takes long.
+    `before_end`: awaited when the whole answer is written, before the last of it is sent. Raises as `respond`.
+    """
+    source = _Source(conversation.generation, conversation.events, join_message)
+    return await _respond(
+        state, request, source, answer, stream=stream, form=form, before_end=before_end, opening=opening
+    )
+
+
+async def _respond(
+    state: ServerState,
+    request: Request,
+    source: _Source[Event, Whole],
+    answer: AnswerFormat[Event, Whole],
+    *,
+    stream: bool,
+    form: StreamForm = EVENTS,
+    before_end: Callable[[], Awaitable[None]] | None = None,
+    opening: Callable[[], bytes] | None = None,
+) -> Response:
+    tells = USAGE_HEADER in request.headers
     if stream:
-        events = _events(state, generation, answer)
-        return EventStream(request, events, answer.failure, keep_alive_s=state.config.sse_keep_alive)
-    whole = await unless_gone(request.receive, _whole(state, generation, answer))
-    return Response(whole, media_type="application/json")
+        events = _events(state, source, answer, before_end, tells=tells and form is not LINES)
+        every_s = state.config.sse_keep_alive
+        return EventStream(request, events, answer.failure, keep_alive_s=every_s, form=form, opening=opening)
+    whole = await unless_gone(request.receive, _whole(state, source, answer))
+    if before_end is not None:
+        await before_end()
+    told = {USAGE_HEADER: told_usage(source.generation).header()} if tells else None
+    return Response(whole, media_type="application/json", headers=told)
 
 
-async def _whole(state: ServerState, generation: Generation, answer: AnswerFormat) -> bytes:
-    gathered: list[list[GenerationEvent]] = [[] for _ in generation.sequences]
-    async with aclosing(generation.events()) as events:
+def told_usage(generation: Generation) -> ToldUsage:
+    """What is told to a proxy that asks for it."""
+    usage = generation.usage()
+    return ToldUsage(usage.prompt_tokens, usage.completion_tokens)
+
+
+async def _whole(state: ServerState, source: _Source[Event, Whole], answer: AnswerFormat[Event, Whole]) -> bytes:
+    generation = source.generation
+    gathered: list[list[Event]] = [[] for _ in generation.sequences]
+    async with aclosing(source.events()) as events:
         async for event in events:
             gathered[event.choice].append(event)
-    items = (
-        sum(event.items(generation.top_logprobs) for parts in gathered for event in parts) + generation.prompt_items()
+    items = sum(event.items(generation.top_logprobs) for parts in gathered for event in parts)
+    return await state.text_work.run(
+        lambda: answer.whole([source.join(parts) for parts in gathered]), items + generation.prompt_items()
     )
-    return await state.text_work.run(lambda: answer.whole([join_events(parts) for parts in gathered]), items)
 
 
-async def _events(state: ServerState, generation: Generation, answer: AnswerFormat) -> AsyncGenerator[bytes, None]:
+async def _events(
+    state: ServerState,
+    source: _Source[Event, Whole],
+    answer: AnswerFormat[Event, Whole],
+    before_end: Callable[[], Awaitable[None]] | None,
+    *,
+    tells: bool,
+) -> AsyncGenerator[bytes, None]:
+    generation = source.generation
     begun = [False] * len(generation.sequences)
-    async with aclosing(generation.events()) as events:
+    async with aclosing(source.events()) as events:
         async for event in events:
             if event.empty:
                 continue
@@ -69,4 +146,9 @@ async def _events(state: ServerState, generation: Generation, answer: AnswerForm
             if first:
                 items += generation.prompt_items()
             yield await state.text_work.run(partial(answer.event, event, first=first), items)
-    yield answer.end()
+    last = answer.end()
+    if tells:
+        last = told_usage(generation).comment() + last
+    if before_end is not None:
+        await before_end()
+    yield last

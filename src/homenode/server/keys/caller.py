@@ -19,6 +19,7 @@ from homenode.server.keys.counts import (
     KeyCounts,
 )
 from homenode.server.keys.named_key import UNNAMED_ROW, NamedKey
+from homenode.server.keys.told_usage import ToldUsage
 from homenode.units import format_count
 
 _LONGEST_S = 60.0  # after which all of a minute is free again
@@ -81,6 +82,19 @@ class KeyHolder:
         if self._counts is not None and tokens:
             self._counts.add_spent(self._row, OF_TOKENS, _tick(), tokens)
             self._counts.add(self._row, GENERATED_TOKENS, tokens)
+
+    @property
+    def counted(self) -> bool:
+        """Whether its tokens are counted here."""
+        return self._counts is not None
+
+    def take_answer(self, guessed: int, usage: ToldUsage) -> None:
+        """An answer is over, whose prompt was taken for `guessed` tokens (`take_prompt`)."""
+        if self._counts is not None:
+            used = usage.prompt + usage.generated
+            self._counts.add_spent(self._row, OF_TOKENS, _tick(), max(0, used - guessed))
+            self._counts.add(self._row, PROMPT_TOKENS, usage.prompt - guessed)
+            self._counts.add(self._row, GENERATED_TOKENS, usage.generated)
 
     def _enter(self, counts: KeyCounts) -> None:
         row, tick = self._row, _tick()

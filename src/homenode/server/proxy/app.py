@@ -20,6 +20,7 @@ from homenode.server.proxy.client_request import read_client_request
 from homenode.server.proxy.forwarded_apis import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
+    INFILL,
     MESSAGES,
     OLLAMA_CHAT,
     OLLAMA_GENERATE,
@@ -38,6 +39,7 @@ _FORWARDED = {
     "/v1/chat/completions": CHAT_COMPLETIONS,
     "/v1/responses": RESPONSES,
     "/v1/messages": MESSAGES,
+    "/infill": INFILL,
     "/api/chat": OLLAMA_CHAT,
     "/api/generate": OLLAMA_GENERATE,
 }

@@ -78,6 +78,7 @@ def read_client_request(body: bytes, api: ForwardedApi) -> ClientRequest:
     goes_on_from = previous if isinstance(previous, str) else None
     prompts, units, tokens = api.prompt_units(fields)
     direct = "unreadable" if not prompts else "prompts" if prompts > 1 else _direct(fields)
+    direct = direct or api.direct
     if goes_on_from is not None:
         direct = "previous_response"  # a prefill server does not know what is before
     return ClientRequest(body, direct, api, stream, fields, units, tokens, _salt(fields, api), goes_on_from)

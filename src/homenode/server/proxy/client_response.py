@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from starlette.types import Send
 
+from homenode.server.http.ignored import HEADER
 from homenode.server.http.sse import STREAM_GRACE_S, STREAM_HEADERS, break_silences
 
 
@@ -51,6 +52,12 @@ class ClientResponse:
         await self.start(200, STREAM_HEADERS)
         await self._comment(waits_for())
         await break_silences(self._half_closed, every_s, lambda: self._last, lambda: self._comment(waits_for()))
+
+    async def tell_ignored(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Where the proxy has begun the stream: what a server names as ignored in its own head, as a comment."""
+        for name, value in headers:
+            if name == HEADER:
+                await self._comment(f"{name.decode()}: {value.decode('latin-1')}")
 
     async def look_for_client(self, between_events: Callable[[], bool]) -> None:
         """Until cancelled: while a server's stream is passed on, whose silences it breaks itself, comment on those

@@ -6,6 +6,7 @@ import re
 
 from homenode.server.http.failures import ApiError
 from homenode.server.http.sse import LINES
+from homenode.server.keys.told_usage import ToldUsage, usage_of_line, without_usage
 from homenode.server.proxy.forwarded_apis import CHAT_COMPLETIONS, ForwardedApi
 
 _END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
@@ -31,9 +32,12 @@ class Events:
         self._last = b""  # the last whole event; of one too long to be kept its beginning and its end
         self._begun = b""  # the beginning of one too long to be kept
         self._within = False  # an event too long to be kept was begun
+        self.usage: ToldUsage | None = None  # what the stream said of its tokens
 
     def feed(self, chunk: bytes) -> bytes:
-        """What can be passed on now: the same bytes in the same order, up to the end of an event."""
+        """What can be passed on now: the same bytes in the same order, up to the end of an event, but for what the
+        server tells of its tokens.
+        """
         data = self._rest + chunk
         begin = end = 0
         for match in self._end.finditer(data, max(0, len(self._rest) - 3)):
@@ -47,7 +51,15 @@ class Events:
             self._last = (self._begun if self._within and not begin else b"") + data[begin:end]
             self._within = False
         self._rest = data[end:]
-        return data[:end]
+        return self._passed(data[:end])
+
+    def _passed(self, events: bytes) -> bytes:
+        if self._api.form is LINES:
+            self.usage = self.usage or usage_of_line(self._last)
+            return events
+        passed, told = without_usage(events)
+        self.usage = told or self.usage
+        return passed
 
     def flush(self) -> bytes:
         """The rest, after the stream's own end."""

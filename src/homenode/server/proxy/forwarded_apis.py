@@ -45,7 +45,8 @@ class ForwardedApi:
     `streams`: whether the answer is a stream, by the value of the field `stream`. `unstreamed`: fields of a body that
     asks for a whole answer. `form`: of a stream; `is_last`: whether an event of it says that the answer is complete;
     `failure`: the event for an error; `label`: what stands before the body of an error where that becomes an event.
-    `error_shape`: of errors, None: as the OpenAI API has them.
+    `error_shape`: of errors, None: as the OpenAI API has them. `direct`: why no request of it is handed over; None: they
+    are.
     """
 
     name: bytes
@@ -57,6 +58,7 @@ class ForwardedApi:
     failure: Callable[[ApiError], bytes] = _failure
     label: bytes = b""
     error_shape: ErrorShape | None = None
+    direct: str | None = None
 
 
 def value_of(fields: Fields, name: str) -> Any:
@@ -103,12 +105,21 @@ def _is_response_end(last: bytes) -> bool:
     return last.startswith((b"event: response.completed", b"event: response.incomplete"))
 
 
+def _is_last_infill(last: bytes) -> bool:
+    return _is_true(last.removeprefix(b"data: "), "stop")
+
+
 def _is_done_line(last: bytes) -> bool:
+    return _is_true(last, "done")
+
+
+def _is_true(text: bytes, name: str) -> bool:
+    """Whether the text is an object in which this is true."""
     try:
-        line = msgspec.json.decode(last)
+        found = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
-    return isinstance(line, dict) and line.get("done") is True
+    return isinstance(found, dict) and found.get(name) is True
 
 
 def _ollama(name: bytes, *fields: str) -> ForwardedApi:
@@ -144,3 +155,6 @@ RESPONSES = ForwardedApi(
 )
 OLLAMA_CHAT = _ollama(b"ollama-chat", "tools", "messages")
 OLLAMA_GENERATE = _ollama(b"ollama-generate", "system", "prompt")
+INFILL = ForwardedApi(
+    b"infill", _of_fields("input_extra", "input_prefix", "prompt"), is_last=_is_last_infill, direct="infill"
+)

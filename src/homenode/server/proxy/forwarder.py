@@ -18,6 +18,8 @@ from homenode.server.http.bodies import Lease
 from homenode.server.http.exchange import disconnected
 from homenode.server.http.failures import ApiError
 from homenode.server.http.sse import half_closed_of
+from homenode.server.keys.caller import caller
+from homenode.server.keys.told_usage import USAGE_HEADER, ToldUsage
 from homenode.server.proxy.client_request import ClientRequest
 from homenode.server.proxy.client_response import ClientResponse
 from homenode.server.proxy.events import Events, event_of
@@ -75,6 +77,8 @@ class Forwarder:
         self.proxied = ProxiedRequest(state.next_ticket(), asked.direct is None, limits)
         self._holder = holder
         self._prompt = state.loads.prompt(asked.units, asked.tokens, asked.salt)
+        self._guessed = asked.tokens  # of the prompt; what they were is told with the answer
+        self._counted = False  # that was told
         self._arrival = time.monotonic()
         self._at_decoder: RoutedLoad | None = None
         self._peer = b""  # what the chosen decode server, or that engine of it, published when it was chosen
@@ -88,7 +92,10 @@ class Forwarder:
         self._waits_for = ""
 
     async def run(self) -> None:
-        """Carry the request to its end. Raises ApiError when nothing was sent and there is no answer."""
+        """Carry the request to its end. Raises ApiError when nothing was sent and there is no answer, and KeyLimitError when
+        its key has no tokens left.
+        """
+        caller().take_prompt(self._guessed)
         self._state.proxied_requests.add(self.proxied)
         gone = asyncio.ensure_future(disconnected(self._request.receive))
         every_s = self._state.config.sse_keep_alive
@@ -110,6 +117,12 @@ class Forwarder:
                 if opened is not None:
                     await opened.close()
             self._state.proxied_requests.discard(self.proxied)
+
+    def _count_tokens(self, usage: ToldUsage | None) -> None:
+        """Before the client has the end of the answer: its next request may come at once."""
+        if usage is not None and not self._counted:
+            self._counted = True
+            caller().take_answer(self._guessed, usage)
 
     def _next(self, actions: list[Action]) -> Step:
         """Sends releases off; the step that remains."""
@@ -295,6 +308,9 @@ class Forwarder:
         """Pass everything on. Raises Broken, and TimeoutError after a silence."""
         instance = self._state.instances[opened.url]
         await self._client.start(opened.status, opened.headers)
+        if self._client.early:
+            await self._client.tell_ignored(opened.headers)
+        self._count_tokens(opened.usage)
         within_stream = self._client.early and not opened.is_stream
         body: list[bytes] = []
         while True:
@@ -306,6 +322,7 @@ class Forwarder:
             if within_stream:
                 body.append(chunk)
             elif data := self._events.feed(chunk) if opened.is_stream else chunk:
+                self._count_tokens(self._events.usage)
                 await self._client.write(data, more=True)
         await self._client.write(
             event_of(b"".join(body), self._asked.api.label) if within_stream else self._events.flush(), more=False
@@ -380,7 +397,8 @@ class Forwarder:
         _LOG.warning("request %s at %s: %s", self._id, url, what)
 
     def _headers(self, url: str) -> dict[str, str]:
-        return self._state.upstreams[url].headers(self._request.headers.items(), self._id)
+        asks = {USAGE_HEADER: "?"} if caller().counted else {}
+        return self._state.upstreams[url].headers(self._request.headers.items(), self._id) | asks
 
     @property
     def _path(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import httpx
 
+from homenode.server.keys.told_usage import USAGE_HEADER, usage_of_header
 from homenode.server.proxy.upstreams import UpstreamError, chunks, passed_on
 
 _KEPT_WHOLE = (
@@ -14,7 +15,7 @@ _STREAMS = ("text/event-stream", "application/x-ndjson")
 
 class Opened:
     """`begin` reads a stream's first chunk, and any other answer whole as far as it is not too long for that. `url`: of
-    the server.
+    the server. `usage`: what a whole answer says of its tokens, where it was asked.
     """
 
     def __init__(self, url: str, response: httpx.Response) -> None:
@@ -25,6 +26,7 @@ class Opened:
         self._ended = False
         self.status = response.status_code
         self.headers = passed_on(response)
+        self.usage = usage_of_header(response.headers.get(USAGE_HEADER, "").encode())
         self.is_stream = response.headers.get("content-type", "").lower().startswith(_STREAMS)
 
     async def begin(self) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from collections.abc import Callable
 
-from homenode.errors import UserError
 from homenode.server.doors.unix_socket import remove_socket_file
 from homenode.server.http.listener import (
     Ending,
@@ -21,14 +19,12 @@ from homenode.server.http.listener import (
 from homenode.server.http.stop_signals import StopSignals, signals
 from homenode.server.keys.counts import KeyCounts
 from homenode.server.keys.keyring import Keyring, KeySource
-from homenode.server.keys.named_key import NamedKey
 from homenode.server.proxy.app import create_app
 from homenode.server.proxy.config import ProxyConfig
 from homenode.server.proxy.state import ProxyState
 
 __all__ = ["bind", "serve"]
 
-_LOG = logging.getLogger("homenode.proxy")
 _DESCRIPTORS_EACH = 3  # the client's connection, one to a prefill server and one to a decode server
 
 
@@ -48,7 +44,6 @@ async def serve(
     listener = listener or bind(config)
     warn_if_open(config)
     source, certificate = KeySource(config.api_key, config.api_key_file), certificate_of(config)
-    check_key_limits(config, source.keys)
     keys = Keyring(source.keys, KeyCounts() if source.counts else None)
     state, url = ProxyState(config, keys), url_of(listener, config.scheme)
     server = Server(
@@ -68,16 +63,3 @@ async def serve(
             await state.close()
             remove_socket_file(listener)
     return ending.exit_code
-
-
-def check_key_limits(config: ProxyConfig, keys: tuple[NamedKey, ...]) -> None:
-    """Raises UserError for limits that nobody would hold: the proxy counts requests, the servers behind it tokens."""
-    limited = [key.name for key in keys if key.tokens_per_minute is not None]
-    if limited and config.upstream_api_key is not None:
-        raise UserError(
-            f"--api-key-file {config.api_key_file}: keys.{limited[0]}.tokens_per_minute is counted by the servers, to "
-            "which --upstream-api-key hides the clients' keys; leave out one of the two",
-            param="api_key_file",
-        )
-    if limited:
-        _LOG.info("tokens_per_minute of %d keys is held by the servers, which need the same key file", len(limited))

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from homenode.server.http.middleware import KEY_HEADERS
+from homenode.server.keys.told_usage import USAGE_HEADER
 from homenode.server.proxy.config import ProxyConfig
 
 _IDLE_S = 5.0  # less than servers keep an idle connection, so that none is used that is just being closed
@@ -21,8 +22,8 @@ LARGEST_SMALL = 1 << 20  # bytes of an answer that is read whole
 _OF_A_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade")
 )  # fmt: skip
-_OF_A_REQUEST = _OF_A_HOP | {"host", "content-length", "accept-encoding", "expect", "x-request-id"}
-_OF_AN_ANSWER = _OF_A_HOP | {"date", "server", "x-request-id"}
+_OF_A_REQUEST = _OF_A_HOP | {"host", "content-length", "accept-encoding", "expect", "x-request-id", USAGE_HEADER}
+_OF_AN_ANSWER = _OF_A_HOP | {"date", "server", "x-request-id", USAGE_HEADER}
 
 
 class UpstreamError(Exception):

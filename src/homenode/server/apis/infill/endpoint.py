@@ -14,6 +14,7 @@ from homenode.model.tokenizer.fill_in_middle import FillInMiddleTokens
 from homenode.sampling import SamplingParams
 from homenode.server.apis.infill.request import HINTS, InfillExtra, InfillRequest
 from homenode.server.apis.infill.text import InfillText, pieces
+from homenode.server.core.answer import told_usage
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.fill_in_middle import middle_prompt, middle_tokens_of
 from homenode.server.core.generation import Generation
@@ -27,6 +28,7 @@ from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import read_json, unless_gone, unless_gone_early
 from homenode.server.http.failures import ApiError
 from homenode.server.http.sse import EventStream
+from homenode.server.keys.told_usage import USAGE_HEADER
 from homenode.units import format_count
 
 _CHARACTERS_A_TOKEN = 64  # of a text that is longer than the context, more are not looked at
@@ -64,12 +66,15 @@ async def infill(state: ServerState, request: Request) -> Response:
     def answer(content: str) -> Any:
         return _selected(_answer(generation, middle, content, model, truncated), body.response_fields)
 
+    tells = USAGE_HEADER in request.headers
     if body.stream:
-        return EventStream(
-            request, _events(generation, middle, answer), _failure, keep_alive_s=state.config.sse_keep_alive
-        )
+        events = _events(generation, middle, answer, tells=tells)
+        return EventStream(request, events, _failure, keep_alive_s=state.config.sse_keep_alive)
     await unless_gone(request.receive, _whole(generation, middle))
-    return json_response(answer("" if body.most_tokens == 0 else middle.text))
+    response = json_response(answer("" if body.most_tokens == 0 else middle.text))
+    if tells:
+        response.headers[USAGE_HEADER] = told_usage(generation).header()
+    return response
 
 
 async def _begin(
@@ -157,11 +162,13 @@ async def _whole(generation: Generation, middle: InfillText) -> None:
             pass
 
 
-async def _events(generation: Generation, middle: InfillText, answer: Any) -> AsyncGenerator[bytes, None]:
+async def _events(
+    generation: Generation, middle: InfillText, answer: Any, *, tells: bool
+) -> AsyncGenerator[bytes, None]:
     async with aclosing(pieces(generation, middle)) as shown:
         async for text in shown:
             yield _event({"index": 0, "content": text, "stop": False})
-    yield _event(answer(""))
+    yield (told_usage(generation).comment() if tells else b"") + _event(answer(""))
 
 
 def _event(chunk: object) -> bytes:
