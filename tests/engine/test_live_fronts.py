@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -218,3 +219,27 @@ def test_fronts_do_not_outlive_the_coordinator() -> None:
         for child in children:
             assert select.select([child], [], [], 60)[0], "it is still there"
             os.close(child)
+
+
+def test_limits_of_keys_hold_over_all_fronts(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(
+        '[keys.few]\nkey = "sk-few"\nrequests_per_minute = 7\n\n[keys.one]\nkey = "sk-one"\nconcurrent_requests = 1\n'
+        '\n[keys.short]\nkey = "sk-short"\ntokens_per_minute = 40\n'
+    )
+    keys.chmod(0o600)
+
+    def ask(secret: str, **more: Any) -> int:
+        body = {"prompt": [1, 5, 9], "max_tokens": 2, "ignore_eos": True, **more}
+        headers = {"authorization": f"Bearer {secret}"}
+        return httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60).status_code
+
+    with serving("--api-server-count", "2", "--api-key-file", str(keys)) as server:
+        with concurrent.futures.ThreadPoolExecutor(12) as pool:
+            asked = list(pool.map(lambda _: ask("sk-few"), range(30)))
+            assert asked.count(200) == 7 and set(asked) == {200, 429}
+            asked = list(pool.map(lambda _: ask("sk-one", max_tokens=60), range(12)))
+            assert 1 <= asked.count(200) < 12 and set(asked) == {200, 429}
+            assert ask("sk-one") == 200
+        asked = [ask("sk-short") for _ in range(20)]  # five tokens each
+        assert set(asked) == {200, 429} and 7 <= asked.count(200) <= 8 and ask("nobody") == 401

@@ -48,7 +48,7 @@ class Sorry(Struct):
 
 
 class LinesFormat:
-    """An `AnswerFormat`: one line for each choice; as events, pieces of lines with their number."""
+    """A `TextFormat`: one line for each choice; as events, pieces of lines with their number."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation

@@ -170,7 +170,7 @@ def test_results_as_parts_and_pictures_among_them() -> None:
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function"),
         ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].custom"),
         ({"tools": [{"type": "function", "function": {"name": "two words"}}]}, "tools[0].function.name"),
         ({"tools": [TOOL], "functions": [LOOK]}, "functions"),
         (
@@ -264,3 +264,64 @@ def test_without_a_bound_nothing_is_bound() -> None:
     assert ask(writer, tools=[strict]).status_code == 200 and writer.requests[-1].params.grammar is not None
     assert ask(writer, tools=[strict], tool_choice="none").status_code == 200
     assert writer.requests[-1].params.grammar is None
+
+
+SHOUT = {"type": "custom", "custom": {"name": "shout", "description": "Say it aloud."}}
+SAID = 'hé "you"\n🦊'
+SHOUTED = f"<tool_call>\n{json.dumps({'name': 'shout', 'arguments': {'input': SAID}})}\n</tool_call>"
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1000])
+def test_a_custom_tool_gets_a_text(chunk: int) -> None:
+    writer = Writer(f"Well.\n{SHOUTED}\n{CALL}", CALLS, chunk)
+    answer = choice(ask(writer, tools=[SHOUT, TOOL]))
+    custom, function = answer["message"]["tool_calls"]
+    assert answer["finish_reason"] == "tool_calls" and function["type"] == "function"
+    assert (
+        custom["type"] == "custom" and custom["custom"] == {"name": "shout", "input": SAID} and "function" not in custom
+    )
+    pieces = [
+        call
+        for part in events(ask(writer, tools=[SHOUT, TOOL], stream=True))
+        for each in part["choices"]
+        for call in each["delta"].get("tool_calls", ())
+    ]
+    of_custom = [piece for piece in pieces if piece["index"] == 0]
+    assert [(piece.get("type"), piece["custom"].get("name")) for piece in of_custom[:1]] == [("custom", "shout")]
+    assert "".join(piece["custom"]["input"] for piece in of_custom) == SAID
+    assert all("function" in piece and "custom" not in piece for piece in pieces if piece["index"] == 1)
+    history = [*HELLO, answer["message"], {"role": "tool", "tool_call_id": custom["id"], "content": "done"}]
+    assert ask(writer, history, tools=[SHOUT, TOOL]).status_code == 200
+    assert writer.seen()[2]["tool_calls"][0]["function"] == {"name": "shout", "arguments": {"input": SAID}}
+
+
+def test_a_custom_tool_can_be_bound_by_a_grammar_and_named() -> None:
+    def tool(syntax: str, definition: str) -> dict[str, Any]:
+        grammar = {"syntax": syntax, "definition": definition}
+        return {"type": "custom", "custom": {"name": "shout", "format": {"type": "grammar", "grammar": grammar}}}
+
+    writer = Writer(SHOUTED, CALLS)
+    for bound in (tool("regex", "[A-Z]+!"), tool("lark", "start: /[A-Z]+!/")):
+        assert ask(writer, tools=[bound]).status_code == 200
+        assert "{41}-" in (writer.requests[-1].params.grammar or "")
+    named = {"type": "custom", "custom": {"name": "shout"}}
+    assert choice(ask(writer, tools=[SHOUT, TOOL], tool_choice=named))["finish_reason"] == "tool_calls"
+    refused = ask(writer, tools=[TOOL, tool("regex", "([a-z")])
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "tools[1].custom.format.grammar.definition"
+    assert ask(writer, tools=[tool("regex", "([a-z")], tool_choice="none").status_code == 200
+
+
+def test_a_call_of_nothing_in_the_history_is_refused_by_name() -> None:
+    refused = ask(Writer("Yes.", CALLS), [*HELLO, {"role": "assistant", "tool_calls": [{"id": "a"}]}])
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "messages[1].tool_calls[0].function"
+
+
+@pytest.mark.parametrize("chunk", [1, 1000])
+def test_the_stop_string_can_stay(chunk: int) -> None:
+    writer = Writer("One. STOP two.", CALLS, chunk)
+    answer = choice(ask(writer, stop=["STOP"], include_stop_str_in_output=True))
+    assert answer["message"]["content"] == "One. STOP" and answer["finish_reason"] == "stop"
+    stream = joined(ask(writer, stop=["STOP"], include_stop_str_in_output=True, stream=True))
+    assert stream["message"]["content"] == "One. STOP"
+    assert choice(ask(writer, stop=["STOP"]))["message"]["content"] == "One. "

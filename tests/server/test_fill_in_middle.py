@@ -49,6 +49,21 @@ def test_a_suffix_is_laid_out_with_the_models_own_tokens(editor: Running) -> Non
     assert editor.complete(suffix="").status_code == 200
 
 
+def test_ollama_asks_for_a_middle_too(editor: Running) -> None:
+    body = {
+        "model": "story-teller",
+        "prompt": "def f",
+        "suffix": "return",
+        "stream": False,
+        "options": {"num_predict": 3},
+    }
+    answer = editor.post("/api/generate", {**body, "system": "Be short."})
+    assert answer.json()["response"] == "  a" and answer.headers["x-homenode-ignored"] == "system"
+    assert editor.client.requests[-1].prompt_ids == laid_out("def f", "return")
+    assert set(editor.client.requests[-1].params.stop_token_ids) >= {PREFIX, SUFFIX, MIDDLE}
+    assert "insert" in editor.post("/api/show", {"model": "story-teller"}).json()["capabilities"]
+
+
 def test_a_model_without_the_tokens_is_told_by_name(server: Running) -> None:
     for answer in (server.complete(suffix="x"), server.post("/infill", {"input_prefix": "a"})):
         assert answer.status_code == 400 and "fill in the middle" in answer.json()["error"]["message"]

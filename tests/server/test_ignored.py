@@ -67,7 +67,7 @@ def test_strict_servers_refuse_them_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("field", "neutral", "other"),
-    [("tfs_z", 1, 0.5), ("include_stop_str_in_output", False, True), ("use_beam_search", False, True)],
+    [("tfs_z", 1, 0.5), ("use_beam_search", False, True)],
 )
 def test_what_would_change_the_answer_is_refused(field: str, neutral: object, other: object) -> None:
     writer = Writer("Yes.")

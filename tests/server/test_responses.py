@@ -11,8 +11,6 @@ import httpx
 import msgspec
 import pytest
 
-from homenode.server.apis.responses.conversation import lark_of
-from homenode.server.apis.responses.tools import ResponsesGrammarSyntax
 from homenode.server.app import create_app
 from homenode.server.core.state import ServerState
 from homenode.server.http.config import ServerConfig
@@ -541,17 +539,3 @@ def test_the_grammar_of_a_custom_tool_binds_its_input(syntax: str, definition: s
     tool["format"] = {"type": "grammar", "syntax": syntax, "definition": "start: (" if syntax == "lark" else "([a-z"}
     refused = service.ask(PATH, {"input": "hi", "tools": [TOOL, tool]})
     assert refused.status_code == 400 and "tools[1].format.definition" in refused.json()["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("pattern", "written"),
-    [
-        ("a/b", "start: /a\\/b/\n"),
-        ("a\\/b", "start: /a\\/b/\n"),
-        ("a\\\\/b", "start: /a\\\\\\/b/\n"),
-        ("a\nb", "start: /a\\nb/\n"),
-        ("[/\n]", "start: /[\\/\\n]/\n"),
-    ],
-)
-def test_a_regular_expression_as_a_grammar(pattern: str, written: str) -> None:
-    assert lark_of(ResponsesGrammarSyntax(syntax="regex", definition=pattern)) == written

@@ -13,11 +13,12 @@ from starlette.responses import Response
 
 from homenode.server.apis.openai.messages import Messages, template_messages
 from homenode.server.apis.openai.openapi import tighten_model, tighten_template, token_schema
-from homenode.server.apis.openai.requests import HINTS, TokenIds
-from homenode.server.apis.openai.tools import Tools, tool_offer
+from homenode.server.apis.openai.requests import HINTS
+from homenode.server.apis.openai.tools import Tools, given_tools, tool_offer
 from homenode.server.core import prompts
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.conversation import ConversationRequest, conversation_text
+from homenode.server.core.generation_fields import TokenIds
 from homenode.server.core.state import ServerState
 from homenode.server.core.text_work import SHORT_TEXT, memory_of
 from homenode.server.http.decoding import decode_as
@@ -168,7 +169,7 @@ async def _prompt_text(state: ServerState, request: Request, body: TokenizeReque
     assert body.messages is not None
     asked = ConversationRequest(
         messages=template_messages(request, body.messages),
-        offer=tool_offer(request, body.tools, None, None),
+        offer=tool_offer(given_tools(request, body.tools), None, None),
         template_kwargs=body.chat_template_kwargs,
         add_generation_prompt=body.add_generation_prompt,
         continue_final=bool(body.continue_final_message),

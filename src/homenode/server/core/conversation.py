@@ -56,6 +56,7 @@ class ConversationRequest:
     priority: int = 0
     cache_salt: str = ""
     token_ids: bool = False
+    shows_stop: bool = False
     stream: bool = False
     kv_transfer: KvTransferParams | None = None
 
@@ -114,6 +115,7 @@ async def begin_conversation(state: ServerState, request: ConversationRequest) -
             priority=request.priority,
             cache_salt=request.cache_salt,
             token_ids=request.token_ids,
+            shows_stop=request.shows_stop,
             stream=request.stream,
             kv_transfer=request.kv_transfer,
         ),

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from homenode.model.tokenizer.fill_in_middle import FillInMiddleTokens
-from homenode.server.core.prompts import EncodedPrompt, check_prompt
+from homenode.sampling import SamplingParams
+from homenode.server.core.prompts import EncodedPrompt, PromptText, check_prompt, check_token_ids, fitting_ids
 from homenode.server.core.state import ServerState
+from homenode.server.core.text_work import SHORT_TEXT
 from homenode.server.http.failures import ApiError
 
 
@@ -38,3 +42,27 @@ def middle_prompt(
     ids = [*begin, *context, tokens.prefix, *before, tokens.suffix, *after, tokens.middle, *begun]
     check_prompt(state, ids, param)
     return EncodedPrompt(ids)
+
+
+async def encode_middles(state: ServerState, prompts: Sequence[str | list[int]], suffix: str) -> list[EncodedPrompt]:
+    """Each prompt with the suffix, laid out with the model's own tokens. Raises ApiError 400, which names `suffix` where the
+    model has none.
+    """
+    tokens = middle_tokens_of(state, "suffix")
+    after = await fitting_ids(state, PromptText(suffix), "suffix", False, inline=len(suffix) <= SHORT_TEXT)
+    found = []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            inline = len(prompt) <= SHORT_TEXT
+            before = await fitting_ids(state, PromptText(prompt), "prompt", False, inline=inline)
+        else:
+            check_token_ids(state, prompt, "prompt")
+            before = prompt
+        found.append(middle_prompt(state, tokens, before, after, param="prompt"))
+    return found
+
+
+def ended_by_middle(state: ServerState, sampling: SamplingParams) -> SamplingParams:
+    """The same, ended by the tokens that end a middle as well."""
+    ends = middle_tokens_of(state, "suffix").ends
+    return msgspec.structs.replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *ends))

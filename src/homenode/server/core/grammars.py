@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from homenode.chat.custom_tools import Syntax
 from homenode.errors import UserError
-from homenode.grammars.spec import GrammarSpec
+from homenode.grammars.spec import GrammarSpec, Lark, Regex
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
 
@@ -17,3 +18,8 @@ async def grammar_of(state: ServerState, spec: GrammarSpec, param: str) -> str:
         return await state.grammars.compile(spec, param)
     except UserError as error:
         raise ApiError(400, error.message, param=error.param or param, code="invalid_value") from None
+
+
+async def check_input(state: ServerState, syntax: Syntax, definition: str, param: str) -> None:
+    """Try the grammar of a custom tool's input by itself. Raises as `grammar_of`."""
+    await grammar_of(state, Regex(definition) if syntax == "regex" else Lark(definition), param)

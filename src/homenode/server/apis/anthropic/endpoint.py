@@ -13,9 +13,9 @@ from homenode.server.apis.anthropic.conversation import answer_request, prompt_r
 from homenode.server.apis.anthropic.errors import MessagesError, messages_error
 from homenode.server.apis.anthropic.openapi import tighten
 from homenode.server.apis.anthropic.request import HINTS, MessagesCountRequest, MessagesRequest
+from homenode.server.core.answer import respond_conversation
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.conversation import ConversationRequest, begin_conversation, conversation_text
-from homenode.server.core.message_answer import respond_conversation
 from homenode.server.core.prompts import encode_chat_text
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as

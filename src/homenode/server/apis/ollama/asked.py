@@ -13,8 +13,8 @@ from homenode.sampling import SamplingParams
 from homenode.server.apis.ollama.answer import LineOf, OllamaFormat
 from homenode.server.apis.ollama.options import OllamaOptions, note_options, sampling_of_options
 from homenode.server.apis.ollama.request import OllamaAsked
+from homenode.server.core.answer import respond_conversation
 from homenode.server.core.conversation import Conversation, ConversationRequest
-from homenode.server.core.message_answer import respond_conversation
 from homenode.server.core.prompts import check_template_values
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError

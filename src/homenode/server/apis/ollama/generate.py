@@ -21,6 +21,7 @@ from homenode.server.apis.ollama.names import check_name
 from homenode.server.apis.ollama.options import OllamaOptions
 from homenode.server.apis.ollama.request import HINTS, OllamaGenerateRequest
 from homenode.server.core.conversation import Conversation, begin_conversation
+from homenode.server.core.fill_in_middle import encode_middles, ended_by_middle
 from homenode.server.core.grammars import grammar_of
 from homenode.server.core.message_reader import MessageReader
 from homenode.server.core.prompts import encode_prompts, texts_memory
@@ -39,15 +40,17 @@ async def generate(state: ServerState, request: Request) -> Response:
     body = await read_json(state, request, _decode, any_type=True)
     check_name(state, body.model)
     check_asked(state, request, body)
-    refuse(body.suffix, "suffix", f'"{body.model[:200]}" does not support insert: it cannot fill in the middle')
+    if state.tokenizer.fill_in_middle is None:
+        refuse(body.suffix, "suffix", f'"{body.model[:200]}" does not support insert: it cannot fill in the middle')
     refuse(body.template, "template", "the model's own chat template is used; give `raw` and the whole prompt instead")
     refuse(body.context, "context", "send the turns before as `messages` to /api/chat")
     refuse_images(body.images, "images")
     if not body.prompt:
         return json_response(loaded(generate_line, body.model))
-    if body.raw and body.system:
+    raw = body.raw or bool(body.suffix)
+    if raw and body.system:
         note_ignored(request, "system", "system")
-    begun = _raw(state, body, body.prompt) if body.raw else _message(state, body, body.prompt)
+    begun = _raw(state, body, body.prompt) if raw else _message(state, body, body.prompt)
     conversation = await unless_gone_early(request, begun)
     return await answered(state, request, body, conversation, generate_line)
 
@@ -59,13 +62,17 @@ async def _message(state: ServerState, body: OllamaGenerateRequest, prompt: str)
 
 
 async def _raw(state: ServerState, body: OllamaGenerateRequest, prompt: str) -> Conversation:
-    """The prompt as the model sees it; all that it writes is the response."""
+    """The prompt as the model sees it, or what comes before a middle; all that it writes is the response."""
     sampling = sampling_of(body)
     if (output := output_of(body)) is not None:
         sampling = msgspec.structs.replace(sampling, grammar=await grammar_of(state, output, "format"))
     check_limits(state, 1, sampling)
-    async with state.text_work.reserve(texts_memory([prompt])):
-        prompts = await encode_prompts(state, [prompt], "prompt", add_special_tokens=True, n=1)
+    async with state.text_work.reserve(texts_memory([prompt, body.suffix or ""])):
+        if body.suffix:
+            prompts = await encode_middles(state, [prompt], body.suffix)
+            sampling = ended_by_middle(state, sampling)
+        else:
+            prompts = await encode_prompts(state, [prompt], "prompt", add_special_tokens=True, n=1)
     generation = await begin(
         state,
         GenerationRequest(

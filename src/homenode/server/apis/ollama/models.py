@@ -128,6 +128,8 @@ def capabilities(state: ServerState) -> list[str]:
         found.append("tools")
     if state.formats.of(with_tools=False).has_thoughts:
         found.append("thinking")
+    if state.tokenizer.fill_in_middle is not None:
+        found.append("insert")
     return found
 
 

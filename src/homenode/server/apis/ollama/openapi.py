@@ -27,7 +27,9 @@ def tighten(components: dict[str, Any], state: ServerState) -> None:
     for kind in (OllamaChatRequest, OllamaGenerateRequest):
         _tighten_asked(components[kind.__name__], names, thinks="thinking" in capabilities(state))
     generate = components[OllamaGenerateRequest.__name__]["properties"]
-    generate |= {"suffix": _EMPTY, "template": _EMPTY, "context": _NONE, "images": _NONE}
+    generate |= {"template": _EMPTY, "context": _NONE, "images": _NONE}
+    if "insert" not in capabilities(state):
+        generate["suffix"] = _EMPTY
     components[OllamaMessage.__name__]["properties"]["images"] = _NONE
     show = components[OllamaShowRequest.__name__]
     either: dict[str, Any] = {"enum": names}

@@ -90,7 +90,7 @@ class OllamaChatRequest(OllamaAsked, kw_only=True):
 
 class OllamaGenerateRequest(OllamaAsked, kw_only=True):
     """Body of POST /api/generate. Without a prompt the model is loaded, which it is. `raw`: the prompt is what the model
-    sees, not a message.
+    sees, not a message. `suffix`: what comes behind the text that is wanted, of which the prompt is the beginning.
     """
 
     prompt: str | None = None

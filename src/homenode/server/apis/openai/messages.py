@@ -9,6 +9,8 @@ import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import Request
 
+from homenode.chat.custom_tools import arguments_of
+from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored
 
 ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:/-]{1,256}$")]
@@ -60,12 +62,20 @@ class CalledFunction(Struct, forbid_unknown_fields=True, kw_only=True):
     arguments: str | dict[str, Any] = ""
 
 
+class CalledCustom(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A custom tool that the model gave a text to."""
+
+    name: str
+    input: str = ""
+
+
 class ToolCall(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A call of a tool in the history. `index`: what clients keep that join a stream."""
+    """A call of a tool in the history, of a function or a custom one. `index`: what clients keep that join a stream."""
 
     id: str | None = None
-    type: Literal["function"] | None = None
-    function: CalledFunction
+    type: Literal["function", "custom"] | None = None
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
     index: int | None = None
 
 
@@ -118,7 +128,9 @@ Messages = Annotated[list[Message], Meta(min_length=1, max_length=4096)]
 
 
 def template_messages(request: Request, messages: Messages) -> list[dict[str, Any]]:
-    """The messages as chat templates know them. Of pictures that tools gave back `image` is told as ignored."""
+    """The messages as chat templates know them. Of pictures that tools gave back `image` is told as ignored. Raises ApiError
+    400.
+    """
     results = [message.content for message in messages if isinstance(message, ToolMessage | FunctionMessage)]
     if any(part.type != "text" for content in results if isinstance(content, list) for part in content):
         note_ignored(request, "image", "messages")
@@ -147,11 +159,22 @@ def _assistant(number: int, message: AssistantMessage) -> dict[str, Any]:
     if thoughts := message.reasoning_content or message.reasoning:
         said["reasoning_content"] = thoughts
     calls = [
-        _call(call.id or f"call_{number}_{place}", call.function) for place, call in enumerate(message.tool_calls or ())
+        _call(call.id or f"call_{number}_{place}", _called(call, f"messages[{number}].tool_calls[{place}]"))
+        for place, call in enumerate(message.tool_calls or ())
     ]
     if message.function_call is not None:
         calls.append(_call(f"call_{number}", message.function_call))
     return said | {"tool_calls": calls} if calls else said
+
+
+def _called(call: ToolCall, place: str) -> CalledFunction:
+    """What was called, a custom tool as the function that it is to the model. Raises ApiError 400."""
+    if call.function is not None:
+        return call.function
+    if call.custom is None:
+        text = f"the required field `{place}.function` is missing"
+        raise ApiError(400, text, param=f"{place}.function", code="missing_required_parameter")
+    return CalledFunction(name=call.custom.name, arguments=arguments_of(call.custom.input))
 
 
 def _call(call_id: str, function: CalledFunction) -> dict[str, Any]:

@@ -10,14 +10,20 @@ from homenode.server.apis.openai.requests import NEUTRAL
 from homenode.server.core.setting_fields import SAMPLER_NAMES
 from homenode.server.core.state import ServerState
 
-# A tool has a function, unless it is of a type that is left out.
-FUNCTION_TOOL: dict[str, Any] = {
+# A tool has a function or is a custom one, unless it is of a type that is left out.
+GIVEN_TOOL: dict[str, Any] = {
     "anyOf": [
-        {"properties": {"function": {"type": "object"}}, "required": ["function"]},
+        {"properties": {"type": {"const": "custom"}, "custom": {"type": "object"}}, "required": ["type", "custom"]},
+        {
+            "properties": {"type": {"not": {"const": "custom"}}, "function": {"type": "object"}},
+            "required": ["function"],
+        },
         {"properties": {"type": {"not": {"enum": ["function", "custom"]}}}, "required": ["type"]},
     ],
-    "properties": {"type": {"not": {"const": "custom"}}},
 }
+HISTORY_CALL: list[dict[str, Any]] = [
+    {"properties": {kind: {"type": "object"}}, "required": [kind]} for kind in ("function", "custom")
+]
 _SINGLE: dict[str, Any] = {"properties": {"n": {"enum": [1, None]}, "stream": {"enum": [False, None]}}}
 
 

@@ -9,24 +9,17 @@ x-homenode-ignored. `None` means the default everywhere, as clients send nulls f
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
 from homenode.server.apis.openai.structured import StructuredFields
-from homenode.server.core.kv_transfer import KvTransferParams
+from homenode.server.core.generation_fields import Count, TokenId
 from homenode.server.http.decoding import FieldHints
 from homenode.server.http.failures import ApiError
 
-_INT64 = 2**63 - 1
-
-TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-TokenIds = list[TokenId]
-StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 # A number, or its decimal digits, as some clients write it.
 Bias = Annotated[float, Meta(ge=-100, le=100)] | Annotated[str, Meta(pattern=r"^-?(100|[0-9]{1,2})(\.[0-9]{1,9})?$")]
-Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 MaxTokens = Annotated[
     int, Meta(ge=-1, le=2**31 - 1)
 ]  # -1: no limit but the context's, as clients of llama.cpp write it
@@ -45,22 +38,20 @@ class UnbuiltFields(StructuredFields, kw_only=True):
 
     tfs_z: float | None = None
     use_beam_search: bool | None = None
-    include_stop_str_in_output: bool | None = None
 
 
 # What asks for nothing, by the field.
 NEUTRAL: dict[str, Any] = {
     "tfs_z": 1,
     "use_beam_search": False,
-    "include_stop_str_in_output": False,
 }
 
 
-def check_unbuilt(body: UnbuiltFields, built: Collection[str] = ()) -> None:
-    """Raises ApiError 400 for a field that asks for what this server does not have. `built`: fields that it has here."""
+def check_unbuilt(body: UnbuiltFields) -> None:
+    """Raises ApiError 400 for a field that asks for what this server does not have."""
     for name, neutral in NEUTRAL.items():
         value = getattr(body, name)
-        if value is not None and value != neutral and name not in built:
+        if value is not None and value != neutral:
             text = f"`{name}` is not supported: leave it out, or send {json.dumps(neutral)}"
             raise ApiError(400, text, param=name, code="unsupported_parameter")
 
@@ -71,23 +62,14 @@ class Sampling(UnbuiltFields, kw_only=True):
     """
 
     model: str | None = None
-    seed: Annotated[int, Meta(ge=-_INT64 - 1, le=_INT64)] | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
-    stop_token_ids: Annotated[TokenIds, Meta(max_length=128)] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: Count | None = None
+    include_stop_str_in_output: bool | None = None  # a text ends with the stop string that ended it
     logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=1024)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
-    cache_salt: Annotated[str, Meta(max_length=128)] | None = None
-    kv_transfer_params: KvTransferParams | None = None
-    return_timings: bool | None = None  # the answer says what it took
-    timings_per_token: bool | None = None  # so does each chunk of a stream
     repeat_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     user: str | None = None
     bad_words: Annotated[list[Annotated[str, Meta(min_length=1, max_length=64)]], Meta(max_length=32)] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from homenode.sampling import SamplingParams
@@ -17,23 +17,17 @@ _OF_MIROSTAT_AND_DRY = (
 )  # fmt: skip
 
 
-def sampling_of(body: Sampling, built: Collection[str] = ()) -> SamplingParams:
-    """What both endpoints share, without number of tokens and logprobs; None where the model's defaults apply. `built`:
-    fields that only some endpoints know what to do with.
+def sampling_of(body: Sampling) -> SamplingParams:
+    """What both endpoints share, without number of tokens and logprobs; None where the model's defaults apply.
 
     Raises ApiError 400 for a field that asks for what this server does not have.
     """
-    check_unbuilt(body, built)
+    check_unbuilt(body)
     settings = given_settings(body)
     if body.repeat_penalty is not None:
         settings.setdefault("repetition_penalty", body.repeat_penalty)
-    return SamplingParams(
-        min_tokens=body.min_tokens or 0,
-        seed=body.seed,
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-        ignore_eos=bool(body.ignore_eos),
+    return body.sampling(
         logit_bias={token: float(bias) for token, bias in (body.logit_bias or {}).items()},
-        stop=body.stop or [],
         n=body.n or 1,
         **{**settings, **_steered(body), **switched_off(body.samplers)},
     )

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from homenode.grammars.spec import Choice, GrammarSpec, JsonObject, JsonSchema, Regex, StructuralTag, grammar_text_spec
-from homenode.server.core.setting_fields import SettingFields
+from homenode.server.core.generation_fields import GenerationFields
 from homenode.server.http.failures import ApiError
 
 SchemaValue = dict[str, Any] | bool
@@ -65,8 +65,8 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
     structural_tag: dict[str, Any] | str | None = None
 
 
-class StructuredFields(SettingFields, kw_only=True):
-    """What generating endpoints share about structured output, behind the sampling parameters of the table."""
+class StructuredFields(GenerationFields, kw_only=True):
+    """What generating endpoints share about structured output."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

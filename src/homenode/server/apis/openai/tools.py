@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 from starlette.requests import Request
 
+from homenode.chat.custom_tools import Syntax, custom_function, input_lark
 from homenode.chat.offer import ToolOffer, ToolUse, takes_several
 from homenode.server.apis.openai.messages import ToolName, plain
+from homenode.server.core.grammars import check_input
+from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored
 
@@ -24,11 +27,37 @@ class FunctionDefinition(Struct, forbid_unknown_fields=True, kw_only=True):
     strict: bool | None = None
 
 
+class CustomGrammar(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A grammar that the text of a custom tool keeps."""
+
+    syntax: Syntax
+    definition: Annotated[str, Meta(min_length=1, max_length=2**17)]
+
+
+class CustomTextFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """Any text."""
+
+
+class CustomGrammarFormat(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="grammar"):
+    """A text that a grammar describes."""
+
+    grammar: CustomGrammar
+
+
+class CustomDefinition(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A tool that takes a text."""
+
+    name: ToolName
+    description: str | None = None
+    format: CustomTextFormat | CustomGrammarFormat | None = None
+
+
 class ToolDefinition(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A tool. Those of another type than `function` are not there, and are named in x-homenode-ignored."""
+    """A tool. Those of another type than `function` and `custom` are not there, and are named in x-homenode-ignored."""
 
     type: str = "function"
     function: FunctionDefinition | None = None
+    custom: CustomDefinition | None = None
 
 
 class NamedFunction(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -45,10 +74,11 @@ class AllowedTools(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ToolChoice(Struct, forbid_unknown_fields=True, kw_only=True):
-    """One function that is to be called, its name within `function` or beside it; or several that may be."""
+    """One tool that is to be called, its name within `function` or `custom` or beside it; or several that may be."""
 
-    type: Literal["function", "allowed_tools"] = "function"
+    type: Literal["function", "custom", "allowed_tools"] = "function"
     function: NamedFunction | None = None
+    custom: NamedFunction | None = None
     name: str | None = None
     allowed_tools: AllowedTools | None = None
 
@@ -58,58 +88,103 @@ Functions = Annotated[list[FunctionDefinition], Meta(max_length=1024)]
 Choice = Literal["none", "auto", "required"] | ToolChoice
 
 
-def tool_offer(
-    request: Request, tools: list[ToolDefinition] | None, choice: str | ToolChoice | None, parallel: bool | None
-) -> ToolOffer | None:
+class ChatTool(NamedTuple):
+    """A tool that the model may be offered. `place`: where it is in the body."""
+
+    definition: FunctionDefinition | CustomDefinition
+    place: str
+
+    @property
+    def custom(self) -> bool:
+        """Whether it takes a text."""
+        return isinstance(self.definition, CustomDefinition)
+
+    @property
+    def grammar(self) -> CustomGrammar | None:
+        """What the text of a custom tool keeps; None: nothing."""
+        syntax = self.definition.format if isinstance(self.definition, CustomDefinition) else None
+        return syntax.grammar if isinstance(syntax, CustomGrammarFormat) else None
+
+    def for_template(self) -> dict[str, Any]:
+        """The tool as chat templates know functions."""
+        if isinstance(self.definition, FunctionDefinition):
+            return {"type": "function", "function": plain(self.definition)}
+        about, grammar = self.definition.description or "", self.grammar
+        if grammar is None:
+            return custom_function(self.definition.name, about)
+        return custom_function(self.definition.name, about, grammar.syntax, grammar.definition)
+
+
+def given_tools(request: Request, tools: list[ToolDefinition] | None) -> dict[str, ChatTool]:
+    """By name; of several with one name the first. Raises ApiError 400."""
+    found: dict[str, ChatTool] = {}
+    for number, tool in enumerate(tools or ()):
+        if tool.type not in ("function", "custom"):
+            note_ignored(request, tool.type, f"tools[{number}]")
+            continue
+        definition = tool.custom if tool.type == "custom" else tool.function
+        param = f"tools[{number}].{tool.type}"
+        if definition is None:
+            text = f"the required field `{param}` is missing"
+            raise ApiError(400, text, param=param, code="missing_required_parameter")
+        if definition.name in found:
+            note_ignored(request, f"tools[{number}]", f"{param}.name")
+        found.setdefault(definition.name, ChatTool(definition, param))
+    return found
+
+
+def tool_offer(tools: dict[str, ChatTool], choice: str | ToolChoice | None, parallel: bool | None) -> ToolOffer | None:
     """What a request offers; None: nothing. Raises ApiError 400."""
-    functions = _functions(request, tools or ())
-    if not functions and choice in (None, "none", "auto"):
+    if not tools and choice in (None, "none", "auto"):
         return None
     use, named = ToolUse.AUTO, None
     if isinstance(choice, str):
         use = ToolUse(choice)
     elif choice is not None and choice.allowed_tools is not None:
         use = ToolUse(choice.allowed_tools.mode)
-        functions = _allowed(functions, choice.allowed_tools)
+        tools = _allowed(tools, choice.allowed_tools)
     elif choice is not None:
-        named = choice.function.name if choice.function else choice.name
-        if named is None:
-            text = '`tool_choice.function` is missing: give {"name": NAME}'
-            raise ApiError(400, text, param="tool_choice.function", code="invalid_value")
-    offered = [{"type": "function", "function": plain(function)} for function in functions]
-    several = takes_several(parallel, must_call=named is not None or use is ToolUse.REQUIRED)
-    return ToolOffer(tools=offered, use=use, named=named, parallel=several)
+        named = _named(choice)
+    grammars = {name: grammar for name, tool in tools.items() if (grammar := tool.grammar) is not None}
+    return ToolOffer(
+        tools=[tool.for_template() for tool in tools.values()],
+        use=use,
+        named=named,
+        parallel=takes_several(parallel, must_call=named is not None or use is ToolUse.REQUIRED),
+        inputs={name: input_lark(grammar.syntax, grammar.definition) for name, grammar in grammars.items()},
+    )
 
 
-def _functions(request: Request, tools: list[ToolDefinition] | tuple[()]) -> list[FunctionDefinition]:
-    found: dict[str, FunctionDefinition] = {}
-    for number, tool in enumerate(tools):
-        if tool.type == "custom":
-            text = f"`tools[{number}].type`: custom tools are taken by /v1/responses; give a function here"
-            raise ApiError(400, text, param=f"tools[{number}].type", code="unsupported_parameter")
-        if tool.type != "function":
-            note_ignored(request, tool.type, f"tools[{number}]")
-            continue
-        if tool.function is None:
-            param = f"tools[{number}].function"
-            raise ApiError(
-                400, f"the required field `{param}` is missing", param=param, code="missing_required_parameter"
-            )
-        if tool.function.name in found:  # the first of that name is offered
-            note_ignored(request, f"tools[{number}]", f"tools[{number}].function.name")
-        found.setdefault(tool.function.name, tool.function)
-    return list(found.values())
+async def check_inputs(state: ServerState, tools: dict[str, ChatTool], offer: ToolOffer | None) -> None:
+    """Try the grammars of the tools that may be called. Raises ApiError 400, which names the place of one that cannot be
+    kept.
+    """
+    if offer is None or offer.use is ToolUse.NONE:
+        return
+    for name in offer.inputs:
+        if offer.named in (None, name) and (grammar := tools[name].grammar) is not None:
+            place = f"{tools[name].place}.format.grammar.definition"
+            await check_input(state, grammar.syntax, grammar.definition, place)
 
 
-def _allowed(functions: list[FunctionDefinition], allowed: AllowedTools) -> list[FunctionDefinition]:
-    """Those of the functions that are allowed. Raises ApiError 400 for a name that is not among them."""
-    known = {function.name: function for function in functions}
-    wanted = []
+def _named(choice: ToolChoice) -> str:
+    kind = "custom" if choice.type == "custom" else "function"
+    inner = choice.custom if kind == "custom" else choice.function
+    name = inner.name if inner else choice.name
+    if name is None:
+        text = f'`tool_choice.{kind}` is missing: give {{"name": NAME}}'
+        raise ApiError(400, text, param=f"tool_choice.{kind}", code="invalid_value")
+    return name
+
+
+def _allowed(tools: dict[str, ChatTool], allowed: AllowedTools) -> dict[str, ChatTool]:
+    """Those of the tools that are allowed. Raises ApiError 400 for a name that is not among them."""
+    wanted = {}
     for number, tool in enumerate(allowed.tools):
-        inner = tool.get("function")
+        inner = tool.get("function") or tool.get("custom")
         name = inner.get("name") if isinstance(inner, dict) else tool.get("name")
-        if not isinstance(name, str) or name not in known:
+        if not isinstance(name, str) or name not in tools:
             param = f"tool_choice.allowed_tools.tools[{number}]"
-            raise ApiError(400, f"`{param}` is none of the functions in `tools`", param=param, code="invalid_value")
-        wanted.append(known[name])
+            raise ApiError(400, f"`{param}` is none of those in `tools`", param=param, code="invalid_value")
+        wanted[name] = tools[name]
     return wanted

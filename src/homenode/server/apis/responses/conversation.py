@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
+from homenode.chat.custom_tools import input_lark
 from homenode.chat.offer import ToolOffer, ToolUse, takes_several
-from homenode.grammars.spec import GrammarSpec, JsonObject, JsonSchema, Lark, Regex
+from homenode.grammars.spec import GrammarSpec, JsonObject, JsonSchema
 from homenode.sampling import SamplingParams
 from homenode.server.apis.responses.history import ItemHistory
 from homenode.server.apis.responses.messages import ConversationWriter, Note
@@ -23,10 +24,9 @@ from homenode.server.apis.responses.request import (
 )
 from homenode.server.apis.responses.tools import OfferedTool, OfferedTools, ResponsesCustomTool, ResponsesGrammarSyntax
 from homenode.server.core.conversation import Conversation, ConversationRequest, begin_conversation, conversation_text
-from homenode.server.core.grammars import grammar_of
+from homenode.server.core.grammars import check_input
 from homenode.server.core.prompts import encode_chat_text
 from homenode.server.core.request import check_limits
-from homenode.server.core.setting_fields import given_settings
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
 
@@ -122,27 +122,9 @@ async def _inputs(state: ServerState, tools: Iterable[OfferedTool]) -> dict[str,
         if isinstance(tool.tool, ResponsesCustomTool) and isinstance(
             syntax := tool.tool.format, ResponsesGrammarSyntax
         ):
-            spec = Regex(syntax.definition) if syntax.syntax == "regex" else Lark(syntax.definition)
-            await grammar_of(state, spec, f"{tool.place}.format.definition")
-            inputs[tool.flat_name] = lark_of(syntax)
+            await check_input(state, syntax.syntax, syntax.definition, f"{tool.place}.format.definition")
+            inputs[tool.flat_name] = input_lark(syntax.syntax, syntax.definition)
     return inputs
-
-
-def lark_of(syntax: ResponsesGrammarSyntax) -> str:
-    """The grammar in Lark."""
-    if syntax.syntax == "lark":
-        return syntax.definition
-    return f"start: /{_for_slashes(syntax.definition)}/\n"
-
-
-def _for_slashes(pattern: str) -> str:
-    """A regular expression as it is written between slashes."""
-    written, escaped = [], False
-    for character in pattern:
-        shown = {"/": "/" if escaped else "\\/", "\n": "n" if escaped else "\\n"}.get(character, character)
-        written.append(shown)
-        escaped = character == "\\" and not escaped
-    return "".join(written)
 
 
 @dataclass(frozen=True)
@@ -239,15 +221,7 @@ def split_turns(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], l
 
 
 def _sampling(body: ResponsesRequest) -> SamplingParams:
-    return SamplingParams(
-        min_tokens=body.min_tokens or 0,
-        seed=body.seed,
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-        ignore_eos=bool(body.ignore_eos),
-        stop=body.stop or [],
-        logprobs=(body.top_logprobs or 0) if wants_logprobs(body) else None,
-        **given_settings(body),
-    )
+    return body.sampling(logprobs=(body.top_logprobs or 0) if wants_logprobs(body) else None)
 
 
 def written_messages(

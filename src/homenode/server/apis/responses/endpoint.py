@@ -28,7 +28,7 @@ from homenode.server.apis.responses.output_builder import OutputBuilder
 from homenode.server.apis.responses.reading import more_tools, read_tools
 from homenode.server.apis.responses.request import HINTS, ResponsesRequest
 from homenode.server.apis.responses.tools import OfferedTools
-from homenode.server.core.message_answer import respond_conversation
+from homenode.server.core.answer import respond_conversation
 from homenode.server.core.response_store import StoredResponse, new_response_id
 from homenode.server.core.setting_fields import given_settings
 from homenode.server.core.state import ServerState

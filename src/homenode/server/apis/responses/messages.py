@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from homenode.server.apis.responses.custom_input import arguments_of
+from homenode.chat.custom_tools import arguments_of
 from homenode.server.apis.responses.items import (
     Item,
     ResponsesCallOutput,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from homenode.server.apis.responses.custom_input import CustomInput
+from homenode.chat.custom_tools import CustomInput
 from homenode.server.apis.responses.events import ResponsesEvent
 from homenode.server.apis.responses.items import ItemStatus
 from homenode.server.apis.responses.output import (

@@ -7,15 +7,9 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from homenode.server.apis.responses.items import MOST_ITEMS, MOST_TOOLS, ToolName
-from homenode.server.core.kv_transfer import KvTransferParams
-from homenode.server.core.setting_fields import SettingFields
+from homenode.server.core.generation_fields import Count, Effort, GenerationFields
 from homenode.server.http.decoding import FieldHints
 
-_INT64 = 2**63 - 1
-_TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-_StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
-
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 SummaryKind = Literal["auto", "concise", "detailed"]
 
 
@@ -79,7 +73,7 @@ class ResponsesStreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(SettingFields, kw_only=True):
+class ResponsesRequest(GenerationFields, kw_only=True):
     """Body of POST /v1/responses. Items of `input` and `tools` are read one by one, as there may be some of kinds that
     are left out.
     """
@@ -115,18 +109,8 @@ class ResponsesRequest(SettingFields, kw_only=True):
     safety_identifier: str | None = None
     service_tier: str | None = None  # there is one
     user: str | None = None
-    seed: Annotated[int, Meta(ge=-_INT64 - 1, le=_INT64)] | None = None
-    stop: _StopString | Annotated[list[_StopString], Meta(max_length=16)] | None = None
-    stop_token_ids: Annotated[list[_TokenId], Meta(max_length=128)] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: _TokenId | None = None
-    thinking_token_budget: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    return_timings: bool | None = None
-    timings_per_token: bool | None = None
+    thinking_token_budget: Count | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
-    cache_salt: Annotated[str, Meta(max_length=128)] | None = None
-    kv_transfer_params: KvTransferParams | None = None
     conversation: None = None
     prompt: None = None
     moderation: None = None

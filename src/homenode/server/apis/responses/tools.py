@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
-from homenode.server.apis.responses.custom_input import PARAMETER
+from homenode.chat.custom_tools import custom_function
 from homenode.server.apis.responses.items import MOST_TOOLS, ToolName
 
 _PLAIN_NAMESPACE = "functions"  # what models that know namespaces call the one of all functions
@@ -91,21 +91,14 @@ class OfferedTool:
     def for_template(self) -> dict[str, Any]:
         """The function as chat templates know functions."""
         if isinstance(self.tool, ResponsesCustomTool):
-            return {"type": "function", "function": self._custom_function(self.tool.format)}
+            if isinstance(syntax := self.tool.format, ResponsesGrammarSyntax):
+                return custom_function(self.flat_name, self.description, syntax.syntax, syntax.definition)
+            return custom_function(self.flat_name, self.description)
         function: dict[str, Any] = {"name": self.flat_name, "description": self.description}
         function["parameters"] = self.tool.parameters or {"type": "object", "properties": {}}
         if self.tool.strict is not None:
             function["strict"] = self.tool.strict
         return {"type": "function", "function": function}
-
-    def _custom_function(self, syntax: ResponsesTextSyntax | ResponsesGrammarSyntax | None) -> dict[str, Any]:
-        text: dict[str, Any] = {"type": "string"}
-        description = self.description
-        if isinstance(syntax, ResponsesGrammarSyntax):
-            kind = "regular expression" if syntax.syntax == "regex" else "Lark grammar"
-            text["description"] = f"A text that this {kind} describes:\n{syntax.definition}"
-        schema = {"type": "object", "properties": {PARAMETER: text}, "required": [PARAMETER]}
-        return {"name": self.flat_name, "description": description, "parameters": schema}
 
 
 class OfferedTools:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Collection
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from homenode.chat.custom_tools import CustomInput, custom_input
 from homenode.chat.reading.parts import CallDelta, ContentDelta, Delta, Message, ReasoningDelta
 from homenode.server.apis.openai.chat.request import ChatRequest, shows_thoughts
 from homenode.server.apis.openai.requests import StreamOptions
@@ -63,12 +65,25 @@ class AnsweredFunction(Struct, kw_only=True):
     arguments: str
 
 
-class AnsweredCall(Struct, kw_only=True):
-    """A call of a tool."""
+class AnsweredCustom(Struct, kw_only=True):
+    """A custom tool that is given a text."""
+
+    name: str
+    input: str
+
+
+class AnsweredCall(Struct, kw_only=True, tag_field="type", tag="function"):
+    """A call of a function."""
 
     id: str
-    type: Literal["function"] = "function"
     function: AnsweredFunction
+
+
+class AnsweredCustomCall(Struct, kw_only=True, tag_field="type", tag="custom"):
+    """A call of a custom tool."""
+
+    id: str
+    custom: AnsweredCustom
 
 
 class ChatMessage(Struct, kw_only=True):
@@ -81,7 +96,7 @@ class ChatMessage(Struct, kw_only=True):
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
-    tool_calls: list[AnsweredCall] | UnsetType = UNSET
+    tool_calls: list[AnsweredCall | AnsweredCustomCall] | UnsetType = UNSET
     function_call: AnsweredFunction | UnsetType = UNSET
 
 
@@ -117,13 +132,21 @@ class FunctionDelta(Struct, kw_only=True):
     arguments: str
 
 
+class CustomDelta(Struct, kw_only=True):
+    """What a chunk adds to the call of a custom tool: the name once, and pieces of its text."""
+
+    name: str | UnsetType = UNSET
+    input: str
+
+
 class ToolCallDelta(Struct, kw_only=True):
     """What a chunk adds to call number `index`; the first chunk of a call has its id and its type."""
 
     index: int
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
-    function: FunctionDelta
+    type: Literal["function", "custom"] | UnsetType = UNSET
+    function: FunctionDelta | UnsetType = UNSET
+    custom: CustomDelta | UnsetType = UNSET
 
 
 class ChatDelta(Struct, kw_only=True):
@@ -164,7 +187,17 @@ class ChatChunk(Struct, kw_only=True):
 class ChatFormat:
     """A `MessageFormat`: chat completions, whose streams begin with the role of each choice."""
 
-    def __init__(self, state: ServerState, body: ChatRequest, model: str, conversation: Conversation) -> None:
+    def __init__(
+        self,
+        state: ServerState,
+        body: ChatRequest,
+        model: str,
+        conversation: Conversation,
+        custom: Collection[str] = (),
+    ) -> None:
+        """`custom`: the names of the tools that take a text."""
+        self._custom = custom
+        self._inputs: dict[tuple[int, int], CustomInput] = {}  # of calls of these, by choice and number
         self._tokenizer, self._body, self._conversation = state.tokenizer, body, conversation
         self._generation = conversation.generation
         self._shows_thoughts = shows_thoughts(body)
@@ -247,32 +280,55 @@ class ChatFormat:
             message.function_call = calls[0]
         elif calls:
             message.tool_calls = [
-                AnsweredCall(id=call.id, function=function) for call, function in zip(said.calls, calls, strict=True)
+                AnsweredCustomCall(
+                    id=call.id, custom=AnsweredCustom(name=call.name, input=custom_input(call.arguments))
+                )
+                if call.name in self._custom
+                else AnsweredCall(id=call.id, function=function)
+                for call, function in zip(said.calls, calls, strict=True)
             ]
         return message
 
     def _chunk_choice(self, part: MessageEvent) -> ChunkChoice:
         return ChunkChoice(
             index=part.choice,
-            delta=self._delta(part.deltas),
+            delta=self._delta(part.choice, part.deltas),
             logprobs=self._logprobs(part.scored),
             finish_reason=self._reason(part.finish_reason),  # type: ignore[arg-type]
             token_ids=part.token_ids if self._body.return_token_ids else UNSET,
         )
 
-    def _delta(self, parts: list[Delta]) -> ChatDelta:
+    def _delta(self, choice: int, parts: list[Delta]) -> ChatDelta:
         delta = ChatDelta()
         if content := "".join(part.text for part in parts if isinstance(part, ContentDelta)):
             delta.content = content
         thoughts = "".join(part.text for part in parts if isinstance(part, ReasoningDelta))
         if thoughts and self._shows_thoughts:
             delta.reasoning_content = delta.reasoning = thoughts
-        calls = _call_deltas([part for part in parts if isinstance(part, CallDelta)])
+        calls = self._call_deltas(choice, [part for part in parts if isinstance(part, CallDelta)])
         if calls and self._body.functions:
             delta.function_call = calls[0].function
         elif calls:
             delta.tool_calls = calls
         return delta
+
+    def _call_deltas(self, choice: int, parts: list[CallDelta]) -> list[ToolCallDelta]:
+        """One for each call, in the order of their numbers."""
+        made: dict[int, ToolCallDelta] = {}
+        for part in parts:
+            known = made.setdefault(part.index, ToolCallDelta(index=part.index))
+            if part.id is not None:
+                known.id, known.type = part.id, "custom" if part.name in self._custom else "function"
+                if part.name in self._custom:
+                    self._inputs[choice, part.index] = CustomInput()
+            name = UNSET if part.id is None else part.name or ""
+            if (text := self._inputs.get((choice, part.index))) is not None:
+                known.custom = known.custom or CustomDelta(name=name, input="")
+                known.custom.input += text.feed(part.arguments)
+            else:
+                known.function = known.function or FunctionDelta(name=name, arguments="")
+                known.function.arguments += part.arguments
+        return list(made.values())
 
     def _reason(self, reason: str | None) -> str | None:
         return "function_call" if reason == "tool_calls" and self._body.functions else reason
@@ -285,17 +341,6 @@ class ChatFormat:
 
 def _opening(index: int) -> ChunkChoice:
     return ChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""), logprobs=None, finish_reason=None)
-
-
-def _call_deltas(parts: list[CallDelta]) -> list[ToolCallDelta]:
-    """One for each call, in the order of their numbers."""
-    made: dict[int, ToolCallDelta] = {}
-    for part in parts:
-        known = made.setdefault(part.index, ToolCallDelta(index=part.index, function=FunctionDelta(arguments="")))
-        known.function.arguments += part.arguments
-        if part.id is not None:
-            known.id, known.type, known.function.name = part.id, "function", part.name or ""
-    return list(made.values())
 
 
 def _scored(tokenizer: TokenizerLike, entry: ScoredToken) -> ChatTokenLogprob:

@@ -11,23 +11,35 @@ from homenode.server.apis.openai.messages import template_messages
 from homenode.server.apis.openai.requests import REMEDIES
 from homenode.server.apis.openai.sampling import NO_LIMIT, sampling_of
 from homenode.server.apis.openai.structured import output_of
-from homenode.server.apis.openai.tools import NamedFunction, ToolChoice, ToolDefinition, tool_offer
+from homenode.server.apis.openai.tools import (
+    ChatTool,
+    NamedFunction,
+    ToolChoice,
+    ToolDefinition,
+    check_inputs,
+    given_tools,
+    tool_offer,
+)
 from homenode.server.core.conversation import ConversationRequest
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored
 
 
-def conversation_of(state: ServerState, request: Request, body: ChatRequest) -> ConversationRequest:
-    """The request in the words of the conversation core. Raises ApiError 400."""
+async def conversation_of(
+    state: ServerState, request: Request, body: ChatRequest, tools: dict[str, ChatTool]
+) -> ConversationRequest:
+    """The request in the words of the conversation core. `tools`: see `chat_tools`. Raises ApiError 400."""
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "`top_logprobs` needs `logprobs`: true", param="top_logprobs", code="invalid_value")
     _note_without_effect(request, body)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens, output = _max_tokens(body), output_of(body)
+    offer = _offer(body, tools)
+    await check_inputs(state, tools, offer)
     return ConversationRequest(
         messages=template_messages(request, body.messages),
-        offer=_offer(request, body),
+        offer=offer,
         reasoning_effort=effort_of(body),
         thinking=thinking_of(body),
         thinking_budget=budget_of(body),
@@ -44,6 +56,7 @@ def conversation_of(state: ServerState, request: Request, body: ChatRequest) -> 
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         token_ids=bool(body.return_token_ids),
+        shows_stop=bool(body.include_stop_str_in_output),
         stream=bool(body.stream),
         kv_transfer=body.kv_transfer_params,
     )
@@ -57,16 +70,21 @@ def _note_without_effect(request: Request, body: ChatRequest) -> None:
         note_ignored(request, "service_tier")
 
 
-def _offer(request: Request, body: ChatRequest) -> ToolOffer | None:
-    """The tools, which old clients call functions. Raises ApiError 400."""
+def chat_tools(request: Request, body: ChatRequest) -> dict[str, ChatTool]:
+    """The tools, which old clients call functions, by name. Raises ApiError 400."""
     if not body.functions:
-        return tool_offer(request, body.tools, body.tool_choice, body.parallel_tool_calls)
+        return given_tools(request, body.tools)
     if body.tools:
         raise ApiError(400, "`functions` and `tools` exclude each other", param="functions", code="invalid_value")
+    return given_tools(request, [ToolDefinition(function=function) for function in body.functions])
+
+
+def _offer(body: ChatRequest, tools: dict[str, ChatTool]) -> ToolOffer | None:
+    if not body.functions:
+        return tool_offer(tools, body.tool_choice, body.parallel_tool_calls)
     choice = body.function_call
     wanted = ToolChoice(function=choice) if isinstance(choice, NamedFunction) else choice
-    tools = [ToolDefinition(function=function) for function in body.functions]
-    return tool_offer(request, tools, wanted, False)
+    return tool_offer(tools, wanted, False)
 
 
 def _max_tokens(body: ChatRequest) -> int | None:

@@ -11,10 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from homenode.server.apis.openai.chat.answer import ChatChunk, ChatCompletion, ChatFormat
-from homenode.server.apis.openai.chat.conversation import conversation_of
+from homenode.server.apis.openai.chat.conversation import chat_tools, conversation_of
 from homenode.server.apis.openai.chat.request import ChatRequest
+from homenode.server.apis.openai.messages import ToolCall
 from homenode.server.apis.openai.openapi import (
-    FUNCTION_TOOL,
+    GIVEN_TOOL,
+    HISTORY_CALL,
     tighten_kv_transfer,
     tighten_sampling,
     tighten_template,
@@ -23,6 +25,7 @@ from homenode.server.apis.openai.openapi import (
 from homenode.server.apis.openai.requests import HINTS
 from homenode.server.apis.openai.structured_openapi import tighten_structured
 from homenode.server.apis.openai.tools import ToolDefinition
+from homenode.server.core.answer import respond_conversation
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.conversation import (
     ConversationRequest,
@@ -30,7 +33,6 @@ from homenode.server.core.conversation import (
     conversation_grammar,
     conversation_text,
 )
-from homenode.server.core.message_answer import respond_conversation
 from homenode.server.core.request import check_limits
 from homenode.server.core.state import ServerState
 from homenode.server.core.text_work import memory_of
@@ -52,9 +54,10 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
     """Answer the last message of a conversation."""
     body = await read_json(state, request, _decode)
     model = state.model(body.model)
-    asked = conversation_of(state, request, body)
+    tools = chat_tools(request, body)
+    asked = await unless_gone_early(request, conversation_of(state, request, body, tools))
     conversation = await unless_gone_early(request, begin_conversation(state, asked))
-    answer = ChatFormat(state, body, model, conversation)
+    answer = ChatFormat(state, body, model, conversation, frozenset(n for n, tool in tools.items() if tool.custom))
     return await respond_conversation(state, request, conversation, answer, stream=bool(body.stream))
 
 
@@ -62,7 +65,7 @@ async def apply_template(state: ServerState, request: Request) -> Response:
     """What the model would see of a conversation, text and tokens; nothing is generated."""
     body = await read_json(state, request, _decode)
     state.model(body.model)
-    asked = conversation_of(state, request, body)
+    asked = await unless_gone_early(request, conversation_of(state, request, body, chat_tools(request, body)))
     check_limits(state, 1, asked.sampling)
     answer = await unless_gone_early(request, _applied(state, asked))
     return Response(answer, media_type="application/json")
@@ -86,7 +89,8 @@ def _tighten(components: dict[str, Any], state: ServerState) -> None:
     tighten_template(schema)
     tighten_tools(schema)
     tighten_structured(components, schema)
-    components[ToolDefinition.__name__]["allOf"] = [FUNCTION_TOOL]
+    components[ToolDefinition.__name__]["allOf"] = [GIVEN_TOOL]
+    components[ToolCall.__name__]["anyOf"] = HISTORY_CALL
     schema.setdefault("allOf", []).append(
         {
             "anyOf": [

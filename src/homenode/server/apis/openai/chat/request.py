@@ -7,10 +7,9 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from homenode.server.apis.openai.messages import Messages
-from homenode.server.apis.openai.requests import Count, MaxTokens, Sampling
+from homenode.server.apis.openai.requests import MaxTokens, Sampling
 from homenode.server.apis.openai.tools import Choice, Functions, NamedFunction, Tools
-
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+from homenode.server.core.generation_fields import Count, Effort
 
 
 class ReasoningOptions(Struct, forbid_unknown_fields=True, kw_only=True):

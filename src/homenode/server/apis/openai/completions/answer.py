@@ -71,7 +71,7 @@ class TextCompletion(Struct, kw_only=True):
 
 
 class CompletionFormat:
-    """An `AnswerFormat`: text completions."""
+    """A `TextFormat`: text completions."""
 
     def __init__(self, state: ServerState, body: CompletionRequest, model: str, generation: Generation) -> None:
         self._tokenizer, self._body, self._generation = state.tokenizer, body, generation

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -18,20 +17,12 @@ from homenode.server.apis.openai.structured import output_of
 from homenode.server.apis.openai.structured_openapi import tighten_structured
 from homenode.server.core.answer import respond
 from homenode.server.core.api import POST_FAILURES, Api, Operation
-from homenode.server.core.fill_in_middle import middle_prompt, middle_tokens_of
+from homenode.server.core.fill_in_middle import encode_middles, ended_by_middle
 from homenode.server.core.generation import Generation
 from homenode.server.core.grammars import grammar_of
-from homenode.server.core.prompts import (
-    EncodedPrompt,
-    PromptText,
-    check_token_ids,
-    encode_prompts,
-    fitting_ids,
-    texts_memory,
-)
+from homenode.server.core.prompts import encode_prompts, texts_memory
 from homenode.server.core.request import begin, check_limits
 from homenode.server.core.state import ServerState
-from homenode.server.core.text_work import SHORT_TEXT
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.exchange import read_json, unless_gone_early
 from homenode.server.http.failures import ApiError
@@ -55,17 +46,17 @@ async def _begin(state: ServerState, body: CompletionRequest) -> Generation:
     scores = body.logprobs if body.echo else None
     if body.prompt_logprobs is not None:
         scores = max(body.prompt_logprobs, scores or 0)
-    sampling = msgspec.structs.replace(
-        sampling_of(body, ("include_stop_str_in_output",)), logprobs=body.logprobs, prompt_logprobs=scores
-    )
+    sampling = msgspec.structs.replace(sampling_of(body), logprobs=body.logprobs, prompt_logprobs=scores)
     check_limits(state, len(prompts), sampling)
     if (output := output_of(body)) is not None:
         sampling = msgspec.structs.replace(sampling, grammar=await grammar_of(state, *output))
     async with state.text_work.reserve(texts_memory([*prompts, body.suffix or ""])):
         if body.suffix:
-            encoded = await _around_middle(state, body, prompts, body.suffix)
-            ends = middle_tokens_of(state, "suffix").ends
-            sampling = msgspec.structs.replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *ends))
+            if body.echo:
+                text = "`echo` does not go with `suffix`: the prompt of a middle is no beginning of its text"
+                raise ApiError(400, text, param="echo", code="invalid_value")
+            encoded = await encode_middles(state, prompts, body.suffix)
+            sampling = ended_by_middle(state, sampling)
         else:
             encoded = await encode_prompts(
                 state, prompts, "prompt", add_special_tokens=body.add_special_tokens is not False, n=sampling.n
@@ -80,27 +71,6 @@ async def _begin(state: ServerState, body: CompletionRequest) -> Generation:
             shows_stop=bool(body.include_stop_str_in_output),
         )
         return await begin(state, request)
-
-
-async def _around_middle(
-    state: ServerState, body: CompletionRequest, prompts: Sequence[str | list[int]], suffix: str
-) -> list[EncodedPrompt]:
-    """Each prompt with the suffix, laid out with the model's own tokens. Raises ApiError 400 where it has none."""
-    tokens = middle_tokens_of(state, "suffix")
-    if body.echo:
-        text = "`echo` does not go with `suffix`: the prompt of a middle is no beginning of its text"
-        raise ApiError(400, text, param="echo", code="invalid_value")
-    after = await fitting_ids(state, PromptText(suffix), "suffix", False, inline=len(suffix) <= SHORT_TEXT)
-    found = []
-    for prompt in prompts:
-        if isinstance(prompt, str):
-            inline = len(prompt) <= SHORT_TEXT
-            before = await fitting_ids(state, PromptText(prompt), "prompt", False, inline=inline)
-        else:
-            check_token_ids(state, prompt, "prompt")
-            before = prompt
-        found.append(middle_prompt(state, tokens, before, after, param="prompt"))
-    return found
 
 
 def _tighten(components: dict[str, Any], state: ServerState) -> None:

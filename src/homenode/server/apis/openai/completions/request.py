@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from homenode.server.apis.openai.requests import MaxTokens, Sampling, TokenId, TokenIds
+from homenode.server.apis.openai.requests import MaxTokens, Sampling
+from homenode.server.core.generation_fields import TokenId, TokenIds
 from homenode.server.http.failures import ApiError
 
 

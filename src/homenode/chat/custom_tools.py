@@ -1,15 +1,17 @@
-"""The input of a custom tool, taken out of the JSON arguments in which a model wrote it, as they come.
+"""Custom tools, which take one text: as functions that a model knows, and the text of their calls.
 
-A custom tool takes one text. To the model it is a function whose only parameter is that text, so that every format of
-tool calls can carry it.
+To the model a custom tool is a function whose only parameter is that text, so that every format of tool calls can carry
+it. `CustomInput` takes the text out of the JSON arguments in which the model wrote it, as they come.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from typing import Any, Literal
 
 PARAMETER = "input"
+Syntax = Literal["lark", "regex"]
 _OPENING = ("{", f'"{PARAMETER}"', ":", '"')  # what comes before the text, with white space between
 _PLAIN = re.compile(r'[^"\\]+')
 _SPACE = re.compile(r"[ \t\r\n]+")
@@ -120,3 +122,28 @@ def custom_input(arguments: str) -> str:
 def arguments_of(text: str) -> str:
     """The arguments that have `text` as their input."""
     return json.dumps({PARAMETER: text}, ensure_ascii=False)
+
+
+def custom_function(name: str, description: str, syntax: Syntax | None = None, definition: str = "") -> dict[str, Any]:
+    """A custom tool as chat templates know functions. `syntax` and `definition`: of the grammar that its text keeps."""
+    text: dict[str, Any] = {"type": "string"}
+    if syntax is not None:
+        kind = "regular expression" if syntax == "regex" else "Lark grammar"
+        text["description"] = f"A text that this {kind} describes:\n{definition}"
+    schema = {"type": "object", "properties": {PARAMETER: text}, "required": [PARAMETER]}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+def input_lark(syntax: Syntax, definition: str) -> str:
+    """The grammar of an input in Lark."""
+    return definition if syntax == "lark" else f"start: /{_for_slashes(definition)}/\n"
+
+
+def _for_slashes(pattern: str) -> str:
+    """A regular expression as it is written between slashes."""
+    written, escaped = [], False
+    for character in pattern:
+        shown = {"/": "/" if escaped else "\\/", "\n": "n" if escaped else "\\n"}.get(character, character)
+        written.append(shown)
+        escaped = character == "\\" and not escaped
+    return "".join(written)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.server.apis.responses.custom_input import CustomInput, arguments_of, custom_input
+from homenode.chat.custom_tools import CustomInput, arguments_of, custom_input, input_lark
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 CUTS = st.lists(st.integers(0, 200), max_size=8)
@@ -52,3 +52,18 @@ def test_pieces_of_any_text_make_what_the_whole_makes(text: str, cuts: list[int]
 )
 def test_other_forms(arguments: str, text: str) -> None:
     assert custom_input(arguments) == text == in_pieces(arguments, list(range(len(arguments))))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "written"),
+    [
+        ("a/b", "start: /a\\/b/\n"),
+        ("a\\/b", "start: /a\\/b/\n"),
+        ("a\\\\/b", "start: /a\\\\\\/b/\n"),
+        ("a\nb", "start: /a\\nb/\n"),
+        ("[/\n]", "start: /[\\/\\n]/\n"),
+    ],
+)
+def test_a_regular_expression_as_a_grammar(pattern: str, written: str) -> None:
+    assert input_lark("regex", pattern) == written
+    assert input_lark("lark", pattern) == pattern

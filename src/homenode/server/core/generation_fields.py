@@ -1,0 +1,46 @@
+"""Fields of request bodies that APIs share, beside those of the table of sampling parameters."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from homenode.sampling import SamplingParams
+from homenode.server.core.kv_transfer import KvTransferParams
+from homenode.server.core.setting_fields import SettingFields, given_settings
+
+_INT64 = 2**63 - 1
+
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenId = Count
+TokenIds = list[TokenId]
+StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+Stops = StopString | Annotated[list[StopString], Meta(max_length=16)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class GenerationFields(SettingFields, kw_only=True):
+    """How an answer is generated, in the words of this server, which several APIs take."""
+
+    seed: Annotated[int, Meta(ge=-_INT64 - 1, le=_INT64)] | None = None
+    stop: Stops | None = None
+    stop_token_ids: Annotated[TokenIds, Meta(max_length=128)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Count | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=128)] | None = None
+    kv_transfer_params: KvTransferParams | None = None
+    return_timings: bool | None = None  # the answer says what it took
+    timings_per_token: bool | None = None  # so does each chunk of a stream
+
+    def sampling(self, **more: Any) -> SamplingParams:
+        """How tokens are drawn, and `more` of it."""
+        given = {
+            "min_tokens": self.min_tokens or 0,
+            "seed": self.seed,
+            "stop_token_ids": tuple(self.stop_token_ids or ()),
+            "ignore_eos": bool(self.ignore_eos),
+            "stop": self.stop or [],
+        }
+        return SamplingParams(**{**given, **given_settings(self), **more})
