@@ -51,7 +51,7 @@ hearing: listener
 home homes: NUMA node, node of a part
 intake: arrivals
 journey: RoutedStream, ProxiedRequest
-steering: supervisor
+keeper: supervisor
 ladder: fallback
 limbo: open tickets
 loan loans lending: exports, pinned blocks

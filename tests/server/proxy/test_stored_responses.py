@@ -13,7 +13,7 @@ ID = "resp_" + "0a" * 16
 ENDED = b'event: response.completed\ndata: {"type": "response.completed", "text": "%s"}\n\n' % (b"x" * 200)
 
 
-def steering(*ids: str) -> Scripted:
+def keeper(*ids: str) -> Scripted:
     """A decode server that keeps these responses."""
 
     async def answers(server: Scripted, asked: Asked, connection: Connection) -> None:
@@ -38,7 +38,7 @@ def paths(server: Scripted) -> list[str]:
 
 def test_a_request_goes_to_who_keeps_what_is_before() -> None:
     async def test() -> None:
-        decoders = [steering(), steering(ID), steering()]
+        decoders = [keeper(), keeper(ID), keeper()]
         async with stage(decoders=decoders) as on:
             body = {"input": "x", "previous_response_id": ID}
             for stream in (False, True):
@@ -54,7 +54,7 @@ def test_a_request_goes_to_who_keeps_what_is_before() -> None:
 
 def test_a_prompt_of_items_is_handed_over() -> None:
     async def test() -> None:
-        async with stage(decoders=[steering()]) as on:
+        async with stage(decoders=[keeper()]) as on:
             answer = await on.http.post("/v1/responses", json={"input": "x", "stream": True})
             assert answer.content.endswith(ENDED)
             assert paths(on.prefillers[0]) == paths(on.decoders[0]) == ["/v1/responses"]
@@ -70,7 +70,7 @@ def test_a_prompt_of_items_is_handed_over() -> None:
 
 def test_what_is_kept_is_asked_of_who_keeps_it() -> None:
     async def test() -> None:
-        async with stage([prefiller()], [steering(), steering(ID)]) as on:
+        async with stage([prefiller()], [keeper(), keeper(ID)]) as on:
             for method, path in (
                 ("GET", f"/v1/responses/{ID}"),
                 ("GET", f"/v1/responses/{ID}/input_items?limit=3"),
@@ -90,7 +90,7 @@ def test_what_is_kept_is_asked_of_who_keeps_it() -> None:
 
 def test_what_nobody_keeps_is_for_any_decoder_to_refuse() -> None:
     async def test() -> None:
-        async with stage(decoders=[steering(), steering()]) as on:
+        async with stage(decoders=[keeper(), keeper()]) as on:
             answer = await on.http.post("/v1/responses", json={"input": "x", "previous_response_id": ID})
             assert answer.status_code == 200  # these servers refuse nothing
             assert sum(paths(server).count("/v1/responses") for server in on.decoders) == 1

@@ -37,7 +37,7 @@ from homenode.errors import HomenodeError, HostError, PeerError
 _log = logging.getLogger(__name__)
 _GREETING_S = 10.0
 _MOST_GREETINGS = 64  # at once: see `executor.rendezvous`
-_AGAIN_S = 0.02  # before a steering that is about to come or to go is looked for again
+_AGAIN_S = 0.02  # before a keeper that is about to come or to go is looked for again
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -55,7 +55,7 @@ class HostRanksName:
 
     @property
     def socket(self) -> str:
-        """Where its steering listens, if there is one."""
+        """Where its keeper listens, if there is one."""
         words = f"{self.host}.{self.group.generation}.{self.group.stage}"
         return "\0homenode-" + name_of(self.secret, words)
 
@@ -63,7 +63,7 @@ class HostRanksName:
 @dataclass(frozen=True)
 class HostRanks:
     """`memory`: of all the group. `address`: where ranks of other hosts come to; unlike that of any other site.
-    `close`: gives back what the steering has beside the memory, and ends the group if values came from others.
+    `close`: gives back what the keeper has beside the memory, and ends the group if values came from others.
     """
 
     memory: RankMemory
@@ -112,7 +112,7 @@ def _asked(name: HostRanksName, rank: int, deadline: float) -> HostRanks:
             _check_user(sock)
             introduce(
                 sock,
-                "the steering of this host",
+                "the keeper of this host",
                 name.secret,
                 MemoryRequest(name.group, rank),
                 time.monotonic() + min(left, _GREETING_S),
@@ -125,7 +125,7 @@ def _asked(name: HostRanksName, rank: int, deadline: float) -> HostRanks:
     if len(descriptors) != 1 or len(frames) != 1:
         for descriptor in descriptors:
             os.close(descriptor)
-        raise PeerError("the steering handed nothing over")
+        raise PeerError("the keeper handed nothing over")
     try:
         return HostRanks(RankMemory.attach(descriptors[0]), decode_body(frames[0], str))
     finally:
