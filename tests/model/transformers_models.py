@@ -107,7 +107,8 @@ OF_FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-_UNLISTED = {"mistral4": "Mistral4ForCausalLM"}
+_OF_PICTURES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v_moe", "mistral3")
+_UNLISTED = {"mistral4": "Mistral4ForCausalLM"} | dict.fromkeys(_OF_PICTURES, "AutoModelForImageTextToText")
 
 
 @contextmanager

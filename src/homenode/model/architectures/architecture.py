@@ -49,7 +49,8 @@ class FolderFormat:
 class GgufFormat:
     """A model of the architecture as a GGUF file.
 
-    `name`: what `general.architecture` says; `accepts`: of the key-value pairs, whether they mean this one of several
+    `name`: what `general.architecture` says; `picture_names`: what it says of the text of models that see pictures,
+    where that is another name. `accepts`: of the key-value pairs, whether they mean this one of several
     architectures that have that name. `read`: the figures. `keys`: those that `read` asks for besides those of every
     architecture (`known_keys.READ`). `names`: tensors that are no parameter by themselves, such as several matrices in
     one: their name in the file -> the Hugging Face name, both with `{layer}`. `convert`: what the tensors are turned
@@ -60,9 +61,15 @@ class GgufFormat:
     read: Callable[[GgufConfig], ModelSpec]
     accepts: Callable[[Fields], bool] = _always
     keys: frozenset[str] = frozenset()
+    picture_names: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     convert: Conversion = _as_stored
     with_or_without_experts: bool = False
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """Whatever `general.architecture` says in files of the architecture."""
+        return (self.name, *self.picture_names)
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ ARCHITECTURE = Architecture(
         read_folder,
         fields=FIELDS,
         model_types=("kimi_k2",),
-        picture_classes=("KimiK25ForConditionalGeneration",),
+        picture_classes=("KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration"),
         convert=latent_attention.split_folder_heads,
     ),
     gguf_format(read_gguf, _scores_by_sigmoid),

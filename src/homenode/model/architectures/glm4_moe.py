@@ -19,6 +19,7 @@ from homenode.model.spec import ModelSpec
 NAME = "glm4_moe"
 DEFAULTS = Defaults(max_position=131072, heads=96, kv_heads=8, vocab=151552, norm_eps=1e-5, rotary_share=0.5)
 EXPERTS = ExpertDefaults(experts=128, experts_per_token=8, size=1408, keys=("n_routed_experts", "num_local_experts"))
+PICTURE_TYPE = "glm4v_moe_text"  # the text of GLM-4.5V and 4.6V
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     config.refuse_other_layers(window=None)
     spec = config.decoder(NAME, DEFAULTS, rotates_part=True)
     norms = HeadNorms(config.fields.boolean("use_qk_norm", False))
-    bias = config.fields.boolean("attention_bias", False)
+    bias = config.fields.boolean("attention_bias", config.fields.text("model_type") == PICTURE_TYPE)
     return replace(spec, attention_bias=bias, own=norms, moe=config.sigmoid_moe(EXPERTS, spec.num_layers))
 
 
@@ -88,6 +89,8 @@ ARCHITECTURE = Architecture(
             "moe_intermediate_size norm_topk_prob n_group topk_group routed_scaling_factor n_shared_experts "
             "first_k_dense_replace scoring_func topk_method".split()
         ),
+        model_types=(PICTURE_TYPE,),
+        picture_classes=("Glm4vMoeForConditionalGeneration",),
     ),
     GgufFormat("glm4moe", read_gguf),
     PARAMETERS,

@@ -43,6 +43,7 @@ ARCHITECTURE = Architecture(
         read_folder,
         fields=frozenset(("hidden_act", "sliding_window")),
         harmless=dict.fromkeys(("attention_bias", "use_sliding_window", "max_window_layers"), NOT_READ),
+        picture_classes=("Mistral3ForConditionalGeneration", "LlavaForConditionalGeneration"),
     ),
     GgufFormat("llama", read_gguf, accepts=_has_window, convert=common.interleaved_heads),
     PARAMETERS,

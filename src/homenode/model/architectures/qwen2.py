@@ -13,6 +13,11 @@ from homenode.model.spec import ModelSpec
 
 NAME = "qwen2"
 DEFAULTS = Defaults(max_position=32768)
+# The text of Qwen 2 VL and 2.5 VL: what config.json calls it, by itself and as part of the whole
+PICTURE_TYPES = ("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_vl", "qwen2_5_vl")
+PICTURE_DEFAULTS = Defaults(
+    max_position=32768, heads=64, kv_heads=8, bos_id=151643, eos_id=151645, norm_eps=1e-5, theta=1e6
+)
 WINDOW_FIELDS = frozenset(("sliding_window", "use_sliding_window", "max_window_layers"))
 PARAMETERS = (*common.EMBEDDING_AND_HEAD, *common.ATTENTION, *common.QKV_BIASES, *common.GATED_MLP)
 
@@ -35,7 +40,8 @@ def with_upper_window(config: FolderConfig, spec: ModelSpec) -> ModelSpec:
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
     config.refuse_activation("hidden_act", "silu")
-    return replace(with_upper_window(config, config.decoder(NAME, DEFAULTS)), attention_bias=True)
+    defaults = PICTURE_DEFAULTS if config.fields.text("model_type") in PICTURE_TYPES else DEFAULTS
+    return replace(with_upper_window(config, config.decoder(NAME, defaults)), attention_bias=True)
 
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
@@ -52,8 +58,10 @@ ARCHITECTURE = Architecture(
         read_folder,
         fields=WINDOW_FIELDS | {"hidden_act"},
         harmless={"attention_bias": "its class always has these biases, as have its tensors"},
+        model_types=PICTURE_TYPES,
+        picture_classes=("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
     ),
-    GgufFormat("qwen2", read_gguf),
+    GgufFormat("qwen2", read_gguf, picture_names=("qwen2vl",)),
     PARAMETERS,
     forward,
 )

@@ -15,6 +15,8 @@ from homenode.model.spec import ModelSpec
 
 NAME = "qwen3"
 DEFAULTS = Defaults(max_position=32768, head_dim=128)
+PICTURE_TYPE = "qwen3_vl_text"  # the text of Qwen 3 VL, which has no window
+PICTURE_DEFAULTS = Defaults(max_position=128000, heads=32, kv_heads=32, head_dim=128, theta=500000.0)
 PARAMETERS = (
     *common.EMBEDDING_AND_HEAD,
     *common.ATTENTION,
@@ -29,7 +31,11 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
     config.refuse_activation("hidden_act", "silu")
     bias = config.fields.boolean("attention_bias", False)
-    spec = with_upper_window(config, config.decoder(NAME, DEFAULTS))
+    if config.fields.text("model_type") == PICTURE_TYPE:
+        config.refuse_other_layers(window=None)
+        spec = config.decoder(NAME, PICTURE_DEFAULTS)
+    else:
+        spec = with_upper_window(config, config.decoder(NAME, DEFAULTS))
     return replace(spec, attention_bias=bias, output_bias=bias)
 
 
@@ -55,8 +61,14 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
 
 ARCHITECTURE = Architecture(
     NAME,
-    FolderFormat("Qwen3ForCausalLM", read_folder, fields=WINDOW_FIELDS | {"hidden_act", "attention_bias"}),
-    GgufFormat("qwen3", read_gguf),
+    FolderFormat(
+        "Qwen3ForCausalLM",
+        read_folder,
+        fields=WINDOW_FIELDS | {"hidden_act", "attention_bias"},
+        model_types=(PICTURE_TYPE,),
+        picture_classes=("Qwen3VLForConditionalGeneration",),
+    ),
+    GgufFormat("qwen3", read_gguf, picture_names=("qwen3vl",)),
     PARAMETERS,
     forward,
 )

@@ -6,28 +6,54 @@ from dataclasses import replace
 
 from homenode.model.architectures import common, qwen3
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.common import Tensors
 from homenode.model.architectures.qwen2 import window_of
 from homenode.model.architectures.qwen2_moe import EXPERT_FIELDS, ROUTER, read_experts
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_fields import NOT_READ
-from homenode.model.spec import ModelSpec
+from homenode.model.formats.stacked_experts import StackedExperts
+from homenode.model.spec import ModelSpec, TensorEntry
 
 NAME = "qwen3_moe"
 DEFAULTS = Defaults(max_position=32768)
 EXPERTS = ExpertDefaults(experts=128, experts_per_token=8, size=768)
+# The text of Qwen 3 VL, whose folders stack the experts: it has no window, and weights of experts add up to 1
+PICTURE_TYPE = "qwen3_vl_moe_text"
+PICTURE_DEFAULTS = Defaults(max_position=128000, heads=16, kv_heads=16, theta=500000.0)
+PICTURE_EXPERTS = ExpertDefaults(experts=60, experts_per_token=4, size=1408)
 PARAMETERS = (*qwen3.PARAMETERS, *common.EXPERTS)
 
 
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
     config.refuse_activation("hidden_act", "silu")
+    if config.fields.text("model_type") == PICTURE_TYPE:
+        return _read_text_of_pictures(config)
     window = window_of(config)
     config.refuse_other_layers(window)
     spec = config.decoder(NAME, DEFAULTS)
     bias = config.fields.boolean("attention_bias", False) and config.fields.boolean("qkv_bias", True)
     moe = read_experts(config, EXPERTS, spec.num_layers)
     return replace(spec, attention_bias=bias, output_bias=bias, sliding_window=window, moe=moe)
+
+
+def _read_text_of_pictures(config: FolderConfig) -> ModelSpec:
+    config.refuse_other_layers(window=None)
+    spec = config.decoder(NAME, PICTURE_DEFAULTS)
+    bias = config.fields.boolean("attention_bias", False)
+    moe = read_experts(config, PICTURE_EXPERTS, spec.num_layers)
+    moe = replace(moe, normalise=True) if moe else None
+    return replace(spec, attention_bias=bias, output_bias=bias, moe=moe)
+
+
+def _split_experts(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
+    """The tensors of a folder, experts one by one. Those of pictures are published with turned matrices, and saved by
+    transformers with others; the shapes tell.
+    """
+    published = (spec.hidden_size, 2 * spec.moe.intermediate_size) if spec.moe else ()
+    stacks = (entry.shape for name, entry in tensors.items() if name.endswith(StackedExperts.gate_up))
+    return StackedExperts(turned=any(shape[1:] == published for shape in stacks)).split(tensors, spec)
 
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
@@ -48,8 +74,11 @@ ARCHITECTURE = Architecture(
             "max_window_layers": NOT_READ,
             "shared_expert_intermediate_size": "it has no shared expert",
         },
+        model_types=(PICTURE_TYPE,),
+        picture_classes=("Qwen3VLMoeForConditionalGeneration",),
+        convert=_split_experts,
     ),
-    GgufFormat("qwen3moe", read_gguf),
+    GgufFormat("qwen3moe", read_gguf, picture_names=("qwen3vlmoe",)),
     PARAMETERS,
     qwen3.forward,
 )

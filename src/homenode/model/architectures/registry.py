@@ -26,7 +26,7 @@ BY_CLASS: Mapping[str, Architecture] = MappingProxyType({a.folder.class_name: a 
 BY_MODEL_TYPE: Mapping[str, Architecture] = MappingProxyType(
     {name: a for a in ARCHITECTURES.values() for name in (a.name, *a.folder.model_types)}
 )
-GGUF_NAMES = tuple(dict.fromkeys(a.gguf.name for a in ARCHITECTURES.values()))
+GGUF_NAMES = tuple(dict.fromkeys(name for a in ARCHITECTURES.values() for name in a.gguf.all_names))
 
 
 def architecture_of(name: str) -> Architecture:

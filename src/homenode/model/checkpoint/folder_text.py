@@ -41,6 +41,10 @@ def holds_text_of(config: dict[str, Any]) -> str | None:
         return None
     texts, told = _TEXTS_OF.get(named[0], []), config.get("text_config")
     kind = told.get("model_type") if isinstance(told, dict) else None
+    if kind is None and len(texts) > 1:
+        raise UnsupportedError(
+            f"the text of a {named[0]} may be of several architectures; config.json has to say in text_config.model_type which: {', '.join(a.name for a in texts)}"
+        )
     fitting = [a for a in texts if kind is None or kind in (a.name, *a.folder.model_types)]
     if texts and not fitting:
         raise UnsupportedError(
@@ -52,8 +56,10 @@ def holds_text_of(config: dict[str, Any]) -> str | None:
 def text_config(config: dict[str, Any], name: str) -> dict[str, object]:
     """What config.json says of the text model, a `name`."""
     text = config.get("text_config")
+    if not isinstance(text, dict):  # older files have all of it in the whole
+        text = {key: value for key, value in config.items() if key != "vision_config"}
     told = {key: config[key] for key in _TOLD_OF_THE_WHOLE if key in config}
-    return {**(text if isinstance(text, dict) else {}), **told, "architectures": [name]}
+    return {**text, **told, "architectures": [name]}
 
 
 def text_tensors(tensors: dict[str, TensorEntry]) -> dict[str, TensorEntry]:

@@ -24,7 +24,7 @@ def gguf_architecture(path: Path, metadata: Mapping[str, Any]) -> Architecture:
     """
     refuse_other_kinds(path, metadata)
     name = Fields(path, metadata).text("general.architecture")
-    named = [architecture for architecture in ARCHITECTURES.values() if architecture.gguf.name == name]
+    named = [architecture for architecture in ARCHITECTURES.values() if name in architecture.gguf.all_names]
     if not named:
         raise UnsupportedError(
             f"{path}: architecture {quoted(name)} is not supported; homenode runs GGUF files of {', '.join(GGUF_NAMES)}",

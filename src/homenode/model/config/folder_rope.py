@@ -82,7 +82,7 @@ def _rope(
         turning = (head_dim if rotary is None else rotary) // 2
         factor = table.number("factor", 1.0, most=1e6)
         return RopeSpec(theta=theta, factors=(factor,) * turning + (NEVER_TURNS,) * (head_dim // 2 - turning))
-    if kind == "default":
+    if kind in ("default", "mrope"):  # the second with axes of pictures: of text a token has one position on all
         return RopeSpec(theta=theta, rotary_dim=rotary)
     if kind == "linear":
         return RopeSpec(theta=theta, kind=kind, rotary_dim=rotary, factor=table.number("factor", most=1e6))

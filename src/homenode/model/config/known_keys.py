@@ -52,6 +52,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 HARMLESS: Mapping[str, str] = {
     "vocab_size": "the rows of the embedding tell it",
     "rope.dimension_sections": "axes of pictures: of text a token has the same position on all",
+    "n_deepstack_layers": "of pictures",
     "rope.scaling.finetuned": "where the model comes from",
     "tensor_data_layout": "the order of rows goes by the architecture",
     "attention.layer_norm_epsilon": "of norms with a mean, which these architectures lack",
