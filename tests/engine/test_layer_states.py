@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,13 +140,24 @@ def test_the_reference_backend_holds_states_as_well(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"kv_cache_memory": "20KiB"}, "half of the 20KiB of KV memory is for states; give --kv-cache-memory at least"),
+        ({"kv_cache_memory": "20KiB"}, "and the KV memory has 20KiB; give --kv-cache-memory at least"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(folder: Path, settings: dict[str, Any], told: str) -> None:
     config = config_for(folder, threads=1, **({"max_model_len": 160} | settings))
     with pytest.raises(HomenodeError, match=told):
         LocalEngine(config).close()
+
+
+@pytest.mark.parametrize("given", ["20KiB", "100KiB"])
+def test_the_least_memory_that_is_told_suffices(folder: Path, given: str) -> None:
+    """Where states take more than half of it as well; given less, the engine tells the same."""
+    with pytest.raises(HomenodeError) as refused:
+        _engine(folder, kv_cache_memory=given).close()
+    told = re.findall(r"--kv-cache-memory at least (\S+)", refused.value.message)
+    engine = _engine(folder, kv_cache_memory=told[0])
+    assert len(tokens_of(run_all(engine, [PROMPTS[7]], [greedy(59)])[0])) == 59
+    engine.close()
 
 
 def test_the_torch_backend_holds_states_as_well(folder: Path) -> None:

@@ -11,7 +11,13 @@ from homenode.engine.devices import CPU
 from homenode.engine.experts.sizing import Kept
 from homenode.engine.kv.release import floor_bytes
 from homenode.engine.memory.growth import taken_whole_because
-from homenode.engine.memory.state_sizing import state_bytes, state_interval, state_memory_problem, state_slots
+from homenode.engine.memory.state_sizing import (
+    least_kv_memory,
+    state_bytes,
+    state_interval,
+    state_memory_problem,
+    state_slots,
+)
 from homenode.engine.scheduler_config import check_config as check_scheduler
 from homenode.engine.step import WorkerLimits
 from homenode.errors import CapacityError, UserError
@@ -245,21 +251,22 @@ def _kv_problem(
             f"available beside the weights and the buffers of a step; lower it",
             param="kv_cache_memory",
         )
-    if problem := state_memory_problem(config, geometry, kv_bytes(config, memory_available)):
-        return problem
     needed = -(-max_model_len // geometry.block_size)
+    sequence = needed * geometry.block_bytes
+    if problem := state_memory_problem(config, geometry, kv_bytes(config, memory_available), sequence):
+        return problem
     fitting = num_blocks(config, geometry, max_model_len, memory_available)
     if fitting >= needed:
         return None
     held = fitting * geometry.block_size
     whole = kv_bytes(config, memory_available)
     states = state_bytes(geometry, state_slots(config, geometry, whole))
-    held_bytes, enough = whole - states, needed * geometry.block_bytes * (2 if states else 1)
+    held_bytes, enough = whole - states, least_kv_memory(config, geometry, sequence)
     beside = f" (beside {format_bytes(states)} of states)" if states else ""
     advice = f"set --max-model-len to {held} or less, or " if held else ""
     return CapacityError(
         f"one sequence of --max-model-len {max_model_len} needs {format_count(needed, 'KV block')} of {format_count(geometry.block_size, 'token')} "
-        f"({format_bytes(needed * geometry.block_bytes)}), but {format_bytes(held_bytes)} of KV memory{beside} hold {fitting}; "
+        f"({format_bytes(sequence)}), but {format_bytes(held_bytes)} of KV memory{beside} hold {fitting}; "
         f"{advice}give --kv-cache-memory at least {format_bytes(enough)}",
         param="kv_cache_memory" if config.kv.kv_cache_memory is not None else "max_model_len",
     )

@@ -19,14 +19,20 @@ _SLOTS_PER_SEQUENCE = 3  # its own, and snapshots at the ends of its prompt and 
 
 
 def state_slots(config: EngineConfig, geometry: KvGeometry, kv_bytes: int) -> int:
-    """Slots of the state memory within `kv_bytes` for both pools: at most half of it, and no more than as many as
-    --max-num-seqs sequences and their snapshots take. 0 where no layer keeps a state.
+    """Slots of the state memory within `kv_bytes` for both pools: at most half of it, or as many as one sequence wants
+    where that is more, and no more than as many as --max-num-seqs sequences and their snapshots take. 0 where no layer
+    keeps a state.
     """
     if geometry.state is None:
         return 0
-    return min(
-        _slots_per_sequence(config) * config.scheduler.max_num_seqs, int(kv_bytes * _SHARE) // geometry.state.slot_bytes
-    )
+    least, size = _slots_per_sequence(config), geometry.state.slot_bytes
+    return min(least * config.scheduler.max_num_seqs, max(int(kv_bytes * _SHARE) // size, min(least, kv_bytes // size)))
+
+
+def least_kv_memory(config: EngineConfig, geometry: KvGeometry, sequence: int) -> int:
+    """Bytes for both pools that suffice for one sequence whose keys and values take `sequence` bytes."""
+    states = state_bytes(geometry, _slots_per_sequence(config))
+    return sequence + (max(sequence, states) if states else 0)
 
 
 def _slots_per_sequence(config: EngineConfig) -> int:
@@ -115,15 +121,19 @@ def state_handover_problem(
     return None
 
 
-def state_memory_problem(config: EngineConfig, geometry: KvGeometry, kv_bytes: int) -> CapacityError | None:
-    """Why not even one sequence's state fits, and a snapshot of it where any is kept, if so."""
+def state_memory_problem(
+    config: EngineConfig, geometry: KvGeometry, kv_bytes: int, sequence: int
+) -> CapacityError | None:
+    """Why not even one sequence's state fits, and its snapshots where any are kept, if so. `sequence`: bytes of its keys
+    and values.
+    """
     least = _slots_per_sequence(config)
     if geometry.state is None or state_slots(config, geometry, kv_bytes) >= least:
         return None
-    needed = least * geometry.state.slot_bytes
+    kept = " and snapshots of it" if least > 1 else ""
     return CapacityError(
-        f"the state of one sequence{' and a snapshot of it' if least > 1 else ''}, beside keys and values, takes {format_bytes(needed)}, and half of the "
-        f"{format_bytes(kv_bytes)} of KV memory is for states; give --kv-cache-memory at least "
-        f"{format_bytes(int(needed / _SHARE))}",
+        f"the state of one sequence{kept}, beside keys and values, takes {format_bytes(state_bytes(geometry, least))}, "
+        f"and the KV memory has {format_bytes(kv_bytes)}; give --kv-cache-memory at least "
+        f"{format_bytes(least_kv_memory(config, geometry, sequence))}",
         param="kv_cache_memory",
     )
