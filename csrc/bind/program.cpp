@@ -40,11 +40,18 @@ T named(const std::string& name, const std::pair<const char*, T> (&choices)[Coun
   raise({Fault::user, 0, std::string(what) + " '" + name + "' is not known"});
 }
 
+Activation activation_named(const std::string& name) {
+  const std::pair<const char*, Activation> activations[] = {{"silu", Activation::silu},
+                                                            {"gelu", Activation::gelu},
+                                                            {"gelu_erf", Activation::gelu_erf},
+                                                            {"relu2", Activation::relu2},
+                                                            {"clamped", Activation::clamped}};
+  return named(name, activations, "an activation");
+}
+
 void make_experts(ExpertWeights* self, const Handles& gate, const Handles& up, const Handles& down,
                   std::vector<int32_t> ids, std::vector<Tensor> gate_bias, std::vector<Tensor> up_bias,
                   std::vector<Tensor> down_bias, const std::optional<Tensor>& scales, const std::string& activation) {
-  const std::pair<const char*, Activation> activations[] = {
-      {"silu", Activation::silu}, {"gelu", Activation::gelu}, {"clamped", Activation::clamped}};
   ExpertWeights experts{.gate = {},
                         .up = {},
                         .down = {},
@@ -53,7 +60,7 @@ void make_experts(ExpertWeights* self, const Handles& gate, const Handles& up, c
                         .up_bias = std::move(up_bias),
                         .down_bias = std::move(down_bias),
                         .scales = scales.value_or(Tensor{}),
-                        .activation = named(activation, activations, "an activation")};
+                        .activation = activation_named(activation)};
   for (const WeightHandle* handle : gate) experts.gate.push_back(weight_of(*handle));
   for (const WeightHandle* handle : up) experts.up.push_back(weight_of(*handle));
   for (const WeightHandle* handle : down) experts.down.push_back(weight_of(*handle));
@@ -61,10 +68,11 @@ void make_experts(ExpertWeights* self, const Handles& gate, const Handles& up, c
 }
 
 void make_routing(Routing* self, int chosen, const std::string& score, bool normalise, float epsilon, float scale,
-                  int groups, int groups_chosen, const std::string& group_score) {
+                  int groups, int groups_chosen, const std::string& group_score, float jitter) {
   const std::pair<const char*, ExpertScore> scores[] = {{"softmax", ExpertScore::softmax},
                                                         {"sigmoid", ExpertScore::sigmoid},
-                                                        {"chosen_softmax", ExpertScore::chosen_softmax}};
+                                                        {"chosen_softmax", ExpertScore::chosen_softmax},
+                                                        {"sparsemixer", ExpertScore::sparsemixer}};
   const std::pair<const char*, bool> group_scores[] = {{"max", false}, {"top2", true}};
   new (self) Routing{.chosen = chosen,
                      .score = named(score, scores, "a score of experts"),
@@ -73,7 +81,8 @@ void make_routing(Routing* self, int chosen, const std::string& score, bool norm
                      .scale = scale,
                      .groups = groups,
                      .groups_chosen = groups_chosen,
-                     .best_two = named(group_score, group_scores, "a score of groups")};
+                     .best_two = named(group_score, group_scores, "a score of groups"),
+                     .jitter = jitter};
 }
 
 void make_limits(StepLimits* self, int max_tokens, int max_sequences, int max_sampled_rows,
@@ -179,12 +188,20 @@ void bind_recorder(nb::module_& m) {
       .def(
           "__init__",
           [](AttentionParams* self, int layer, float scale, int window, float softcap,
-             const std::optional<Tensor>& sinks, int value_columns, const std::optional<Tensor>& chosen) {
-            new (self) AttentionParams{
-                layer, scale, window, softcap, sinks.value_or(Tensor{}), value_columns, chosen.value_or(Tensor{})};
+             const std::optional<Tensor>& sinks, int value_columns, const std::optional<Tensor>& chosen,
+             const std::optional<Tensor>& slopes) {
+            new (self) AttentionParams{layer,
+                                       scale,
+                                       window,
+                                       softcap,
+                                       sinks.value_or(Tensor{}),
+                                       value_columns,
+                                       chosen.value_or(Tensor{}),
+                                       slopes.value_or(Tensor{})};
           },
           nb::kw_only(), nb::arg("layer"), nb::arg("scale"), nb::arg("window") = 0, nb::arg("softcap") = 0.0f,
-          nb::arg("sinks").none() = nb::none(), nb::arg("value_columns") = 0, nb::arg("chosen").none() = nb::none());
+          nb::arg("sinks").none() = nb::none(), nb::arg("value_columns") = 0, nb::arg("chosen").none() = nb::none(),
+          nb::arg("slopes").none() = nb::none());
   nb::class_<ExpertWeights>(m, "ExpertWeights", "The matrices of an MoE layer's experts.")
       .def("__init__", &make_experts, nb::kw_only(), nb::arg("gate"), nb::arg("up"), nb::arg("down"), nb::arg("ids"),
            nb::arg("gate_bias"), nb::arg("up_bias"), nb::arg("down_bias"), nb::arg("scales").none(),
@@ -192,7 +209,8 @@ void bind_recorder(nb::module_& m) {
            "ids: which of the experts that have logits these are, ascending; empty: all. Biases: of each, or empty.");
   nb::class_<Routing>(m, "NativeRouting", "How experts are chosen and weighted; see homenode.compute.ops.Routing.")
       .def("__init__", &make_routing, nb::kw_only(), nb::arg("chosen"), nb::arg("score"), nb::arg("normalise"),
-           nb::arg("epsilon"), nb::arg("scale"), nb::arg("groups"), nb::arg("groups_chosen"), nb::arg("group_score"));
+           nb::arg("epsilon"), nb::arg("scale"), nb::arg("groups"), nb::arg("groups_chosen"), nb::arg("group_score"),
+           nb::arg("jitter"));
   nb::class_<Recorder>(m, "NativeRecorder",
                        "Records the operations of a forward function; see homenode.compute.ops.Ops.")
       .def("__init__", &make_recorder, nb::arg("pool"), nb::arg("level"), nb::arg("limits"), nb::kw_only(),
@@ -203,6 +221,12 @@ void bind_recorder(nb::module_& m) {
             return take(r.embedding(weight_of(table), first, vocabulary));
           },
           nb::arg("table"), nb::arg("first") = 0, nb::arg("vocabulary") = 0)
+      .def(
+          "position_rows",
+          [](Recorder& r, const WeightHandle& table, int64_t first) {
+            return take(r.position_rows(weight_of(table), first));
+          },
+          nb::arg("table"), nb::arg("first"))
       .def(
           "stored_rows",
           [](Recorder& r, std::shared_ptr<StoredTable> table) { return take(r.stored_rows(std::move(table))); },
@@ -274,10 +298,19 @@ void bind_recorder(nb::module_& m) {
           "silu_mul", [](Recorder& r, const Tensor& x) { return take(r.silu_mul(x)); }, nb::arg("gate_up"))
       .def(
           "gelu_mul",
-          [](Recorder& r, const Tensor& x, const std::optional<Tensor>& up) {
-            return take(r.gelu_mul(x, up.value_or(Tensor{})));
+          [](Recorder& r, const Tensor& x, const std::optional<Tensor>& up, const std::string& form) {
+            return take(r.gelu_mul(x, up.value_or(Tensor{}), activation_named(form)));
           },
-          nb::arg("gate_up"), nb::arg("up").none() = nb::none())
+          nb::arg("gate_up"), nb::arg("up").none(), nb::arg("form"))
+      .def(
+          "activate",
+          [](Recorder& r, const Tensor& x, const std::string& activation) {
+            return take(r.activate(x, activation_named(activation)));
+          },
+          nb::arg("x"), nb::arg("activation"))
+      .def(
+          "clamp", [](Recorder& r, const Tensor& x, float limit) { return take(r.clamp(x, limit)); }, nb::arg("x"),
+          nb::arg("limit"))
       .def(
           "add", [](Recorder& r, const Tensor& x, const Tensor& y) { return take(r.add(x, y)); }, nb::arg("x"),
           nb::arg("y"))

@@ -121,16 +121,35 @@ class TileWork {
     Wanted wanted(!shape_.value_columns);
     if (!found && !stays_near(*tile_)) wanted.add_values(here_, call_.cache->tile_bytes());
     prefetch_chunk(chunk, wanted);
-    int begin[kQueryRows], end[kQueryRows];
+    int begin[kQueryRows], end[kQueryRows], behind[kQueryRows];
+    float slopes[kQueryRows];
     for (int r = 0; r < tile_->rows; ++r) {
       const int p = positions_[r];
+      behind[r] = first - p;
+      if (call_.slopes) slopes[r] = call_.slopes[places_[r].head] * kLog2E;
       begin[r] = std::max(first_visible(p, shape_.window) - first, 0);
       end[r] = std::min(p + 1 - first, kChunkKeys);
     }
-    call_.cache->kernels(kernels_).attend({tile_->rows, shape_.head_dim, shape_.value_dim(), queries_, query_scales_,
-                                           call_.softcap * kLog2E, here_.keys, here_.values, begin, end, scores_,
-                                           result.largest, result.sum, result.out, padded_, turned_, wanted.ranges(),
-                                           wanted.count()});
+    call_.cache->kernels(kernels_).attend({tile_->rows,
+                                           shape_.head_dim,
+                                           shape_.value_dim(),
+                                           queries_,
+                                           query_scales_,
+                                           call_.softcap * kLog2E,
+                                           here_.keys,
+                                           here_.values,
+                                           begin,
+                                           end,
+                                           scores_,
+                                           result.largest,
+                                           result.sum,
+                                           result.out,
+                                           padded_,
+                                           turned_,
+                                           wanted.ranges(),
+                                           wanted.count(),
+                                           call_.slopes ? slopes : nullptr,
+                                           behind});
   }
 
   // A chunk that is the first of every row, straight into the merged result; any other beside it, then merged.

@@ -120,6 +120,7 @@ struct AttentionCall {
   float softcap;  // scores become softcap * tanh(score / softcap); 0: they stay
   NormRope query_transform;
   const float* sinks = nullptr;  // of each query head a score without a value, which is not capped; null: none
+  const float* slopes = nullptr;  // of each query head what a score loses for each key in between; null: nothing
   // Keys and values of a step that is still to be written: each by the one work item that reads it first, so
   // AttentionPlan::writes_alone.
   const KvWrite* write = nullptr;

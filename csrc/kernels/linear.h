@@ -92,6 +92,12 @@ Result<std::shared_ptr<Weight>> attach_weight(int threads, const WeightShape&);
 // Decode one row of a packed weight to float32 (what embedding does), on a thread of the pool.
 void unpack_row(const Weight&, int64_t row, float* out, int thread = 0);
 
+// What a gate goes through before it is multiplied with. All but the last one are of the gate alone.
+enum class Activation { silu, gelu, gelu_erf, relu2, clamped };
+// The kernel of it at a level. up: null for ones, where there is none.
+using GateKernel = void (*)(const float* gate, const float* up, float* out, int64_t count);
+GateKernel gate_kernel(Activation, Level);
+
 struct LinearArgs {
   const float* x;
   int64_t x_stride;  // [tokens, columns]
@@ -114,6 +120,7 @@ struct LinearArgs {
 
   const int32_t* residual_picked = nullptr;  // token t's residual is row residual_picked[t] of it; null: row t
   RunClaims* claims = nullptr;  // lets threads help each other (see linear_share.h); null: each does its own share
+  GateKernel activation = nullptr;  // of the outputs; only without a residual
 
   bool transformed() const { return picked || norm || filled; }
 };
@@ -131,12 +138,6 @@ void linear_multiply(const LinearArgs&, int thread, int threads);
 // A thread's last product of a step is done: what the level keeps in its registers can go. Left out, it costs time and
 // nothing else.
 void linear_finish();
-
-// What a gate goes through before it is multiplied with.
-enum class Activation { silu, gelu, clamped };
-// The kernel of it at a level.
-using GateKernel = void (*)(const float* gate, const float* up, float* out, int64_t count);
-GateKernel gate_kernel(Activation, Level);
 
 // Where gated(gate) * up goes: to float32 rows, or as prepared rows into the scratch memory of the product that takes
 // them (its `filled` is set).

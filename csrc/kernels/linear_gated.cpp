@@ -4,7 +4,7 @@
 
 namespace homenode {
 
-GatedGroups::GatedGroups(const GroupProduct& gates, const GroupProduct& ups, const PreparedRows& to,
+GatedGroups::GatedGroups(const GroupProduct& gates, const GroupProduct* ups, const PreparedRows& to,
                          GateKernel gate_mul, const LinearTable& table, const float* const* biases)
     : gates_(gates), ups_(ups), to_(to), gate_mul_(gate_mul), table_(table), biases_(biases) {}
 
@@ -24,19 +24,19 @@ void GatedGroups::multiply_some(const Piece& piece, int64_t group, int64_t group
                 rows = std::min(groups * kGroupRows, piece.row_end - row);
   for (int64_t g = 0; g < groups; ++g)
     gates_.multiply(piece.gates + (group + g) * gates_.group_bytes(), first, n, gate_ + g * sums);
-  for (int64_t g = 0; g < groups; ++g) {
-    ups_.multiply(piece.ups + (group + g) * ups_.group_bytes(), first, n, up_ + g * sums,
-                  destination(first, row + g * kGroupRows));
+  for (int64_t g = 0; ups_ && g < groups; ++g) {
+    ups_->multiply(piece.ups + (group + g) * ups_->group_bytes(), first, n, up_ + g * sums,
+                   destination(first, row + g * kGroupRows));
   }
   if (biases_) add_biases(row, rows, n);
-  gate_mul_(gate_, up_, gate_, groups * sums);
+  gate_mul_(gate_, ups_ ? up_ : nullptr, gate_, groups * sums);
   store_parts(to_, table_, first, n, row, gate_, rows);
 }
 
 void GatedGroups::add_biases(int64_t row, int64_t rows, int64_t n) {
   float* const sums[2] = {gate_, up_};
   for (int i = 0; i < 2; ++i) {
-    if (!biases_[i]) continue;
+    if (!biases_[i] || (i && !ups_)) continue;
     for (int64_t r = 0; r < rows; ++r) {
       float* const of_row = sums[i] + r / kGroupRows * n * kGroupRows + r % kGroupRows;
       for (int64_t t = 0; t < n; ++t) of_row[t * kGroupRows] += biases_[i][row + r];

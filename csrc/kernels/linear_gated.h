@@ -6,8 +6,8 @@ namespace homenode {
 
 class GatedGroups {
  public:
-  // `biases`: of gate and up, or null.
-  GatedGroups(const GroupProduct& gates, const GroupProduct& ups, const PreparedRows& to, GateKernel,
+  // `ups`: null for the activation of what `gates` make alone. `biases`: of gate and up, or null.
+  GatedGroups(const GroupProduct& gates, const GroupProduct* ups, const PreparedRows& to, GateKernel,
               const LinearTable&, const float* const* biases = nullptr);
 
   // A piece of both weights: where its groups lie, and its rows.
@@ -23,7 +23,8 @@ class GatedGroups {
   void add_biases(int64_t row, int64_t rows, int64_t n);
   Destination destination(int64_t first, int64_t row) const;
 
-  const GroupProduct &gates_, &ups_;
+  const GroupProduct& gates_;
+  const GroupProduct* ups_;
   const PreparedRows& to_;
   const GateKernel gate_mul_;
   const LinearTable& table_;

@@ -34,6 +34,10 @@ class PlainSums {
         const Destination lines{to.out, size_t(to.out_stride) * sizeof(float), size_t(to.rows) * sizeof(float)};
         product_->multiply(packed, first, n, sums_, lines);
         a_.residual_picked ? store_picked(first, n, place, to) : table_.store(sums_, n, to);
+        for (int64_t i = 0; a_.activation && i < n; ++i) {
+          float* row_of = to.out + i * to.out_stride;
+          a_.activation(row_of, nullptr, row_of, to.rows);
+        }
       }
     }
   }
@@ -72,7 +76,14 @@ void linear_multiply(const LinearArgs& a, int thread, int threads) {
 
 GateKernel gate_kernel(Activation gate, Level level) {
   const Kernels& table = kernels(level);
-  return gate == Activation::gelu ? table.gelu_mul : gate == Activation::clamped ? table.clamped_mul : table.silu_mul;
+  switch (gate) {
+    case Activation::silu: return table.silu_mul;
+    case Activation::gelu: return table.gelu_mul;
+    case Activation::gelu_erf: return table.gelu_erf_mul;
+    case Activation::relu2: return table.relu2_mul;
+    case Activation::clamped: break;
+  }
+  return table.clamped_mul;
 }
 
 bool can_gate(const Weight& gate, const Weight& up) {
@@ -90,7 +101,7 @@ void linear_multiply_gated(const LinearArgs& a, const GatedRows& to, int thread,
   else rows.floats = to.out, rows.float_stride = to.out_stride;
   const Weight &gate = *a.weights[0], &up = *a.weights[1];
   const GroupProduct gates(gate, rows_for(a, gate, table), table), ups(up, rows_for(a, up, table), table);
-  GatedGroups groups(gates, ups, rows, gate_kernel(to.gate, current_level()), table, a.biases);
+  GatedGroups groups(gates, &ups, rows, gate_kernel(to.gate, current_level()), table, a.biases);
   work_through(a, 1, table, thread, threads, [&](const Run& run) {  // the pieces of gate stand for those of up
     const Weight::Piece& piece = gate.pieces[run.piece];
     groups.multiply({gate.data(run.piece, thread), up.data(run.piece, thread), piece.row_begin, piece.row_end},

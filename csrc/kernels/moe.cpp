@@ -35,7 +35,8 @@ class GateUp {
     const float* const biases[2] = {bias_of(experts_.gate_bias, expert), bias_of(experts_.up_bias, expert)};
     const GroupProduct gates(gate, gate_rows_, table_), ups(up, up_rows_, table_);
     const Weight::Piece& rows = gate.pieces[piece];  // up's has the same
-    GatedGroups groups(gates, ups, to_, gate_mul_, table_, biases[0] || biases[1] ? biases : nullptr);
+    GatedGroups groups(gates, experts_.gated ? &ups : nullptr, to_, gate_mul_, table_,
+                       biases[0] || biases[1] ? biases : nullptr);
     const GatedGroups::Piece both{gate.data(piece, thread), up.data(piece, thread), rows.row_begin, rows.row_end};
     const int64_t block = std::min(block_of(table_, gates, end - begin), block_of(table_, ups, end - begin));
     for (int64_t from = begin; from < end; from += block) {

@@ -29,7 +29,7 @@ namespace homenode {
 
 constexpr int64_t kMoeFew = 8;
 
-// One gated MLP for each expert. `check_experts` says whether they fit together.
+// One MLP for each expert. `check_experts` says whether they fit together.
 struct Experts {
   std::vector<const Weight*> gate, up, down;  // [inner, columns], [inner, columns], [columns, inner]
   // For each expert that has logits its place in these lists, or their length where it is elsewhere; empty: as they are
@@ -37,6 +37,7 @@ struct Experts {
   // For each expert a vector as long as its matrix has rows; empty: none has one.
   std::vector<const float*> gate_bias = {}, up_bias = {}, down_bias = {};
   Activation activation = Activation::silu;
+  bool gated = true;  // else what goes into down is the activation of up(x) alone, and gate has up's matrices
   int count() const { return static_cast<int>(gate.size()); }
   int total() const { return here.empty() ? count() : static_cast<int>(here.size()); }
   int64_t columns() const { return gate[0]->columns; }
@@ -44,7 +45,7 @@ struct Experts {
 };
 std::optional<Error> check_experts(const Experts&);
 
-enum class ExpertScore { softmax, sigmoid, chosen_softmax };
+enum class ExpertScore { softmax, sigmoid, chosen_softmax, sparsemixer };
 
 // How a token's experts are chosen and weighted: see homenode.compute.ops.Routing. `bias`, `scales`: a value for each
 // expert that has logits, or null.
@@ -55,13 +56,11 @@ struct Routing {
   float epsilon = 0, scale = 1;
   int groups = 1, groups_chosen = 1;
   bool best_two = true;  // of a group's experts count, else its best one
+  float jitter = 0;  // of sparsemixer
   const float* bias = nullptr;
   const float* scales = nullptr;
   // Is the order of the logits that of the choice?
-  bool by_logits() const {
-    return !bias && (score == ExpertScore::softmax || score == ExpertScore::chosen_softmax) &&
-           (groups == 1 || !best_two);
-  }
+  bool by_logits() const { return !bias && score != ExpertScore::sigmoid && (groups == 1 || !best_two); }
 };
 
 // What comes before the choice, where the MoE layer does it.

@@ -89,12 +89,26 @@ void soften(const float* logits, int experts, const Routing& how, float* weights
   for (int i = 0; i < how.chosen; ++i) weights[i] = static_cast<float>(weights[i] / total);
 }
 
+// Logits of the chosen ones, descending, become for each the share it has of those near it that come after it.
+void soften_near(const float* logits, int experts, const Routing& how, const int32_t* indices, float* weights) {
+  for (int i = 0; i < how.chosen; ++i) {
+    const float best = weights[i];
+    double total = 0;
+    for (int e = 0; e < experts; ++e) {
+      const bool far = best - logits[e] > 2 * how.jitter * std::max(std::abs(logits[e]), best);
+      if (!far && std::find(indices, indices + i, e) == indices + i) total += std::exp(logits[e] - best);
+    }
+    weights[i] = static_cast<float>(1 / total);
+  }
+}
+
 }  // namespace
 
 void choose_experts(const float* logits, int experts, const Routing& how, int32_t* indices, float* weights,
                     float* scratch) {
   float *of_groups = scratch, *scores = scratch + how.groups, *biased = scores + experts;
-  const bool of_logits = how.by_logits() || how.score == ExpertScore::chosen_softmax;
+  const bool sparse = how.score == ExpertScore::sparsemixer;
+  const bool of_logits = how.by_logits() || how.score == ExpertScore::chosen_softmax || sparse;
   if (!of_logits) find_scores(logits, experts, how.score, scores);
   const float *all = of_logits ? logits : scores, *by = all;
   if (how.bias) {
@@ -104,7 +118,9 @@ void choose_experts(const float* logits, int experts, const Routing& how, int32_
   Best best(indices, weights, how.chosen);
   add_all(best, by, experts, how, of_groups);
   for (int i = 0; i < how.chosen; ++i) weights[i] = all[indices[i]];
-  if (of_logits) {
+  if (sparse) {
+    soften_near(logits, experts, how, indices, weights);
+  } else if (of_logits) {
     soften(logits, experts, how, weights);
   } else if (how.normalise) {
     double total = how.epsilon;

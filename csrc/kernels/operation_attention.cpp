@@ -83,21 +83,16 @@ void AttentionOperation::lower(Lowering& to) {
   q.add_to(touched);
   touched.insert(touched.end(), {memory_of(out), own, partials});
   const float* sinks = params.sinks.value ? View(params.sinks).row(0) : nullptr;
+  const float* slopes = params.slopes.value ? View(params.slopes).row(0) : nullptr;
   to.phase({"attention",
             [=, this, y = View(out)](const Step& step, int thread, int) {
               const KvWrite fresh = stores() ? write() : KvWrite{};
               const View queries(q.x);
-              const AttentionCall call{queries.row(0),
-                                       queries.stride(),
-                                       y.row(0),
-                                       y.stride(),
-                                       cache.get(),
-                                       params.layer,
-                                       params.scale,
-                                       params.softcap,
-                                       q.transform(),
-                                       sinks,
-                                       stores() && plan->writes_alone(step) ? &fresh : nullptr};
+              const AttentionCall call{
+                  queries.row(0), queries.stride(), y.row(0),
+                  y.stride(),     cache.get(),      params.layer,
+                  params.scale,   params.softcap,   q.transform(),
+                  sinks,          slopes,           stores() && plan->writes_alone(step) ? &fresh : nullptr};
               attend(call, step, *plan, AttentionScratch(own->data, own->own_bytes, partials->data, value_dim), *table,
                      claims, thread);
             },

@@ -37,7 +37,7 @@ void LinearOperation::fuse_producers() {
   filled_ = gate && gate->fill(this);
   residual_selected_ = has_residual_ && take_selection(residual_);
   if (auto* attention = maker_of<AttentionOperation>(source_)) name = "o", attention->sampled_only = selected_;
-  else if (gate) name = "down";
+  else if (gate || maker_of<ActivateOperation>(x)) name = "down";
 }
 
 LinearArgs LinearOperation::arguments(const Step& step, Memory* scratch) const {
@@ -58,6 +58,7 @@ LinearArgs LinearOperation::arguments(const Step& step, Memory* scratch) const {
   if (norm_) args.norm = View(norm_->weight).row(0), args.eps = norm_->eps;
   args.filled = filled_;
   args.claims = claims_;
+  args.activation = activation_;
   return args;
 }
 
@@ -113,6 +114,11 @@ void LinearOperation::lower(Lowering& to) {
   lower_as(to,
            [](const LinearArgs& args, const Step&, int thread, int threads) { linear_multiply(args, thread, threads); },
            {memory_of(out)});
+}
+
+void LinearOperation::lower_activated(Lowering& to, Activation by, const Tensor& result) {
+  name = "up", activation_ = gate_kernel(by, to.level()), out = result;
+  lower(to);
 }
 
 const Weight* LinearOperation::only_weight() const {

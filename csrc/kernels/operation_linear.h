@@ -25,10 +25,13 @@ class LinearOperation : public Operation {
   const Weight* only_weight() const;
   const float* only_bias() const { return biases_[0]; }
   bool multiplies_as_is(Level) const;
+  bool has_residual() const { return has_residual_; }
   // Is this gate and up, so that gated(gate) * up can be made where the sums are?
   bool can_gate() const;
   // Into `out`, or into the prepared rows of `reader`.
   void lower_gated(Lowering&, Activation, const Tensor& out, LinearOperation* reader);
+  // The activation of what it makes, into `out`.
+  void lower_activated(Lowering&, Activation, const Tensor& out);
 
   // The arguments of a step, the rows to be found in `scratch`.
   LinearArgs arguments(const Step&, Memory* scratch) const;
@@ -56,6 +59,7 @@ class LinearOperation : public Operation {
   bool filled_ = false;
   Memory* shared_ = nullptr;
   RunClaims* claims_ = nullptr;
+  GateKernel activation_ = nullptr;
 };
 
 }  // namespace homenode

@@ -43,6 +43,15 @@ void EmbeddingOperation::lower(Lowering& to) {
            {memory_of(out)});
 }
 
+void PositionRowsOperation::lower(Lowering& to) {
+  to.phase({"embedding",
+            [table = table.get(), first = first, y = View(out)](const Step& step, int thread, int threads) {
+              embedding_rows(*table, -first, step.positions.data(), step.tokens, y.row(0), y.stride(), thread, threads);
+            },
+            true},
+           {memory_of(out)});
+}
+
 void StoredRowsOperation::lower(Lowering& to) {
   to.phase({"stored rows",
             [table = table.get(), y = View(out)](const Step& step, int thread, int threads) {
@@ -177,6 +186,26 @@ void GateOperation::lower(Lowering& to) {
            {memory_of(gate_up), memory_of(factor), memory_of(out)});
 }
 
+void ActivateOperation::fuse_producers() {
+  auto* product = maker_of<LinearOperation>(x);
+  if (!product || product->has_residual()) return;
+  product->fused = true;
+  product_ = product;
+}
+
+void ActivateOperation::lower(Lowering& to) {
+  if (product_) return product_->lower_activated(to, how, out);
+  to.phase({"activation",
+            [=, x = View(x), y = View(out), kind = out.rows, activate = gate_kernel(how, to.level())](
+                const Step& step, int thread, int threads) {
+              for_pieces(rows_in(kind, step), x.columns(), thread, threads,
+                         [&](int64_t row, int64_t begin, int64_t count) {
+                           activate(x.row(row) + begin, nullptr, y.row(row) + begin, count);
+                         });
+            }},
+           {memory_of(x), memory_of(out)});
+}
+
 void AddOperation::fuse_producers() {
   if (auto* norm = maker_of<RmsNormOperation>(y)) {
     norm->fused = true;
@@ -233,6 +262,18 @@ void ScaleByPositionOperation::lower(Lowering& to) {
                 const int turns = step.positions[static_cast<size_t>(r)] / length;
                 const auto factor = static_cast<float>(1 + double(growth) * std::log1p(double(turns)));
                 for (int64_t c = 0; c < x.columns(); ++c) y.row(r)[c] = x.row(r)[c] * factor;
+              }
+            },
+            true},
+           {memory_of(x), memory_of(out)});
+}
+
+void ClampOperation::lower(Lowering& to) {
+  to.phase({"clamp",
+            [x = View(x), y = View(out), kind = out.rows, limit = limit](const Step& step, int thread, int threads) {
+              const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
+              for (int r = rows.begin; r < rows.end; ++r) {
+                for (int64_t c = 0; c < x.columns(); ++c) y.row(r)[c] = std::clamp(x.row(r)[c], -limit, limit);
               }
             },
             true},

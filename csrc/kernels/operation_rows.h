@@ -22,6 +22,18 @@ class EmbeddingOperation : public Operation {
   Tensor out;
 };
 
+// Rows first + position of a table.
+class PositionRowsOperation : public Operation {
+ public:
+  PositionRowsOperation(std::shared_ptr<const Weight> from, int64_t first_row, Tensor to)
+      : table(std::move(from)), first(first_row), out(std::move(to)) {}
+  void lower(Lowering&) override;
+
+  std::shared_ptr<const Weight> table;
+  int64_t first;
+  Tensor out;
+};
+
 class StoredRowsOperation : public Operation {
  public:
   StoredRowsOperation(std::shared_ptr<const StoredTable> from, Tensor to)
@@ -118,6 +130,21 @@ class GateOperation : public Operation {
   LinearOperation* reader_ = nullptr;
 };
 
+// The activation of x alone. Takes over the product that makes it, so that it is done where the sums are.
+class ActivateOperation : public Operation {
+ public:
+  ActivateOperation(Tensor from, Activation by, Tensor to) : x(std::move(from)), how(by), out(std::move(to)) {}
+  void fuse_producers() override;
+  void lower(Lowering&) override;
+
+  Tensor x;
+  Activation how;
+  Tensor out;
+
+ private:
+  LinearOperation* product_ = nullptr;
+};
+
 // x + y. Takes over the norm that makes y, and the selection of x's rows.
 class AddOperation : public Operation {
  public:
@@ -152,6 +179,16 @@ class ScaleByPositionOperation : public Operation {
   Tensor x;
   float growth;
   int length;
+  Tensor out;
+};
+
+class ClampOperation : public Operation {
+ public:
+  ClampOperation(Tensor from, float to_limit, Tensor to) : x(std::move(from)), limit(to_limit), out(std::move(to)) {}
+  void lower(Lowering&) override;
+
+  Tensor x;
+  float limit;
   Tensor out;
 };
 

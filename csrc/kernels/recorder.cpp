@@ -61,6 +61,14 @@ Result<Tensor> Recorder::embedding(std::shared_ptr<const Weight> table, int64_t 
   return append(std::make_unique<EmbeddingOperation>(std::move(table), first, out), out, {});
 }
 
+Result<Tensor> Recorder::position_rows(std::shared_ptr<const Weight> table, int64_t first) {
+  if (first < 0 || first >= table->rows)
+    return misuse("position_rows: a table of " + to_string(table->rows) + " rows from row " + to_string(first) + " on");
+  const Tensor out = make(table->columns, RowKind::tokens);
+  program_->bounds_.positions = std::min(program_->bounds_.positions, table->rows - first);
+  return append(std::make_unique<PositionRowsOperation>(std::move(table), first, out), out, {});
+}
+
 Result<Tensor> Recorder::stored_rows(std::shared_ptr<const StoredTable> table) {
   const Tensor out = make(table->columns(), RowKind::tokens);
   program_->bounds_.vocabulary = std::min(program_->bounds_.vocabulary, table->rows());
@@ -111,7 +119,7 @@ Result<std::vector<Tensor>> Recorder::split(const Tensor& x, std::span<const int
 }
 
 Result<Tensor> Recorder::gated(const Tensor& gate_up, const Tensor& up, Activation gate) {
-  const std::string operation = gate == Activation::gelu ? "gelu_mul" : "silu_mul";
+  const std::string operation = gate == Activation::silu ? "silu_mul" : "gelu_mul";
   if (auto error = check_input(gate_up, operation.c_str())) return *error;
   if (up.value) {
     if (auto error = check_input(up, operation.c_str())) return *error;
@@ -125,6 +133,20 @@ Result<Tensor> Recorder::gated(const Tensor& gate_up, const Tensor& up, Activati
   if (gate_up.columns % 2) return misuse(operation + ": rows of " + to_string(gate_up.columns) + " have no halves");
   const Tensor out = make(gate_up.columns / 2, rows_made_of(gate_up));
   return append(std::make_unique<GateOperation>(gate_up, Tensor{}, gate, out), out, {{gate_up}});
+}
+
+Result<Tensor> Recorder::activate(const Tensor& x, Activation how) {
+  if (auto error = check_input(x, "activate")) return *error;
+  if (how == Activation::clamped) return misuse("activate: an activation that takes a gate and what it multiplies");
+  const Tensor out = make(x.columns, rows_made_of(x));
+  return append(std::make_unique<ActivateOperation>(x, how, out), out, {{x}});
+}
+
+Result<Tensor> Recorder::clamp(const Tensor& x, float limit) {
+  if (auto error = check_input(x, "clamp")) return *error;
+  if (!(limit > 0)) return misuse("clamp: a limit of " + to_string(limit));
+  const Tensor out = make(x.columns, rows_made_of(x));
+  return append(std::make_unique<ClampOperation>(x, limit, out), out, {{x}});
 }
 
 Result<Tensor> Recorder::add(const Tensor& x, const Tensor& y) {

@@ -23,6 +23,7 @@ class Recorder {
 
   // The table holds rows `first` on, of `vocabulary` in all (0: it holds all); ids elsewhere give zeros.
   Result<Tensor> embedding(std::shared_ptr<const Weight> table, int64_t first = 0, int64_t vocabulary = 0);
+  Result<Tensor> position_rows(std::shared_ptr<const Weight> table, int64_t first);
   Result<Tensor> stored_rows(std::shared_ptr<const StoredTable> table);
   Result<Tensor> received(int64_t columns);
   Result<Tensor> sum(const Tensor& x);
@@ -46,8 +47,12 @@ class Recorder {
   Result<Tensor> choose_tokens(const Tensor& q, const Tensor& weights, const Tensor& k, std::shared_ptr<KvCache> cache,
                                int layer, int count);
   Result<Tensor> silu_mul(const Tensor& gate_up) { return gated(gate_up, {}, Activation::silu); }
-  // up: an empty handle where gate_up has both halves.
-  Result<Tensor> gelu_mul(const Tensor& gate_up, const Tensor& up = {}) { return gated(gate_up, up, Activation::gelu); }
+  // up: an empty handle where gate_up has both halves. form: gelu or gelu_erf.
+  Result<Tensor> gelu_mul(const Tensor& gate_up, const Tensor& up = {}, Activation form = Activation::gelu) {
+    return gated(gate_up, up, form);
+  }
+  Result<Tensor> activate(const Tensor& x, Activation);
+  Result<Tensor> clamp(const Tensor& x, float limit);
   Result<Tensor> add(const Tensor& x, const Tensor& y);
   Result<Tensor> scale(const Tensor& x, float factor);
   Result<Tensor> scale_by(const Tensor& x, const Tensor& factor);

@@ -78,15 +78,19 @@ Result<Tensor> Recorder::attention(const Tensor& q, const Tensor& k, const Tenso
   if (!(cap >= 0) || std::isinf(cap))
     return misuse("attention: scores capped at " + to_string(cap) + "; wanted 0 for no cap, or more");
   if (auto error = check_attention(q, k, v, *cache, params)) return *error;
-  const Tensor& sinks = params.sinks;
   const int64_t heads = q.columns / cache->shape().head_dim;
-  if (sinks.value && (sinks.rows != RowKind::fixed || sinks.fixed_rows != 1 || sinks.columns != heads)) {
-    return misuse("attention: sinks of " + to_string(sinks.columns) + " for " + to_string(heads) +
-                  " query heads; wanted a parameter of that length");
+  const std::pair<const char*, const Tensor&> of_heads[] = {{"sinks", params.sinks}, {"slopes", params.slopes}};
+  for (const auto& [what, each] : of_heads) {
+    if (each.value && (each.rows != RowKind::fixed || each.fixed_rows != 1 || each.columns != heads)) {
+      return misuse(std::string("attention: ") + what + " of " + to_string(each.columns) + " for " + to_string(heads) +
+                    " query heads; wanted a parameter of that length");
+    }
   }
+  if (params.slopes.value && (cap > 0 || params.chosen.value))
+    return misuse("attention: slopes, which go with neither a cap nor chosen tokens");
   if (params.chosen.value) {
     if (auto error = check_input(params.chosen, "attention")) return *error;
-    if (!params.value_columns || cache->shape().kv_heads != 1 || params.window || sinks.value)
+    if (!params.value_columns || cache->shape().kv_heads != 1 || params.window || params.sinks.value)
       return misuse("attention: chosen tokens, which are for one head of keys alone without window and sinks");
   }
   const Tensor out = make(params.value_columns ? heads * params.value_columns : q.columns, RowKind::tokens);

@@ -88,8 +88,14 @@ Result<Tensor> Recorder::moe(const Tensor& x, const Tensor& logits, ExpertWeight
   }
   Experts experts{pointers_to(weights.gate), pointers_to(weights.up), pointers_to(weights.down), {}};
   experts.activation = weights.activation;
+  if (weights.gate.empty()) {
+    if (weights.activation == Activation::clamped || !weights.gate_bias.empty())
+      return misuse("moe: experts without a gate, which the activation or a bias is of");
+    experts.gate = experts.up, experts.gated = false;
+    std::swap(weights.gate_bias, weights.up_bias);
+  }
   if (!weights.ids.empty()) {
-    auto places = places_of(weights.ids, logits.columns, weights.gate.size());
+    auto places = places_of(weights.ids, logits.columns, weights.up.size());
     if (!places) return places.error();
     experts.here = std::move(places.value());
   }

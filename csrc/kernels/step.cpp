@@ -47,6 +47,9 @@ std::optional<Error> check_sequence(const StepInput& in, const StepBounds& bound
   const int64_t begin = in.query_start[i], end = in.query_start[i + 1], context = in.context_len[i];
   if (begin >= end || end > static_cast<int64_t>(in.ids.size()))
     return wrong(who + " has tokens " + to_string(begin) + " to " + to_string(end));
+  if (context > bounds.positions)
+    return wrong(who + " has a context of " + to_string(context) + "; the table of positions has " +
+                 to_string(bounds.positions) + " rows");
   if (context < end - begin)
     return wrong(who + " has " + to_string(end - begin) + " tokens in a context of " + to_string(context));
   for (int64_t t = begin; t < end; ++t) {

@@ -24,6 +24,7 @@ struct StepBounds {
   int64_t fixed_rows = INT32_MAX;  // rows of the shortest constant input
   int64_t state_slots = 0;         // of the state memory; 0: the program has none
   int64_t received_columns = 0;    // of the rows that a step brings; 0: none
+  int64_t positions = INT32_MAX;   // that a table of positions has rows for
   std::vector<const KvCache*> caches = {};  // may have other memory attached, whose blocks are only read
 };
 

@@ -91,7 +91,8 @@ struct Chunk {
   std::shared_ptr<KvCache> cache;
   std::vector<const void*> key_tiles, value_tiles;
   std::vector<int> begin, end;
-  std::vector<float> queries;
+  std::vector<float> queries, slopes;
+  std::vector<int> behind;
 
   Chunk(Random& random, ThreadPool& pool, KvType kind, bool within)
       : head_dim(2 * random.between(1, 70)),
@@ -111,6 +112,7 @@ struct Chunk {
     for (int r = 0; r < rows; ++r) {
       begin.push_back(random.one_in(2) ? 0 : random.between(0, keys - 1));
       end.push_back(random.between(begin.back() + 1, keys));
+      slopes.push_back(0.01f * random.real()), behind.push_back(random.between(-kChunkKeys, 600));
       for (int d = 0; d < head_dim; ++d) queries.push_back(random.real());
     }
   }
@@ -129,9 +131,26 @@ struct Chunk {
       auto* row = reinterpret_cast<std::byte*>(loaded.get()) + int64_t(r) * head_dim * kv.query_bytes;
       scales.push_back(kv.load_query(queries.data() + r * head_dim, head_dim, 0.2f, row));
     }
-    kv.attend({rows, head_dim, value_dim, loaded.get(), scales.data(), softcap, key_tiles.data(), value_tiles.data(),
-               begin.data(), end.data(), scores.get(), largest.get(), sum.get(), out.get(), int64_t(padded),
-               value_columns ? turned.get() : nullptr});
+    kv.attend({rows,
+               head_dim,
+               value_dim,
+               loaded.get(),
+               scales.data(),
+               softcap,
+               key_tiles.data(),
+               value_tiles.data(),
+               begin.data(),
+               end.data(),
+               scores.get(),
+               largest.get(),
+               sum.get(),
+               out.get(),
+               int64_t(padded),
+               value_columns ? turned.get() : nullptr,
+               nullptr,
+               0,
+               softcap == 0 ? slopes.data() : nullptr,
+               behind.data()});
     std::vector<float> found(largest.get(), largest.get() + rows);
     for (int r = 0; r < rows; ++r) {
       for (int d = 0; d < value_dim; ++d) found.push_back(out[size_t(r) * padded + size_t(d)] / sum[size_t(r)]);
@@ -169,6 +188,8 @@ void compare_rows(Random& random) {
       {"divide", [&](const Kernels& k, float* out) { k.divide(x.get(), 0.7f, out, n); }},
       {"silu_mul", [&](const Kernels& k, float* out) { k.silu_mul(x.get(), y.get(), out, n); }},
       {"gelu_mul", [&](const Kernels& k, float* out) { k.gelu_mul(x.get(), y.get(), out, n); }},
+      {"gelu_erf_mul", [&](const Kernels& k, float* out) { k.gelu_erf_mul(x.get(), y.get(), out, n); }},
+      {"relu2_mul", [&](const Kernels& k, float* out) { k.relu2_mul(x.get(), nullptr, out, n); }},
       {"clamped_mul", [&](const Kernels& k, float* out) { k.clamped_mul(x.get(), y.get(), out, n); }},
       {"sigmoid_mul", [&](const Kernels& k, float* out) { k.sigmoid_mul(x.get(), y.get(), out, n); }},
       {"soft_cap", [&](const Kernels& k, float* out) { k.soft_cap(x.get(), 3, out, n); }},

@@ -101,7 +101,8 @@ class Model {
                                                .scale = 1 / std::sqrt(static_cast<float>(shape_.head_dim)),
                                                .window = shape_.window,
                                                .softcap = shape_.softcap,
-                                               .sinks = shape_.early ? parameter(shape_.heads) : Tensor{}}));
+                                               .sinks = shape_.early ? parameter(shape_.heads) : Tensor{},
+                                               .slopes = shape_.softcap == 0 ? parameter(shape_.heads) : Tensor{}}));
     const Tensor residual = selected(r, x, shape_.early);
     return taken(r.linear(selected(r, attended, shape_.early), {weight(shape_.hidden, queries)}, {}, &residual));
   }
@@ -111,6 +112,7 @@ class Model {
   Tensor feed_forward(Recorder& r, const Tensor& x) {
     const Tensor normed = taken(r.rms_norm(x, parameter(shape_.hidden), 1e-6f));
     if (shape_.experts) return moe(r, normed, x);
+    if (shape_.window && shape_.early) return plain(r, normed, x);
     const Tensor both = taken(
         r.linear(normed, {weight(shape_.inner, shape_.hidden), weight(shape_.inner, shape_.hidden)}, {}, nullptr));
     const std::shared_ptr<const Weight> down = weight(shape_.hidden, shape_.inner);
@@ -119,10 +121,21 @@ class Model {
     return taken(r.scale(taken(r.add(x, taken(r.rms_norm(out, parameter(shape_.hidden), 1e-6f)))), 0.9f));
   }
 
+  // An MLP without a gate.
+  Tensor plain(Recorder& r, const Tensor& normed, const Tensor& x) {
+    const Activation how = shape_.qk_norm ? Activation::relu2 : Activation::gelu_erf;
+    const Tensor up =
+        taken(r.linear(normed, {weight(shape_.inner, shape_.hidden)}, {parameter(shape_.inner)}, nullptr));
+    const Tensor out = taken(r.linear(taken(r.activate(up, how)), {weight(shape_.hidden, shape_.inner)}, {}, nullptr));
+    return taken(r.add(x, taken(r.clamp(out, 2))));
+  }
+
   Tensor moe(Recorder& r, const Tensor& normed, const Tensor& x) {
     ExpertWeights experts{{}, {}, {}, shape_.here};
+    const bool gated = shape_.early || !shape_.window;
+    if (!gated) experts.activation = Activation::relu2;
     for (int e = 0; e < (shape_.here.empty() ? shape_.experts : static_cast<int>(shape_.here.size())); ++e) {
-      experts.gate.push_back(weight(shape_.inner, shape_.hidden));
+      if (gated) experts.gate.push_back(weight(shape_.inner, shape_.hidden));
       experts.up.push_back(weight(shape_.inner, shape_.hidden));
       experts.down.push_back(weight(shape_.hidden, shape_.inner));
       if (!shape_.early) continue;
@@ -132,6 +145,7 @@ class Model {
     const Tensor logits = taken(r.linear(normed, {weight(shape_.experts, shape_.hidden)}, {}, nullptr));
     Routing routing{.chosen = (shape_.experts + 1) / 2, .normalise = shape_.qk_norm, .scale = 1.5f};
     routing.score = shape_.window ? ExpertScore::sigmoid : ExpertScore::softmax;
+    if (!gated && shape_.qk_norm) routing.score = ExpertScore::sparsemixer, routing.jitter = 0.1f;
     if (shape_.experts % 2 == 0) routing.groups = 2, routing.best_two = !shape_.early;
     const Tensor bias = parameter(shape_.experts);
     if (shape_.early) experts.scales = parameter(shape_.experts), experts.activation = Activation::clamped;

@@ -30,6 +30,11 @@ class Case:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    sloped: bool = False
+
+    def slopes(self) -> FloatArray | None:
+        """From none to one that leaves a few keys only."""
+        return np.linspace(0, 0.7, self.heads, dtype=np.float32) if self.sloped else None
 
     def head_sinks(self) -> FloatArray | None:
         """From far below the scores to far above them."""
@@ -59,7 +64,16 @@ class Cached:
         given = None if sinks is None else self.backend.vector(sinks)
         program = self.backend.compile(
             lambda ops: ops.attention(
-                q, k, v, self.cache, self.layer, case.head_dim**-0.5, case.window, case.softcap, sinks=given
+                q,
+                k,
+                v,
+                self.cache,
+                self.layer,
+                case.head_dim**-0.5,
+                case.window,
+                case.softcap,
+                sinks=given,
+                slopes=case.slopes(),
             ),
             StepLimits(rows, len(parts), 1, BLOCKS),
         )
@@ -78,6 +92,8 @@ def oracle(case: Case, inputs: Sequence[FloatArray], first: int = 0) -> FloatArr
     if case.softcap is not None:
         scores = case.softcap * np.tanh(scores / case.softcap)
     distance = np.arange(first, n)[:, None] - np.arange(n)
+    if (slopes := case.slopes()) is not None:
+        scores = scores - slopes.astype(np.float64)[:, None, None] * distance
     visible = (distance >= 0) & (distance < (case.window or n))
     scores = np.where(visible, scores, -np.inf)
     sinks = case.head_sinks()
@@ -146,6 +162,9 @@ CASES = [
     Case(8, 4, 64, 300, sinks=True),
     Case(8, 2, 64, 300, "bf16", window=128, sinks=True),
     Case(8, 2, 64, 300, "int8", window=128, softcap=1.5, sinks=True),
+    Case(8, 4, 64, 300, sloped=True),
+    Case(3, 3, 80, 700, "bf16", sloped=True),
+    Case(8, 2, 64, 300, "int8", window=128, sinks=True, sloped=True),
     Case(7, 1, 64, 290, softcap=1.5),
     Case(7, 1, 64, 290, "bf16", softcap=1.5),
     Case(7, 1, 64, 290, "int8", softcap=1.5),

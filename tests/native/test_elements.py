@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from homenode.compute.native import NativeBackend
-from homenode.compute.ops import FloatArray
+from homenode.compute.ops import FloatArray, PlainActivation
 from tests.native.steps import Part, evaluate, limits, same_bits, step_of
 
 ROWS = [1, 2, 7, 33]
@@ -68,6 +70,63 @@ def test_gelu_mul_at_the_edges(backend: NativeBackend) -> None:
     found = evaluate(backend, lambda ops: ops.gelu_mul(backend.constant(x)), 1)[0]
     assert found[:3].tolist() == [0, 0, 50] and found[4] == 1000 and found[6] == np.float32(1e30)
     assert np.abs(found[[3, 5, 7]]).max() < 1e-7 and np.isnan(found[8])
+
+
+PLAIN = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    "gelu_erf": lambda x: 0.5 * x * (1 + np.vectorize(math.erf)(x / np.sqrt(2))),
+    "relu2": lambda x: np.maximum(x, 0) ** 2,
+}
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("columns", [1, 8, 48, 172, 513])
+@pytest.mark.parametrize("activation", PLAIN)
+def test_activations(backend: NativeBackend, activation: PlainActivation, rows: int, columns: int) -> None:
+    """Alone, as what a product makes, and of a gate."""
+    x, weight, bias = 3 * random(rows, columns), random(24, columns, seed=1), random(24, seed=2)
+    wanted = PLAIN[activation](x.astype(np.float64))
+    found = evaluate(backend, lambda ops: ops.activate(backend.constant(x), activation), rows)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    made = backend.weight_from_array(weight, "F32")
+    product = evaluate(backend, lambda ops: ops.linear(backend.constant(x), (made,), (backend.vector(bias),)), rows)
+    found = evaluate(
+        backend,
+        lambda ops: ops.activate(ops.linear(backend.constant(x), (made,), (backend.vector(bias),)), activation),
+        rows,
+    )
+    apart = evaluate(backend, lambda ops: ops.activate(backend.constant(product), activation), rows)
+    assert np.array_equal(found, apart)
+    if activation in ("gelu", "gelu_erf"):
+        up = random(rows, columns, seed=3)
+        found = evaluate(backend, lambda ops: ops.gelu_mul(backend.constant(x), backend.constant(up), activation), rows)
+        np.testing.assert_allclose(found, wanted * up, rtol=1e-5, atol=1e-6)
+
+
+def test_exact_gelu_at_the_edges(backend: NativeBackend) -> None:
+    x = np.array([[0, -0.0, 50, -50, 1000, -1000, 1e30, -1e30, np.nan]], np.float32)
+    found = evaluate(backend, lambda ops: ops.activate(backend.constant(x), "gelu_erf"), 1)[0]
+    assert found[:3].tolist() == [0, 0, 50] and found[4] == 1000 and found[6] == np.float32(1e30)
+    assert np.abs(found[[3, 5, 7]]).max() < 1e-30 and np.isnan(found[8])
+
+
+def test_a_clamp(backend: NativeBackend) -> None:
+    x = 3 * random(5, 70)
+    found = evaluate(backend, lambda ops: ops.clamp(backend.constant(x), 1.5), 5)
+    assert np.array_equal(found, np.clip(x, -1.5, 1.5))
+    with pytest.raises(ValueError, match=r"values limited to 0\.0; wanted more than 0"):
+        evaluate(backend, lambda ops: ops.clamp(backend.constant(x), 0.0), 5)
+
+
+def test_rows_of_a_table_of_positions(backend: NativeBackend) -> None:
+    table = random(40, 24)
+    made = backend.weight_from_array(table, "F32")
+    program = backend.compile(lambda ops: ops.position_rows(made, 2), limits(9))
+    found = program.run(step_of([Part(30, 5), Part(0, 3)])).numpy()
+    assert np.array_equal(found, table[[*range(32, 37), 2, 3, 4]])
+    with pytest.raises(ValueError, match="a context of 39; the table of positions has 38 rows"):
+        program.run(step_of([Part(34, 5)]))
 
 
 @pytest.mark.parametrize("rows", ROWS)

@@ -31,6 +31,8 @@ KERNELS = (
         "divide",
         "silu_mul",
         "gelu_mul",
+        "gelu_erf_mul",
+        "relu2_mul",
         "soft_cap",
         "sigmoid_mul",
         "add_positive",

@@ -169,6 +169,7 @@ ROUTINGS = [
     Routing(2, "softmax", normalise=False, scale=16.0, groups=4, groups_chosen=2, group_score="max"),
     Routing(4, "softmax", epsilon=0.5, groups=2, groups_chosen=2),
     Routing(3, "chosen_softmax"),
+    Routing(3, "sparsemixer", jitter=0.2),
 ]
 
 
@@ -184,19 +185,36 @@ def test_routings_biases_factors_and_gates(
     biases = [[normal(1, n, 10 * e + i)[0] * 9 for e in here] for i, n in enumerate((inner, inner, columns))]
     scales, choice = np.abs(normal(1, experts, 5)[0]), normal(1, experts, 6)[0]
     loaded = case.loaded(backend, tmp_path / "matrix")
-    for activation, biased in (("silu", False), ("gelu", True), ("clamped", True)):
+    for activation, biased, gated in (
+        ("silu", False, True),
+        ("gelu", True, True),
+        ("clamped", True, True),
+        ("gelu_erf", False, True),
+        ("relu2", False, False),
+        ("gelu", True, False),
+    ):
         extras = {"ids": ids, "activation": activation}
         matrices = ([of[e] for e in here] for of in (loaded.gate, loaded.up, loaded.down))
         values = ([case.stored[kind][e].values for e in here] for kind in ("gate", "up", "down"))
         given, plain = Experts(*matrices, **extras), Experts(*values, **extras)
+        if not gated:
+            given, plain = replace(given, gate=()), replace(plain, gate=())
         if biased:
             names = ("gate_bias", "up_bias", "down_bias")
             given = replace(
                 given,
                 scales=backend.vector(scales),
-                **dict(zip(names, (vectors(backend, b) for b in biases), strict=True)),
+                **{
+                    name: vectors(backend, b)
+                    for name, b in zip(names, biases, strict=True)
+                    if gated or name != names[0]
+                },
             )
-            plain = replace(plain, scales=scales, **dict(zip(names, biases, strict=True)))
+            plain = replace(
+                plain,
+                scales=scales,
+                **{name: b for name, b in zip(names, biases, strict=True) if gated or name != names[0]},
+            )
         for rows in (slice(0, 21), slice(2, 7), slice(4, 5)):
 
             def forward(ops: Ops, rows: slice = rows, given: Experts = given, biased: bool = biased) -> Tensor:

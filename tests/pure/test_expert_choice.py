@@ -76,6 +76,17 @@ def test_a_routing_that_does_not_fit_is_refused(routing: Routing, message: str) 
         choose_experts(LOGITS, routing)
 
 
+def test_sparse_weights_are_shared_with_what_is_near() -> None:
+    logits = np.array([2.0, 1.98, 1.0, -3.0, 1.97], np.float32)
+    indices, weights = choose_experts(logits, Routing(2, "sparsemixer", jitter=0.01))
+    assert indices.tolist() == [0, 1]
+    near = np.exp(logits[[0, 1, 4]] - 2.0)
+    rest = np.exp(logits[[1, 4]] - np.float32(1.98))
+    np.testing.assert_allclose(weights, [near[0] / near.sum(), rest[0] / rest.sum()], rtol=1e-6)
+    indices, weights = choose_experts(np.array([1.0, 4.0, 2.0], np.float32), Routing(2, "sparsemixer", jitter=0.01))
+    assert indices.tolist() == [1, 2] and weights.tolist() == [1.0, 1.0]
+
+
 def test_biases_and_the_clamped_gate() -> None:
     one = [np.array([[1.0]], np.float32)]
     for gate, up in itertools.product((-9.0, 0.5, 8.0), (-9.0, 0.5, 8.0)):

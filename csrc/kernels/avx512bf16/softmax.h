@@ -69,8 +69,8 @@ inline void find_tops(const AttendArgs& a, const Seen& seen, int row, __m512 (&t
 // before the next one's scores. Rows side by side, as each one is a chain of steps that wait for each other.
 template <int R>
 inline void soften_pairs(const AttendArgs& a, const Seen& seen, int row) {
-  for (int r = row; a.softcap != 0 && r < row + R; ++r) {
-    if (a.begin[r] < a.end[r]) cap_scores(a, r);
+  for (int r = row; r < row + R; ++r) {
+    if (a.begin[r] < a.end[r]) adjust_scores(a, r);
   }
   __m512 tops[R], sums[R];
   find_tops(a, seen, row, tops);

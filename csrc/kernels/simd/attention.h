@@ -198,9 +198,25 @@ inline void cap_scores(const AttendArgs& a, int row) {
   });
 }
 
-// The largest visible score of a row, capped first where there is a cap.
-inline float largest_score(const AttendArgs& a, int row) {
+// Adds to the scores of all tiles a row sees what its slope makes of their keys' distances.
+inline void slope_scores(const AttendArgs& a, int row) {
+  alignas(64) static constexpr float kFirst[kTileKeys] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const Lanes slope = fill(a.slopes[row]), first = load(kFirst);
+  for_tiles(a, row, [&]<bool>(int t) {
+    const Lanes behind = add(first, fill(static_cast<float>(a.behind[row] + t * kTileKeys)));
+    store(tile_scores(a, row, t), multiply_add(behind, slope, load(tile_scores(a, row, t))));
+  });
+}
+
+// Caps or slopes of a row, where there are any.
+inline void adjust_scores(const AttendArgs& a, int row) {
   if (a.softcap != 0) cap_scores(a, row);
+  if (a.slopes) slope_scores(a, row);
+}
+
+// The largest visible score of a row, adjusted first.
+inline float largest_score(const AttendArgs& a, int row) {
+  adjust_scores(a, row);
   constexpr float kLowest = -__builtin_inff();
   Lanes top = fill(kLowest);
   for_tiles(a, row, [&]<bool Whole>(int t) {

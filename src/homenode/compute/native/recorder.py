@@ -14,7 +14,6 @@ import numpy as np
 from homenode import _native
 from homenode.compute.native.kv_layers import NativeKvLayers
 from homenode.compute.ops import DeltaHeads, Experts, FloatArray, PlainActivation, Routing
-from homenode.errors import UnsupportedError
 
 
 class RecordingOps:
@@ -30,8 +29,8 @@ class RecordingOps:
         return self._recorder.embedding(table, first, vocabulary or 0)
 
     def position_rows(self, table: _native.Weight, first: int = 0) -> _native.Tensor:
-        """See `Ops.position_rows`."""
-        raise _lacking("rows of a table of positions")
+        """See `Ops.position_rows`. A step with a position that the table has no row of is refused."""
+        return self._recorder.position_rows(table, first)
 
     def stored_rows(self, table: _native.StoredTable) -> _native.Tensor:
         """See `Ops.stored_rows`. A row that its file no longer has is NaN."""
@@ -102,8 +101,6 @@ class RecordingOps:
         slopes: FloatArray | None = None,
     ) -> _native.Tensor:
         """See `Ops.attention`. ValueError for a window below 1 or a cap that is not above 0."""
-        if slopes is not None:
-            raise _lacking("slopes of attention (ALiBi)")
         if window is not None and window < 1:
             raise ValueError(f"an attention window of {window}; wanted at least 1, or None for no window")
         if softcap is not None and not softcap > 0:
@@ -118,6 +115,7 @@ class RecordingOps:
             sinks=sinks,
             value_columns=value_columns,
             chosen=chosen,
+            slopes=None if slopes is None else _native.constant(np.ascontiguousarray(slopes[None], np.float32)),
         )
         return self._recorder.attention(q, k, v, cache, params)
 
@@ -152,17 +150,17 @@ class RecordingOps:
         form: Literal["gelu", "gelu_erf"] = "gelu",
     ) -> _native.Tensor:
         """See `Ops.gelu_mul`."""
-        if form != "gelu":
-            raise _lacking(form)
-        return self._recorder.gelu_mul(gate_up, up)
+        return self._recorder.gelu_mul(gate_up, up, form)
 
     def activate(self, x: _native.Tensor, activation: PlainActivation) -> _native.Tensor:
         """See `Ops.activate`."""
-        raise _lacking("an MLP without a gate")
+        return self._recorder.activate(x, activation)
 
     def clamp(self, x: _native.Tensor, limit: float) -> _native.Tensor:
-        """See `Ops.clamp`."""
-        raise _lacking("limits of values")
+        """See `Ops.clamp`. ValueError for a limit that is not above 0."""
+        if not limit > 0:
+            raise ValueError(f"values limited to {limit}; wanted more than 0")
+        return self._recorder.clamp(x, limit)
 
     def add(self, x: _native.Tensor, y: _native.Tensor) -> _native.Tensor:
         """See `Ops.add`."""
@@ -207,8 +205,7 @@ class RecordingOps:
             scales=experts.scales,
             activation=experts.activation,
         )
-        figures = {name: value for name, value in asdict(routing).items() if name != "jitter"}
-        return self._recorder.moe(x, logits, weights, _native.NativeRouting(**figures), residual, choice_bias)
+        return self._recorder.moe(x, logits, weights, _native.NativeRouting(**asdict(routing)), residual, choice_bias)
 
     def add_gated(self, x: _native.Tensor, y: _native.Tensor, gate: _native.Tensor) -> _native.Tensor:
         """See `Ops.add_gated`."""
@@ -265,7 +262,3 @@ class RecordingOps:
     def select(self, x: _native.Tensor) -> _native.Tensor:
         """See `Ops.select`."""
         return self._recorder.select(x)
-
-
-def _lacking(what: str) -> UnsupportedError:
-    return UnsupportedError(f"{what} is not supported with --backend native")
