@@ -18,9 +18,13 @@ BEGIN, END = "<!-- families: written by tools/models_table.py -->", "<!-- end of
 _BITS = {"Q4_K_M": 4.85, "Q8_0": 8.5}  # of a weight, on average
 # By architecture: sizes that people run, as (name, billions of weights).
 SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
+    "bloom": (("BLOOM 560M", 0.56), ("7B1", 7.1), ("176B", 176)),
+    "cohere": (("Aya 23 8B", 8.0), ("Command R", 35), ("Command R+", 104)),
+    "cohere2": (("Command R7B", 8.0), ("Command A", 111)),
     "deepseek_v2": (("DeepSeek V2 Lite", 15.7), ("V2", 236)),
     "deepseek_v3": (("DeepSeek V3, R1, V3.1", 671), ("Kimi K2, K2.5", 1026)),
     "deepseek_v32": (("DeepSeek V3.2", 671),),
+    "falcon": (("Falcon RW 1B", 1.3), ("7B", 7.2), ("40B", 41.8), ("180B", 180)),
     "gemma": (("Gemma 2B", 2.5), ("7B", 8.5)),
     "gemma2": (("Gemma 2 2B", 2.6), ("9B", 9.2), ("27B", 27.2)),
     "gemma3": (("Gemma 3 270M", 0.27), ("1B", 1.0), ("4B", 3.9), ("12B", 11.8), ("27B", 27.0)),
@@ -28,6 +32,8 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "glm4_moe": (("GLM-4.5-Air, 4.5V, 4.6V", 107), ("GLM-4.5, 4.6, 4.7", 355)),
     "glm4_moe_lite": (("GLM-4.7-Flash", 30),),
     "glm_moe_dsa": (("GLM-5", 744),),
+    "gpt2": (("GPT-2", 0.12), ("XL", 1.6)),
+    "gpt_neox": (("Pythia 160M", 0.16), ("6.9B", 6.9), ("GPT-NeoX 20B", 20.6)),
     "gpt_oss": (("gpt-oss-20b", 20.9), ("gpt-oss-120b", 117)),
     "granite": (("Granite 3.3 2B", 2.5), ("8B", 8.2)),
     "llama": (("SmolLM2 135M", 0.135), ("Llama 3.2 1B", 1.2), ("3B", 3.2), ("3.1 8B", 8.0), ("3.3 70B", 70.6)),
@@ -35,8 +41,12 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "mistral": (("Mistral 7B", 7.2), ("Nemo", 12.2), ("Small 3.1, 3.2", 23.6)),
     "mistral4": (("Mistral 4", 119),),
     "mixtral": (("Mixtral 8x7B", 46.7), ("8x22B", 141)),
+    "mpt": (("MPT 7B", 6.6), ("30B", 30)),
+    "nemotron": (("Minitron 4B", 4.2), ("8B", 8.3), ("Nemotron 4 340B", 341)),
     "olmo2": (("OLMo 2 1B", 1.5), ("7B", 7.3), ("13B", 13.7), ("32B", 32.2)),
+    "phi": (("Phi 1.5", 1.4), ("Phi 2", 2.8)),
     "phi3": (("Phi 3.5 mini", 3.8), ("Phi 4", 14.7)),
+    "phimoe": (("Phi 3.5 MoE", 41.9),),
     "qwen2": (("Qwen 2.5 0.5B", 0.5), ("7B", 7.6), ("32B", 32.8), ("72B", 72.7), ("2.5 VL 7B", 8.3)),
     "qwen2_moe": (("Qwen 1.5 MoE-A2.7B", 14.3), ("Qwen 2 57B-A14B", 57.4)),
     "qwen3": (("Qwen 3 0.6B", 0.75), ("4B", 4.0), ("8B", 8.2), ("14B", 14.8), ("32B", 32.8), ("VL 8B", 8.8)),
@@ -44,19 +54,24 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "qwen3_5_moe": (("Qwen 3.5 and 3.6 35B-A3B", 35), ("122B-A10B", 122), ("397B-A17B", 397)),
     "qwen3_moe": (("Qwen 3 30B-A3B, VL 30B-A3B", 30.5), ("235B-A22B", 235), ("Coder 480B-A35B", 480)),
     "qwen3_next": (("Qwen3-Next 80B-A3B", 80),),
+    "starcoder2": (("StarCoder 2 3B", 3.0), ("7B", 7.2), ("15B", 16.0)),
 }
 # By architecture: what is worth knowing of it.
 NOTES: Mapping[str, str] = {
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), "an indexer chooses the tokens that are attended to"),
+    "cohere2": "every fourth layer sees the whole context, without rope",
     "deepseek_v3": "DeepSeek V3, R1 and V3.1, Kimi K2; the cache keeps latents",
+    "falcon": "RW models, too, which have ALiBi",
     "gemma2": "scores and logits capped, every other layer with a window",
     "gemma4": "per-layer embeddings, layers that read the keys and values of others",
+    "gpt_neox": "both residual styles; gelu is exact in GGUF files, too",
     "gpt_oss": "MXFP4 stays at 4 bits",
     "granite": "Granite 3, the dense ones, with their multipliers",
     "llama": "Llama 2 and 3 and models of their shape",
     "mistral": "sliding window",
     "mixtral": "GGUF files with stacked experts and older ones with a tensor for each",
     "phi3": "longrope: the factors for long contexts where `--max-model-len` is above the original length, else the others",
+    "phimoe": "experts are weighted by sparsemixer in GGUF files, too",
     "qwen2_moe": "shared expert with its gate, layers with an MLP instead",
     "qwen3_moe": "layers with an MLP instead",
     **dict.fromkeys(
@@ -67,6 +82,9 @@ NOTES: Mapping[str, str] = {
 LIMITS: Mapping[str, tuple[str, ...]] = {
     "gemma4": ("sound",),
     "gpt_oss": ("other gates than `swiglu_limit` 7",),
+    "bloom": ("`apply_residual_connection_post_layernorm`",),
+    "mpt": ("models without ALiBi",),
+    "phi": ("`qk_layernorm`",),
     "llama": ("rope scaling but linear, llama3, yarn, and dynamic up to the original context",),
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), ("GGUF files with a window within the context",)),
 }

@@ -290,10 +290,9 @@ void bind_recorder(nb::module_& m) {
           nb::arg("q"), nb::arg("weights"), nb::arg("k"), nb::arg("cache"), nb::arg("layer"), nb::arg("count"))
       .def(
           "layer_norm",
-          [](Recorder& r, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, float eps) {
-            return take(r.layer_norm(x, weight, bias.value_or(Tensor{}), eps));
-          },
-          nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("eps"))
+          [](Recorder& r, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, float eps,
+             int64_t group) { return take(r.layer_norm(x, weight, bias.value_or(Tensor{}), eps, group)); },
+          nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("eps"), nb::arg("group") = 0)
       .def(
           "silu_mul", [](Recorder& r, const Tensor& x) { return take(r.silu_mul(x)); }, nb::arg("gate_up"))
       .def(

@@ -81,16 +81,16 @@ void LayerNormOperation::lower(Lowering& to) {
   to.phase(
       {"norm",
        [x = View(x), w = View(weight), plus = bias.value ? View(bias).row(0) : nullptr, y = View(out), kind = out.rows,
-        eps = eps, norm = kernels(to.level()).rms_norm](const Step& step, int thread, int threads) {
+        eps = eps, width = group, norm = kernels(to.level()).rms_norm](const Step& step, int thread, int threads) {
          const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
-         const int64_t width = w.columns();
          for (int r = rows.begin; r < rows.end; ++r) {
            for (int64_t c = 0; c < x.columns(); c += width) {
              const float *from = x.row(r) + c, mean = mean_of(from, width);
+             const int64_t at = c % w.columns();
              float* to = y.row(r) + c;
              for (int64_t i = 0; i < width; ++i) to[i] = from[i] - mean;
-             norm(to, w.row(0), to, width, eps);
-             for (int64_t i = 0; plus && i < width; ++i) to[i] += plus[i];
+             norm(to, w.row(0) + at, to, width, eps);
+             for (int64_t i = 0; plus && i < width; ++i) to[i] += plus[at + i];
            }
          }
        },

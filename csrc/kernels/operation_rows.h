@@ -55,15 +55,21 @@ class RmsNormOperation : public Operation {
   Tensor out;
 };
 
-// Of each group of columns as long as the weight; bias may be empty.
+// Of each group of columns, which divides the weight's length; bias may be empty.
 class LayerNormOperation : public Operation {
  public:
-  LayerNormOperation(Tensor from, Tensor by, Tensor plus, float epsilon, Tensor to)
-      : x(std::move(from)), weight(std::move(by)), bias(std::move(plus)), eps(epsilon), out(std::move(to)) {}
+  LayerNormOperation(Tensor from, Tensor by, Tensor plus, float epsilon, int64_t columns, Tensor to)
+      : x(std::move(from)),
+        weight(std::move(by)),
+        bias(std::move(plus)),
+        eps(epsilon),
+        group(columns),
+        out(std::move(to)) {}
   void lower(Lowering&) override;
 
   Tensor x, weight, bias;
   float eps;
+  int64_t group;
   Tensor out;
 };
 

@@ -85,7 +85,8 @@ Result<Tensor> Recorder::rms_norm(const Tensor& x, const Tensor& weight, float e
   return append(std::make_unique<RmsNormOperation>(x, weight, eps, out), out, {{x}});
 }
 
-Result<Tensor> Recorder::layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, float eps) {
+Result<Tensor> Recorder::layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, float eps,
+                                    int64_t group) {
   if (auto error = check_input(x, "layer_norm")) return *error;
   for (const Tensor* t : {&weight, &bias}) {
     if (!t->value && t == &bias) continue;
@@ -95,7 +96,12 @@ Result<Tensor> Recorder::layer_norm(const Tensor& x, const Tensor& weight, const
     }
   }
   const Tensor out = make(x.columns, rows_made_of(x));
-  return append(std::make_unique<LayerNormOperation>(x, weight, bias, eps, out), out, {{x}});
+  group = group ? group : weight.columns;
+  if (group < 1 || weight.columns % group) {
+    return misuse("layer_norm: a mean over " + to_string(group) + " columns; wanted a divisor of the weight's " +
+                  to_string(weight.columns));
+  }
+  return append(std::make_unique<LayerNormOperation>(x, weight, bias, eps, group, out), out, {{x}});
 }
 
 Result<std::vector<Tensor>> Recorder::split(const Tensor& x, std::span<const int64_t> widths) {

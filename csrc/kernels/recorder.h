@@ -29,8 +29,8 @@ class Recorder {
   Result<Tensor> sum(const Tensor& x);
   Result<Tensor> gather(const Tensor& x, std::vector<int64_t> widths);
   Result<Tensor> rms_norm(const Tensor& x, const Tensor& weight, float eps);
-  // bias: an empty handle for none.
-  Result<Tensor> layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, float eps);
+  // bias: an empty handle for none. group: columns that have a mean together; 0: as many as the weight has.
+  Result<Tensor> layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, float eps, int64_t group = 0);
   // biases: one for each weight (empty handles for none), or none at all.
   Result<Tensor> linear(const Tensor& x, std::vector<std::shared_ptr<const Weight>> weights,
                         const std::vector<Tensor>& biases, const Tensor* residual);

@@ -45,7 +45,7 @@ class Case:
 def check_folder(case: Case, folder: Path, backend: Backend) -> None:
     """Logits and greedy tokens of the folder that transformers saves."""
     with quiet_and_on_one_thread():
-        _check(folder, make_model(case.kind, case.changes, folder, seed=case.seed), backend, case.bound)
+        check_file(folder, make_model(case.kind, case.changes, folder, seed=case.seed), backend, case.bound)
 
 
 def check_gguf(case: Case, folder: Path, backend: Backend) -> None:
@@ -54,14 +54,14 @@ def check_gguf(case: Case, folder: Path, backend: Backend) -> None:
     """
     with quiet_and_on_one_thread():
         theirs = make_model(case.kind, case.changes, folder, seed=case.seed)
-        _check(write_gguf(case, theirs, folder / "model.gguf"), theirs, backend, case.bound)
+        check_file(write_gguf(case, theirs, folder / "model.gguf"), theirs, backend, case.bound)
 
 
 def check_stacked_gguf(case: Case, folder: Path, backend: Backend) -> None:
     """The same of a GGUF file with the tensors that the parameter table names, those of experts stacked."""
     with quiet_and_on_one_thread():
         theirs = make_model(case.kind, case.changes, folder, seed=case.seed)
-        _check(write_stacked_gguf(case, folder, folder / "model.gguf"), theirs, backend, case.bound)
+        check_file(write_stacked_gguf(case, folder, folder / "model.gguf"), theirs, backend, case.bound)
 
 
 def _as_floats(_name: str, values: FloatArray) -> tuple[Any, str]:
@@ -69,10 +69,15 @@ def _as_floats(_name: str, values: FloatArray) -> tuple[Any, str]:
 
 
 def write_stacked_gguf(
-    case: Case, folder: Path, file: Path, store: Callable[[str, FloatArray], tuple[Any, str]] = _as_floats
+    case: Case,
+    folder: Path,
+    file: Path,
+    store: Callable[[str, FloatArray], tuple[Any, str]] = _as_floats,
+    names: Mapping[str, str] | None = None,
 ) -> Path:
     """The model of a folder as a GGUF file: what the folder is read to, under the names of the table. `store`: of a
-    tensor's name and values, what is written for it, and of which type; all as it is, as F32, unless given.
+    tensor's name and values, what is written for it, and of which type; all as it is, as F32, unless given. `names`:
+    parts of a layer that the file calls otherwise than the table.
     """
     import gguf
 
@@ -92,6 +97,8 @@ def write_stacked_gguf(
                 if parameter.stays_in_file:
                     stacked = np.stack([values.read(row) for row in range(values.rows)])
                 stored = parameter.gguf_name.format(layer=layer)
+                part = stored.split(".")[-2]
+                stored = stored.replace(f".{part}.", f".{(names or {}).get(part, part)}.")
                 data, kind = store(stored, np.ascontiguousarray(stacked, np.float32))
                 writer.add_tensor(stored, data, raw_dtype=gguf.GGMLQuantizationType[kind])
     for tensor, numbers in case.gguf_tensors.items():
@@ -141,7 +148,8 @@ def write_gguf(case: Case, theirs: Any, file: Path) -> Path:
     return file
 
 
-def _check(path: Path, theirs: Any, backend: Backend, bound: float) -> None:
+def check_file(path: Path, theirs: Any, backend: Backend, bound: float) -> None:
+    """Logits and greedy tokens of a folder or file that holds what transformers has."""
     model = load_model(open_checkpoint(path), backend)
     driver = Driver(model, backend)
     for prompt in prompts():

@@ -64,7 +64,21 @@ def program_of(
 @pytest.mark.parametrize("quantize", [None, "bf16", "q8_0", "q4_0"])
 @pytest.mark.parametrize(
     "architecture",
-    ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "gemma2", "gemma3", "gemma4"],
+    [
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "mixtral",
+        "qwen2_moe",
+        "qwen3_moe",
+        "gemma2",
+        "gemma3",
+        "gemma4",
+        "falcon",
+        "gpt2",
+        "phi",
+    ],
 )
 def test_fused_programs_give_the_same_bits(architecture: str, quantize: str | None, level: str, tmp_path: Path) -> None:
     spec = spec_of(architecture)

@@ -33,8 +33,9 @@ from tests.paths import STORIES, STORIES_MIXTURE, needs_data
 PROMPTS = [[5, 70, 33, 12, 9, 41, 2, 77, 50, 8, 61], [3, 1, 4], [60, 20, 7, 7, 9]]
 RELATIVE = 1e-5  # sums over ranks are added in another order
 GOLDEN_BOUND = 5e-5  # as in test_stories.py
+BIASES = {"output_bias": True, "mlp_bias": True, "attention_bias": True}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "llama": {"output_bias": True, "mlp_bias": True, "attention_bias": True},
+    "llama": BIASES,
     "mistral": {"sliding_window": 6, "tie_word_embeddings": True},
     "mixtral": {},
     "qwen2": {"sliding_window": 5, "sliding_layers": (False, True, False), "tie_word_embeddings": True},
@@ -58,6 +59,17 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3_next": {},
     "qwen3_5": {},
     "qwen3_5_moe": {},
+    "starcoder2": {"sliding_window": 6} | BIASES,
+    "gpt_neox": BIASES,
+    "phi": BIASES,
+    "falcon": {"num_kv_heads": 6},
+    "gpt2": {"tie_word_embeddings": True} | BIASES,
+    "bloom": BIASES,
+    "mpt": {"tie_word_embeddings": True},
+    "nemotron": {},
+    "phimoe": {"attention_bias": True, "output_bias": True},
+    "cohere": {"tie_word_embeddings": True},
+    "cohere2": {"tie_word_embeddings": True},
     "granite": {"embedding_scale": 3.0, "attention_scale": 0.2, "output_bias": True, "mlp_bias": True},
 }
 MIXTURES = (
@@ -73,6 +85,7 @@ MIXTURES = (
     "deepseek_v32",
     "qwen3_next",
     "qwen3_5_moe",
+    "phimoe",
 )
 SPLITS = [
     PartitionSpec(ranks=2),

@@ -11,11 +11,13 @@ import numpy as np
 
 from homenode.compute.ops import FloatArray, LayerKv
 from homenode.dtypes import BY_NAME, DType
+from homenode.model.architectures.cohere import CohereExtras
 from homenode.model.architectures.delta_net import with_delta
 from homenode.model.architectures.gemma4 import Gemma4Extras
 from homenode.model.architectures.glm4_moe import HeadNorms
 from homenode.model.architectures.granite import Multipliers
 from homenode.model.architectures.latent_attention import LatentHeads, with_heads
+from homenode.model.architectures.layer_norm_decoder import BlockStyle
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import architecture_of
 from homenode.model.architectures.token_indexer import with_indexer
@@ -32,6 +34,9 @@ MIXTURES = {
     "qwen3_next": MoeSpec(5, 2, 40, True, 56, (1,)),
     "qwen3_5_moe": MoeSpec(7, 3, 40, True, 48),
     "gemma4": MoeSpec(num_experts=4, experts_per_token=2, intermediate_size=40, normalise=True, activation="gelu"),
+    "phimoe": MoeSpec(
+        num_experts=5, experts_per_token=2, intermediate_size=40, normalise=False, score="sparsemixer", jitter=0.1
+    ),
     "minimax_m2": MoeSpec(num_experts=6, experts_per_token=3, intermediate_size=40, normalise=True, score="sigmoid"),
 }
 LATENTS = {
@@ -60,7 +65,11 @@ GEMMAS = {
     "gemma3": _GEMMA | {"local_rope": RopeSpec(theta=100.0)},
 }
 
-WINDOWED: dict[str, dict[str, Any]] = {"gpt_oss": {"sliding_window": 6, "sliding_layers": (True, False, True)}}
+WINDOWED: dict[str, dict[str, Any]] = {
+    "gpt_oss": {"sliding_window": 6, "sliding_layers": (True, False, True)},
+    "cohere2": {"sliding_window": 6, "sliding_layers": (True, False, True)},
+    "gpt2": {"dimensions": {"positions": 256}},
+}
 # Of all layers but the last: key heads and value heads, their widths, and tokens that a convolution looks back.
 DELTAS = {
     "qwen3_next": DeltaSpec((), 6, 12, 10, 12, 3, fused=True, fused_gates=True),
@@ -75,6 +84,17 @@ UNLIKE: dict[str, dict[str, Any]] = {  # heads of two kinds, and a table that st
     },
 }  # fmt: skip
 OWN: dict[str, object] = {
+    "starcoder2": BlockStyle(),
+    "gpt_neox": BlockStyle("gelu_erf", "parallel"),
+    "phi": BlockStyle("gelu", "one_norm", head_bias=True),
+    "falcon": BlockStyle("gelu_erf", "parallel"),
+    "gpt2": BlockStyle(positions="table"),
+    "bloom": BlockStyle(positions="alibi", embedding_norm=True),
+    "mpt": BlockStyle("gelu_erf", positions="alibi", norm_biases=False, clip=0.7),
+    "nemotron": BlockStyle("relu2"),
+    "phimoe": BlockStyle(head_bias=True),
+    "cohere": CohereExtras(0.25, head_norms=True),
+    "cohere2": CohereExtras(0.25),
     "gemma4": Gemma4Extras(8, True),
     "granite": Multipliers(residual=0.5, logits=2.0),
     "glm4_moe": HeadNorms(True),

@@ -154,6 +154,7 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4"), LATENT),
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), LATENT | INDEXER),
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), DELTA),
+    "mpt": {"attention.max_alibi_bias": 8.0},
 }  # fmt: skip
 
 

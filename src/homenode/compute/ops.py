@@ -414,8 +414,12 @@ class Ops(Protocol):
         wide). An int in place of a weight: over groups of so many columns, multiplied with nothing.
         """
 
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        """(x - mean) / sqrt(variance + eps) * weight (+ bias) over each group of len(weight) columns of x."""
+    def layer_norm(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, group: int | None = None
+    ) -> Tensor:
+        """(x - mean) / sqrt(variance + eps) * weight (+ bias) over each group of len(weight) columns of x. With `group`,
+        which divides len(weight), mean and variance are those of so many columns.
+        """
 
     def linear(
         self, x: Tensor, weights: Sequence[Weight], biases: Sequence[Tensor | None] = (), residual: Tensor | None = None

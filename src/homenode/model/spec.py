@@ -54,11 +54,12 @@ class MoeSpec:
     groups_chosen: int = 1
     group_score: GroupScore = "top2"
     activation: Activation = "silu"  # of an expert: see compute.ops.Experts
+    jitter: float = 0.0
 
     @property
     def routing(self) -> Routing:
         """The same as an argument of `Ops.moe`."""
-        names = ("score", "normalise", "epsilon", "scale", "groups", "groups_chosen", "group_score")
+        names = ("score", "normalise", "epsilon", "scale", "groups", "groups_chosen", "group_score", "jitter")
         return Routing(self.experts_per_token, **{name: getattr(self, name) for name in names})
 
 
@@ -273,7 +274,8 @@ class CodedMatrix:
     eight rows of a column), "rows" (words of one row's next columns, row after row), "int8" (a signed byte each),
     "float8" (F8_E4M3), "float4" (E2M1, two to a byte, the first in the lower half) or "floats" (no codes).
 
-    A matrix may be a part of what lies in these tensors: its row i is their row `first_row` + i * `row_step`. With
+    A matrix may be a part of what lies in these tensors: its row i is their row `first_row` + i * `row_step`; of runs of
+    `row_run` rows each, of floats alone, row i / `row_run` * `row_step` + i % `row_run` behind the first. With
     `transposed` it is that of what lies there, turned: their columns are its rows, counted likewise, and their rows
     from `first_column` on are its columns; there is one code to a byte then.
     """
@@ -293,6 +295,7 @@ class CodedMatrix:
     divides: bool = False  # scales are divided by it, not multiplied with it
     first_row: int = 0
     row_step: int = 1
+    row_run: int = 1
     transposed: bool = False
     first_column: int = 0
 

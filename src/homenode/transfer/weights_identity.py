@@ -36,7 +36,7 @@ def weights_digest(checkpoint: Checkpoint) -> str:
         if (coded := entry.coded) is not None:
             digest.update(
                 f"{entry.name} {coded.packing} {coded.bits} {coded.block} {coded.zero_offset} {coded.order is None} "
-                f"{coded.first_row} {coded.row_step} {coded.transposed} {coded.first_column}\n".encode()
+                f"{coded.first_row} {coded.row_step} {coded.row_run} {coded.transposed} {coded.first_column}\n".encode()
             )
     for entry in tensors:
         digest.update(

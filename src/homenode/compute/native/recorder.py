@@ -134,10 +134,15 @@ class RecordingOps:
         return self._recorder.choose_tokens(q, weights, k, cache, layer, count)
 
     def layer_norm(
-        self, x: _native.Tensor, weight: _native.Tensor, bias: _native.Tensor | None, eps: float
+        self,
+        x: _native.Tensor,
+        weight: _native.Tensor,
+        bias: _native.Tensor | None,
+        eps: float,
+        group: int | None = None,
     ) -> _native.Tensor:
         """See `Ops.layer_norm`."""
-        return self._recorder.layer_norm(x, weight, bias, eps)
+        return self._recorder.layer_norm(x, weight, bias, eps, group or 0)
 
     def silu_mul(self, gate_up: _native.Tensor) -> _native.Tensor:
         """See `Ops.silu_mul`."""

@@ -196,11 +196,14 @@ class EagerOps:
                 found[row, : len(best)] = best
         return found
 
-    def layer_norm(self, x: FloatArray, weight: FloatArray, bias: FloatArray | None, eps: float) -> FloatArray:
+    def layer_norm(
+        self, x: FloatArray, weight: FloatArray, bias: FloatArray | None, eps: float, group: int | None = None
+    ) -> FloatArray:
         """See `Ops.layer_norm`."""
-        groups = x.reshape(len(x), -1, len(weight))
+        groups = x.reshape(len(x), -1, group or len(weight))
         centred = groups - groups.mean(axis=2, keepdims=True)
-        scaled = centred / np.sqrt(np.square(centred).mean(axis=2, keepdims=True) + np.float32(eps)) * weight
+        normed = centred / np.sqrt(np.square(centred).mean(axis=2, keepdims=True) + np.float32(eps))
+        scaled = normed.reshape(len(x), -1, len(weight)) * weight
         return np.asarray(scaled if bias is None else scaled + bias, np.float32).reshape(x.shape)
 
     def silu_mul(self, gate_up: FloatArray) -> FloatArray:

@@ -191,10 +191,19 @@ class TorchOps:
         cache.store(layer, slots, k.reshape(rows, 1, width), None)
         return choose_positions(q.reshape(rows, -1, width), weights, cache, layer, step, count)
 
-    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+    def layer_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        eps: float,
+        group: int | None = None,
+    ) -> torch.Tensor:
         """See `Ops.layer_norm`."""
-        groups = x.view(x.shape[0], -1, weight.shape[0])
-        return torch.nn.functional.layer_norm(groups, weight.shape, weight, bias, eps).view(x.shape)
+        width = group or weight.shape[0]
+        normed = torch.nn.functional.layer_norm(x.reshape(x.shape[0], -1, width), (width,), eps=eps)
+        scaled = normed.view(x.shape[0], -1, weight.shape[0]) * weight
+        return (scaled if bias is None else scaled + bias).view(x.shape)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See `Ops.silu_mul`."""

@@ -30,8 +30,11 @@ class FolderFormat:
     """A model of the architecture as a Hugging Face folder.
 
     `class_name`: its class in transformers, which config.json names; `model_types`: what a config.json without a class
-    may call it besides the architecture's own name; `picture_classes`: the classes of models that see pictures and
-    have one of this architecture for text. `read`: the figures. `fields`: the fields of config.json that `read` asks for
+    may call it besides the architecture's own name; `older_classes`: what published folders call the class as well;
+    `picture_classes`: the classes of models that see pictures and
+    have one of this architecture for text. `modules`: what parts of the class are called that parameter tables call
+    otherwise, name -> name, with `{layer}`; names in folders may lack `transformer.` in front, and do here. `read`: the
+    figures. `fields`: the fields of config.json that `read` asks for
     besides those of every architecture (`known_fields.READ`); `harmless`: fields that change nothing in this
     architecture, with the reason. `convert`: what its tensors are turned to, such as matrices that lie in one.
     """
@@ -42,6 +45,8 @@ class FolderFormat:
     harmless: Mapping[str, str] = field(default_factory=dict)
     model_types: tuple[str, ...] = ()
     picture_classes: tuple[str, ...] = ()
+    older_classes: tuple[str, ...] = ()
+    modules: Mapping[str, str] = field(default_factory=dict)
     convert: Conversion = _as_stored
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from homenode.compute.ops import Experts, Ops, Tensor
+from homenode.compute.ops import Experts, FloatArray, Ops, Tensor
 from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter, always
 from homenode.model.architectures.rope import Rope
 from homenode.model.formats.reading import damaged
@@ -75,6 +75,15 @@ def layer_bias(key: str, name: str, gguf: str, length: str, when: Condition) -> 
     return Parameter(key, f"model.layers.{{layer}}.{name}.bias", (length,), f"blk.{{layer}}.{gguf}.bias", when)
 
 
+def _gated_matrices(key: str, name: str, gguf: str, inner: str, when: Condition) -> tuple[Parameter, ...]:
+    """Gate, up and down of experts with so many inner columns."""
+    shapes = {"gate": (inner, "hidden"), "up": (inner, "hidden"), "down": ("hidden", inner)}
+    return tuple(
+        layer_weight(f"{key}_{part}", f"{name}.{part}_proj", f"ffn_{part}_{gguf}", *shape, when=when)
+        for part, shape in shapes.items()
+    )
+
+
 EMBEDDING_AND_HEAD = (
     Parameter("embed", "model.embed_tokens.weight", ("vocabulary", "hidden"), "token_embd.weight", has_embedding),
     Parameter("norm", "model.norm.weight", ("hidden",), "output_norm.weight", has_output),
@@ -119,25 +128,7 @@ MLP_BIASES = (
 )
 EXPERTS = (
     layer_weight("router", "mlp.gate", "ffn_gate_inp", "experts", "hidden", when=has_experts),
-    layer_weight(
-        "expert_gate",
-        "mlp.experts.{expert}.gate_proj",
-        "ffn_gate_exps",
-        "expert_intermediate",
-        "hidden",
-        when=has_experts,
-    ),
-    layer_weight(
-        "expert_up", "mlp.experts.{expert}.up_proj", "ffn_up_exps", "expert_intermediate", "hidden", when=has_experts
-    ),
-    layer_weight(
-        "expert_down",
-        "mlp.experts.{expert}.down_proj",
-        "ffn_down_exps",
-        "hidden",
-        "expert_intermediate",
-        when=has_experts,
-    ),
+    *_gated_matrices("expert", "mlp.experts.{expert}", "exps", "expert_intermediate", has_experts),
 )
 CHOICE_BIAS = Parameter(  # of experts, used for the choice only
     "choice_bias",
@@ -146,31 +137,8 @@ CHOICE_BIAS = Parameter(  # of experts, used for the choice only
     "blk.{layer}.exp_probs_b.bias",
     has_experts,
 )
-SHARED_EXPERTS = (  # added as they are, for every token
-    layer_weight(
-        "shared_gate",
-        "mlp.shared_experts.gate_proj",
-        "ffn_gate_shexp",
-        "shared_intermediate",
-        "hidden",
-        when=has_shared_expert,
-    ),
-    layer_weight(
-        "shared_up",
-        "mlp.shared_experts.up_proj",
-        "ffn_up_shexp",
-        "shared_intermediate",
-        "hidden",
-        when=has_shared_expert,
-    ),
-    layer_weight(
-        "shared_down",
-        "mlp.shared_experts.down_proj",
-        "ffn_down_shexp",
-        "hidden",
-        "shared_intermediate",
-        when=has_shared_expert,
-    ),
+SHARED_EXPERTS = _gated_matrices(  # added as they are, for every token
+    "shared", "mlp.shared_experts", "shexp", "shared_intermediate", has_shared_expert
 )
 
 
@@ -258,19 +226,26 @@ def select_last(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tenso
 
 
 def attended(
-    ops: Ops, model: ForwardContext, index: int, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor
+    ops: Ops,
+    model: ForwardContext,
+    index: int,
+    qkv: tuple[Tensor, Tensor, Tensor],
+    rotation: Tensor | None,
+    slopes: FloatArray | None = None,
 ) -> Tensor:
-    """What layer `index` of this stage attends to: rotate q and k, attend over the cache, within the layer's window, if
-    any.
+    """What layer `index` of this stage attends to: rotate q and k, if they are, attend over the cache, within the
+    layer's window, if any.
     """
     spec = model.spec
     q, k, v = qkv
-    q = ops.rope(q, rotation, spec.head_dim)
-    k = ops.rope(k, rotation, spec.head_dim)
+    if rotation is not None:
+        q = ops.rope(q, rotation, spec.head_dim)
+        k = ops.rope(k, rotation, spec.head_dim)
     sinks = model.parameters.layers[index].get("sinks")
     scale = spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale
     where = model.cache_layers[model.part.layers.first + index]
-    return ops.attention(q, k, v, model.cache, where, scale, window(model, index), spec.attention_softcap, sinks=sinks)
+    seen, cap = window(model, index), spec.attention_softcap
+    return ops.attention(q, k, v, model.cache, where, scale, seen, cap, sinks=sinks, slopes=slopes)
 
 
 def gated_mlp(ops: Ops, model: ForwardContext, layer: Layer, x: Tensor) -> Tensor:
@@ -357,15 +332,19 @@ def over_ranks(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
 def leave(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
     """What the stage returns: its rows for the next one, or logits [sampled rows, vocabulary], x being those that
     `select_last` left.
+    """
+    if not model.part.last_stage:
+        return x
+    return logits_of(ops, model, normed(ops, model, x, model.parameters.top["norm"]))
 
-    A tied model multiplies with its embedding table.
+
+def logits_of(ops: Ops, model: ForwardContext, h: Tensor) -> Tensor:
+    """Logits [sampled rows, vocabulary] of rows that the last norm was applied to. A tied model multiplies with its
+    embedding table.
     """
     part, top = model.part, model.parameters.top
-    if not part.last_stage:
-        return x
-    h = normed(ops, model, x, top["norm"])
     head = top["embed"] if model.spec.tie_word_embeddings else top["lm_head"]
-    logits = ops.linear(h, (head,))
+    logits = ops.linear(h, (head,), (top.get("head_bias"),))
     if part.ranks > 1:
         logits = ops.gather(logits, part.vocabulary_widths)
     return logits if model.spec.logits_softcap is None else ops.soft_cap(logits, model.spec.logits_softcap)

@@ -18,15 +18,13 @@ NAME = "mixtral"
 DEFAULTS = Defaults(max_position=131072, bos_id=1, eos_id=2, theta=1e6, norm_eps=1e-5)
 EXPERTS = ExpertDefaults(experts=8, experts_per_token=2, size=0)  # config.json never says a size
 _EXPERT = "block_sparse_moe.experts.{expert}."
-PARAMETERS = (
-    *common.EMBEDDING_AND_HEAD,
-    *common.ATTENTION,
-    *common.POST_NORM,
+EXPERT_PARAMETERS = (
     layer_weight("router", "block_sparse_moe.gate", "ffn_gate_inp", "experts", "hidden"),
     layer_weight("expert_gate", _EXPERT + "w1", "ffn_gate_exps", "expert_intermediate", "hidden"),
     layer_weight("expert_up", _EXPERT + "w3", "ffn_up_exps", "expert_intermediate", "hidden"),
     layer_weight("expert_down", _EXPERT + "w2", "ffn_down_exps", "hidden", "expert_intermediate"),
 )
+PARAMETERS = (*common.EMBEDDING_AND_HEAD, *common.ATTENTION, *common.POST_NORM, *EXPERT_PARAMETERS)
 
 
 def read_folder(config: FolderConfig) -> ModelSpec:

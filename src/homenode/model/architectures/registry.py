@@ -22,7 +22,9 @@ def _found() -> dict[str, Architecture]:
 
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(_found())
-BY_CLASS: Mapping[str, Architecture] = MappingProxyType({a.folder.class_name: a for a in ARCHITECTURES.values()})
+BY_CLASS: Mapping[str, Architecture] = MappingProxyType(
+    {name: a for a in ARCHITECTURES.values() for name in (a.folder.class_name, *a.folder.older_classes)}
+)
 BY_MODEL_TYPE: Mapping[str, Architecture] = MappingProxyType(
     {name: a for a in ARCHITECTURES.values() for name in (a.name, *a.folder.model_types)}
 )

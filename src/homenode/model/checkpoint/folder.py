@@ -9,7 +9,7 @@ from typing import Any
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.architectures.registry import architecture_of
 from homenode.model.checkpoint.embedding_models import refuse_base_model, refuse_embedding_folder
-from homenode.model.checkpoint.folder_spec import spec_from_config
+from homenode.model.checkpoint.folder_spec import folder_architecture, spec_from_config
 from homenode.model.checkpoint.folder_text import holds_text_of, text_config, text_tensors
 from homenode.model.checkpoint.output_matrix import repeats_embedding
 from homenode.model.checkpoint.prediction_blocks import without_prediction_layers
@@ -17,6 +17,7 @@ from homenode.model.config.folder_config import FolderConfig
 from homenode.model.formats import limits
 from homenode.model.formats.coded_matrices import with_coded_matrices
 from homenode.model.formats.fields import Fields
+from homenode.model.formats.module_names import renamed_modules
 from homenode.model.formats.quantisation import QUANTISATION_FILES, quantisation_of
 from homenode.model.formats.reading import damaged, inside, is_there, quoted, read_json
 from homenode.model.formats.safetensors import read_safetensors
@@ -82,7 +83,8 @@ def _read_model(folder: Path, config: dict[str, object], of_pictures: bool) -> d
     """The tensors of the text model, its quantised matrices put together. `of_pictures`: the folder is that of a model
     which sees pictures, too.
     """
-    tensors = _read_tensors(folder)
+    modules = folder_architecture(Fields(folder / CONFIG, config)).folder.modules
+    tensors = renamed_modules(_read_tensors(folder), modules)
     if of_pictures:
         tensors = text_tensors(tensors)
     tensors = without_prediction_layers(tensors, Fields(folder / CONFIG, config))

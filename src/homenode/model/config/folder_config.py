@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from homenode.compute.ops import PlainActivation
 from homenode.errors import UnsupportedError
 from homenode.model.config.folder_rope import ropes_from_config
 from homenode.model.formats import limits
@@ -21,6 +22,13 @@ from homenode.units import format_count
 _SAMPLING = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
 GELU = "gelu_pytorch_tanh"
 _SPELLINGS = {"silu": ("silu", "swish"), GELU: (GELU,)}
+# What transformers calls the activations of MLPs without a gate.
+_PLAIN: Mapping[str, PlainActivation] = {
+    **dict.fromkeys((GELU, "gelu_new", "gelu_fast"), "gelu"),
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu_erf"),
+    **dict.fromkeys(("silu", "swish"), "silu"),
+    "relu2": "relu2",
+}
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,10 @@ class FolderConfig:
     def path(self) -> Path:
         """Of the config.json, for messages."""
         return self.fields.path
+
+    def respelled(self, names: Mapping[str, str]) -> FolderConfig:
+        """See `Fields.respelled`."""
+        return replace(self, fields=self.fields.respelled(names))
 
     def decoder(
         self, architecture: str, defaults: Defaults, *, rotates_part: bool = False, far_head_dim: int | None = None
@@ -141,6 +153,17 @@ class FolderConfig:
             raise UnsupportedError(
                 f"{self.path}: {key} {quoted(activation)} is not supported; homenode runs {wanted!r}"
             )
+
+    def plain_activation(self, key: str, default: str) -> PlainActivation:
+        """The activation of an MLP without a gate, `default` where the file does not say. UnsupportedError for one that
+        homenode lacks.
+        """
+        name = self.fields.text(key, default)
+        if name not in _PLAIN:
+            raise UnsupportedError(
+                f"{self.path}: {key} {quoted(name)} is not supported; homenode runs {', '.join(_PLAIN)}"
+            )
+        return _PLAIN[name]
 
     def refuse_later_context(self, key: str, causal: bool) -> None:
         """UnsupportedError where the truth value of `key` is not the one that a causal model has."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,10 @@ class GgufConfig:
     def path(self) -> Path:
         """Of the file, for messages."""
         return self.fields.path
+
+    def respelled(self, names: Mapping[str, str]) -> GgufConfig:
+        """See `Fields.respelled`."""
+        return replace(self, fields=self.fields.respelled(names))
 
     @property
     def layers(self) -> int:

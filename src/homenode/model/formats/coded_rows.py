@@ -152,6 +152,10 @@ class _Values:
 
     def floats(self, first: int, end: int, columns: tuple[int, int]) -> FloatArray:
         """Some rows as float32."""
+        if self.coded.row_run > 1:
+            held = self.codes[self._rows_of_runs(first, end)]
+            dtype = self.coded.codes.dtype
+            return _decoded(held, dtype, None if dtype.block == 1 else self.entry.shape[-1])[:, slice(*columns)]
         rows = self._stored_rows(first, end)
         if not self.coded.transposed:
             return self._stored_floats(rows, slice(*columns))
@@ -162,6 +166,11 @@ class _Values:
         """Where rows of the matrix are among those of the tensors, or among their columns."""
         start, step = self.coded.first_row, self.coded.row_step
         return slice(start + step * first, start + step * (end - 1) + 1, step)
+
+    def _rows_of_runs(self, first: int, end: int) -> Indices:
+        """The same where rows lie in runs."""
+        row = np.arange(first, end)
+        return self.coded.first_row + row // self.coded.row_run * self.coded.row_step + row % self.coded.row_run
 
     def _stored_floats(self, rows: slice, columns: slice) -> FloatArray:
         """Some of what lies in the tensors."""

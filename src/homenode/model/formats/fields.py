@@ -16,10 +16,22 @@ class Fields:
     of range.
     """
 
-    def __init__(self, path: Path, values: Mapping[str, object], prefix: str = "") -> None:
+    def __init__(
+        self, path: Path, values: Mapping[str, object], prefix: str = "", spelled: Mapping[str, str] | None = None
+    ) -> None:
+        """`spelled`: keys that are asked for -> how the file spells them, for messages."""
         self.path = path
         self._values = values
         self._prefix = prefix
+        self._spelled = spelled or {}
+
+    def respelled(self, names: Mapping[str, str]) -> Fields:
+        """The same where the file has other names for some keys: its own -> those that are asked for. Of two that are
+        there the file's own counts.
+        """
+        there = {asked: own for own, asked in names.items() if self._prefix + own in self._values}
+        values = {self._prefix + asked: self._values[self._prefix + own] for asked, own in there.items()}
+        return Fields(self.path, {**self._values, **values}, self._prefix, {**self._spelled, **there})
 
     def has(self, key: str) -> bool:
         """Whether `key` has a value that is not null."""
@@ -28,6 +40,10 @@ class Fields:
     def is_null(self, key: str) -> bool:
         """Whether `key` is there and null."""
         return self._prefix + key in self._values and not self.has(key)
+
+    def value(self, key: str) -> object:
+        """Whatever the value is, None when missing."""
+        return self._values.get(self._prefix + key)
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
         """A whole number in [minimum, maximum]; an error when it is missing and there is no default."""
@@ -198,7 +214,7 @@ class Fields:
         """The error for the value of `key`, None when there is none."""
         return damaged(
             self.path,
-            self._prefix + key,
+            self._prefix + self._spelled.get(key, key),
             seen="nothing" if seen is None else quoted(seen),
             wanted=wanted,
             do="correct or fetch the model's configuration again",

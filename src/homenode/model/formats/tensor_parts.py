@@ -43,6 +43,21 @@ def rows_of(entry: TensorEntry, name: str, first: int, count: int, step: int = 1
     )
 
 
+def runs_of(entry: TensorEntry, name: str, first: int, count: int, run: int, apart: int) -> TensorEntry:
+    """`count` rows of a matrix, or values of a vector, in runs of `run` beside each other, the first of which is
+    `first` and each begins `apart` behind the one before. CheckpointError for a matrix of codes.
+    """
+    if count <= run or run == apart:
+        return rows_of(entry, name, first, count)
+    coded = entry.coded or _floats(entry)
+    if coded.packing != "floats" or coded.row_run != 1 or coded.row_step != 1 or coded.transposed:
+        wanted = "floats or GGUF blocks, as its rows are put in another order"
+        raise damaged(entry.file, f"matrix {entry.name}", seen=coded.label, wanted=wanted)
+    size = entry.nbytes // entry.shape[0]
+    rows = replace(coded, first_row=coded.first_row + first, row_step=apart, row_run=run)
+    return replace(entry, name=name, shape=(count, *entry.shape[1:]), nbytes=count * size, coded=rows)
+
+
 def transposed(entry: TensorEntry, name: str) -> TensorEntry:
     """A matrix turned: its columns are rows, floats where blocks of several lay there. CheckpointError for one of codes
     that are not a byte each.

@@ -38,8 +38,9 @@ _LOSSES = {
     "BF16": "rounded to 8 significant bits",
 }
 _WIDE = frozenset({"embed", "lm_head"})  # every token depends on these two: never narrower than Q8_0 by our own doing
-# Which experts compute, which tokens are attended to, and how fast a state decays, hangs on these. They are small.
-_EXACT = frozenset({"router", "shared_router", "delta_gates", "delta_b", "delta_a", "index_weights"})
+# Which experts compute, which tokens are attended to, how fast a state decays, and where a token stands, hangs on
+# these. They are small.
+_EXACT = frozenset({"positions", "router", "shared_router", "delta_gates", "delta_b", "delta_a", "index_weights"})
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from homenode.units import format_count
 # Tensors old exporters wrote that carry nothing: constants computed from the configuration, and GGUF's rope divisors,
 # already in the RopeSpec.
 _HARMLESS = re.compile(
-    r"(.*\.)?(rotary_emb\.inv_freq|rotary_emb\.(cos|sin)_cached|attn\.(masked_bias|bias)|rope_freqs\.weight)"
+    r"(.*\.)?(rotary_emb\.inv_freq|rotary_emb\.(cos|sin)_cached|(attn|attention)\.(masked_bias|bias)|rope_freqs\.weight)"
 )
 _BIASES = frozenset({"F16", "BF16", "F32"})
 _SHOWN = 5

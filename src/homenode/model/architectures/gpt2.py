@@ -1,0 +1,106 @@
+"""GPT-2: a table of positions, LayerNorm, biases everywhere, and an MLP of gelu without a gate. Folders hold matrices with
+columns for rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from homenode.errors import UnsupportedError
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.layer_norm_decoder import PARAMETERS, BlockStyle, forward, gguf_figures
+from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.formats import limits
+from homenode.model.formats.fused_rows import split_fused_rows
+from homenode.model.formats.tensor_parts import transposed
+from homenode.model.spec import ModelSpec, TensorEntry
+
+NAME = "gpt2"
+DEFAULTS = Defaults(
+    max_position=1024, heads=12, vocab=50257, bos_id=50256, eos_id=50256, norm_eps=1e-5, intermediate=3072
+)
+STYLE = BlockStyle("gelu", positions="table")
+_LAYER, _TURNED = "model.layers.{layer}.", "turned."
+_SPELLED = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "rms_norm_eps",
+}
+
+
+def read_folder(config: FolderConfig) -> ModelSpec:
+    """The figures in config.json."""
+    config = config.respelled(_SPELLED)
+    fields = config.fields
+    config.refuse_other_layers(window=None)
+    for key, wanted in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)):
+        if fields.boolean(key, wanted) is not wanted:
+            raise UnsupportedError(f"{config.path}: {key} is not supported but as {str(wanted).lower()}")
+    spec = config.decoder(NAME, DEFAULTS)
+    inner = fields.integer("n_inner", 4 * spec.hidden_size, maximum=limits.MOST_INTERMEDIATE)
+    return replace(
+        spec,
+        num_kv_heads=spec.num_heads,
+        intermediate_size=inner,
+        attention_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        dimensions={"positions": spec.max_position},
+        own=replace(STYLE, activation=config.plain_activation("activation_function", "gelu_new")),
+    )
+
+
+def read_gguf(config: GgufConfig) -> ModelSpec:
+    """The figures in a GGUF file. No context is longer than the table of positions."""
+    spec, table = gguf_figures(config, NAME, STYLE), config.tensors.get("model.positions.weight")
+    rows = table.shape[0] if table is not None and table.shape else spec.max_position
+    return replace(spec, dimensions={"positions": rows}, max_position=min(spec.max_position, rows))
+
+
+def _turned(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+    """A folder's matrices, turned, and q, k and v of them each by itself."""
+    found = {}
+    for name, entry in tensors.items():
+        own = name.replace(_TURNED, "")
+        turns = own != name and len(entry.shape) == 2
+        found[own] = transposed(entry, own) if turns else replace(entry, name=own)
+    return split_fused_rows(found, spec)
+
+
+ARCHITECTURE = Architecture(
+    NAME,
+    FolderFormat(
+        "GPT2LMHeadModel",
+        read_folder,
+        fields=frozenset(
+            (*_SPELLED, "n_inner", "activation_function", "scale_attn_weights", "scale_attn_by_inverse_layer_idx")
+        ),
+        harmless={
+            "reorder_and_upcast_attn": "how, not what, transformers computes",
+            "n_ctx": "n_positions tells it",
+            **dict.fromkeys(
+                "summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout".split(),
+                "of models that classify",
+            ),
+        },
+        modules={
+            "wte": "model.embed_tokens",
+            "wpe": "model.positions",
+            "ln_f": "model.norm",
+            "h.{layer}.ln_1": _LAYER + "input_layernorm",
+            "h.{layer}.ln_2": _LAYER + "post_attention_layernorm",
+            "h.{layer}.attn.c_attn": _LAYER + _TURNED + "self_attn.qkv_proj",
+            "h.{layer}.attn.c_proj": _LAYER + _TURNED + "self_attn.o_proj",
+            "h.{layer}.mlp.c_fc": _LAYER + _TURNED + "mlp.up_proj",
+            "h.{layer}.mlp.c_proj": _LAYER + _TURNED + "mlp.down_proj",
+        },
+        convert=_turned,
+    ),
+    GgufFormat("gpt2", read_gguf),
+    PARAMETERS,
+    forward,
+)

@@ -1,0 +1,220 @@
+"""Decoders with LayerNorm, which takes the mean away, and an MLP without a gate: from GPT-2 to StarCoder2. One table of
+parameters and one forward function, by what a `BlockStyle` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from homenode.compute.ops import FloatArray, Ops, PlainActivation, Tensor
+from homenode.model.architectures import common
+from homenode.model.architectures.common import Layer, layer_bias, layer_weight
+from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.formats.reading import damaged
+from homenode.model.formats.tensor_parts import runs_of
+from homenode.model.part import ModelPart
+from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.units import format_count
+
+
+@dataclass(frozen=True)
+class BlockStyle:
+    """What decoders with LayerNorm differ in; `ModelSpec.own` of each.
+
+    `residual`: in "serial" blocks the MLP reads what attention has been added to; in "parallel" ones it reads what the
+    layer began with, through a norm of its own, and with "one_norm" through that of attention. `positions`: how tokens
+    know of them: "rope", a "table" whose rows are added to the embedding, or "alibi" with slopes down to
+    2^-alibi_bits times `alibi_scale`. `clip`: q, k and v are limited to -clip .. clip. `norm_biases`, `head_bias`,
+    `embedding_norm`: whether norms and the output matrix have biases, and the embedding has a norm.
+    """
+
+    activation: PlainActivation = "gelu"
+    residual: Literal["serial", "parallel", "one_norm"] = "serial"
+    positions: Literal["rope", "table", "alibi"] = "rope"
+    norm_biases: bool = True
+    head_bias: bool = False
+    embedding_norm: bool = False
+    clip: float | None = None
+    alibi_bits: float = 8.0
+    alibi_scale: float = 1.0
+
+
+def style_of(spec: ModelSpec) -> BlockStyle:
+    """The style of a decoder that has one."""
+    assert isinstance(spec.own, BlockStyle)
+    return spec.own
+
+
+def has_norm_biases(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
+    """Norms have biases."""
+    return style_of(spec).norm_biases
+
+
+def _when_last(spec: ModelSpec, part: ModelPart, _layer: int | None) -> bool:
+    return part.last_stage and style_of(spec).norm_biases
+
+
+def _has_head_bias(spec: ModelSpec, part: ModelPart, _layer: int | None) -> bool:
+    return part.last_stage and style_of(spec).head_bias
+
+
+def _has_post_norm(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
+    return style_of(spec).residual != "one_norm"
+
+
+def _has_post_norm_bias(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
+    return style_of(spec).residual != "one_norm" and style_of(spec).norm_biases
+
+
+def _has_table(spec: ModelSpec, part: ModelPart, _layer: int | None) -> bool:
+    return part.first_stage and style_of(spec).positions == "table"
+
+
+def _has_embedding_norm(spec: ModelSpec, part: ModelPart, _layer: int | None) -> bool:
+    return part.first_stage and style_of(spec).embedding_norm
+
+
+NORM_BIAS = Parameter("norm_bias", "model.norm.bias", ("hidden",), "output_norm.bias", _when_last)
+HEAD_BIAS = Parameter("head_bias", "lm_head.bias", ("vocabulary",), "output.bias", _has_head_bias)
+INPUT_NORM_BIAS = layer_bias("input_norm_bias", "input_layernorm", "attn_norm", "hidden", when=has_norm_biases)
+
+
+def post_norm(when: Condition, when_bias: Condition, gguf: str = "ffn_norm") -> tuple[Parameter, ...]:
+    """The norm before the MLP, and its bias. `gguf`: what a GGUF file calls it."""
+    return (
+        layer_weight("post_norm", "post_attention_layernorm", gguf, "hidden", when=when),
+        layer_bias("post_norm_bias", "post_attention_layernorm", gguf, "hidden", when=when_bias),
+    )
+
+
+PARAMETERS = (
+    *common.EMBEDDING_AND_HEAD,
+    Parameter("positions", "model.positions.weight", ("positions", "hidden"), "position_embd.weight", _has_table),
+    Parameter("embed_norm", "model.embed_norm.weight", ("hidden",), "token_embd_norm.weight", _has_embedding_norm),
+    Parameter("embed_norm_bias", "model.embed_norm.bias", ("hidden",), "token_embd_norm.bias", _has_embedding_norm),
+    NORM_BIAS,
+    HEAD_BIAS,
+    *common.ATTENTION,
+    INPUT_NORM_BIAS,
+    *common.QKV_BIASES,
+    *common.OUTPUT_BIAS,
+    *post_norm(_has_post_norm, _has_post_norm_bias),
+    *common.GATE_UP_DOWN[1:],
+    *common.MLP_BIASES[1:],
+)
+
+
+def normed(ops: Ops, model: ForwardContext, of: Layer, key: str, x: Tensor) -> Tensor:
+    """x through the LayerNorm `key` of a layer, or of what is outside the layers."""
+    return ops.layer_norm(x, of[key], of.get(f"{key}_bias"), model.spec.rms_norm_eps)
+
+
+def plain_mlp(ops: Ops, layer: Layer, h: Tensor, activation: PlainActivation) -> Tensor:
+    """The inner columns of an MLP without a gate."""
+    return ops.activate(ops.linear(h, (layer["up"],), (layer.get("up_bias"),)), activation)
+
+
+def slopes_of(heads: int, bits: float) -> FloatArray:
+    """ALiBi's slope of each head (Press et al. 2021): of n heads, a power of two, 2^(-bits i / n) for i from 1 on; for
+    another number those of the power below, then every second one of the power above.
+    """
+    power = 1 << (heads.bit_length() - 1)
+    exponents = [*range(2, 2 * power + 1, 2), *range(1, 2 * (heads - power), 2)]
+    return np.exp2(-np.array(exponents) * bits / (2 * power)).astype(np.float32)
+
+
+def forward(ops: Ops, model: ForwardContext) -> Tensor:
+    """Logits of the step's selected rows, or the rows for the next stage."""
+    style = style_of(model.spec)
+    x = _enter(ops, model, style)
+    rotation = common.angles(ops, model.rope) if style.positions == "rope" else None
+    slopes = None
+    if style.positions == "alibi":
+        here = model.part.heads
+        every = slopes_of(model.spec.num_heads, style.alibi_bits) * np.float32(style.alibi_scale)
+        slopes = every[here.first : here.end]
+    for index, layer in enumerate(model.parameters.layers):
+        h = normed(ops, model, layer, "input_norm", x)
+        qkv = _project(ops, model, layer, h, style.clip)
+        inner = common.select_last(ops, model, index, common.attended(ops, model, index, qkv, rotation, slopes))
+        x, h = (common.select_last(ops, model, index, rows) for rows in (x, h))
+        if style.residual == "serial":
+            x = common.project_out(ops, model, inner, layer["o"], layer.get("o_bias"), x)
+            inner = plain_mlp(ops, layer, normed(ops, model, layer, "post_norm", x), style.activation)
+            x = common.project_out(ops, model, inner, layer["down"], layer.get("down_bias"), x)
+        else:
+            h = h if style.residual == "one_norm" else normed(ops, model, layer, "post_norm", x)
+            x = add_parallel(ops, model, layer, x, inner, plain_mlp(ops, layer, h, style.activation))
+    return leave(ops, model, x)
+
+
+def _enter(ops: Ops, model: ForwardContext, style: BlockStyle) -> Tensor:
+    x, top = common.enter(ops, model), model.parameters.top
+    if model.part.first_stage and style.positions == "table":
+        x = ops.add(x, ops.position_rows(top["positions"]))
+    return normed(ops, model, top, "embed_norm", x) if "embed_norm" in top else x
+
+
+def _project(ops: Ops, model: ForwardContext, layer: Layer, h: Tensor, clip: float | None) -> Any:
+    if clip is None:
+        return common.project_qkv(ops, model, layer, h)
+    kv = model.part.kv_heads.count * model.spec.head_dim
+    qkv = ops.clamp(ops.linear(h, (layer["q"], layer["k"], layer["v"])), clip)
+    return ops.split(qkv, (model.part.heads.count * model.spec.head_dim, kv, kv))
+
+
+def add_parallel(ops: Ops, model: ForwardContext, layer: Layer, x: Tensor, attended: Tensor, inner: Tensor) -> Tensor:
+    """x plus attention, projected, plus the MLP, `inner` being its inner columns: in that order, and added up over the
+    ranks once.
+    """
+    adds = model.part.adds_residual
+    biases = [layer.get(f"{key}_bias") if adds else None for key in ("o", "down")]
+    part = ops.linear(attended, (layer["o"],), biases[:1], residual=x if adds else None)
+    return common.over_ranks(ops, model, ops.linear(inner, (layer["down"],), biases[1:], residual=part))
+
+
+def leave(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
+    """As `common.leave`, through a LayerNorm."""
+    if not model.part.last_stage:
+        return x
+    return common.logits_of(ops, model, normed(ops, model, model.parameters.top, "norm", x))
+
+
+EPS_KEY = {"attention.layer_norm_epsilon": "attention.layer_norm_rms_epsilon"}  # what GGUF files of these have
+
+
+def gguf_figures(config: GgufConfig, name: str, style: BlockStyle) -> ModelSpec:
+    """The figures in a GGUF file of a decoder of this style but for biases, which its tensors tell."""
+    config = config.respelled(EPS_KEY)
+    spec = config.decoder(name)
+    config.refuse_window(spec)
+    there = config.tensors.keys()
+    own = replace(style, norm_biases="model.norm.bias" in there, head_bias="lm_head.bias" in there)
+    return replace(spec, mlp_bias="model.layers.0.mlp.up_proj.bias" in there, own=own)
+
+
+def split_grouped_rows(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+    """The tensors of a folder whose `self_attn.grouped_qkv` has for each KV head the rows of its query heads, its key
+    and its value, as an entry for each of q, k and v. CheckpointError for one of another height.
+    """
+    found: dict[str, TensorEntry] = {}
+    head, groups = spec.head_dim, spec.num_kv_heads
+    queries = spec.num_heads // groups * head
+    apart = queries + 2 * head
+    for name, entry in tensors.items():
+        front, fused, kind = name.partition(".grouped_qkv.")
+        if not fused:
+            found[name] = entry
+            continue
+        if not entry.shape or entry.shape[0] != groups * apart:
+            wanted = f"{format_count(groups, 'group')} of {format_count(apart, 'row')}"
+            raise damaged(entry.file, f"shape of tensor {entry.name}", seen=list(entry.shape), wanted=wanted)
+        for part, first, run in (("q", 0, queries), ("k", queries, head), ("v", queries + head, head)):
+            each = f"{front}.{part}_proj.{kind}"
+            found[each] = runs_of(entry, each, first, groups * run, run, apart)
+    return found
