@@ -54,6 +54,7 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "qwen3_5_moe": (("Qwen 3.5 and 3.6 35B-A3B", 35), ("122B-A10B", 122), ("397B-A17B", 397)),
     "qwen3_moe": (("Qwen 3 30B-A3B, VL 30B-A3B", 30.5), ("235B-A22B", 235), ("Coder 480B-A35B", 480)),
     "qwen3_next": (("Qwen3-Next 80B-A3B", 80),),
+    "stablelm": (("StableLM 2 1.6B", 1.6), ("StableLM 3B", 2.8)),
     "starcoder2": (("StarCoder 2 3B", 3.0), ("7B", 7.2), ("15B", 16.0)),
 }
 # By architecture: what is worth knowing of it.
@@ -84,7 +85,7 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
     "gpt_oss": ("other gates than `swiglu_limit` 7",),
     "bloom": ("`apply_residual_connection_post_layernorm`",),
     "mpt": ("models without ALiBi",),
-    "phi": ("`qk_layernorm`",),
+    **dict.fromkeys(("phi", "stablelm"), ("`qk_layernorm`",)),
     "llama": ("rope scaling but linear, llama3, yarn, and dynamic up to the original context",),
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), ("GGUF files with a window within the context",)),
 }

@@ -121,11 +121,11 @@ class TileWork {
     Wanted wanted(!shape_.value_columns);
     if (!found && !stays_near(*tile_)) wanted.add_values(here_, call_.cache->tile_bytes());
     prefetch_chunk(chunk, wanted);
-    int begin[kQueryRows], end[kQueryRows], behind[kQueryRows];
+    int begin[kQueryRows], end[kQueryRows], apart[kQueryRows];
     float slopes[kQueryRows];
     for (int r = 0; r < tile_->rows; ++r) {
       const int p = positions_[r];
-      behind[r] = first - p;
+      apart[r] = first - p;
       if (call_.slopes) slopes[r] = call_.slopes[places_[r].head] * kLog2E;
       begin[r] = std::max(first_visible(p, shape_.window) - first, 0);
       end[r] = std::min(p + 1 - first, kChunkKeys);
@@ -149,7 +149,7 @@ class TileWork {
                                            wanted.ranges(),
                                            wanted.count(),
                                            call_.slopes ? slopes : nullptr,
-                                           behind});
+                                           apart});
   }
 
   // A chunk that is the first of every row, straight into the merged result; any other beside it, then merged.

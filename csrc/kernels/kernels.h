@@ -54,10 +54,10 @@ struct AttendArgs {
   // [prefetch_ranges] what will be wanted next, in that order: worth fetching meanwhile
   const PrefetchRange* prefetch = nullptr;
   int prefetch_ranges = 0;
-  // [rows] what is added to a score for each key that its key is behind the row's own, in base 2, and how many keys the
-  // chunk's first is behind it, 0 or less where it is before; null: nothing. Not with a softcap.
+  // [rows] slopes in base 2, and the position of the chunk's first key less that of the row: a score gets its slope times
+  // the position of its key less that of the row; null: nothing. Not with a softcap.
   const float* slopes = nullptr;
-  const int* behind = nullptr;
+  const int* apart = nullptr;
 };
 
 // A chunk's results (largest2, sum2, out2) into those of the chunks before it. Rows of `largest` are kQueryRows,

@@ -17,12 +17,12 @@ namespace homenode {
 
 struct Announcement {
   uint64_t pull_id, after;  // after: so many frames, which went another way
-  uint32_t first;  // page of the hand-over
-  bool last;  // it has no more
+  uint32_t first;           // page of the hand-over
+  bool last;                // it has no more
   std::array<std::byte, 16> buffer;
-  std::vector<int32_t> pages;  // of the buffer
-  std::vector<uint64_t> epochs;  // theirs
-  std::vector<std::byte> digests;  // as many bytes for each
+  std::vector<int32_t> pages;       // of the buffer
+  std::vector<uint64_t> epochs;     // theirs
+  std::vector<std::byte> digests;   // as many bytes for each
 };
 
 // Nothing for more pages than a record holds.

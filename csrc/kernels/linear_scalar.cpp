@@ -75,17 +75,11 @@ inline int32_t sum_lanes(Ints x) { return x[0] + x[1] + x[2] + x[3]; }
 inline Ints bit_and(Ints a, Ints b) { return a & b; }
 inline Ints bit_or(Ints a, Ints b) { return a | b; }
 template <int N>
-inline Ints shift_left32(Ints x) {
-  return Ints(Words(x) << N);
-}
+inline Ints shift_left32(Ints x) { return Ints(Words(x) << N); }
 template <int N>
-inline Ints shift_left16(Ints x) {
-  return Ints(Halves(x) << N);
-}
+inline Ints shift_left16(Ints x) { return Ints(Halves(x) << N); }
 template <int N>
-inline Ints shift_right16(Ints x) {
-  return Ints(Halves(x) >> N);
-}
+inline Ints shift_right16(Ints x) { return Ints(Halves(x) >> N); }
 
 constexpr int run_lines(int) { return 8; }
 inline Ints begin_run(Ints sum) { return sum; }

@@ -30,7 +30,7 @@ struct Phase {
   std::string name;  // phases of the same kind in all layers have one name
   Work work;
   bool by_rows = false;  // thread t touches rows rows_of(t) only
-  Needed needed{};  // empty: always
+  Needed needed{};       // empty: always
   bool barrier_before = true;
   bool exchanges = false;  // with other processes, which may fail: what follows it is done only if it did not
 };

@@ -117,7 +117,7 @@ void LinearOperation::lower(Lowering& to) {
 }
 
 void LinearOperation::lower_activated(Lowering& to, Activation by, const Tensor& result) {
-  name = "up", activation_ = gate_kernel(by, to.level()), out = result;
+  name = "gate_up", activation_ = gate_kernel(by, to.level()), out = result;
   lower(to);
 }
 

@@ -25,7 +25,7 @@ struct PanelKind {
   int halves;
   bool minimum;
   bool nibbles;  // of the packed group
-  int gap;  // bytes between the last part of a super-block and the first of the next
+  int gap;       // bytes between the last part of a super-block and the first of the next
   constexpr int factors() const { return halves * (kEighths + (minimum ? 1 : 0)) * kPanelFloats; }  // bytes of a part
 };
 

@@ -72,14 +72,14 @@ class Program {
   std::vector<std::unique_ptr<Operation>> operations_;
   std::vector<std::shared_ptr<Value>> values_;
   std::vector<std::unique_ptr<AttentionPlan>> plans_;
-  std::unique_ptr<RunClaims> claims_;  // of products and attentions
-  std::vector<std::unique_ptr<Memory>> scratch_;  // what phases need besides values
-  Pages memory_;  // where values and scratch lie
-  std::vector<OwnParts> own_;  // of it, what threads have for themselves
-  std::shared_ptr<const Homes> homes_;  // of the threads; null: all have the same
+  std::unique_ptr<RunClaims> claims_;              // of products and attentions
+  std::vector<std::unique_ptr<Memory>> scratch_;   // what phases need besides values
+  Pages memory_;                                   // where values and scratch lie
+  std::vector<OwnParts> own_;                      // of it, what threads have for themselves
+  std::shared_ptr<const Homes> homes_;             // of the threads; null: all have the same
   std::vector<std::shared_ptr<const void>> kept_;  // weights, parameters and KV memory the phases point to
   Tensor output_;
-  std::shared_ptr<Value> received_;  // or null: what lies where the caller says
+  std::shared_ptr<Value> received_;                // or null: what lies where the caller says
 };
 
 }  // namespace homenode

@@ -39,10 +39,7 @@ std::optional<Error> check_request(Format source, int64_t rows, int64_t columns,
 class Packer {
  public:
   Packer(Format source, Format target, int64_t columns)
-      : source_(source),
-        target_(target),
-        columns_(columns),
-        stored_bytes_(size_t(file_row_bytes(source, columns))),
+      : source_(source), target_(target), columns_(columns), stored_bytes_(size_t(file_row_bytes(source, columns))),
         kept_bytes_(size_t(file_row_bytes(target, columns))) {
     if (source == target) return;
     decoded_.resize(size_t(columns));

@@ -131,9 +131,8 @@ std::string shape_text(Format format, int64_t rows, int64_t columns) {
 std::optional<Error> check_packed(Format format, int64_t rows, int64_t columns) {
   if (!has_kernel(format)) return Error{Fault::user, 0, "no kernel for packed format " + std::to_string(int(format))};
   if (rows < 1 || rows > kMaxRows || columns < 1 || columns > kMaxColumns) {
-    return Error{Fault::user, 0,
-                 "a matrix of " + std::to_string(rows) + " x " + std::to_string(columns) +
-                     " is out of bounds: 1 .. 2^31 rows of 1 .. 2^24 columns"};
+    return Error{Fault::user, 0, "a matrix of " + std::to_string(rows) + " x " + std::to_string(columns) +
+                                     " is out of bounds: 1 .. 2^31 rows of 1 .. 2^24 columns"};
   }
   return std::nullopt;
 }

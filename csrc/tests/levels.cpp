@@ -92,7 +92,7 @@ struct Chunk {
   std::vector<const void*> key_tiles, value_tiles;
   std::vector<int> begin, end;
   std::vector<float> queries, slopes;
-  std::vector<int> behind;
+  std::vector<int> apart;
 
   Chunk(Random& random, ThreadPool& pool, KvType kind, bool within)
       : head_dim(2 * random.between(1, 70)),
@@ -112,7 +112,7 @@ struct Chunk {
     for (int r = 0; r < rows; ++r) {
       begin.push_back(random.one_in(2) ? 0 : random.between(0, keys - 1));
       end.push_back(random.between(begin.back() + 1, keys));
-      slopes.push_back(0.01f * random.real()), behind.push_back(random.between(-kChunkKeys, 600));
+      slopes.push_back(0.01f * random.real()), apart.push_back(-random.between(0, 600));
       for (int d = 0; d < head_dim; ++d) queries.push_back(random.real());
     }
   }
@@ -150,7 +150,7 @@ struct Chunk {
                nullptr,
                0,
                softcap == 0 ? slopes.data() : nullptr,
-               behind.data()});
+               apart.data()});
     std::vector<float> found(largest.get(), largest.get() + rows);
     for (int r = 0; r < rows; ++r) {
       for (int d = 0; d < value_dim; ++d) found.push_back(out[size_t(r) * padded + size_t(d)] / sum[size_t(r)]);

@@ -62,6 +62,8 @@ CASES = {
     "cohere2": Case(
         "cohere2", {"sliding_window": 9, "num_hidden_layers": 4, "logit_scale": 0.25}, EPS | {"attention.sliding_window": 9, "logit_scale": 0.25}
     ),
+    "stablelm": Case("stablelm", {"use_qkv_bias": True}, EPS | {"rope.dimension_count": 4, "use_parallel_residual": False}),
+    "stablelm parallel": Case("stablelm", {"use_parallel_residual": True} | PARTS),
     "phimoe": Case(
         "phimoe", {"num_local_experts": 4, "attention_bias": True, "lm_head_bias": True}, {"expert_count": 4, "rope.freq_base": 1e6}
     ),

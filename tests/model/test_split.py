@@ -68,6 +68,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "mpt": {"tie_word_embeddings": True},
     "nemotron": {},
     "phimoe": {"attention_bias": True, "output_bias": True},
+    "stablelm": {"attention_bias": True},
     "cohere": {"tie_word_embeddings": True},
     "cohere2": {"tie_word_embeddings": True},
     "granite": {"embedding_scale": 3.0, "attention_scale": 0.2, "output_bias": True, "mlp_bias": True},

@@ -93,6 +93,7 @@ OWN: dict[str, object] = {
     "mpt": BlockStyle("gelu_erf", positions="alibi", norm_biases=False, clip=0.7),
     "nemotron": BlockStyle("relu2"),
     "phimoe": BlockStyle(head_bias=True),
+    "stablelm": BlockStyle("silu_gate", "one_norm"),
     "cohere": CohereExtras(0.25, head_norms=True),
     "cohere2": CohereExtras(0.25),
     "gemma4": Gemma4Extras(8, True),

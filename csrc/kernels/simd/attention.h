@@ -203,8 +203,8 @@ inline void slope_scores(const AttendArgs& a, int row) {
   alignas(64) static constexpr float kFirst[kTileKeys] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const Lanes slope = fill(a.slopes[row]), first = load(kFirst);
   for_tiles(a, row, [&]<bool>(int t) {
-    const Lanes behind = add(first, fill(static_cast<float>(a.behind[row] + t * kTileKeys)));
-    store(tile_scores(a, row, t), multiply_add(behind, slope, load(tile_scores(a, row, t))));
+    const Lanes apart = add(first, fill(static_cast<float>(a.apart[row] + t * kTileKeys)));
+    store(tile_scores(a, row, t), multiply_add(apart, slope, load(tile_scores(a, row, t))));
   });
 }
 

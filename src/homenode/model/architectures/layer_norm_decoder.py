@@ -1,5 +1,5 @@
-"""Decoders with LayerNorm, which takes the mean away, and an MLP without a gate: from GPT-2 to StarCoder2. One table of
-parameters and one forward function, by what a `BlockStyle` says.
+"""Decoders with LayerNorm, which takes the mean away, most with an MLP without a gate: from GPT-2 to StarCoder2. One
+table of parameters and one forward function, by what a `BlockStyle` says.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from homenode.units import format_count
 class BlockStyle:
     """What decoders with LayerNorm differ in; `ModelSpec.own` of each.
 
+    `activation`: of an MLP without a gate; "silu_gate" is one with a gate, as Llama's.
     `residual`: in "serial" blocks the MLP reads what attention has been added to; in "parallel" ones it reads what the
     layer began with, through a norm of its own, and with "one_norm" through that of attention. `positions`: how tokens
     know of them: "rope", a "table" whose rows are added to the embedding, or "alibi" with slopes down to
@@ -33,7 +34,7 @@ class BlockStyle:
     `embedding_norm`: whether norms and the output matrix have biases, and the embedding has a norm.
     """
 
-    activation: PlainActivation = "gelu"
+    activation: PlainActivation | Literal["silu_gate"] = "gelu"
     residual: Literal["serial", "parallel", "one_norm"] = "serial"
     positions: Literal["rope", "table", "alibi"] = "rope"
     norm_biases: bool = True
@@ -71,6 +72,10 @@ def _has_post_norm_bias(spec: ModelSpec, _part: ModelPart, _layer: int | None) -
     return style_of(spec).residual != "one_norm" and style_of(spec).norm_biases
 
 
+def _has_gate(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
+    return style_of(spec).activation == "silu_gate"
+
+
 def _has_table(spec: ModelSpec, part: ModelPart, _layer: int | None) -> bool:
     return part.first_stage and style_of(spec).positions == "table"
 
@@ -104,6 +109,7 @@ PARAMETERS = (
     *common.QKV_BIASES,
     *common.OUTPUT_BIAS,
     *post_norm(_has_post_norm, _has_post_norm_bias),
+    replace(common.GATE_UP_DOWN[0], when=_has_gate),
     *common.GATE_UP_DOWN[1:],
     *common.MLP_BIASES[1:],
 )
@@ -114,9 +120,11 @@ def normed(ops: Ops, model: ForwardContext, of: Layer, key: str, x: Tensor) -> T
     return ops.layer_norm(x, of[key], of.get(f"{key}_bias"), model.spec.rms_norm_eps)
 
 
-def plain_mlp(ops: Ops, layer: Layer, h: Tensor, activation: PlainActivation) -> Tensor:
-    """The inner columns of an MLP without a gate."""
-    return ops.activate(ops.linear(h, (layer["up"],), (layer.get("up_bias"),)), activation)
+def _inner(ops: Ops, layer: Layer, h: Tensor, style: BlockStyle) -> Tensor:
+    """The inner columns of the MLP."""
+    if style.activation == "silu_gate":
+        return common.gated(ops, layer, h)
+    return ops.activate(ops.linear(h, (layer["up"],), (layer.get("up_bias"),)), style.activation)
 
 
 def slopes_of(heads: int, bits: float) -> FloatArray:
@@ -145,11 +153,11 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
         x, h = (common.select_last(ops, model, index, rows) for rows in (x, h))
         if style.residual == "serial":
             x = common.project_out(ops, model, inner, layer["o"], layer.get("o_bias"), x)
-            inner = plain_mlp(ops, layer, normed(ops, model, layer, "post_norm", x), style.activation)
+            inner = _inner(ops, layer, normed(ops, model, layer, "post_norm", x), style)
             x = common.project_out(ops, model, inner, layer["down"], layer.get("down_bias"), x)
         else:
             h = h if style.residual == "one_norm" else normed(ops, model, layer, "post_norm", x)
-            x = add_parallel(ops, model, layer, x, inner, plain_mlp(ops, layer, h, style.activation))
+            x = add_parallel(ops, model, layer, x, inner, _inner(ops, layer, h, style))
     return leave(ops, model, x)
 
 

@@ -55,7 +55,7 @@ HARMLESS: Mapping[str, str] = {
     "n_deepstack_layers": "of pictures",
     "rope.scaling.finetuned": "where the model comes from",
     "tensor_data_layout": "the order of rows goes by the architecture",
-    "attention.layer_norm_epsilon": "of norms with a mean, which these architectures lack",
+    "attention.layer_norm_epsilon": "of norms with a mean; architectures that have them read it",
     "expert_shared_count": "the tensors tell it",
     "leading_dense_block_count": "the tensors tell it",
     "interleave_moe_layer_step": "the tensors tell it",
