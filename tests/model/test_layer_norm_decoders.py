@@ -17,7 +17,7 @@ from homenode.errors import UnsupportedError
 from homenode.model.architectures.layer_norm_decoder import slopes_of
 from homenode.model.checkpoint.index import open_checkpoint
 from tests.checkpoints import interleave_heads
-from tests.model.parity import Case, check_file, check_folder, write_stacked_gguf
+from tests.model.parity import BOUND, Case, check_file, check_folder, write_stacked_gguf
 from tests.model.transformers_models import make_model, quiet_and_on_one_thread
 
 pytestmark = pytest.mark.torch
@@ -36,14 +36,13 @@ CASES = {
     "gpt_neox": Case("gpt_neox", PARTS | ALIKE, EPS | {"rope.dimension_count": 8}, gguf_name="gptneox"),
     "gpt_neox serial": Case(
         "gpt_neox",
-        {"use_parallel_residual": False, "hidden_act": "gelu_new"} | ALIKE,
+        {"use_parallel_residual": False} | ALIKE,
         EPS | {"use_parallel_residual": False, "rope.dimension_count": 4},
         gguf_name="gptneox",
     ),
     "phi": Case("phi", PARTS, EPS | {"rope.dimension_count": 8}, gguf_name="phi2"),
     "falcon": Case("falcon", FALCON, EPS | {"attention.head_count_kv": 1}),
     "falcon 40b": Case("falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}, EPS),
-    "falcon rw": Case("falcon", FALCON | {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False}),
     "gpt2": Case("gpt2", {"n_inner": 96}, EPS | {"attention.head_count_kv": 4}),
     "bloom": Case("bloom", {"num_attention_heads": 4}, EPS | {"attention.head_count_kv": 4, "feed_forward_length": 256}),
     "bloom of three heads": Case("bloom", {"num_attention_heads": 3, "hidden_size": 48, "num_hidden_layers": 2}),
@@ -65,10 +64,21 @@ CASES = {
     "stablelm": Case("stablelm", {"use_qkv_bias": True}, EPS | {"rope.dimension_count": 4, "use_parallel_residual": False}),
     "stablelm parallel": Case("stablelm", {"use_parallel_residual": True} | PARTS),
     "phimoe": Case(
-        "phimoe", {"num_local_experts": 4, "attention_bias": True, "lm_head_bias": True}, {"expert_count": 4, "rope.freq_base": 1e6}
+        "phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": True, "lm_head_bias": True}, {"expert_count": 4, "rope.freq_base": 1e6}
     ),
     "phimoe long": Case("phimoe", {"num_local_experts": 3, "rope_parameters": LONGROPE, "router_jitter_noise": 0.3}),
 }  # fmt: skip
+
+
+def test_falcon_rw_has_the_logits_of_transformers(tmp_path: Path, backend: Backend) -> None:
+    """Beside the class's default way of attending: eagerly it adds ALiBi twice."""
+    from transformers import AutoModelForCausalLM
+
+    rw = {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False}
+    with quiet_and_on_one_thread():
+        make_model("falcon", FALCON | rw, tmp_path)
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa").eval()
+        check_file(tmp_path, theirs, backend, BOUND)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -105,7 +115,7 @@ def test_a_gguf_file_has_the_tokens_of_transformers(name: str, tmp_path: Path, b
         ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm true"),
         ("mpt", {"no_bias": False}, "no_bias False is not supported; homenode wants True"),
         ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "with parallel_attn false"),
-        ("cohere2", {"layer_types": ["full_attention"] * 3}, "no layer with a window is not supported"),
+        ("cohere2", {"layer_types": ["full_attention"] * 4}, "no layer with a window is not supported"),
         ("phimoe", {"num_experts_per_tok": 1}, "1 experts for each token are not supported"),
     ],
 )

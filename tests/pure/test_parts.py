@@ -23,7 +23,7 @@ from homenode.model.partition import Alignment, divide, divide_heads
 from homenode.model.parts import PartitionSpec, plan_parts, read_layer_split, with_donors
 from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec
 from homenode.model.weights.load import layers_kv
-from tests.model.toys import toy_spec
+from tests.model.toys import OWN, toy_spec
 
 STORIES = ModelSpec("llama", 64, 172, 5, 8, 4, 8, 512, 512, 1e-5, RopeSpec(), tie_word_embeddings=True)
 
@@ -43,7 +43,7 @@ def specs(draw: st.DrawFn) -> ModelSpec:
     return ModelSpec(
         architecture, 16, draw(st.integers(1, 9)) * 8, layers, kv_heads * draw(st.integers(1, 4)), kv_heads, draw(st.sampled_from([4, 8])),
         draw(st.integers(1, 70)), 64, 1e-5, RopeSpec(), tie_word_embeddings=draw(st.booleans()), attention_bias=draw(st.booleans()),
-        moe=moe,
+        moe=moe, own=None if architecture == "gemma4" else OWN.get(architecture), dimensions={"positions": 64},
     )  # fmt: skip
 
 

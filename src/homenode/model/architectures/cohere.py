@@ -89,12 +89,12 @@ def in_halves(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, 
     are sums of the same products. Norms of heads, which are a row for each, likewise.
     """
     found = {}
-    for name, entry in tensors.items():
+    for name, entry in common.interleaved_heads(tensors, spec).items():
         heads = {"q_norm": spec.num_heads, "k_norm": spec.num_kv_heads}.get(name.split(".")[-2])
         if heads and entry.shape == (heads, spec.head_dim):
             entry = replace(entry, shape=(heads * spec.head_dim,), permuted_heads=heads)
         found[name] = entry
-    return common.interleaved_heads(found, spec)
+    return found
 
 
 def forward(ops: Ops, model: ForwardContext) -> Tensor:

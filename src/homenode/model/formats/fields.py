@@ -4,8 +4,10 @@ believed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import ChainMap
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
+from typing import cast
 
 from homenode.errors import CheckpointError
 from homenode.model.formats.reading import damaged, quoted
@@ -31,7 +33,8 @@ class Fields:
         """
         there = {asked: own for own, asked in names.items() if self._prefix + own in self._values}
         values = {self._prefix + asked: self._values[self._prefix + own] for asked, own in there.items()}
-        return Fields(self.path, {**self._values, **values}, self._prefix, {**self._spelled, **there})
+        stored = cast(MutableMapping[str, object], self._values)  # which nobody writes to
+        return Fields(self.path, ChainMap(values, stored), self._prefix, {**self._spelled, **there})
 
     def has(self, key: str) -> bool:
         """Whether `key` has a value that is not null."""
