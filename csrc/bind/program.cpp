@@ -189,19 +189,22 @@ void bind_recorder(nb::module_& m) {
           "__init__",
           [](AttentionParams* self, int layer, float scale, int window, float softcap,
              const std::optional<Tensor>& sinks, int value_columns, const std::optional<Tensor>& chosen,
-             const std::optional<Tensor>& slopes) {
-            new (self) AttentionParams{layer,
-                                       scale,
-                                       window,
-                                       softcap,
-                                       sinks.value_or(Tensor{}),
-                                       value_columns,
-                                       chosen.value_or(Tensor{}),
-                                       slopes.value_or(Tensor{})};
+             const std::optional<Tensor>& slopes, const std::string& window_kind) {
+            const std::pair<const char*, WindowKind> kinds[] = {{"sliding", WindowKind::sliding},
+                                                                {"chunked", WindowKind::chunked}};
+            new (self) AttentionParams{.layer = layer,
+                                       .scale = scale,
+                                       .window = window,
+                                       .softcap = softcap,
+                                       .sinks = sinks.value_or(Tensor{}),
+                                       .value_columns = value_columns,
+                                       .chosen = chosen.value_or(Tensor{}),
+                                       .slopes = slopes.value_or(Tensor{}),
+                                       .window_kind = named(window_kind, kinds, "a kind of window")};
           },
           nb::kw_only(), nb::arg("layer"), nb::arg("scale"), nb::arg("window") = 0, nb::arg("softcap") = 0.0f,
           nb::arg("sinks").none() = nb::none(), nb::arg("value_columns") = 0, nb::arg("chosen").none() = nb::none(),
-          nb::arg("slopes").none() = nb::none());
+          nb::arg("slopes").none() = nb::none(), nb::arg("window_kind") = "sliding");
   nb::class_<ExpertWeights>(m, "ExpertWeights", "The matrices of an MoE layer's experts.")
       .def("__init__", &make_experts, nb::kw_only(), nb::arg("gate"), nb::arg("up"), nb::arg("down"), nb::arg("ids"),
            nb::arg("gate_bias"), nb::arg("up_bias"), nb::arg("down_bias"), nb::arg("scales").none(),
@@ -321,10 +324,14 @@ void bind_recorder(nb::module_& m) {
           nb::arg("x"), nb::arg("factor"))
       .def(
           "scale_by_position",
-          [](Recorder& r, const Tensor& x, float growth, int length) {
-            return take(r.scale_by_position(x, growth, length));
+          [](Recorder& r, const Tensor& x, float growth, int length, int ahead) {
+            return take(r.scale_by_position(x, growth, length, ahead));
           },
-          nb::arg("x"), nb::arg("growth"), nb::arg("length"))
+          nb::arg("x"), nb::arg("growth"), nb::arg("length"), nb::arg("ahead") = 0)
+      .def(
+          "gate_by_largest",
+          [](Recorder& r, const Tensor& x, const Tensor& logits) { return take(r.gate_by_largest(x, logits)); },
+          nb::arg("x"), nb::arg("logits"))
       .def(
           "soft_cap", [](Recorder& r, const Tensor& x, float cap) { return take(r.soft_cap(x, cap)); }, nb::arg("x"),
           nb::arg("cap"))

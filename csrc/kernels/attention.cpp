@@ -127,7 +127,7 @@ class TileWork {
       const int p = positions_[r];
       apart[r] = first - p;
       if (call_.slopes) slopes[r] = call_.slopes[places_[r].head] * kLog2E;
-      begin[r] = std::max(first_visible(p, shape_.window) - first, 0);
+      begin[r] = std::max(first_visible(p, shape_) - first, 0);
       end[r] = std::min(p + 1 - first, kChunkKeys);
     }
     call_.cache->kernels(kernels_).attend({tile_->rows,
@@ -231,7 +231,7 @@ class TileWork {
   bool merge_kinds(int chunk, Merge* how) const {
     bool first_of_all = true;
     for (int r = 0; r < tile_->rows; ++r) {
-      const int p = positions_[r], first = first_visible(p, shape_.window) / kChunkKeys;
+      const int p = positions_[r], first = first_visible(p, shape_) / kChunkKeys;
       how[r] = chunk < first || chunk > p / kChunkKeys ? Merge::leave : chunk == first ? Merge::take : Merge::add;
       first_of_all &= how[r] == Merge::take;
     }

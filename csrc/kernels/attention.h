@@ -20,12 +20,16 @@
 
 namespace homenode {
 
+// Which keys up to its own position a query sees with a window: the nearest, or those of its own run of as many.
+enum class WindowKind : uint8_t { sliding, chunked };
+
 // What the division into work items depends on, the same for all layers of most models.
 struct AttentionShape {
   int kv_heads, group, head_dim, window;  // window 0: none
   std::vector<HeadGroup> groups = {};     // as KvCache::head_groups; empty: all threads attend to all heads
   bool sampled_only = false;  // rows of tokens that are not sampled may be left out, as nobody reads them
   int value_columns = 0;  // values are the first so many elements of keys; 0: they are beside them, and as wide
+  WindowKind window_kind = WindowKind::sliding;
   int value_dim() const { return value_columns ? value_columns : head_dim; }
   bool operator==(const AttentionShape&) const = default;
 };
@@ -36,7 +40,11 @@ inline int first_position(const Step& step, int sequence) {
   return step.context_len[s] - (step.query_start[s + 1] - step.query_start[s]);
 }
 
-inline int first_visible(int position, int window) { return window && position >= window ? position - window + 1 : 0; }
+inline int first_visible(int position, const AttentionShape& shape) {
+  if (!shape.window || position < shape.window) return 0;
+  return shape.window_kind == WindowKind::chunked ? position / shape.window * shape.window
+                                                  : position - shape.window + 1;
+}
 
 struct AttentionTile {
   int sequence, kv_head;

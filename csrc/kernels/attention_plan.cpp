@@ -45,7 +45,7 @@ void AttentionPlan::add_sequence(const Step& step, int sequence) {
     const int low = first + begin / shape_.group, high = first + (begin + count - 1) / shape_.group;
     for (int head = 0; head < shape_.kv_heads; ++head) {
       tiles_.push_back(
-          {sequence, head, begin, count, first_visible(low, shape_.window) / kChunkKeys, high / kChunkKeys + 1, -1});
+          {sequence, head, begin, count, first_visible(low, shape_) / kChunkKeys, high / kChunkKeys + 1, -1});
     }
   }
 }
@@ -76,7 +76,7 @@ void AttentionPlan::divide_tiles() {
 int64_t AttentionPlan::cost(const Step& step, const AttentionItem& item) const {
   const AttentionTile& tile = tiles_[static_cast<size_t>(item.tile)];
   const int first = first_position(step, tile.sequence);
-  const int low = first_visible(first + tile.row_begin / shape_.group, shape_.window),
+  const int low = first_visible(first + tile.row_begin / shape_.group, shape_),
             high = first + (tile.row_begin + tile.rows - 1) / shape_.group;
   return int64_t(tile.rows) *
          (64 + std::min(high + 1, item.chunk_end * kChunkKeys) - std::max(low, item.chunk_begin * kChunkKeys));

@@ -58,7 +58,8 @@ void AttentionOperation::lower(Lowering& to) {
                            params.window,
                            cache->head_groups(),
                            sampled_only,
-                           params.value_columns};
+                           params.value_columns,
+                           params.window_kind};
   const int value_dim = key.value_dim();
   AttentionPlan* plan = to.plan(key, shape.block_size);
   RunClaims* claims = to.claims();

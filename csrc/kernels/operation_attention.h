@@ -30,6 +30,7 @@ struct AttentionParams {
   int value_columns = 0;  // values are the first so many elements of keys; 0: they are beside them
   Tensor chosen = {};     // of each token the positions it attends to; may be empty
   Tensor slopes = {};     // of each query head; may be empty
+  WindowKind window_kind = WindowKind::sliding;
 };
 
 class AttentionOperation : public Operation {

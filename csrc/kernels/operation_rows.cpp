@@ -256,10 +256,11 @@ void ScaleOperation::lower(Lowering& to) {
 
 void ScaleByPositionOperation::lower(Lowering& to) {
   to.phase({"scale",
-            [x = View(x), y = View(out), growth = growth, length = length](const Step& step, int thread, int threads) {
+            [x = View(x), y = View(out), growth = growth, length = length, ahead = ahead](const Step& step, int thread,
+                                                                                          int threads) {
               const RowRange rows = rows_of(step.tokens, thread, threads);
               for (int r = rows.begin; r < rows.end; ++r) {
-                const int turns = step.positions[static_cast<size_t>(r)] / length;
+                const int turns = (step.positions[static_cast<size_t>(r)] + ahead) / length;
                 const auto factor = static_cast<float>(1 + double(growth) * std::log1p(double(turns)));
                 for (int64_t c = 0; c < x.columns(); ++c) y.row(r)[c] = x.row(r)[c] * factor;
               }
@@ -278,6 +279,20 @@ void ClampOperation::lower(Lowering& to) {
             },
             true},
            {memory_of(x), memory_of(out)});
+}
+
+void GateByLargestOperation::lower(Lowering& to) {
+  to.phase(
+      {"gate",
+       [x = View(x), by = View(logits), y = View(out), kind = out.rows](const Step& step, int thread, int threads) {
+         const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
+         for (int r = rows.begin; r < rows.end; ++r) {
+           const float factor = 1 / (1 + std::exp(-*std::max_element(by.row(r), by.row(r) + by.columns())));
+           for (int64_t c = 0; c < x.columns(); ++c) y.row(r)[c] = x.row(r)[c] * factor;
+         }
+       },
+       true},
+      {memory_of(x), memory_of(logits), memory_of(out)});
 }
 
 void SoftCapOperation::lower(Lowering& to) {

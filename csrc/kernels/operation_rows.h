@@ -175,16 +175,16 @@ class ScaleOperation : public Operation {
   Tensor out;
 };
 
-// By 1 + growth * ln(1 + floor(position / length)).
+// By 1 + growth * ln(1 + floor((position + ahead) / length)).
 class ScaleByPositionOperation : public Operation {
  public:
-  ScaleByPositionOperation(Tensor from, float by, int in, Tensor to)
-      : x(std::move(from)), growth(by), length(in), out(std::move(to)) {}
+  ScaleByPositionOperation(Tensor from, float by, int in, int further, Tensor to)
+      : x(std::move(from)), growth(by), length(in), ahead(further), out(std::move(to)) {}
   void lower(Lowering&) override;
 
   Tensor x;
   float growth;
-  int length;
+  int length, ahead;
   Tensor out;
 };
 
@@ -196,6 +196,16 @@ class ClampOperation : public Operation {
   Tensor x;
   float limit;
   Tensor out;
+};
+
+// x * sigmoid(the largest of a row of logits).
+class GateByLargestOperation : public Operation {
+ public:
+  GateByLargestOperation(Tensor from, Tensor by, Tensor to)
+      : x(std::move(from)), logits(std::move(by)), out(std::move(to)) {}
+  void lower(Lowering&) override;
+
+  Tensor x, logits, out;
 };
 
 class SoftCapOperation : public Operation {

@@ -179,12 +179,23 @@ Result<Tensor> Recorder::scale_by(const Tensor& x, const Tensor& factor) {
   return scale(x, View(factor).row(0)[0]);
 }
 
-Result<Tensor> Recorder::scale_by_position(const Tensor& x, float growth, int length) {
+Result<Tensor> Recorder::scale_by_position(const Tensor& x, float growth, int length, int ahead) {
   if (auto error = check_input(x, "scale_by_position")) return *error;
   if (x.rows == RowKind::sampled) return misuse("scale_by_position: rows after select have no positions");
-  if (length < 1) return misuse("scale_by_position: a length of " + to_string(length));
+  if (length < 1 || ahead < 0 || ahead > length)
+    return misuse("scale_by_position: a length of " + to_string(length) + ", " + to_string(ahead) + " ahead");
   const Tensor out = make(x.columns, RowKind::tokens);
-  return append(std::make_unique<ScaleByPositionOperation>(x, growth, length, out), out, {{x}});
+  return append(std::make_unique<ScaleByPositionOperation>(x, growth, length, ahead, out), out, {{x}});
+}
+
+Result<Tensor> Recorder::gate_by_largest(const Tensor& x, const Tensor& logits) {
+  for (const Tensor* t : {&x, &logits}) {
+    if (auto error = check_input(*t, "gate_by_largest")) return *error;
+  }
+  if (logits.columns < 1 || rows_made_of(x) != rows_made_of(logits))
+    return misuse("gate_by_largest: no logits, or some rows selected and others not");
+  const Tensor out = make(x.columns, rows_made_of(x));
+  return append(std::make_unique<GateByLargestOperation>(x, logits, out), out, {{x, logits}});
 }
 
 Result<Tensor> Recorder::soft_cap(const Tensor& x, float cap) {

@@ -56,7 +56,8 @@ class Recorder {
   Result<Tensor> add(const Tensor& x, const Tensor& y);
   Result<Tensor> scale(const Tensor& x, float factor);
   Result<Tensor> scale_by(const Tensor& x, const Tensor& factor);
-  Result<Tensor> scale_by_position(const Tensor& x, float growth, int length);
+  Result<Tensor> scale_by_position(const Tensor& x, float growth, int length, int ahead);
+  Result<Tensor> gate_by_largest(const Tensor& x, const Tensor& logits);
   Result<Tensor> soft_cap(const Tensor& x, float cap);
   // residual, choice_bias: may be null. Pointers in the routing come from choice_bias and the weights.
   Result<Tensor> moe(const Tensor& x, const Tensor& logits, ExpertWeights, Routing, const Tensor* residual,

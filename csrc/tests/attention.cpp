@@ -30,6 +30,7 @@ struct Layer {
         table(kBlocks) {
     std::iota(table.rbegin(), table.rend(), 0);
     if (random.one_in(2)) shape.value_columns = random.between(1, shape.head_dim);
+    if (random.one_in(2)) shape.window_kind = WindowKind::chunked;
   }
   int64_t query_width() const { return int64_t(shape.kv_heads) * shape.group * shape.head_dim; }
   int64_t key_width() const { return int64_t(shape.kv_heads) * shape.head_dim; }

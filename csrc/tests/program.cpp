@@ -96,13 +96,15 @@ class Model {
     const Tensor angles = taken(r.rope_angles(std::vector<float>(static_cast<size_t>(shape_.head_dim / 2), 0.1f), 1));
     const Tensor q = taken(r.rope(parts[0], angles, shape_.head_dim)),
                  k = taken(r.rope(parts[1], angles, shape_.head_dim));
-    const Tensor attended = taken(r.attention(q, k, parts[2], cache_,
-                                              {.layer = 0,
-                                               .scale = 1 / std::sqrt(static_cast<float>(shape_.head_dim)),
-                                               .window = shape_.window,
-                                               .softcap = shape_.softcap,
-                                               .sinks = shape_.early ? parameter(shape_.heads) : Tensor{},
-                                               .slopes = shape_.softcap == 0 ? parameter(shape_.heads) : Tensor{}}));
+    const Tensor attended =
+        taken(r.attention(q, k, parts[2], cache_,
+                          {.layer = 0,
+                           .scale = 1 / std::sqrt(static_cast<float>(shape_.head_dim)),
+                           .window = shape_.window,
+                           .softcap = shape_.softcap,
+                           .sinks = shape_.early ? parameter(shape_.heads) : Tensor{},
+                           .slopes = shape_.softcap == 0 ? parameter(shape_.heads) : Tensor{},
+                           .window_kind = shape_.qk_norm ? WindowKind::chunked : WindowKind::sliding}));
     const Tensor residual = selected(r, x, shape_.early);
     return taken(r.linear(selected(r, attended, shape_.early), {weight(shape_.hidden, queries)}, {}, &residual));
   }

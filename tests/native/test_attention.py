@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from homenode.compute.native import NativeBackend
-from homenode.compute.ops import FloatArray, KvGeometry, Ops, StepLimits, Tensor
+from homenode.compute.ops import FloatArray, KvGeometry, Ops, StepLimits, Tensor, WindowKind
 from homenode.compute.reference import ReferenceBackend
 from tests.native.steps import Part, same_bits, step_of
 
@@ -31,6 +31,7 @@ class Case:
     softcap: float | None = None
     sinks: bool = False
     sloped: bool = False
+    window_kind: WindowKind = "sliding"
 
     def slopes(self) -> FloatArray | None:
         """From none to one that leaves a few keys only."""
@@ -74,6 +75,7 @@ class Cached:
                 case.softcap,
                 sinks=given,
                 slopes=case.slopes(),
+                window_kind=case.window_kind,
             ),
             StepLimits(rows, len(parts), 1, BLOCKS),
         )
@@ -92,9 +94,12 @@ def oracle(case: Case, inputs: Sequence[FloatArray], first: int = 0) -> FloatArr
     if case.softcap is not None:
         scores = case.softcap * np.tanh(scores / case.softcap)
     distance = np.arange(first, n)[:, None] - np.arange(n)
+    visible = (distance >= 0) & (distance < (case.window if case.window and case.window_kind == "sliding" else n))
+    if case.window_kind == "chunked":
+        assert case.window is not None
+        visible &= np.arange(n) // case.window == np.arange(first, n)[:, None] // case.window
     if (slopes := case.slopes()) is not None:
         scores = scores - slopes.astype(np.float64)[:, None, None] * distance
-    visible = (distance >= 0) & (distance < (case.window or n))
     scores = np.where(visible, scores, -np.inf)
     sinks = case.head_sinks()
     sink = np.full((1, 1, 1), -np.inf) if sinks is None else sinks.astype(np.float64)[:, None, None]
@@ -184,6 +189,11 @@ CASES = [
     Case(4, 2, 16, 700, "int8", window=1),
     Case(4, 2, 16, 700, "int8", window=257),
     Case(4, 2, 16, 700, "int8", window=250),
+    Case(4, 2, 16, 700, window=1, window_kind="chunked"),
+    Case(4, 2, 16, 700, window=250, window_kind="chunked"),
+    Case(8, 2, 64, 530, "bf16", window=256, window_kind="chunked", sinks=True),
+    Case(7, 1, 64, 290, "int8", window=100, window_kind="chunked", softcap=1.5),
+    Case(4, 2, 16, 100, window=4096, window_kind="chunked"),
 ]
 
 

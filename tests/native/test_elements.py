@@ -144,6 +144,16 @@ def test_a_cap_that_is_none(backend: NativeBackend) -> None:
 
 
 @pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("columns", [1, 16, 128])
+def test_gates_by_the_largest_logit(backend: NativeBackend, rows: int, columns: int) -> None:
+    x, logits = random(rows, 50), 9 * random(rows, columns, seed=2)
+    logits[0, -1] = 200
+    found = evaluate(backend, lambda ops: ops.gate_by_largest(backend.constant(x), backend.constant(logits)), rows)
+    wanted = x / (1 + np.exp(-logits.max(axis=1, keepdims=True).astype(np.float64)))
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("columns", [8, 48, 200])
 def test_sums_and_multiples(backend: NativeBackend, rows: int, columns: int) -> None:
     """A norm that only the sum reads is computed with it."""

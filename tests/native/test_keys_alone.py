@@ -207,7 +207,7 @@ def test_a_norm_with_a_mean_and_rows_that_grow_with_their_position(backend: Nati
 
     def forward(ops: Ops, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         normed = ops.add(ops.layer_norm(x, weight, bias, 1e-6), ops.layer_norm(x, weight, None, 1e-6))
-        return ops.scale_by_position(normed, 0.3, 16)
+        return ops.add(ops.scale_by_position(normed, 0.3, 16), ops.scale_by_position(normed, 0.2, 8, 1))
 
     room, step = StepLimits(70, 1, 1, 1), step_of([Part(0, 70)])
     given = backend.constant(x), backend.vector(weight), backend.vector(bias)

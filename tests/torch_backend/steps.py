@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from homenode.compute.ops import Backend, FloatArray, KvGeometry, Ops, StepArrays, StepLimits, Tensor
+from homenode.compute.ops import Backend, FloatArray, KvGeometry, Ops, StepArrays, StepLimits, Tensor, WindowKind
 
 BLOCK, BLOCKS, WIDEST = 32, 40, 10  # at most four sequences
 KV_HEADS, GROUP, HEAD = 2, 3, 16
@@ -39,22 +39,29 @@ def step(counts: Sequence[int], contexts: Sequence[int], seed: int = 0) -> StepA
     return StepArrays(ids, at, begin, context_len, table, rows, hidden)
 
 
-def attending(cache: Any, window: int | None, softcap: float | None) -> Callable[[Ops], Tensor]:
+def attending(
+    cache: Any, window: int | None, softcap: float | None, kind: WindowKind = "sliding"
+) -> Callable[[Ops], Tensor]:
     """A forward function: the received rows are q, k and v."""
 
     def forward(ops: Ops) -> Tensor:
         q, k, v = ops.split(ops.received(COLUMNS), (KV_HEADS * GROUP * HEAD, KV_HEADS * HEAD, KV_HEADS * HEAD))
-        return ops.select(ops.attention(q, k, v, cache, 0, HEAD**-0.5, window, softcap))
+        return ops.select(ops.attention(q, k, v, cache, 0, HEAD**-0.5, window, softcap, window_kind=kind))
 
     return forward
 
 
 def run(
-    backend: Backend, steps: Sequence[StepArrays], dtype: str, window: int | None = None, softcap: float | None = None
+    backend: Backend,
+    steps: Sequence[StepArrays],
+    dtype: str,
+    window: int | None = None,
+    softcap: float | None = None,
+    kind: WindowKind = "sliding",
 ) -> list[FloatArray]:
     """The rows of successive steps over one KV memory."""
     cache = backend.kv_cache(geometry(dtype), BLOCKS)
-    program = backend.compile(attending(cache, window, softcap), StepLimits(512, 16, 512, WIDEST))
+    program = backend.compile(attending(cache, window, softcap, kind), StepLimits(512, 16, 512, WIDEST))
     return [np.array(program.run(each)) for each in steps]
 
 

@@ -47,6 +47,14 @@ def test_ways_that_every_device_has(way: str, window: int | None, softcap: float
         assert np.abs(one - other).max() < EXACT * np.abs(other).max()
 
 
+@pytest.mark.parametrize("way", ["tiled", "sdpa"])
+def test_chunks(way: str) -> None:
+    wanted = steps.run(ReferenceBackend(), steps.history(), "f32", 50, None, "chunked")
+    found = steps.run(open_backend("torch:cpu", attention=way), steps.history(), "f32", 50, None, "chunked")
+    for one, other in zip(found, wanted, strict=True):
+        assert np.abs(one - other).max() < EXACT * np.abs(other).max()
+
+
 @pytest.mark.usefixtures("packages")
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (50, None), (33, 2.0)])
 @pytest.mark.parametrize("way", ["sdpa", "flash", "flashinfer"])

@@ -314,6 +314,8 @@ class SampledRows:
     top_logprobs: FloatArray  # [r, n]
 
 
+# Which of the positions up to its own a token sees with a window: the nearest, or those of its own run of as many.
+WindowKind = Literal["sliding", "chunked"]
 ExpertScore = Literal["softmax", "sigmoid", "chosen_softmax", "sparsemixer"]
 GroupScore = Literal["max", "top2"]
 # Of one value: x * sigmoid(x); x * Phi(x), the normal distribution by way of tanh or exactly; max(x, 0)^2.
@@ -415,10 +417,11 @@ class Ops(Protocol):
         """
 
     def layer_norm(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, group: int | None = None
+        self, x: Tensor, weight: Tensor | int, bias: Tensor | None, eps: float, group: int | None = None
     ) -> Tensor:
         """(x - mean) / sqrt(variance + eps) * weight (+ bias) over each group of len(weight) columns of x. With `group`,
-        which divides len(weight), mean and variance are those of so many columns.
+        which divides len(weight), mean and variance are those of so many columns. An int in place of a weight: over
+        groups of so many columns, multiplied with nothing.
         """
 
     def linear(
@@ -469,13 +472,14 @@ class Ops(Protocol):
         value_columns: int = 0,
         chosen: Tensor | None = None,
         slopes: FloatArray | None = None,
+        window_kind: WindowKind = "sliding",
     ) -> Tensor:
         """Store k and v of the step's tokens in layer `layer` of the cache, then attend causally over each sequence's
         context. `layer` counts the layers of the cache, not those of the model. Without k and v nothing is stored: an
         earlier call has stored the keys and values of this layer for the same tokens.
 
         Query head h reads KV head h // (q heads / KV heads). With `window`, position p sees positions above p - window
-        only. With `softcap` (above 0), a score s becomes softcap * tanh(s / softcap) before the softmax, as in Gemma 2.
+        only, or where it is "chunked" positions from p // window * window on only. With `softcap` (above 0), a score s becomes softcap * tanh(s / softcap) before the softmax, as in Gemma 2.
         `sinks` [query heads]: a further score of each head, not capped, whose weight has no value (as in gpt-oss).
         With `value_columns` there is no v: the values are the first so many elements of each head's keys, which are
         all that the layer keeps (see LayerKv), and the result has so many columns for each query head. With `chosen`
@@ -514,8 +518,13 @@ class Ops(Protocol):
     def scale(self, x: Tensor, factor: float | Tensor) -> Tensor:
         """x * factor: a number, or a parameter that is a vector of one."""
 
-    def scale_by_position(self, x: Tensor, growth: float, length: int) -> Tensor:
-        """x * (1 + growth * ln(1 + floor(position / length))), of the step's positions (as in Llama 4)."""
+    def scale_by_position(self, x: Tensor, growth: float, length: int, ahead: int = 0) -> Tensor:
+        """x * (1 + growth * ln(1 + floor((position + ahead) / length))), of the step's positions (as in Llama 4), ahead
+        being from 0 to length.
+        """
+
+    def gate_by_largest(self, x: Tensor, logits: Tensor) -> Tensor:
+        """x * sigmoid(the largest of the row's logits)."""
 
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
         """cap * tanh(x / cap), cap being above 0."""

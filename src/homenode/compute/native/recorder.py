@@ -13,7 +13,7 @@ import numpy as np
 
 from homenode import _native
 from homenode.compute.native.kv_layers import NativeKvLayers
-from homenode.compute.ops import DeltaHeads, Experts, FloatArray, PlainActivation, Routing
+from homenode.compute.ops import DeltaHeads, Experts, FloatArray, PlainActivation, Routing, WindowKind
 
 
 class RecordingOps:
@@ -99,6 +99,7 @@ class RecordingOps:
         value_columns: int = 0,
         chosen: _native.Tensor | None = None,
         slopes: FloatArray | None = None,
+        window_kind: WindowKind = "sliding",
     ) -> _native.Tensor:
         """See `Ops.attention`. ValueError for a window below 1 or a cap that is not above 0."""
         if window is not None and window < 1:
@@ -116,6 +117,7 @@ class RecordingOps:
             value_columns=value_columns,
             chosen=chosen,
             slopes=None if slopes is None else _native.constant(np.ascontiguousarray(slopes[None], np.float32)),
+            window_kind=window_kind,
         )
         return self._recorder.attention(q, k, v, cache, params)
 
@@ -136,12 +138,14 @@ class RecordingOps:
     def layer_norm(
         self,
         x: _native.Tensor,
-        weight: _native.Tensor,
+        weight: _native.Tensor | int,
         bias: _native.Tensor | None,
         eps: float,
         group: int | None = None,
     ) -> _native.Tensor:
         """See `Ops.layer_norm`."""
+        if isinstance(weight, int):
+            weight = _native.constant(np.ones((1, weight), np.float32))
         return self._recorder.layer_norm(x, weight, bias, eps, group or 0)
 
     def silu_mul(self, gate_up: _native.Tensor) -> _native.Tensor:
@@ -177,9 +181,13 @@ class RecordingOps:
             return self._recorder.scale_by(x, factor)
         return self._recorder.scale(x, factor)
 
-    def scale_by_position(self, x: _native.Tensor, growth: float, length: int) -> _native.Tensor:
+    def scale_by_position(self, x: _native.Tensor, growth: float, length: int, ahead: int = 0) -> _native.Tensor:
         """See `Ops.scale_by_position`."""
-        return self._recorder.scale_by_position(x, growth, length)
+        return self._recorder.scale_by_position(x, growth, length, ahead)
+
+    def gate_by_largest(self, x: _native.Tensor, logits: _native.Tensor) -> _native.Tensor:
+        """See `Ops.gate_by_largest`."""
+        return self._recorder.gate_by_largest(x, logits)
 
     def soft_cap(self, x: _native.Tensor, cap: float) -> _native.Tensor:
         """See `Ops.soft_cap`. ValueError for a cap that is not above 0."""

@@ -12,7 +12,16 @@ from typing import Any, Literal
 import numpy as np
 
 from homenode.compute.expert_usage import ExpertUsage
-from homenode.compute.ops import DeltaHeads, Experts, FloatArray, IntArray, PlainActivation, Routing, StepArrays
+from homenode.compute.ops import (
+    DeltaHeads,
+    Experts,
+    FloatArray,
+    IntArray,
+    PlainActivation,
+    Routing,
+    StepArrays,
+    WindowKind,
+)
 from homenode.compute.ranks import RankGroup
 from homenode.compute.reference import state
 from homenode.compute.reference.gates import GATES, activated, silu_gated
@@ -152,6 +161,7 @@ class EagerOps:
         value_columns: int = 0,
         chosen: IntArray | None = None,
         slopes: FloatArray | None = None,
+        window_kind: WindowKind = "sliding",
     ) -> FloatArray:
         """See `Ops.attention`. ValueError for other value columns than the layer has."""
         step = self._step
@@ -168,7 +178,7 @@ class EagerOps:
                 cache.store(layer, block_row, positions, k[tokens], None if v is None else v[tokens])
             keys, values = cache.gather(layer, block_row, int(context))
             for row, position in zip(range(tokens.start, tokens.stop), positions, strict=True):
-                first = 0 if window is None else max(0, int(position) - window + 1)
+                first = first_visible(int(position), window, window_kind)
                 visible: Any = slice(first, int(position) + 1)
                 added = None if slopes is None else slopes[:, None] * np.arange(first - position, 1, dtype=np.float32)
                 if chosen is not None:
@@ -197,9 +207,11 @@ class EagerOps:
         return found
 
     def layer_norm(
-        self, x: FloatArray, weight: FloatArray, bias: FloatArray | None, eps: float, group: int | None = None
+        self, x: FloatArray, weight: FloatArray | int, bias: FloatArray | None, eps: float, group: int | None = None
     ) -> FloatArray:
         """See `Ops.layer_norm`."""
+        if isinstance(weight, int):
+            weight = np.ones(weight, np.float32)
         groups = x.reshape(len(x), -1, group or len(weight))
         centred = groups - groups.mean(axis=2, keepdims=True)
         normed = centred / np.sqrt(np.square(centred).mean(axis=2, keepdims=True) + np.float32(eps))
@@ -235,10 +247,15 @@ class EagerOps:
         """See `Ops.scale`."""
         return np.asarray(x * np.float32(np.asarray(factor).item()), np.float32)
 
-    def scale_by_position(self, x: FloatArray, growth: float, length: int) -> FloatArray:
+    def scale_by_position(self, x: FloatArray, growth: float, length: int, ahead: int = 0) -> FloatArray:
         """See `Ops.scale_by_position`."""
-        factors = 1 + growth * np.log1p(self._step.positions // length)
+        factors = 1 + growth * np.log1p((self._step.positions + ahead) // length)
         return np.asarray(x * factors.astype(np.float32)[:, None], np.float32)
+
+    def gate_by_largest(self, x: FloatArray, logits: FloatArray) -> FloatArray:
+        """See `Ops.gate_by_largest`."""
+        with np.errstate(over="ignore"):
+            return np.asarray(x / (1 + np.exp(-logits.max(axis=1, keepdims=True))), np.float32)
 
     def soft_cap(self, x: FloatArray, cap: float) -> FloatArray:
         """See `Ops.soft_cap`."""
@@ -325,6 +342,13 @@ class EagerOps:
     def select(self, x: FloatArray) -> FloatArray:
         """See `Ops.select`."""
         return x[self._step.sample_rows]
+
+
+def first_visible(position: int, window: int | None, kind: WindowKind) -> int:
+    """The first position that a token sees, as `Ops.attention` says."""
+    if window is None:
+        return 0
+    return position // window * window if kind == "chunked" else max(0, position - window + 1)
 
 
 def _attention_of_row(

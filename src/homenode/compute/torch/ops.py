@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from homenode.compute.expert_usage import ExpertUsage
-from homenode.compute.ops import Activation, DeltaHeads, Experts, FloatArray, PlainActivation, Routing
+from homenode.compute.ops import Activation, DeltaHeads, Experts, FloatArray, PlainActivation, Routing, WindowKind
 from homenode.compute.ranks import RankGroup
 from homenode.compute.torch.chosen import choose_positions, chosen_attention
 from homenode.compute.torch.device import TorchDevice
@@ -163,6 +163,7 @@ class TorchOps:
         value_columns: int = 0,
         chosen: torch.Tensor | None = None,
         slopes: FloatArray | None = None,
+        window_kind: WindowKind = "sliding",
     ) -> torch.Tensor:
         """See `Ops.attention`."""
         shape, step, rows = cache.geometry.layers[layer], self._step, q.shape[0]
@@ -174,7 +175,8 @@ class TorchOps:
             assert keys is not None
             cache.store(layer, step.planned["written"], keys, values)
         queries = q.reshape(rows, shape.kv_heads, -1, shape.key_width)
-        how = Scoring(scale, window, softcap, sinks, None if slopes is None else self._constant(slopes))
+        falling = None if slopes is None else self._constant(slopes)
+        how = Scoring(scale, window, softcap, sinks, falling, window_kind)
         if chosen is not None:
             found = chosen_attention(queries, cache, layer, step, how, chosen)
         else:
@@ -194,12 +196,14 @@ class TorchOps:
     def layer_norm(
         self,
         x: torch.Tensor,
-        weight: torch.Tensor,
+        weight: torch.Tensor | int,
         bias: torch.Tensor | None,
         eps: float,
         group: int | None = None,
     ) -> torch.Tensor:
         """See `Ops.layer_norm`."""
+        if isinstance(weight, int):
+            weight = x.new_ones(weight)
         width = group or weight.shape[0]
         normed = torch.nn.functional.layer_norm(x.reshape(x.shape[0], -1, width), (width,), eps=eps)
         scaled = normed.view(x.shape[0], -1, weight.shape[0]) * weight
@@ -233,10 +237,14 @@ class TorchOps:
         """See `Ops.scale`."""
         return x * factor
 
-    def scale_by_position(self, x: torch.Tensor, growth: float, length: int) -> torch.Tensor:
+    def scale_by_position(self, x: torch.Tensor, growth: float, length: int, ahead: int = 0) -> torch.Tensor:
         """See `Ops.scale_by_position`."""
-        turns = torch.div(self._step.positions, length, rounding_mode="floor")
+        turns = torch.div(self._step.positions + ahead, length, rounding_mode="floor")
         return x * (1 + growth * torch.log1p(turns.double())).float().unsqueeze(1)
+
+    def gate_by_largest(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """See `Ops.gate_by_largest`."""
+        return x / (1 + torch.exp(-logits.amax(dim=1, keepdim=True)))
 
     def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
         """See `Ops.soft_cap`. By way of exp, as torch's own tanh depends on where an element lies."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
+from homenode.compute.ops import WindowKind
 from homenode.compute.torch.kv import TorchKvCache
 from homenode.compute.torch.step import DeviceStep
+
+Position = TypeVar("Position", int, torch.Tensor)
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,13 @@ class Scoring:
     softcap: float | None
     sinks: torch.Tensor | None = field(default=None, compare=False)
     slopes: torch.Tensor | None = field(default=None, compare=False)
+    window_kind: WindowKind = "sliding"
+
+    def first_seen(self, position: Position) -> Position:
+        """The first position that one sees, or one before all where it sees them all."""
+        if self.window is None:
+            return position * 0
+        return position // self.window * self.window if self.window_kind == "chunked" else position - self.window + 1
 
 
 class Attention(Protocol):

@@ -75,7 +75,7 @@ def _attend(
     """Of the tiles `some`: q [t, QUERIES, kv_heads, group, head_dim] -> the same."""
     count, queries, kv_heads, group, width = q.shape
     last = tiles.last_key[some]
-    seen_from = 0 if how.window is None else max(0, int(tiles.first_key_of[some].min()) - how.window + 1)
+    seen_from = max(0, how.first_seen(int(tiles.first_key_of[some].min())))
     rows = q.permute(0, 2, 1, 3, 4).reshape(count, kv_heads, queries * group, width)
     largest = rows.new_full((count, kv_heads, queries * group, 1), -torch.inf)
     total, sums = torch.zeros_like(largest), torch.zeros_like(rows)
@@ -111,7 +111,7 @@ def _scores(
     """Scores [t, kv_heads, QUERIES * group, KEYS] of the keys from position `first` on, -inf for those not seen, and
     their values.
     """
-    slots, masks = _keys_of(step, tiles, first, cache.geometry.block_size, how.window)
+    slots, masks = _keys_of(step, tiles, first, cache.geometry.block_size, how)
     keys, values = (side.float().transpose(1, 2) for side in cache.gather(layer, slots[some]))
     scores = _batched(rows, keys.transpose(2, 3)) * how.scale
     if how.slopes is not None:
@@ -127,22 +127,21 @@ def _scores(
 
 
 def _keys_of(
-    step: DeviceStep, tiles: QueryTiles, first: int, block_size: int, window: int | None
+    step: DeviceStep, tiles: QueryTiles, first: int, block_size: int, how: Scoring
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """For all tiles: slots [t, KEYS] of the keys from `first` on, and which query does not see which, bool [t, QUERIES,
     KEYS].
 
     Beyond a sequence's end its last key stands in: a number that is surely finite, for a weight of zero.
     """
-    known = step.planned.get(("keys", first, window))
+    wanted = ("keys", first, how.window, how.window_kind)
+    known = step.planned.get(wanted)
     if known is None:
         positions = torch.arange(first, first + KEYS, device=step.ids.device)
         there = torch.minimum(positions, step.context[tiles.sequences].unsqueeze(1) - 1)
         asking = step.positions[tiles.tokens].unsqueeze(2)
-        unseen = positions > asking
-        if window is not None:
-            unseen |= positions <= asking - window
-        known = step.planned[("keys", first, window)] = (
+        unseen = (positions > asking) | (positions < how.first_seen(asking))
+        known = step.planned[wanted] = (
             step.slots(tiles.sequences.unsqueeze(1), there, block_size),
             unseen,
         )
