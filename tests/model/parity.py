@@ -4,6 +4,7 @@ logits and greedy tokens.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,7 @@ class Case:
 
     `gguf_keys`: what its GGUF file says besides what every file does, without the architecture in front; `gguf_name`:
     what that calls the architecture, where not `kind`; `interleaved`: the converter reorders the rows of q and k.
+    `class_name`: what published models call the class, where transformers saves another name.
     """
 
     kind: str
@@ -38,14 +40,24 @@ class Case:
     interleaved: bool = False
     seed: int = 0
     gguf_name: str = ""
+    class_name: str = ""
     bound: float = BOUND
     gguf_tensors: Mapping[str, list[float]] = field(default_factory=dict)  # that are no parameter
+
+
+def _made(case: Case, folder: Path) -> Any:
+    """The model that transformers has, saved as published ones are."""
+    theirs = make_model(case.kind, case.changes, folder, seed=case.seed)
+    if case.class_name:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"architectures": [case.class_name]}))
+    return theirs
 
 
 def check_folder(case: Case, folder: Path, backend: Backend) -> None:
     """Logits and greedy tokens of the folder that transformers saves."""
     with quiet_and_on_one_thread():
-        check_file(folder, make_model(case.kind, case.changes, folder, seed=case.seed), backend, case.bound)
+        check_file(folder, _made(case, folder), backend, case.bound)
 
 
 def check_gguf(case: Case, folder: Path, backend: Backend) -> None:
@@ -53,14 +65,14 @@ def check_gguf(case: Case, folder: Path, backend: Backend) -> None:
     tensors.
     """
     with quiet_and_on_one_thread():
-        theirs = make_model(case.kind, case.changes, folder, seed=case.seed)
+        theirs = _made(case, folder)
         check_file(write_gguf(case, theirs, folder / "model.gguf"), theirs, backend, case.bound)
 
 
 def check_stacked_gguf(case: Case, folder: Path, backend: Backend) -> None:
     """The same of a GGUF file with the tensors that the parameter table names, those of experts stacked."""
     with quiet_and_on_one_thread():
-        theirs = make_model(case.kind, case.changes, folder, seed=case.seed)
+        theirs = _made(case, folder)
         check_file(write_stacked_gguf(case, folder, folder / "model.gguf"), theirs, backend, case.bound)
 
 
@@ -94,6 +106,8 @@ def write_stacked_gguf(
             if parameter.key in owner:
                 values = owner[parameter.key]
                 stacked = np.stack(values) if isinstance(values, list) else values
+                if case.interleaved and parameter.key in ("q", "k"):
+                    stacked = interleave_heads(stacked, spec.num_heads if parameter.key == "q" else spec.num_kv_heads)
                 if parameter.stays_in_file:
                     stacked = np.stack([values.read(row) for row in range(values.rows)])
                 stored = parameter.gguf_name.format(layer=layer)
@@ -122,7 +136,8 @@ def write_gguf(case: Case, theirs: Any, file: Path) -> Path:
     """The model that transformers has as a GGUF file, all of it F32."""
     import gguf
 
-    writer = gguf.GGUFWriter(file, case.kind)
+    own = case.gguf_name or case.kind
+    writer = gguf.GGUFWriter(file, own)
     config = (
         SIZES
         | {"model_type": case.kind, "rms_norm_eps": theirs.config.rms_norm_eps, "rope_theta": 10000.0}
@@ -130,9 +145,8 @@ def write_gguf(case: Case, theirs: Any, file: Path) -> Path:
     )
     write_figures(writer, {"head_dim": config["hidden_size"] // config["num_attention_heads"]} | config)
     for key, value in case.gguf_keys.items():
-        add: Callable[[str, Any], None] = writer.add_bool if isinstance(value, bool) else writer.add_float32
-        add(f"{case.kind}.{key}", value)
-    architecture = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == case.kind)
+        _add_key(writer, f"{own}.{key}", value)
+    architecture = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == own)
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for name, tensor in theirs.state_dict().items():

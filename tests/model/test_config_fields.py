@@ -28,7 +28,7 @@ QUICK = ("is_causal", "tie_word_embeddings", "rms_norm_eps", "rope_scaling", "la
 def test_the_fields_of_the_classes_are_in_the_tables(architecture: str) -> None:
     from transformers import AutoConfig
 
-    wrapped = ("gemma3", "gemma4", "qwen3_5", "qwen3_5_moe")
+    wrapped = ("gemma3", "gemma4", "llama4", "qwen3_5", "qwen3_5_moe")
     kind = f"{architecture}_text" if architecture in wrapped else architecture
     own = ARCHITECTURES[architecture].folder
     assert unknown_fields(AutoConfig.for_model(kind).to_dict(), own.fields | own.harmless.keys()) == ()

@@ -10,7 +10,6 @@ pytest.importorskip("torch", reason="needs torch, which the `torch` dependency g
 pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
 
 from homenode.compute.ops import Backend
-from homenode.errors import UnsupportedError
 from homenode.model.architectures.granite import Multipliers
 from homenode.model.checkpoint.index import open_checkpoint
 from tests.model.config_fields import check_fields
@@ -38,15 +37,11 @@ def test_a_gguf_file_has_the_tokens_of_transformers(tmp_path: Path, backend: Bac
     check_gguf(CASE, tmp_path, backend)
 
 
-def test_a_gguf_file_without_rope_is_refused(tmp_path: Path) -> None:
-    for keys in ({"rope.scaling.finetuned": True}, {"rope.scaling.finetuned": False}):
-        case = Case("granite", gguf_keys=keys, interleaved=True)
-        file = write_gguf(case, make_model("granite", {}, tmp_path), tmp_path / "model.gguf")
-        if keys["rope.scaling.finetuned"]:
-            assert open_checkpoint(file).spec.own == Multipliers(1.0, 1.0)
-        else:
-            with pytest.raises(UnsupportedError, match=r"rope\.scaling\.finetuned false is not supported"):
-                open_checkpoint(file)
+@pytest.mark.parametrize("rope", [True, False])
+def test_a_gguf_file_says_whether_there_is_rope(rope: bool, tmp_path: Path) -> None:
+    case = Case("granite", gguf_keys={"rope.scaling.finetuned": rope}, interleaved=True)
+    spec = open_checkpoint(write_gguf(case, make_model("granite", {}, tmp_path), tmp_path / "model.gguf")).spec
+    assert spec.own == Multipliers(1.0, 1.0) and all(spec.has_rope(layer) is rope for layer in range(3))
 
 
 @pytest.mark.slow

@@ -18,6 +18,9 @@ from homenode.model.architectures.glm4_moe import HeadNorms
 from homenode.model.architectures.granite import Multipliers
 from homenode.model.architectures.latent_attention import LatentHeads, with_heads
 from homenode.model.architectures.layer_norm_decoder import BlockStyle
+from homenode.model.architectures.llama4 import Llama4Extras
+from homenode.model.architectures.ministral3 import QueryGrowth
+from homenode.model.architectures.olmoe import ProjectionLimit
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import architecture_of
 from homenode.model.architectures.token_indexer import with_indexer
@@ -38,6 +41,14 @@ MIXTURES = {
         num_experts=5, experts_per_token=2, intermediate_size=40, normalise=False, score="sparsemixer", jitter=0.1
     ),
     "minimax_m2": MoeSpec(num_experts=6, experts_per_token=3, intermediate_size=40, normalise=True, score="sigmoid"),
+    "olmoe": MoeSpec(num_experts=6, experts_per_token=3, intermediate_size=40, normalise=False),
+    "granitemoe": MoeSpec(num_experts=6, experts_per_token=3, intermediate_size=40, normalise=True),
+    "granitemoeshared": MoeSpec(5, 2, 40, True, 48),
+    "ernie4_5_moe": MoeSpec(6, 3, 40, True, 48, (0,)),
+    "hunyuan_v1_moe": MoeSpec(5, 2, 40, True, 48),
+    "exaone_moe": MoeSpec(6, 3, 40, True, 48, (0,), score="sigmoid", epsilon=1e-20, scale=2.5),
+    **dict.fromkeys(("dots1", "afmoe"), MoeSpec(6, 3, 40, True, 48, (0,), score="sigmoid", epsilon=1e-20, scale=1.5)),
+    "llama4": MoeSpec(5, 1, 40, True, 40, (1,), score="chosen_softmax", weighted="input"),
 }
 LATENTS = {
     "deepseek_v2": LatentHeads(0, 24, 10, 8, 12),
@@ -56,7 +67,7 @@ MIXTURES |= {
     "mistral4": MoeSpec(6, 2, 40, True, 48, epsilon=1e-20),
     "glm4_moe_lite": MoeSpec(6, 2, 40, True, 48, (0,), score="sigmoid", epsilon=1e-20, scale=1.8),
 }
-_BIASED = ("qwen2", "qwen2_moe", "gpt_oss", "glm4_moe")
+_BIASED = ("qwen2", "qwen2_moe", "gpt_oss", "glm4_moe", "seed_oss", "glm", "glm4")
 _GEMMA: dict[str, Any] = {
     "embedding_scale": 1.5, "attention_scale": 0.3, "sliding_window": 6, "sliding_layers": (True, False), "tie_word_embeddings": True,
 }  # fmt: skip
@@ -65,9 +76,17 @@ GEMMAS = {
     "gemma3": _GEMMA | {"local_rope": RopeSpec(theta=100.0)},
 }
 
+_WINDOWED = {"sliding_window": 6, "sliding_layers": (True, False, True)}
+_PLACED = {**_WINDOWED, "rope_layers": (True, False, True)}
 WINDOWED: dict[str, dict[str, Any]] = {
-    "gpt_oss": {"sliding_window": 6, "sliding_layers": (True, False, True)},
-    "cohere2": {"sliding_window": 6, "sliding_layers": (True, False, True)},
+    "gpt_oss": _WINDOWED,
+    "smollm3": {"rope_layers": (True, False, True)},
+    "olmo3": {**_WINDOWED, "local_rope": RopeSpec(theta=100.0)},
+    "exaone4": _PLACED,
+    "exaone_moe": _PLACED,
+    "afmoe": _PLACED,
+    "llama4": {**_PLACED, "window_kind": "chunked"},
+    "cohere2": _WINDOWED,
     "gpt2": {"dimensions": {"positions": 256}},
 }
 # Of all layers but the last: key heads and value heads, their widths, and tokens that a convolution looks back.
@@ -96,6 +115,11 @@ OWN: dict[str, object] = {
     "stablelm": BlockStyle("silu_gate", "one_norm"),
     "cohere": CohereExtras(0.25, head_norms=True),
     "cohere2": CohereExtras(0.25),
+    **dict.fromkeys(("granitemoe", "granitemoeshared"), Multipliers(residual=0.4, logits=3.0)),
+    "llama4": Llama4Extras(True, 0.4, 8),
+    "ministral3": QueryGrowth(0.4, 8),
+    **dict.fromkeys(("olmo", "olmoe"), ProjectionLimit(0.7)),
+    "arcee": BlockStyle("relu2"),
     "gemma4": Gemma4Extras(8, True),
     "granite": Multipliers(residual=0.5, logits=2.0),
     "glm4_moe": HeadNorms(True),

@@ -51,6 +51,7 @@ OWN: dict[str, dict[str, Any]] = {
         "rope_theta": None, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 1, "global_head_dim": 32,
         "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64, "enable_moe_block": True, "top_k_experts": 2,
     },
+    "llama4": {"num_experts_per_tok": 1},
 }  # fmt: skip
 ODD = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.sampled_from([-1, 0, 1, 2, 3, 5, 7, 31, 2**31, 2**63]),
@@ -147,6 +148,7 @@ LATENT = {
 }  # fmt: skip
 INDEXER = {"attention.indexer.head_count": 2, "attention.indexer.key_length": 16, "attention.indexer.top_k": 8}
 OWN_KEYS: dict[str, dict[str, Any]] = {
+    "llama4": {"expert_used_count": 1},
     "gemma4": {
         "attention.sliding_window": 8, "attention.sliding_window_pattern": [True] * 4, "attention.key_length_swa": 16, "attention.value_length_swa": 16,
         "attention.shared_kv_layers": 1, "embedding_length_per_layer_input": 8,

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
-from homenode.compute.ops import Activation, ExpertScore, GroupScore, LayerKv, LayerState, Routing
+from homenode.compute.ops import Activation, ExpertScore, GroupScore, LayerKv, LayerState, Routing, WindowKind
 from homenode.dtypes import DType
 
 
@@ -55,6 +55,7 @@ class MoeSpec:
     group_score: GroupScore = "top2"
     activation: Activation = "silu"  # of an expert: see compute.ops.Experts
     jitter: float = 0.0
+    weighted: Literal["output", "input"] = "output"  # "input": of a token's one expert, by sigmoid of its logit
 
     @property
     def routing(self) -> Routing:
@@ -133,7 +134,9 @@ class ModelSpec:
     indexer: IndexerSpec | None = None  # None: attention is over all tokens, or those of a window
     sliding_window: int | None = None
     sliding_layers: tuple[bool, ...] = ()  # which layers use it; empty: all
+    window_kind: WindowKind = "sliding"
     local_rope: RopeSpec | None = None  # of the layers that use it; None: that of all others
+    rope_layers: tuple[bool, ...] = ()  # which layers rotate queries and keys; empty: all
     embedding_scale: float = 1.0
     attention_scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
     attention_softcap: float | None = None  # of scores; None: no cap
@@ -216,6 +219,10 @@ class ModelSpec:
         own = len(set(self.cache_layers(first, past).values()))
         having = [layer for layer in (self.indexer.layers if self.indexer else ()) if first <= layer < past]
         return {layer: own + number for number, layer in enumerate(having)}
+
+    def has_rope(self, layer: int) -> bool:
+        """Whether a layer of the model rotates its queries and keys."""
+        return not self.rope_layers or self.rope_layers[layer]
 
     def window_of(self, layer: int) -> int | None:
         """Tokens of the sliding window of a layer of the model, None where it sees its whole context."""

@@ -76,6 +76,8 @@ def _architecture(spec: ModelSpec, max_model_len: int | None) -> Fingerprint:
         **({"delta": _short(repr(spec.delta))} if spec.delta is not None else {}),
         **({"layer_kv": _short(repr(spec.layer_kv))} if spec.layer_kv else {}),
         **({"indexer": _short(repr(spec.indexer))} if spec.indexer is not None else {}),
+        **({"rope_layers": _short(repr(spec.rope_layers))} if spec.rope_layers else {}),
+        **({"window_kind": spec.window_kind} if spec.window_kind != "sliding" else {}),
     }
 
 

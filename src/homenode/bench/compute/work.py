@@ -122,10 +122,12 @@ class WorkCounter:
 
     def _visible_pairs(self, start: int, count: int, layer: int) -> int:
         """(token, key it sees) pairs of tokens start .. start + count - 1 in a layer."""
-        window = self.spec.window_of(layer) or start + count
+        window, positions = self.spec.window_of(layer) or start + count, range(start, start + count)
         if self.spec.indexer is not None:
             window = min(window, self.spec.indexer.chosen)
-        return sum(min(position + 1, window) for position in range(start, start + count))
+        if self.spec.window_kind == "chunked":
+            return sum(position % window + 1 for position in positions)
+        return sum(min(position + 1, window) for position in positions)
 
     def _scored_pairs(self, start: int, count: int) -> int:
         """(token, key that an indexer scores for it) pairs of such tokens: whose context is short has no choice."""

@@ -75,7 +75,7 @@ def layer_bias(key: str, name: str, gguf: str, length: str, when: Condition) -> 
     return Parameter(key, f"model.layers.{{layer}}.{name}.bias", (length,), f"blk.{{layer}}.{gguf}.bias", when)
 
 
-def _gated_matrices(key: str, name: str, gguf: str, inner: str, when: Condition) -> tuple[Parameter, ...]:
+def gated_matrices(key: str, name: str, gguf: str, inner: str, when: Condition) -> tuple[Parameter, ...]:
     """Gate, up and down of experts with so many inner columns."""
     shapes = {"gate": (inner, "hidden"), "up": (inner, "hidden"), "down": ("hidden", inner)}
     return tuple(
@@ -128,7 +128,7 @@ MLP_BIASES = (
 )
 EXPERTS = (
     layer_weight("router", "mlp.gate", "ffn_gate_inp", "experts", "hidden", when=has_experts),
-    *_gated_matrices("expert", "mlp.experts.{expert}", "exps", "expert_intermediate", has_experts),
+    *gated_matrices("expert", "mlp.experts.{expert}", "exps", "expert_intermediate", has_experts),
 )
 CHOICE_BIAS = Parameter(  # of experts, used for the choice only
     "choice_bias",
@@ -137,7 +137,7 @@ CHOICE_BIAS = Parameter(  # of experts, used for the choice only
     "blk.{layer}.exp_probs_b.bias",
     has_experts,
 )
-SHARED_EXPERTS = _gated_matrices(  # added as they are, for every token
+SHARED_EXPERTS = gated_matrices(  # added as they are, for every token
     "shared", "mlp.shared_experts", "shexp", "shared_intermediate", has_shared_expert
 )
 
@@ -206,7 +206,7 @@ def _columns_of(ops: Ops, x: Tensor, heads: IndexRange, count: int, head_dim: in
 
 
 def attend(
-    ops: Ops, model: ForwardContext, index: int, x: Tensor, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor
+    ops: Ops, model: ForwardContext, index: int, x: Tensor, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor | None
 ) -> Tensor:
     """x plus the attention of layer `index` of this stage, projected; of the model's last layer the selected
     rows only.
@@ -233,8 +233,8 @@ def attended(
     rotation: Tensor | None,
     slopes: FloatArray | None = None,
 ) -> Tensor:
-    """What layer `index` of this stage attends to: rotate q and k, if they are, attend over the cache, within the
-    layer's window, if any.
+    """What layer `index` of this stage attends to: rotate q and k, attend over the cache, within the layer's window, if
+    any. `rotation`: None in a layer without rope, or where q and k are rotated already.
     """
     spec = model.spec
     q, k, v = qkv
@@ -244,8 +244,18 @@ def attended(
     sinks = model.parameters.layers[index].get("sinks")
     scale = spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale
     where = model.cache_layers[model.part.layers.first + index]
-    seen, cap = window(model, index), spec.attention_softcap
-    return ops.attention(q, k, v, model.cache, where, scale, seen, cap, sinks=sinks, slopes=slopes)
+    seen, cap, kind = window(model, index), spec.attention_softcap, spec.window_kind
+    return ops.attention(q, k, v, model.cache, where, scale, seen, cap, sinks=sinks, slopes=slopes, window_kind=kind)
+
+
+def rotation_in(model: ForwardContext, index: int, rotation: Tensor) -> Tensor | None:
+    """`rotation` where layer `index` of this stage has rope, else None."""
+    return rotation if model.spec.has_rope(model.part.layers.first + index) else None
+
+
+def rotated_neighbours(ops: Ops, model: ForwardContext, x: Tensor, rotation: Tensor) -> Tensor:
+    """Queries or keys, each head rotated; the elements that turn together are neighbours."""
+    return ops.rope(x, rotation, model.spec.head_dim, adjacent=True)
 
 
 def gated_mlp(ops: Ops, model: ForwardContext, layer: Layer, x: Tensor) -> Tensor:
@@ -267,12 +277,20 @@ def feed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tens
     layer = model.parameters.layers[index]
     if "router" not in layer:
         return gated_mlp(ops, model, layer, x)
-    h = normed(ops, model, x, layer["post_norm"])
+    return mixture(ops, model, index, normed(ops, model, x, layer["post_norm"]), x)
+
+
+def mixture(ops: Ops, model: ForwardContext, index: int, h: Tensor, x: Tensor | None) -> Tensor:
+    """x (or 0) plus what the experts of layer `index` of this stage make of h, the one that every token uses among
+    them.
+    """
+    layer, moe = model.parameters.layers[index], model.spec.moe
     logits = ops.linear(h, (layer["router"],), (layer["router_bias"],) if "router_bias" in layer else ())
-    if model.part.adds_residual:
-        x = add_experts(ops, model, index, h, logits, _add_shared_expert(ops, layer, h, x))
+    rows = ops.gate_by_largest(h, logits) if moe is not None and moe.weighted == "input" else h
+    if x is not None and model.part.adds_residual:
+        x = add_experts(ops, model, index, rows, logits, _add_shared_expert(ops, layer, h, x))
     else:
-        x = _add_shared_expert(ops, layer, h, add_experts(ops, model, index, h, logits, None))
+        x = _add_shared_expert(ops, layer, h, add_experts(ops, model, index, rows, logits, None))
     return over_ranks(ops, model, x)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from homenode.compute.ops import Ops, Tensor
-from homenode.errors import UnsupportedError
 from homenode.model.architectures import common, llama
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.parameters import ForwardContext
@@ -27,36 +26,47 @@ class Multipliers:
     logits: float
 
 
-def read_folder(config: FolderConfig) -> ModelSpec:
-    """The figures in config.json."""
+def read_multipliers(config: FolderConfig, spec: ModelSpec) -> ModelSpec:
+    """`spec` with the multipliers in config.json."""
     fields = config.fields
-    config.refuse_activation("hidden_act", "silu")
-    config.refuse_other_layers(window=None)
-    bias = fields.boolean("attention_bias", False)
     return replace(
-        config.decoder(NAME, DEFAULTS),
-        attention_bias=bias,
-        output_bias=bias,
-        mlp_bias=fields.boolean("mlp_bias", False),
+        spec,
         embedding_scale=fields.number("embedding_multiplier", 1.0),
         attention_scale=fields.number("attention_multiplier", 1.0),
         own=Multipliers(fields.number("residual_multiplier", 1.0), fields.number("logits_scaling", 1.0, most=1e6)),
     )
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file. A scale of 0 means that there is none."""
+def read_folder(config: FolderConfig) -> ModelSpec:
+    """The figures in config.json."""
     fields = config.fields
-    if not fields.boolean(
-        "rope.scaling.finetuned", True
-    ):  # the reference reader takes it as a switch in this architecture
-        raise UnsupportedError(
-            f"{config.path}: rope.scaling.finetuned false is not supported in {NAME}, where it means no rope; homenode runs it with rope"
-        )
-    spec = config.decoder(NAME, whole_heads=True, own_scale=True)
+    config.refuse_activation("hidden_act", "silu")
+    config.refuse_other_layers(window=None)
+    bias = fields.boolean("attention_bias", False)
+    spec = replace(
+        config.decoder(NAME, DEFAULTS),
+        attention_bias=bias,
+        output_bias=bias,
+        mlp_bias=fields.boolean("mlp_bias", False),
+    )
+    return read_multipliers(config, spec)
+
+
+def read_gguf(config: GgufConfig) -> ModelSpec:
+    """The figures in a GGUF file."""
+    return read_gguf_as(config, NAME)
+
+
+def read_gguf_as(config: GgufConfig, name: str) -> ModelSpec:
+    """The figures in a GGUF file of an architecture with these multipliers. A scale of 0 means that there is none."""
+    fields = config.fields
+    spec = config.decoder(name, whole_heads=True, own_scale=True)
     config.refuse_window(spec)
+    # The reference reader takes this key as a switch of rope in these architectures.
+    has_rope = fields.boolean("rope.scaling.finetuned", True)
     return replace(
         spec,
+        rope_layers=() if has_rope else (False,) * spec.num_layers,
         embedding_scale=fields.number("embedding_scale", 1.0, least=0.0) or 1.0,
         attention_scale=fields.optional_number("attention.scale", least=0.0) or None,
         own=Multipliers(
@@ -67,37 +77,43 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
 
 
 def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
+    """Logits of the step's selected rows, or the rows for the next stage. Layers have an MLP or experts."""
     own = model.spec.own
     assert isinstance(own, Multipliers)
     x = common.enter(ops, model)
     rotation = common.angles(ops, model.rope)
     for index, layer in enumerate(model.parameters.layers):
         qkv = common.project_qkv(ops, model, layer, common.normed(ops, model, x, layer["input_norm"]))
-        inner = common.select_last(ops, model, index, common.attended(ops, model, index, qkv, rotation))
+        rotated = common.rotation_in(model, index, rotation)
+        inner = common.select_last(ops, model, index, common.attended(ops, model, index, qkv, rotated))
         out = common.project_out(ops, model, inner, layer["o"], layer.get("o_bias"), None)
         x = ops.add(common.select_last(ops, model, index, x), ops.scale(out, own.residual))
-        inner = common.gated(ops, layer, common.normed(ops, model, x, layer["post_norm"]))
-        out = common.project_out(ops, model, inner, layer["down"], layer.get("down_bias"), None)
+        h = common.normed(ops, model, x, layer["post_norm"])
+        if "router" in layer:
+            out = common.mixture(ops, model, index, h, None)
+        else:
+            inner = common.gated(ops, layer, h)
+            out = common.project_out(ops, model, inner, layer["down"], layer.get("down_bias"), None)
         x = ops.add(x, ops.scale(out, own.residual))
     x = common.leave(ops, model, x)
     return ops.scale(x, 1.0 / own.logits) if model.part.last_stage else x
 
 
+FIELDS = frozenset(
+    "hidden_act attention_bias embedding_multiplier attention_multiplier residual_multiplier logits_scaling".split()
+)
+KEYS = frozenset(("embedding_scale", "residual_scale", "logit_scale"))
 ARCHITECTURE = Architecture(
     NAME,
     FolderFormat(
         "GraniteForCausalLM",
         read_folder,
-        fields=frozenset(
-            "hidden_act attention_bias mlp_bias embedding_multiplier attention_multiplier residual_multiplier "
-            "logits_scaling".split()
-        ),
+        fields=FIELDS | {"mlp_bias"},
     ),
     GgufFormat(
         "granite",
         read_gguf,
-        keys=frozenset(("embedding_scale", "residual_scale", "logit_scale")),
+        keys=KEYS,
         convert=common.interleaved_heads,
     ),
     llama.PARAMETERS,

@@ -120,8 +120,8 @@ def normed(ops: Ops, model: ForwardContext, of: Layer, key: str, x: Tensor) -> T
     return ops.layer_norm(x, of[key], of.get(f"{key}_bias"), model.spec.rms_norm_eps)
 
 
-def _inner(ops: Ops, layer: Layer, h: Tensor, style: BlockStyle) -> Tensor:
-    """The inner columns of the MLP."""
+def inner_columns(ops: Ops, layer: Layer, h: Tensor, style: BlockStyle) -> Tensor:
+    """The inner columns of the MLP of a layer."""
     if style.activation == "silu_gate":
         return common.gated(ops, layer, h)
     return ops.activate(ops.linear(h, (layer["up"],), (layer.get("up_bias"),)), style.activation)
@@ -153,11 +153,11 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
         x, h = (common.select_last(ops, model, index, rows) for rows in (x, h))
         if style.residual == "serial":
             x = common.project_out(ops, model, inner, layer["o"], layer.get("o_bias"), x)
-            inner = _inner(ops, layer, normed(ops, model, layer, "post_norm", x), style)
+            inner = inner_columns(ops, layer, normed(ops, model, layer, "post_norm", x), style)
             x = common.project_out(ops, model, inner, layer["down"], layer.get("down_bias"), x)
         else:
             h = h if style.residual == "one_norm" else normed(ops, model, layer, "post_norm", x)
-            x = add_parallel(ops, model, layer, x, inner, _inner(ops, layer, h, style))
+            x = add_parallel(ops, model, layer, x, inner, inner_columns(ops, layer, h, style))
     return leave(ops, model, x)
 
 

@@ -39,7 +39,8 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
     return config.decoder(NAME, whole_heads=True)
 
 
-def _has_no_window(fields: Fields) -> bool:
+def has_no_window(fields: Fields) -> bool:
+    """Whether a GGUF file is of a model without a sliding window."""
     return not fields.optional_integer("attention.sliding_window", minimum=0)
 
 
@@ -62,7 +63,7 @@ ARCHITECTURE = Architecture(
         fields=frozenset(("hidden_act", "attention_bias", "mlp_bias")),
         harmless=dict.fromkeys(("sliding_window", "use_sliding_window", "max_window_layers"), NOT_READ),
     ),
-    GgufFormat("llama", read_gguf, accepts=_has_no_window, convert=common.interleaved_heads),
+    GgufFormat("llama", read_gguf, accepts=has_no_window, convert=common.interleaved_heads),
     PARAMETERS,
     forward,
 )

@@ -1,0 +1,56 @@
+"""InternLM 3: Llama's block under another class. GGUF files of it are those of Llama."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from homenode.model.architectures import llama
+from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.formats.fields import Fields
+from homenode.model.spec import ModelSpec
+
+NAME = "internlm3"
+DEFAULTS = Defaults(
+    max_position=32768,
+    heads=32,
+    kv_heads=2,
+    head_dim=128,
+    vocab=128512,
+    bos_id=1,
+    eos_id=2,
+    norm_eps=1e-5,
+    intermediate=10240,
+)
+FIELDS = {"qkv_bias": "attention_bias", "bias": "mlp_bias"}
+
+
+def read_folder(config: FolderConfig) -> ModelSpec:
+    """The figures in config.json."""
+    config = config.respelled(FIELDS)
+    config.refuse_activation("hidden_act", "silu")
+    config.refuse_other_layers(window=None)
+    bias, mlp_bias = config.fields.boolean("attention_bias", False), config.fields.boolean("mlp_bias", False)
+    return replace(config.decoder(NAME, DEFAULTS), attention_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
+
+
+def read_gguf(config: GgufConfig) -> ModelSpec:
+    """The figures in a GGUF file."""
+    return replace(llama.read_gguf(config), architecture=NAME)
+
+
+def _never(_fields: Fields) -> bool:
+    return False
+
+
+ARCHITECTURE = replace(
+    llama.ARCHITECTURE,
+    name=NAME,
+    folder=replace(
+        llama.ARCHITECTURE.folder,
+        class_name="InternLM3ForCausalLM",
+        read=read_folder,
+        fields=llama.ARCHITECTURE.folder.fields | FIELDS.keys(),
+    ),
+    gguf=replace(llama.ARCHITECTURE.gguf, read=read_gguf, accepts=_never),
+)

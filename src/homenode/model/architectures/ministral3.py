@@ -1,0 +1,98 @@
+"""Ministral 3 and Mistral 3: Mistral's block with queries that grow with their position."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from homenode.compute.ops import Ops, Tensor
+from homenode.model.architectures import common
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.llama import PARAMETERS
+from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.config.folder_config import Defaults, FolderConfig, extended_position
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.config.known_fields import NOT_READ
+from homenode.model.spec import ModelSpec, RopeSpec
+
+NAME = "ministral3"
+DEFAULTS = Defaults(
+    max_position=262144, heads=32, kv_heads=8, head_dim=128, vocab=131072, bos_id=1, eos_id=2, norm_eps=1e-5
+)
+ROPE = RopeSpec(theta=1e6, kind="yarn", factor=16.0, original_max_position=16384, attention_factor=1.0)
+GROWTH = 0.1
+_TABLES = ("rope_parameters", "rope_scaling")
+_IN_TABLES = ("llama_4_scaling_beta", "max_position_embeddings")
+
+
+@dataclass(frozen=True)
+class QueryGrowth:
+    """Queries are multiplied by 1 + growth * ln(1 + floor(position / length))."""
+
+    growth: float
+    length: int
+
+
+def read_folder(config: FolderConfig) -> ModelSpec:
+    """The figures in config.json."""
+    config.refuse_activation("hidden_act", "silu")
+    window = config.window(default=None)
+    config.refuse_other_layers(window)
+    spec = replace(config.decoder(NAME, DEFAULTS), sliding_window=window)
+    tables = [table for name in reversed(_TABLES) if (table := config.fields.table(name)) is not None and table.names()]
+    if not tables:
+        spec = replace(spec, rope=ROPE, max_position=extended_position(ROPE, spec.max_position))
+        return _with_growth(spec, GROWTH)
+    return _with_growth(spec, tables[0].optional_number("llama_4_scaling_beta", least=0.0))
+
+
+def read_gguf(config: GgufConfig) -> ModelSpec:
+    """The figures in a GGUF file."""
+    fields = config.fields
+    spec = config.decoder(NAME, whole_heads=True, own_magnitude=True)
+    config.refuse_window(spec)
+    multiplier = fields.number("rope.scaling.yarn_log_multiplier", 0.0, least=0.0)
+    if spec.rope.kind == "yarn" and multiplier:
+        logarithm = 0.1 * math.log(max(spec.rope.factor, 1.0))
+        spec = replace(spec, rope=replace(spec.rope, attention_factor=(logarithm + 1) / (multiplier * logarithm + 1)))
+    return _with_growth(spec, fields.number("attention.temperature_scale", 0.0, least=0.0))
+
+
+def _with_growth(spec: ModelSpec, growth: float | None) -> ModelSpec:
+    length = spec.rope.original_max_position or spec.max_position
+    return replace(spec, own=QueryGrowth(growth, length)) if growth else spec
+
+
+def forward(ops: Ops, model: ForwardContext) -> Tensor:
+    """Logits of the step's selected rows, or the rows for the next stage."""
+    own = model.spec.own
+    x = common.enter(ops, model)
+    rotation = common.angles(ops, model.rope)
+    for index, layer in enumerate(model.parameters.layers):
+        q, k, v = common.project_qkv(ops, model, layer, common.normed(ops, model, x, layer["input_norm"]))
+        if isinstance(own, QueryGrowth):
+            q = ops.scale_by_position(q, own.growth, own.length)
+        x = common.attend(ops, model, index, x, (q, k, v), rotation)
+        x = common.feed_forward(ops, model, index, x)
+    return common.leave(ops, model, x)
+
+
+ARCHITECTURE = Architecture(
+    NAME,
+    FolderFormat(
+        "Ministral3ForCausalLM",
+        read_folder,
+        fields=frozenset(("hidden_act", "sliding_window", *(f"{table}.{_IN_TABLES[0]}" for table in _TABLES))),
+        harmless=dict.fromkeys(("attention_bias", "use_sliding_window", "max_window_layers"), NOT_READ)
+        | {f"{table}.{_IN_TABLES[1]}": "the field of the model says it" for table in _TABLES},
+        picture_classes=("Mistral3ForConditionalGeneration",),
+    ),
+    GgufFormat(
+        "mistral3",
+        read_gguf,
+        keys=frozenset(("attention.temperature_scale",)),
+        convert=common.interleaved_heads,
+    ),
+    PARAMETERS,
+    forward,
+)
