@@ -194,6 +194,7 @@ def test_routings_biases_factors_and_gates(
         ("gelu", True, False),
     ):
         extras = {"ids": ids, "activation": activation}
+        chosen_by_bias = biased and routing.score != "sparsemixer"
         matrices = ([of[e] for e in here] for of in (loaded.gate, loaded.up, loaded.down))
         values = ([case.stored[kind][e].values for e in here] for kind in ("gate", "up", "down"))
         given, plain = Experts(*matrices, **extras), Experts(*values, **extras)
@@ -217,12 +218,14 @@ def test_routings_biases_factors_and_gates(
             )
         for rows in (slice(0, 21), slice(2, 7), slice(4, 5)):
 
-            def forward(ops: Ops, rows: slice = rows, given: Experts = given, biased: bool = biased) -> Tensor:
+            def forward(
+                ops: Ops, rows: slice = rows, given: Experts = given, chosen_by_bias: bool = chosen_by_bias
+            ) -> Tensor:
                 x, logits, residual = (backend.constant(v[rows]) for v in (case.x, case.logits, case.residual))
-                return ops.moe(x, logits, given, routing, residual, backend.vector(choice) if biased else None)
+                return ops.moe(x, logits, given, routing, residual, backend.vector(choice) if chosen_by_bias else None)
 
             wanted = EagerOps(step_of([Part(0, tokens)])).moe(
-                case.x, case.logits, plain, routing, case.residual, choice if biased else None
+                case.x, case.logits, plain, routing, case.residual, choice if chosen_by_bias else None
             )
             found = evaluate(backend, forward, len(case.x[rows]))
             np.testing.assert_allclose(found, wanted[rows], rtol=2e-5, atol=2e-4 * np.abs(wanted).max())

@@ -335,9 +335,9 @@ class Routing:
     is its score, with `normalise` divided by (the sum over the chosen ones + `epsilon`), then times `scale`. Scores
     and weights are float32.
 
-    "sparsemixer" (Liu et al. 2024, as in Phi-3.5-MoE): the score is the logit. Of the chosen ones in descending order
-    each gets a softmax of its own, over those experts that were not chosen before it and whose logit is near its own:
-    best - logit <= 2 * jitter * max(|logit|, best).
+    "sparsemixer" (Liu et al. 2024, as in Phi-3.5-MoE), without choice bias: the score is the logit. Of the chosen ones
+    in descending order each gets a softmax of its own, over those experts that were not chosen before it and whose
+    logit is near its own: best - logit <= 2 * jitter * max(|logit|, best).
     """
 
     chosen: int
@@ -419,9 +419,9 @@ class Ops(Protocol):
     def layer_norm(
         self, x: Tensor, weight: Tensor | int, bias: Tensor | None, eps: float, group: int | None = None
     ) -> Tensor:
-        """(x - mean) / sqrt(variance + eps) * weight (+ bias) over each group of len(weight) columns of x. With `group`,
-        which divides len(weight), mean and variance are those of so many columns. An int in place of a weight: over
-        groups of so many columns, multiplied with nothing.
+        """(x - mean) / sqrt(variance + eps) * weight (+ bias) over each group of len(weight) columns of x. With
+        `group`, which divides len(weight), mean and variance are those of so many columns. An int in place of a
+        weight: over groups of so many columns, multiplied with nothing.
         """
 
     def linear(
