@@ -13,7 +13,7 @@ from homenode.errors import CheckpointError, UnsupportedError, UserError
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.formats.quantisation import QUANTISATION_FILES
 from homenode.model.tokenizer import load_model_tokenizer
-from tests.checkpoints import make_folder, make_gguf, toy_config, toy_tensors, write_safetensors
+from tests.checkpoints import make_folder, toy_config, toy_tensors, write_safetensors
 from tests.quantised_folders import FORMS, Form, write_quantised
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"4" * 64 + b"\nsize 4976698672\n"
@@ -52,60 +52,6 @@ def test_what_stands_in_the_place_of_any_file_is_called_by_its_name(tmp_path: Pa
     with pytest.raises(CheckpointError, match=kind.removeprefix("old ")) as caught:
         open_all(folder)
     assert name in caught.value.message and ("git lfs pull" in caught.value.message) == ("LFS" in kind)
-
-
-def pooling(*kinds: str) -> str:
-    return json.dumps([{"idx": i, "name": str(i), "path": "", "type": kind} for i, kind in enumerate(kinds)])
-
-
-TRANSFORMER, POOLING = "sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling"
-
-
-@pytest.mark.parametrize("named", [POOLING, "sentence_transformers.models.SpladePooling", "custom.WeightedPooling"])
-def test_folders_of_embedding_models_are_refused(tmp_path: Path, named: str) -> None:
-    folder = make_folder(tmp_path / "model", "qwen3")
-    (folder / "modules.json").write_text(pooling(TRANSFORMER, named))
-    with pytest.raises(UnsupportedError, match=r"an embedding model .*homenode generates text"):
-        open_checkpoint(folder)
-
-
-def test_modules_that_pool_nothing_are_no_reason(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "model", "qwen3")
-    (folder / "modules.json").write_text(pooling(TRANSFORMER))
-    assert open_checkpoint(folder).spec.architecture == "qwen3"
-
-
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2"])
-def test_weights_of_a_base_model_are_called_that(tmp_path: Path, architecture: str) -> None:
-    folder = make_folder(tmp_path / "model", architecture)
-    tensors = toy_tensors(toy_config(architecture))
-    base = {name.removeprefix("model."): values for name, values in tensors.items() if name != "lm_head.weight"}
-    write_safetensors(folder / "model.safetensors", base)
-    with pytest.raises(UnsupportedError, match="a base or embedding model"):
-        open_checkpoint(folder)
-
-
-def test_the_class_of_a_base_model_is_called_that(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "model", "qwen3", architectures=["Qwen3Model"])
-    with pytest.raises(UnsupportedError, match=r"'Qwen3Model' \(a base model .*\) is not supported"):
-        open_checkpoint(folder)
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        (1, "an embedding model"), (2, r"an embedding model \(qwen3.pooling_type 2 \(CLS\)\)"), (3, "an embedding model"), (4, "a reranking model"),
-        (9, "an embedding model"), (0, None), (2**32 - 1, None),
-    ],
-)  # fmt: skip
-def test_gguf_files_that_ask_for_one_vector_are_refused(tmp_path: Path, kind: int, message: str | None) -> None:
-    pytest.importorskip("gguf")
-    file = make_gguf(tmp_path / "model.gguf", "qwen3", keys={"qwen3.pooling_type": kind})
-    if message is None:
-        assert open_checkpoint(file).spec.architecture == "qwen3"
-        return
-    with pytest.raises(UnsupportedError, match=message):
-        open_checkpoint(file)
 
 
 def test_the_folder_of_an_adapter_is_called_that(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ SENDER, RECEIVER = {"pd_role": "sender"}, {"pd_role": "receiver"}
 Side = tuple[dict[str, Any], tuple[str, ...]]
 CASES: dict[str, tuple[Any, list[Side], list[Side]]] = {
     "revision": ("main", [({}, CPU)], [({"model": "someone/some-model"}, CPU)]),
+    "pooling": ("mean", [({"runner": "generate"}, CPU)], [({}, CPU), ({"runner": "pooling"}, CPU)]),
     "isa": ("scalar", [({"backend": "torch"}, CPU), ({}, GPU)], [({}, CPU), ({}, (*CPU, *GPU))]),
     "spin_us": (7, [({"backend": "reference"}, CPU), ({}, GPU)], [({}, CPU)]),
     "attention_backend": ("sdpa", [({}, CPU)], [({}, GPU), ({"backend": "torch"}, CPU)]),

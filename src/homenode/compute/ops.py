@@ -316,6 +316,8 @@ class SampledRows:
 
 # Which of the positions up to its own a token sees with a window: the nearest, or those of its own run of as many.
 WindowKind = Literal["sliding", "chunked"]
+# Which tokens of its sequence one sees: those up to its own, or all.
+AttentionMask = Literal["causal", "all"]
 ExpertScore = Literal["softmax", "sigmoid", "chosen_softmax", "sparsemixer"]
 GroupScore = Literal["max", "top2"]
 # Of one value: x * sigmoid(x); x * Phi(x), the normal distribution by way of tanh or exactly; max(x, 0)^2.
@@ -473,18 +475,20 @@ class Ops(Protocol):
         chosen: Tensor | None = None,
         slopes: FloatArray | None = None,
         window_kind: WindowKind = "sliding",
+        mask: AttentionMask = "causal",
     ) -> Tensor:
-        """Store k and v of the step's tokens in layer `layer` of the cache, then attend causally over each sequence's
-        context. `layer` counts the layers of the cache, not those of the model. Without k and v nothing is stored: an
-        earlier call has stored the keys and values of this layer for the same tokens.
+        """Store k and v of the step's tokens in layer `layer` of the cache, then attend over each sequence's context.
+        `layer` counts the layers of the cache, not those of the model. Without k and v nothing is stored: an earlier
+        call has stored the keys and values of this layer for the same tokens.
 
-        Query head h reads KV head h // (q heads / KV heads). With `window`, position p sees positions above p - window
-        only, or where it is "chunked" positions from p // window * window on only. With `softcap` (above 0), a score s becomes softcap * tanh(s / softcap) before the softmax, as in Gemma 2.
+        Query head h reads KV head h // (q heads / KV heads). A token sees the positions up to its own, or with the mask
+        "all" every one, for which the step has to hold all of the sequence. With `window`, position p sees of these the
+        ones above p - window and below p + window only, or where it is "chunked" positions from p // window * window on only. With `softcap` (above 0), a score s becomes softcap * tanh(s / softcap) before the softmax, as in Gemma 2.
         `sinks` [query heads]: a further score of each head, not capped, whose weight has no value (as in gpt-oss).
         With `value_columns` there is no v: the values are the first so many elements of each head's keys, which are
         all that the layer keeps (see LayerKv), and the result has so many columns for each query head. With `chosen`
         (see `choose_tokens`; of layers of one KV head with value columns) each token attends to those positions only.
-        With `slopes` [query heads], which go with neither softcap nor chosen, a score of a key n positions before the
+        With `slopes` [query heads], which go with neither softcap nor chosen, a score of a key n positions away from the
         query is less by n times the head's slope (ALiBi; Press et al. 2021).
         """
 

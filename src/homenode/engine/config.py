@@ -51,6 +51,16 @@ class ModelConfig:
         parse=parse_tokens,
         minimum=1,
     )
+    runner: str = option(
+        "auto",
+        "Generate text, or make vectors or scores of texts (pooling), which all models can. auto: as the model's files or --pooling say.",
+        choices=("auto", "generate", "pooling"),
+    )
+    pooling: str = option(
+        "auto",
+        "Which rows make the vector of a text: their mean, that of the first token (cls) or of the last. auto: as the model's files say, else last.",
+        choices=("auto", "mean", "cls", "last"),
+    )
     seed: int | None = option(
         None, "Makes the sampling of requests without a seed repeatable from start to start.", minimum=0
     )

@@ -60,6 +60,16 @@ class EngineLoading(msgspec.Struct, frozen=True, tag=True):
     total: int
 
 
+class PoolingReady(msgspec.Struct, frozen=True):
+    """What an engine makes of texts in place of further text: vectors of `width`, or with `labels` a score of each.
+    `rows`: one of `homenode.model.pooling.POOLING_KINDS`.
+    """
+
+    rows: str
+    width: int
+    labels: list[str] = []
+
+
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
     """Engine to front, once: what was loaded and what fits."""
 
@@ -73,6 +83,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     chunked_prefill: bool
     sampling_defaults: dict[str, float] = {}  # the model's own: temperature, top_p, top_k, min_p, repetition_penalty
     details: dict[str, object] = {}
+    pooling: PoolingReady | None = None  # None: it generates text
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
@@ -102,6 +113,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     queued_s: float = 0.0  # seconds until the request was first admitted (with the first output)
     num_preemptions: int = 0
     forced_tokens: int = 0  # of `tokens`, those that the grammar left no choice about
+    pooled: bytes = b""  # of a request that pools, with its end: float32, little-endian
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):

@@ -38,7 +38,7 @@ class StepItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     start: int
     count: int
     new_blocks: list[int]
-    sample: bool  # draw the token that follows the last position
+    sample: bool  # draw the token that follows the last position, or give the vector of the text that ends there
     score_from: int = (
         -1
     )  # >= 0: also return log-probabilities of the prompt tokens at positions score_from + 1 .. start + count
@@ -78,6 +78,15 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, gc=False):
     surprise_limit: float | None = None  # under Mirostat: the bound on the surprise of the next token
 
 
+class Pooled(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The vector, or the scores, of a sequence's text: float32, little-endian; nothing where the model computed what
+    is no number.
+    """
+
+    seq: int
+    values: bytes
+
+
 class PromptScores(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities of the prompt tokens at positions first, first + 1, ... of a sequence; NaN as for `Sampled`."""
 
@@ -96,6 +105,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     scored: list[PromptScores] = []
     seconds: float = 0.0  # time in the worker
     failed: list[tuple[int, str]] = []  # sequences whose grammar cannot go on, and why; their token is `NO_TOKEN`
+    pooled: list[Pooled] = []  # of an engine that makes vectors, in place of `sampled`
 
 
 class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,3 +124,4 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):
     state_interval: int = 0  # positions between two snapshots of a state, a multiple of the block size
     state_pages: int = 0  # KV blocks in which a state is handed over to another engine; 0: none is
     whole_pages: bool = False  # what is handed over is whole blocks, whatever is behind a prompt's last position
+    pools: bool = False  # texts become vectors or scores, and nothing is generated

@@ -8,8 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from homenode.compute.ops import Activation, ExpertScore, GroupScore, LayerKv, LayerState, Routing, WindowKind
+from homenode.compute.ops import (
+    Activation,
+    AttentionMask,
+    ExpertScore,
+    GroupScore,
+    LayerKv,
+    LayerState,
+    Routing,
+    WindowKind,
+)
 from homenode.dtypes import DType
+from homenode.model.pooling import PoolingSpec
 
 
 @dataclass(frozen=True)
@@ -112,7 +122,7 @@ class IndexerSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The figures of a decoder. Token ids are those of the model's own generation defaults."""
+    """The figures of a model. Token ids are those of the model's own generation defaults."""
 
     architecture: str  # key of model.architectures.registry
     hidden_size: int
@@ -156,6 +166,13 @@ class ModelSpec:
     layer_intermediate: tuple[int, ...] = ()  # of each layer, where they differ; empty: intermediate_size in all
     dimensions: Mapping[str, int] = field(default_factory=dict)  # further lengths of tensors, which are never divided
     head_widths: Mapping[str, int] = field(default_factory=dict)  # and those that are so many for each query head
+    pooling: PoolingSpec | None = None  # how texts become vectors or scores; None: the model generates text
+    attention_mask: AttentionMask = "causal"
+
+    @property
+    def encodes(self) -> bool:
+        """Whether its tokens see what comes behind them, so that it makes vectors or scores of whole texts only."""
+        return self.attention_mask != "causal"
 
     def state_of(self, layer: int) -> LayerState | None:
         """What a layer of the model keeps of a sequence besides keys and values, None where it keeps nothing."""

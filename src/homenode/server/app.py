@@ -14,7 +14,10 @@ from homenode.server.apis.ollama import endpoint as ollama
 from homenode.server.apis.openai import models
 from homenode.server.apis.openai.chat import endpoint as chat
 from homenode.server.apis.openai.completions import endpoint as completions
+from homenode.server.apis.openai.embeddings import endpoint as embeddings
+from homenode.server.apis.pooling import endpoint as pooling
 from homenode.server.apis.responses import api as responses
+from homenode.server.apis.scoring import endpoint as scoring
 from homenode.server.core.api import Api, Operation
 from homenode.server.core.state import ServerState
 from homenode.server.http.endpoint import Endpoint
@@ -29,6 +32,9 @@ APIS = (
     messages.API,
     ollama.API,
     infill.API,
+    embeddings.API,
+    scoring.API,
+    pooling.API,
     tokenize.API,
     kv_transfer.API,
     health.API,

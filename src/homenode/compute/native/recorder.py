@@ -13,7 +13,16 @@ import numpy as np
 
 from homenode import _native
 from homenode.compute.native.kv_layers import NativeKvLayers
-from homenode.compute.ops import DeltaHeads, Experts, FloatArray, PlainActivation, Routing, WindowKind
+from homenode.compute.ops import (
+    AttentionMask,
+    DeltaHeads,
+    Experts,
+    FloatArray,
+    PlainActivation,
+    Routing,
+    WindowKind,
+)
+from homenode.errors import UnsupportedError
 
 
 class RecordingOps:
@@ -100,8 +109,11 @@ class RecordingOps:
         chosen: _native.Tensor | None = None,
         slopes: FloatArray | None = None,
         window_kind: WindowKind = "sliding",
+        mask: AttentionMask = "causal",
     ) -> _native.Tensor:
         """See `Ops.attention`. ValueError for a window below 1 or a cap that is not above 0."""
+        if mask != "causal":
+            raise UnsupportedError("attention to what comes behind is not supported with --backend native")
         if window is not None and window < 1:
             raise ValueError(f"an attention window of {window}; wanted at least 1, or None for no window")
         if softcap is not None and not softcap > 0:

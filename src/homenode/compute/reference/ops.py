@@ -13,6 +13,7 @@ import numpy as np
 
 from homenode.compute.expert_usage import ExpertUsage
 from homenode.compute.ops import (
+    AttentionMask,
     DeltaHeads,
     Experts,
     FloatArray,
@@ -162,6 +163,7 @@ class EagerOps:
         chosen: IntArray | None = None,
         slopes: FloatArray | None = None,
         window_kind: WindowKind = "sliding",
+        mask: AttentionMask = "causal",
     ) -> FloatArray:
         """See `Ops.attention`. ValueError for other value columns than the layer has."""
         step = self._step
@@ -179,8 +181,12 @@ class EagerOps:
             keys, values = cache.gather(layer, block_row, int(context))
             for row, position in zip(range(tokens.start, tokens.stop), positions, strict=True):
                 first = first_visible(int(position), window, window_kind)
-                visible: Any = slice(first, int(position) + 1)
-                added = None if slopes is None else slopes[:, None] * np.arange(first - position, 1, dtype=np.float32)
+                past = int(position) + 1
+                if mask == "all":
+                    past = int(context) if window is None else min(int(context), int(position) + window)
+                visible: Any = slice(first, past)
+                apart = -np.abs(np.arange(first, past, dtype=np.float32) - np.float32(position))
+                added = None if slopes is None else slopes[:, None] * apart
                 if chosen is not None:
                     visible = chosen[row][chosen[row] >= 0]
                 query = q[row].reshape(shape.kv_heads, -1, shape.key_width)

@@ -11,7 +11,16 @@ import numpy as np
 import torch
 
 from homenode.compute.expert_usage import ExpertUsage
-from homenode.compute.ops import Activation, DeltaHeads, Experts, FloatArray, PlainActivation, Routing, WindowKind
+from homenode.compute.ops import (
+    Activation,
+    AttentionMask,
+    DeltaHeads,
+    Experts,
+    FloatArray,
+    PlainActivation,
+    Routing,
+    WindowKind,
+)
 from homenode.compute.ranks import RankGroup
 from homenode.compute.torch.chosen import choose_positions, chosen_attention
 from homenode.compute.torch.device import TorchDevice
@@ -164,6 +173,7 @@ class TorchOps:
         chosen: torch.Tensor | None = None,
         slopes: FloatArray | None = None,
         window_kind: WindowKind = "sliding",
+        mask: AttentionMask = "causal",
     ) -> torch.Tensor:
         """See `Ops.attention`."""
         shape, step, rows = cache.geometry.layers[layer], self._step, q.shape[0]
@@ -176,7 +186,7 @@ class TorchOps:
             cache.store(layer, step.planned["written"], keys, values)
         queries = q.reshape(rows, shape.kv_heads, -1, shape.key_width)
         falling = None if slopes is None else self._constant(slopes)
-        how = Scoring(scale, window, softcap, sinks, falling, window_kind)
+        how = Scoring(scale, window, softcap, sinks, falling, window_kind, mask)
         if chosen is not None:
             found = chosen_attention(queries, cache, layer, step, how, chosen)
         else:

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from homenode.compute.ops import WindowKind
+from homenode.compute.ops import AttentionMask, WindowKind
 from homenode.compute.torch.kv import TorchKvCache
 from homenode.compute.torch.step import DeviceStep
 
@@ -24,6 +24,7 @@ class Scoring:
     sinks: torch.Tensor | None = field(default=None, compare=False)
     slopes: torch.Tensor | None = field(default=None, compare=False)
     window_kind: WindowKind = "sliding"
+    mask: AttentionMask = "causal"
 
     def first_seen(self, position: Position) -> Position:
         """The first position that one sees, or one before all where it sees them all."""

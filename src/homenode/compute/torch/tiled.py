@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from homenode.compute.ops import AttentionMask
 from homenode.compute.torch.kv import TorchKvCache
 from homenode.compute.torch.scoring import Scoring
 from homenode.compute.torch.step import DeviceStep
@@ -38,9 +39,10 @@ class QueryTiles:
 def tiled_attention(q: torch.Tensor, cache: TorchKvCache, layer: int, step: DeviceStep, how: Scoring) -> torch.Tensor:
     """See `Attention`."""
     step.by_values = True
-    if "tiles" not in step.planned:
-        step.planned["tiles"] = _tiles(step)
-    tiles: QueryTiles = step.planned["tiles"]
+    planned = ("tiles", how.mask)
+    if planned not in step.planned:
+        step.planned[planned] = _tiles(step, how.mask)
+    tiles: QueryTiles = step.planned[planned]
     out = torch.empty_like(q)
     at_once = max(1, _GATHERED // (KEYS * q.shape[1] * q.shape[3]))
     for begin in range(0, len(tiles.last_key), at_once):
@@ -51,7 +53,7 @@ def tiled_attention(q: torch.Tensor, cache: TorchKvCache, layer: int, step: Devi
     return out
 
 
-def _tiles(step: DeviceStep) -> QueryTiles:
+def _tiles(step: DeviceStep, mask: AttentionMask) -> QueryTiles:
     starts, contexts = step.host.query_start.astype(np.int64), step.host.context_len.astype(np.int64)
     counts = np.diff(starts)
     per_sequence = -(-counts // QUERIES)
@@ -61,6 +63,8 @@ def _tiles(step: DeviceStep) -> QueryTiles:
     within = np.minimum(within, counts[sequences][:, None] - 1)
     positions = contexts[sequences] - counts[sequences]
     first, last = positions + within[:, 0], positions + within[:, -1]
+    if mask == "all":
+        last = contexts[sequences] - 1
     order = np.argsort(last, kind="stable")
     tokens = (starts[sequences][:, None] + within)[order]
     device = step.ids.device
@@ -117,7 +121,7 @@ def _scores(
     if how.slopes is not None:
         apart = torch.arange(first, first + KEYS, device=rows.device) - step.positions[tiles.tokens[some]].unsqueeze(2)
         slopes = how.slopes.view(1, rows.shape[1], 1, -1, 1)
-        scores = scores + (slopes * apart[:, None, :, None].float()).reshape(scores.shape)
+        scores = scores - (slopes * apart[:, None, :, None].abs().float()).reshape(scores.shape)
     if how.softcap is not None:
         scores = how.softcap * torch.tanh(scores / how.softcap)
     count, kv_heads, queries, _ = rows.shape
@@ -134,13 +138,17 @@ def _keys_of(
 
     Beyond a sequence's end its last key stands in: a number that is surely finite, for a weight of zero.
     """
-    wanted = ("keys", first, how.window, how.window_kind)
+    wanted = ("keys", first, how.window, how.window_kind, how.mask)
     known = step.planned.get(wanted)
     if known is None:
         positions = torch.arange(first, first + KEYS, device=step.ids.device)
-        there = torch.minimum(positions, step.context[tiles.sequences].unsqueeze(1) - 1)
+        newest = step.context[tiles.sequences].unsqueeze(1) - 1
+        there = torch.minimum(positions, newest)
         asking = step.positions[tiles.tokens].unsqueeze(2)
-        unseen = (positions > asking) | (positions < how.first_seen(asking))
+        unseen = positions > (newest.unsqueeze(2) if how.mask == "all" else asking)
+        unseen = unseen | (positions < how.first_seen(asking))
+        if how.mask == "all" and how.window is not None:
+            unseen = unseen | (positions >= asking + how.window)
         known = step.planned[wanted] = (
             step.slots(tiles.sequences.unsqueeze(1), there, block_size),
             unseen,

@@ -124,7 +124,14 @@ def _lengths(step: DeviceStep, block_size: int, in_place: bool) -> Lengths:
 
 def _refuse_more(how: Scoring, package: str) -> None:
     chunks = None if how.window_kind == "sliding" else how.window
-    for what, wanted in (("sinks", how.sinks), ("slopes (ALiBi)", how.slopes), ("in chunks", chunks)):
+    behind = None if how.mask == "causal" else how.mask
+    lacking = (
+        ("sinks", how.sinks),
+        ("slopes (ALiBi)", how.slopes),
+        ("in chunks", chunks),
+        ("to what comes behind", behind),
+    )
+    for what, wanted in lacking:
         if wanted is not None:
             raise UnsupportedError(
                 f"--attention-backend {package} has no attention {what}, which this model needs; take sdpa"

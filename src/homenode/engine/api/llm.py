@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import time
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -21,6 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from homenode.engine.api.completion import Answer, Completion
 from homenode.engine.api.completion_stream import CompletionStream
@@ -41,6 +43,7 @@ from homenode.sampling import SamplingParams
 from homenode.units import format_count
 
 if TYPE_CHECKING:
+    from homenode.engine.api.pooled import FloatArray
     from homenode.grammars.vocabulary import Vocabulary
 
 Prompt = str | list[int]
@@ -195,6 +198,51 @@ class LLM:
         (bound,) = self._bound([params or self._rest_of_context(ids)], output)
         return self._stream(ids, bound, stop)
 
+    def embed(
+        self, texts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, normalize: bool = True
+    ) -> FloatArray:
+        """A vector of each text, float32 [texts, width], of length 1 unless `normalize` is off. A text may be token ids.
+
+        `dimensions`: elements that are kept of each. The model has to make vectors: as its files say, or by
+        `LLM(..., runner="pooling")`. Raises UserError or CapacityError for what cannot be, naming it.
+        """
+        from homenode.engine.api import pooled
+
+        width = pooled.pooling_of(self._engine).width
+        if dimensions is not None and not 1 <= dimensions <= width:
+            raise UserError(f"dimensions is {dimensions}; give a number from 1 to {width}", param="dimensions")
+        vectors = self._pool(self._prompts(texts))[:, :dimensions]
+        return pooled.normalised(vectors) if normalize else vectors
+
+    def score(self, first: str | Sequence[str], second: str | Sequence[str]) -> list[float]:
+        """How near texts are: one against each of several, or as many pairs. The cosine of their vectors or, by a model
+        that scores pairs, its score, from 0 to 1.
+        """
+        from homenode.engine.api import pooled
+
+        labels = pooled.pooling_of(self._engine).labels
+        ones, others = ([text] if isinstance(text, str) else list(text) for text in (first, second))
+        if len(ones) not in (1, len(others)) or not others:
+            raise UserError(
+                f"{len(ones)} texts against {len(others)}; give one against several, or as many", param="first"
+            )
+        if len(labels) > 1:
+            raise UserError(f"this model scores {len(labels)} labels of a text, and no pairs", param="model")
+        if labels:
+            pairs = zip(ones * len(others) if len(ones) == 1 else ones, others, strict=True)
+            most = self.ready.max_model_len
+            logits = self._pool([pooled.pair_ids(self.tokenizer, one, other, most) for one, other in pairs])
+            return [1.0 / (1.0 + math.exp(-max(-700.0, logit))) for logit in logits[:, 0].tolist()]
+        vectors = pooled.normalised(self._pool(self._prompts([*ones, *others])))
+        products = vectors[: len(ones)] * vectors[len(ones) :]
+        return list(map(float, products.sum(axis=1, dtype=np.float64)))
+
+    def _pool(self, prompts: Sequence[list[int]]) -> FloatArray:
+        from homenode.engine.api import pooled
+
+        now = time.monotonic()
+        return pooled.pool(self._engine, [pooled.pooling_request(next(self._ids), ids, now) for ids in prompts])
+
     def _stream(self, ids: list[int], params: SamplingParams, stop: Sequence[str]) -> CompletionStream:
         _refuse_several(params)
         answer = self._answer(ids, params, stop)
@@ -273,7 +321,7 @@ class LLM:
         return [self._ids_of(ids)]
 
     def _ids_of(self, prompt: Prompt) -> list[int]:
-        most = self.ready.max_model_len
+        most = self.ready.max_model_len - (self.ready.pooling is None)
         ids = encode_fitting(self.tokenizer, prompt, most) if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise UserError(

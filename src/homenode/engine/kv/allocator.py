@@ -119,7 +119,7 @@ class KvAllocator:
         if self.states is not None and not self.states.num_available:
             return False
         pages = self.state_pages if sequence.kv_export is not None else 0
-        needed = self.blocks_for(len(sequence.tokens) + 1) + spare + pages
+        needed = self.blocks_for(len(sequence.tokens) + (not sequence.request.pools)) + spare + pages
         blocks = self.take(proposal.blocks, proposal.prefill_target, needed)
         if blocks is None:
             return False

@@ -102,9 +102,14 @@ class Sequence:
         return self.params.max_tokens > 0
 
     @property
+    def gives_last(self) -> bool:
+        """What its last position leads to is wanted: a token, or its text's vector."""
+        return self.samples or self.request.pools
+
+    @property
     def prefill_target(self) -> int:
         """Positions a new allocation has to compute before it draws (or, without drawing, has all scores)."""
-        return len(self.tokens) - (0 if self.samples else 1)
+        return len(self.tokens) - (0 if self.gives_last else 1)
 
     @property
     def pending(self) -> int:

@@ -51,6 +51,7 @@ class Sizes:
     state_interval: int = 0
     state_pages: int = 0  # where they are handed over
     whole_pages: bool = False  # of what is handed over
+    pools: bool = False
 
     def step_limits(self) -> StepLimits:
         """Bounds of a step, for the program's buffers."""
@@ -71,6 +72,7 @@ class Sizes:
             state_interval=self.state_interval,
             state_pages=self.state_pages,
             whole_pages=self.whole_pages,
+            pools=self.pools,
         )
 
 
@@ -90,7 +92,8 @@ def resolve(config: EngineConfig, spec: ModelSpec, geometry: KvGeometry, memory_
         num_blocks=num_blocks(config, geometry, length, left),
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_num_seqs=config.scheduler.max_num_seqs,
-        max_sampled_rows=sampled_rows(config, spec.vocab_size),
+        max_sampled_rows=sampled_rows(config, spec),
+        pools=spec.pooling is not None,
         vocab_size=spec.vocab_size,
         state_slots=state_slots(config, geometry, kv_bytes(config, left)),
         state_interval=state_interval(config, geometry),
@@ -197,11 +200,13 @@ def kv_bytes(config: EngineConfig, memory_available: int) -> int:
     return int(memory_available * config.kv.kv_cache_fraction)
 
 
-def sampled_rows(config: EngineConfig, vocab_size: int) -> int:
+def sampled_rows(config: EngineConfig, spec: ModelSpec) -> int:
     """Rows of logits a step may want: one for each sequence, and for scoring prompts up to 256 within 256 MiB of
-    logits.
+    logits. Where vectors are made, any row of a step may count.
     """
-    affordable = min(_MANY_ROWS, _LOGITS_BYTES // (4 * vocab_size), config.scheduler.max_num_batched_tokens)
+    if spec.pooling is not None:
+        return config.scheduler.max_num_batched_tokens
+    affordable = min(_MANY_ROWS, _LOGITS_BYTES // (4 * spec.vocab_size), config.scheduler.max_num_batched_tokens)
     return max(config.scheduler.max_num_seqs, affordable)
 
 
@@ -218,7 +223,8 @@ def step_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     if (indexer := spec.indexer) is not None:
         columns += indexer.chosen + (indexer.heads + 1) * (indexer.width + 1)
     return 4 * (
-        config.scheduler.max_num_batched_tokens * columns + sampled_rows(config, spec.vocab_size) * spec.vocab_size
+        config.scheduler.max_num_batched_tokens * columns
+        + sampled_rows(config, spec) * (spec.vocab_size if spec.pooling is None else spec.hidden_size)
     )
 
 

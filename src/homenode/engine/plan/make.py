@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from homenode.engine.assignment import EngineAssignment
@@ -18,19 +19,19 @@ from homenode.engine.plan.engine_plan import EnginePlan
 from homenode.engine.plan.inline import plan_inline
 from homenode.engine.plan.layout import executor_kind
 from homenode.engine.plan.machine import MachineFacts, read_machine
+from homenode.engine.plan.runner import for_runner, with_runner
 from homenode.engine.plan.settings_without_effect import settings_without_effect
 from homenode.engine.problems import SettingProblems
 from homenode.errors import UserError
 from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
-from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.checkpoint.index import OpenedCheckpoint, open_checkpoint
 from homenode.model.parts import read_layer_split
-from homenode.model.spec import Checkpoint
 
 
 def plan_engine(
     assignment: EngineAssignment,
-    checkpoint: Checkpoint,
+    checkpoint: OpenedCheckpoint,
     machine: MachineFacts,
     common: ExpertSharing | None = None,
 ) -> EnginePlan:
@@ -45,12 +46,14 @@ def plan_engine(
 
 def _plan(
     assignment: EngineAssignment,
-    checkpoint: Checkpoint,
+    checkpoint: OpenedCheckpoint,
     machine: MachineFacts,
     common: ExpertSharing | None,
     problems: SettingProblems,
 ) -> EnginePlan:
     """The same with what is wrong in `problems`, as far as the rest can be judged without it."""
+    checkpoint = with_runner(checkpoint, assignment.config.model)
+    assignment = problems.of(partial(for_runner, assignment, checkpoint.spec), assignment)
     if executor_kind(assignment.config, machine.devices) == "inline":
         return plan_inline(assignment, checkpoint, machine, problems, common)
     from homenode.engine.plan.workers import plan_workers  # an inline engine starts sooner without

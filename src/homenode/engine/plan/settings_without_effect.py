@@ -93,6 +93,9 @@ _NATIVE = "it is of the native core, which computes nothing here"
 _RAY = "it is of --executor ray"
 _RULES = (
     _Rule("model", "revision", lambda at: at.names_hub_model, "the model is no repository of the Hub"),
+    _Rule(
+        "model", "pooling", lambda at: at.config.model.runner != "generate", "it is of vectors, and text is generated"
+    ),
     _Rule("compute", "isa", lambda at: at.has_native, _NATIVE),
     _Rule("compute", "spin_us", lambda at: at.has_native, _NATIVE),
     _Rule("compute", "attention_backend", lambda at: at.has_torch, _TORCH),

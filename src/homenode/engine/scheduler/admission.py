@@ -24,11 +24,27 @@ def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> 
     """
     if not request.prompt_ids:
         return UserError("the prompt is empty: at least one token is needed", param="prompt")
+    if request.pools != limits.pools:
+        return UserError(
+            "this engine makes vectors or scores of texts and does not generate; start it with --runner generate"
+            if limits.pools
+            else "this engine generates text; vectors or scores need --runner pooling",
+            param="model",
+        )
     prompt = len(request.prompt_ids) + len(request.begun)  # all to be computed before it goes on
     error = _bad_token(request, limits.vocab_size) or _bad_range(request)
     if error:
         return error
-    if prompt >= limits.max_model_len:
+    if request.pools:
+        if prompt > limits.max_model_len:
+            return CapacityError(
+                f"the text has {format_count(prompt, 'token')}, and this model takes {limits.max_model_len} (--max-model-len); "
+                "shorten it, or ask for its beginning (truncate_prompt_tokens)",
+                param="input",
+                prompt_tokens=prompt,
+                max_model_len=limits.max_model_len,
+            )
+    elif prompt >= limits.max_model_len:
         return CapacityError(
             f"the prompt has {format_count(prompt, 'token')}, but a sequence may have at most {limits.max_model_len} with its answer (--max-model-len); "
             f"shorten the prompt to {format_count(limits.max_model_len - 1, 'token')} or fewer",
@@ -36,7 +52,7 @@ def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> 
             prompt_tokens=prompt,
             max_model_len=limits.max_model_len,
         )
-    blocks = -(-(prompt + 1) // limits.block_size)
+    blocks = -(-(prompt + (not request.pools)) // limits.block_size)
     if blocks > (most := limits.num_blocks - limits.state_pages):
         return CapacityError(
             f"the prompt has {format_count(prompt, 'token')} and needs {format_count(blocks, 'KV block')} of {format_count(limits.block_size, 'token')} for itself and one more, but there "

@@ -118,7 +118,7 @@ class Arrivals:
         self._requests.add(sequence)
         kv = sequence.request.kv
         sends = kv is not None and kv.sends and sequence.prefill_target > 0
-        if not sequence.samples and not sequence.scoring and not sends:  # nothing to draw, to score, or to hand over
+        if not sequence.gives_last and not sequence.scoring and not sends:  # nothing to draw, score, or hand over
             self._requests.finish(sequence, finish_reason="length")
         elif kv is not None and (sends or not kv.sends):
             self._coordinator.arrive(sequence)

@@ -83,7 +83,7 @@ def rows_of(sequence: Sequence, allocation: BlockAllocation, count: int) -> int:
     """Rows needed when the next `count` positions are computed."""
     end = allocation.scheduled + count
     scored = max(0, min(end, sequence.num_prompt - 1) - max(allocation.scheduled, allocation.first_unscored))
-    return scored + (end >= allocation.prefill_target and sequence.samples)
+    return scored + (end >= allocation.prefill_target and sequence.gives_last)
 
 
 def prefill_count(

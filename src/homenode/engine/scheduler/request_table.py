@@ -112,10 +112,10 @@ class RequestTable:
         retry_after = self.retry_after() if refused.retry_after_s is None else refused.retry_after_s
         self.fail(refused.sequence, refused.reason, "KvRefusedError", retry_after)
 
-    def end_prefill(self, sequence: Sequence) -> None:
-        """All that a request was to compute, to score it or for another engine, is there."""
+    def end_prefill(self, sequence: Sequence, finish_reason: str = "length", pooled: bytes = b"") -> None:
+        """All that a request was to compute, to score it, for another engine, or for its text's vector, is there."""
         self._counters.prompt_tokens += sequence.num_prompt
-        self.finish(sequence, finish_reason="length")
+        self.finish(sequence, finish_reason=finish_reason, pooled=pooled)
 
     # Deadlines
 

@@ -55,7 +55,7 @@ class Results:
         self._counters.step_tokens += pending_step.num_tokens
         self._requests.throughput.add(pending_step.num_tokens, result.seconds)
         self._shares.charge(pending_step, result.seconds)
-        if [s.seq for s in result.sampled] != pending_step.drawing():
+        if [s.seq for s in result.sampled] + [p.seq for p in result.pooled] != pending_step.drawing():
             raise InternalError(
                 f"step {result.number} drew tokens for other sequences than it was asked to", number=result.number
             )
@@ -124,11 +124,23 @@ class Results:
         """What came of the parts of prompts."""
         sampled = {s.seq: s for s in result.sampled[len(pending_step.decoding) :]}
         scored = {s.seq: s for s in result.scored}
+        pooled = {p.seq: p.values for p in result.pooled}
         for sequence, allocation, item in pending_step.parts:
             allocation.computed = item.start + item.count
-            if not sequence.finished:
+            if not sequence.finished and item.seq in pooled:
+                self._take_pooled(sequence, allocation, pooled[item.seq])
+            elif not sequence.finished:
                 self._take_part(sequence, allocation, item, sampled.get(item.seq), scored.get(item.seq))
             self._allocator.finish_step(allocation)
+
+    def _take_pooled(self, sequence: Sequence, allocation: BlockAllocation, values: bytes) -> None:
+        """End a request whose text's vector has come."""
+        self._allocator.publish(sequence, allocation)
+        if values:
+            self._requests.end_prefill(sequence, finish_reason="stop", pooled=values)
+        else:
+            text = "what the model computed for this text is not a number"
+            self._requests.fail(sequence, text, NotANumberError.__name__)
 
     def _take_part(
         self,

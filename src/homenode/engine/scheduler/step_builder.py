@@ -62,7 +62,7 @@ class StepBuilder:
             start=start,
             count=count,
             new_blocks=allocation.blocks[known : allocation.sent_blocks],
-            sample=sequence.samples and end >= allocation.prefill_target,
+            sample=sequence.gives_last and end >= allocation.prefill_target,
             score_from=first_scored if first_scored < min(end, sequence.num_prompt - 1) else -1,
             state_copies=() if states is None or state is None else states.write(state, start, end),
             state_pages=tuple(allocation.state_pages) if leaves else (),

@@ -9,7 +9,9 @@ import numpy as np
 
 from homenode.compute.ops import IntArray, StepArrays
 from homenode.engine.step import StepItem
+from homenode.engine.worker.pooler import pooled_rows
 from homenode.engine.worker.sequences import SequenceTable, SlotArray
+from homenode.model.pooling import PoolingKind
 from homenode.units import format_count
 
 
@@ -38,8 +40,9 @@ class Batch:
     spans: list[ScoredSpan]
 
 
-def build_batch(items: Sequence[StepItem], table: SequenceTable) -> Batch:
-    """Arrays of a step over sequences in `table`, whose block tables are extended on the way.
+def build_batch(items: Sequence[StepItem], table: SequenceTable, pooling: PoolingKind | None = None) -> Batch:
+    """Arrays of a step over sequences in `table`, whose block tables are extended on the way. `pooling`: which rows
+    are wanted where texts become vectors; nothing is drawn then.
 
     ValueError when an item asks for positions whose tokens or blocks are not known here.
     """
@@ -54,7 +57,10 @@ def build_batch(items: Sequence[StepItem], table: SequenceTable) -> Batch:
     query_start = np.zeros(len(items) + 1, np.int32)
     np.cumsum(counts, out=query_start[1:])
     positions = np.arange(query_start[-1], dtype=np.int32) + np.repeat(starts - query_start[:-1], counts)
-    row_slots, sample_rows, spans = _rows(items, slots, query_start, table)
+    if pooling is None:
+        row_slots, sample_rows, spans = _rows(items, slots, query_start, table)
+    else:
+        row_slots, sample_rows, spans = np.zeros(0, np.intp), pooled_rows(pooling, items, query_start), []
     arrays = StepArrays(
         ids=_ids(items, slots, counts, ends, query_start, table),
         positions=positions,

@@ -12,6 +12,7 @@ from homenode.compute.ops import StepArrays
 from homenode.engine.step import StepItem
 from homenode.engine.worker.batch import Batch, add_state, block_table, build_batch
 from homenode.engine.worker.sequences import SequenceTable
+from homenode.model.pooling import PoolingKind
 
 
 class Batches:
@@ -19,8 +20,9 @@ class Batches:
     sequences come or go.
     """
 
-    def __init__(self, table: SequenceTable) -> None:
-        self._table = table
+    def __init__(self, table: SequenceTable, pooling: PoolingKind | None = None) -> None:
+        """`pooling`: see `build_batch`."""
+        self._table, self._pooling = table, pooling
         self._last: Batch | None = None  # if it only decoded and its tokens were appended
         self._ends: list[int] = []  # of the last batch, in its order
 
@@ -31,7 +33,7 @@ class Batches:
             self._ends = [end + 1 for end in self._ends]
             return self._continued(last, items)
         self._ends = [item.start + item.count for item in items]
-        return build_batch(items, self._table)
+        return build_batch(items, self._table, self._pooling)
 
     def drawn(self, batch: Batch, items: Sequence[StepItem]) -> None:
         """The step of `batch`, made from `items`, is done."""

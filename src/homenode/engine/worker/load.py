@@ -23,6 +23,7 @@ from homenode.engine.memory.sizing import Sizes, resolve
 from homenode.engine.pinning import apply_binding, pin_process_threads
 from homenode.engine.plan.cpu_contention import spin_us, too_many_threads
 from homenode.engine.plan.placement import UNPINNED, alone, team_groups
+from homenode.engine.plan.runner import with_runner
 from homenode.host.discovery.read import read_host
 from homenode.host.topology.host import Host
 from homenode.host.topology.source import LiveSource
@@ -77,7 +78,9 @@ def load_part(
 ) -> LoadedPart:
     """Settle and load. `experts`: memory that belongs to `join.experts`. Raises as `build.build_engine`."""
     config, part = join.config, join.part
-    checkpoint = inside.checkpoint if inside else open_checkpoint(Path(str(config.model.path)))
+    checkpoint = (
+        inside.checkpoint if inside else with_runner(open_checkpoint(Path(str(config.model.path))), config.model)
+    )
     if join.allowed_cpus:
         pin_process_threads(tuple(join.allowed_cpus))
     host = inside.host if inside else read_host(LiveSource(), accelerators=False)

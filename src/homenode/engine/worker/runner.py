@@ -14,11 +14,14 @@ from homenode.compute.ops import Backend, Program, StateMemory, StepArrays
 from homenode.engine.channels.base import WorkerChannels
 from homenode.engine.step import StartSequence, Step, StepResult
 from homenode.engine.worker.continued import Batches
+from homenode.engine.worker.pooler import Pooler
 from homenode.engine.worker.sampler import Sampler, score
 from homenode.engine.worker.sequences import SequenceTable
 from homenode.engine.worker.state_pages import StatePages
 from homenode.errors import InternalError
 from homenode.model.part import ModelPart
+from homenode.model.pooling import PoolingKind
+from homenode.model.weights.pooling_head import LoadedHeadLayer
 
 if TYPE_CHECKING:
     from homenode.engine.worker.grammar_masks import GrammarMasks
@@ -44,12 +47,14 @@ class Runner:
         state: StateMemory = None,
         grammars: Callable[[], GrammarMasks] | None = None,
         state_pages: StatePages | None = None,
+        pooling: PoolingKind | None = None,
+        head: Sequence[LoadedHeadLayer] = (),
     ) -> None:
         """`eos_token_ids`: what a sequence with `min_tokens` may not draw before it has them. `part`: of the model,
         None: all of it. `channels`: to other workers, None: there are none. `columns`: of the rows between stages. `state`: the state memory of
         the program, None: no layer here keeps a state. `grammars`: makes what computes the masks of sequences with a
         grammar, asked when the first comes; None: there are none. `state_pages`: how states lie in KV blocks where they
-        are handed over.
+        are handed over. `pooling`, `head`: how texts become vectors in place of tokens.
         """
         self._program, self._backend, self._clock = program, backend, clock
         self._draws = part is None or part.last_stage
@@ -57,7 +62,8 @@ class Runner:
         self._channels, self._columns = channels or WorkerChannels(), columns
         self._state, self._state_pages = state, state_pages
         self._table = SequenceTable(block_size, eos_token_ids, has_state=state is not None)
-        self._batches = Batches(self._table)
+        self._batches = Batches(self._table, pooling)
+        self._pooler = None if pooling is None else Pooler(pooling, head)
         self._sampler = Sampler(backend, self._table)
         self._make_grammars, self._grammars = grammars, cast("GrammarMasks | None", None)
         self.waited_s = 0.0
@@ -84,6 +90,8 @@ class Runner:
         for seq in step.ends:
             if self._grammars is not None:
                 self._grammars.end(self._table.find(seq))
+            if self._pooler is not None:
+                self._pooler.end(seq)
             self._table.end(seq)
         for start in step.starts:
             self._table.start(start)
@@ -111,6 +119,9 @@ class Runner:
             if self._channels.outlet is not None:
                 self._channels.outlet.put(step.number, rows)
             return StepResult(step.number, [], [], self._clock() - begin - self.waited_s)
+        if self._pooler is not None:
+            pooled = self._pooler.take(np.asarray(rows), step.items) if self._answers else []
+            return StepResult(step.number, [], [], self._clock() - begin - self.waited_s, pooled=pooled)
         scored = score(self._backend, rows, batch, self._table)
         sampled = self._sampler.draw(rows, batch, self._grammars)
         self._batches.drawn(batch, step.items)

@@ -136,6 +136,8 @@ class PartWorker:
             state=self._state,
             grammars=self._grammar_masks,
             state_pages=self._state_pages,
+            pooling=None if loaded.model.spec.pooling is None else loaded.model.spec.pooling.rows,
+            head=loaded.model.head,
         )
 
     def _grammar_masks(self) -> GrammarMasks:

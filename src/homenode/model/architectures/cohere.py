@@ -122,7 +122,8 @@ def add_layer(ops: Ops, model: ForwardContext, index: int, x: Tensor, rotation: 
 def leave_scaled(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
     """As `leave`, logits with their factor."""
     x = leave(ops, model, x)
-    return ops.scale(x, extras_of(model.spec).logit_scale) if model.part.last_stage else x
+    has_logits = model.part.last_stage and model.spec.pooling is None
+    return ops.scale(x, extras_of(model.spec).logit_scale) if has_logits else x
 
 
 ARCHITECTURE = Architecture(

@@ -22,17 +22,17 @@ Tensors = Mapping[str, TensorEntry]
 
 def has_embedding(spec: ModelSpec, part: ModelPart, _layer: int | None) -> bool:
     """The part looks up tokens, or multiplies with the table of a tied model."""
-    return part.first_stage or (part.last_stage and spec.tie_word_embeddings)
+    return part.first_stage or (part.last_stage and spec.tie_word_embeddings and spec.pooling is None)
 
 
 def has_output(_spec: ModelSpec, part: ModelPart, _layer: int | None) -> bool:
-    """The part computes logits."""
+    """The part computes logits, or the rows that vectors are made of."""
     return part.last_stage
 
 
 def has_output_matrix(spec: ModelSpec, part: ModelPart, _layer: int | None) -> bool:
     """The part computes logits with a matrix of their own."""
-    return part.last_stage and not spec.tie_word_embeddings
+    return part.last_stage and not spec.tie_word_embeddings and spec.pooling is None
 
 
 def has_qkv_biases(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
@@ -244,8 +244,9 @@ def attended(
     sinks = model.parameters.layers[index].get("sinks")
     scale = spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale
     where = model.cache_layers[model.part.layers.first + index]
-    seen, cap, kind = window(model, index), spec.attention_softcap, spec.window_kind
-    return ops.attention(q, k, v, model.cache, where, scale, seen, cap, sinks=sinks, slopes=slopes, window_kind=kind)
+    seen, cap = window(model, index), spec.attention_softcap
+    kinds: Any = {"window_kind": spec.window_kind, "mask": spec.attention_mask}
+    return ops.attention(q, k, v, model.cache, where, scale, seen, cap, sinks=sinks, slopes=slopes, **kinds)
 
 
 def rotation_in(model: ForwardContext, index: int, rotation: Tensor) -> Tensor | None:
@@ -357,9 +358,11 @@ def leave(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
 
 
 def logits_of(ops: Ops, model: ForwardContext, h: Tensor) -> Tensor:
-    """Logits [sampled rows, vocabulary] of rows that the last norm was applied to. A tied model multiplies with its
-    embedding table.
+    """Logits [sampled rows, vocabulary] of rows that the last norm was applied to, or of a model that makes vectors these
+    rows. A tied model multiplies with its embedding table.
     """
+    if model.spec.pooling is not None:
+        return h
     part, top = model.part, model.parameters.top
     head = top["embed"] if model.spec.tie_word_embeddings else top["lm_head"]
     logits = ops.linear(h, (head,), (top.get("head_bias"),))

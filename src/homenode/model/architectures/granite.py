@@ -96,7 +96,7 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
             out = common.project_out(ops, model, inner, layer["down"], layer.get("down_bias"), None)
         x = ops.add(x, ops.scale(out, own.residual))
     x = common.leave(ops, model, x)
-    return ops.scale(x, 1.0 / own.logits) if model.part.last_stage else x
+    return ops.scale(x, 1.0 / own.logits) if model.part.last_stage and model.spec.pooling is None else x
 
 
 FIELDS = frozenset(

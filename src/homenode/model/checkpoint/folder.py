@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.architectures.registry import architecture_of
-from homenode.model.checkpoint.embedding_models import refuse_base_model, refuse_embedding_folder
 from homenode.model.checkpoint.folder_spec import folder_architecture, spec_from_config
 from homenode.model.checkpoint.folder_text import holds_text_of, text_config, text_tensors
 from homenode.model.checkpoint.output_matrix import repeats_embedding
+from homenode.model.checkpoint.pooling_files import base_model_tensors, read_pooling
 from homenode.model.checkpoint.prediction_blocks import without_prediction_layers
 from homenode.model.config.folder_config import FolderConfig
 from homenode.model.formats import limits
@@ -21,6 +22,7 @@ from homenode.model.formats.module_names import renamed_modules
 from homenode.model.formats.quantisation import QUANTISATION_FILES, quantisation_of
 from homenode.model.formats.reading import damaged, inside, is_there, quoted, read_json
 from homenode.model.formats.safetensors import read_safetensors
+from homenode.model.pooling import PoolingSpec
 from homenode.model.spec import ModelSpec, TensorEntry
 from homenode.units import format_count
 
@@ -48,7 +50,6 @@ def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[s
     for name in _JSON_FILES[1:]:
         if is_there(folder / name):
             metadata[name] = read_json(folder / name, _MOST_JSON_BYTES)
-    refuse_embedding_folder(folder)
     text = holds_text_of(config)
     if text:
         config = text_config(config, text)
@@ -58,10 +59,15 @@ def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[s
         # An architecture we do not run is the better answer to a folder we cannot read.
         _spec(folder, config, metadata, {})
         raise
+    base = limits.EMBEDDING not in tensors
+    tensors = base_model_tensors(tensors)
     spec = _spec(folder, config, metadata, tensors)
-    refuse_base_model(folder, tensors)
     limits.check_embedding(spec, tensors, folder)
-    return spec, architecture_of(spec.architecture).folder.convert(tensors, spec), metadata
+    pooling, head = read_pooling(folder, spec.hidden_size)
+    if pooling is None and spec.pooling is None and base:
+        pooling = PoolingSpec("last", spec.hidden_size)  # nothing here makes text of its vectors
+    spec = replace(spec, pooling=pooling or spec.pooling)
+    return spec, architecture_of(spec.architecture).folder.convert(tensors, spec) | head, metadata
 
 
 def spec_without_weights(folder: Path) -> ModelSpec | None:
@@ -71,7 +77,6 @@ def spec_without_weights(folder: Path) -> ModelSpec | None:
     UnsupportedError where homenode does not run the model; CheckpointError where config.json cannot be read.
     """
     config = read_json(folder / CONFIG, _MOST_JSON_BYTES)
-    refuse_embedding_folder(folder)
     if text := holds_text_of(config):
         config = text_config(config, text)
     with suppress(CheckpointError):  # what depends on tensors is judged when they are there

@@ -28,15 +28,20 @@ def folder_architecture(fields: Fields) -> Architecture:
     """
     named = fields.texts("architectures")
     model_type = fields.text("model_type")
-    architecture = BY_CLASS.get(named[0]) if named else BY_MODEL_TYPE.get(model_type)
+    architecture = BY_CLASS.get(class_with_output(named[0])) if named else BY_MODEL_TYPE.get(model_type)
     if architecture is None:
         seen = named[0] if named else model_type or "none"
-        base = any(seen == name.replace("ForCausalLM", "Model") for name in BY_CLASS)
-        kind = " (a base model without an output for text, as embedding models are)" if base else ""
         also = f"; its model_type is {quoted(model_type)}" if named and model_type else ""
         raise UnsupportedError(
-            f"{fields.path}: architecture {quoted(seen)}{kind} is not supported; homenode runs {', '.join(BY_CLASS)}{also}",
+            f"{fields.path}: architecture {quoted(seen)} is not supported; homenode runs {', '.join(BY_CLASS)}{also}",
             architecture=seen,
             known=tuple(BY_CLASS),
         )
     return architecture
+
+
+def class_with_output(name: str) -> str:
+    """The class of a whole decoder for that of one without an output for text, as embedding models are saved; any other
+    as it is.
+    """
+    return name if name in BY_CLASS else f"{name.removesuffix('Model')}ForCausalLM" if name.endswith("Model") else name

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from homenode.errors import UnsupportedError
 from homenode.model.architectures.architecture import Architecture
 from homenode.model.architectures.registry import ARCHITECTURES, GGUF_NAMES
-from homenode.model.checkpoint.embedding_models import refuse_embedding_gguf
+from homenode.model.checkpoint.pooling_files import gguf_pooling
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_keys import refuse_active_keys, refuse_other_kinds
 from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
 from homenode.model.formats.reading import quoted
 from homenode.model.spec import ModelSpec, TensorEntry
+
+_WINDOW_LAYERS = "attention.sliding_window_pattern"
 
 
 def gguf_architecture(path: Path, metadata: Mapping[str, Any]) -> Architecture:
@@ -31,7 +34,6 @@ def gguf_architecture(path: Path, metadata: Mapping[str, Any]) -> Architecture:
             architecture=name,
             known=GGUF_NAMES,
         )
-    refuse_embedding_gguf(path, metadata, name)
     refuse_active_keys(path, metadata, name, frozenset().union(*(each.gguf.keys for each in named)))
     fields, experts = figures_of(path, metadata), num_experts(path, metadata)
     fitting = [each for each in named if each.gguf.with_or_without_experts or each.has_experts == (experts > 0)]
@@ -54,10 +56,14 @@ def spec_from_gguf(
 ) -> ModelSpec:
     """The figures of the model with these key-value pairs and `tensors` (Hugging Face names)."""
     config = GgufConfig(figures_of(path, metadata), metadata, tensors, rope_factors)
-    spec = gguf_architecture(path, metadata).gguf.read(config)
-    _check_window_layers(config, spec)
+    form = gguf_architecture(path, metadata).gguf
+    spec = form.read(config)
+    if _WINDOW_LAYERS not in form.keys:
+        _check_window_layers(config, spec)
     limits.check_spec(spec, path)
-    return spec
+    name = Fields(path, metadata).text("general.architecture")
+    pooling = gguf_pooling(path, metadata, tensors, name, spec.hidden_size)
+    return replace(spec, pooling=pooling or spec.pooling)
 
 
 def figures_of(path: Path, metadata: Mapping[str, Any]) -> Fields:
@@ -69,7 +75,7 @@ def _check_window_layers(config: GgufConfig, spec: ModelSpec) -> None:
     """UnsupportedError where the file names other layers as those with a window than the architecture has: truth
     values, or each n-th has none.
     """
-    key = "attention.sliding_window_pattern"
+    key = _WINDOW_LAYERS
     if spec.sliding_window is None:
         return
     listed = config.marked_layers(key)

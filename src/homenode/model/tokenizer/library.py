@@ -78,9 +78,9 @@ class _NamedLibrary:
         found = getattr(self._library, name)
         return partial(_call, "what it was given", found) if callable(found) else found
 
-    def encode(self, text: str, **rest: Any) -> Any:
+    def encode(self, text: str, pair: str | None = None, **rest: Any) -> Any:
         """As the library's. Raises CheckpointError when it fails on `text`."""
-        return _call("this text", self._library.encode, text, **rest)
+        return _call("this text", self._library.encode, text, pair, **rest)
 
     def decode(self, ids: Sequence[int], **rest: Any) -> Any:
         """As the library's. Raises CheckpointError when it fails on `ids`."""

@@ -32,12 +32,18 @@ _ANY_TEXT = ("a", "0", " ", ".")
 @dataclass(frozen=True)
 class SurroundingTokens:
     """Ids that the file adds before and after a text. `opens_chats`: those before go before a conversation as well
-    where the request does not say.
+    where the request does not say. `between`: ids between two texts that are read together, of files that add any
+    around such a pair.
     """
 
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     opens_chats: bool = False
+    between: tuple[int, ...] = ()
+
+    def pair(self, first: list[int], second: list[int]) -> list[int]:
+        """Two texts that were encoded without special tokens, as they are read together."""
+        return [*self.before, *first, *self.between, *second, *self.after]
 
     def chat_prompt(self, ids: list[int], add_special_tokens: bool | None) -> list[int]:
         """The prompt of a conversation that was rendered and encoded to `ids` without special tokens."""
@@ -71,5 +77,16 @@ def read_surrounding_tokens(library: Library, *, opens_chats: bool) -> Surroundi
         whole = library.encode(text, add_special_tokens=True).ids
         for at in range(len(whole) - len(bare) + 1):
             if whole[at : at + len(bare)] == bare:
-                return SurroundingTokens(tuple(whole[:at]), tuple(whole[at + len(bare) :]), opens_chats)
+                before, after = tuple(whole[:at]), tuple(whole[at + len(bare) :])
+                return SurroundingTokens(before, after, opens_chats, _between(library, text, before, bare, after))
     return SurroundingTokens()
+
+
+def _between(
+    library: Library, text: str, before: tuple[int, ...], bare: list[int], after: tuple[int, ...]
+) -> tuple[int, ...]:
+    """What stands between the two texts of a pair, each of which is `text`, with the ids `bare`."""
+    pair = library.encode(text, text, add_special_tokens=True).ids
+    begin, end = len(before) + len(bare), len(pair) - len(bare) - len(after)
+    fits = begin <= end and pair[:begin] == [*before, *bare] and pair[end:] == [*bare, *after]
+    return tuple(pair[begin:end]) if fits else ()

@@ -65,7 +65,7 @@ class Tokenizer:
         self.vocab_size = library.get_vocab_size(with_added_tokens=True)
         self.bos_token_id = self._id("bos_token")
         self.eos_token_id = self._id("eos_token")
-        self._surrounding = read_surrounding_tokens(library, opens_chats=of_gguf)
+        self.surrounding = read_surrounding_tokens(library, opens_chats=of_gguf)
         self._rule = byte_rule(library)
         self._bytes = TokenBytes(
             library, piece_bytes(library), added_are_text=self._rule is not None and not self._rule.each_byte
@@ -125,13 +125,13 @@ class Tokenizer:
 
     def chat_prompt(self, ids: list[int], add_special_tokens: bool | None = None) -> list[int]:
         """The same for a conversation that has been encoded without special tokens."""
-        return self._surrounding.chat_prompt(ids, add_special_tokens)
+        return self.surrounding.chat_prompt(ids, add_special_tokens)
 
     def encode_chat_pieces(
         self, text: str, add_special_tokens: bool | None = None, hidden: HiddenNames | None = None
     ) -> Iterator[list[int]]:
         """The ids of `encode_chat`, in pieces as those of `encode_pieces`."""
-        return self._surrounding.chat_pieces(self.encode_pieces(text, False, hidden), add_special_tokens)
+        return self.surrounding.chat_pieces(self.encode_pieces(text, False, hidden), add_special_tokens)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; bytes that form no character come out as U+FFFD. Ids outside the vocabulary give nothing."""

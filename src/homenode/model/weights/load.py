@@ -35,6 +35,7 @@ from homenode.model.weights.expert_table import expert_table, identity_of
 from homenode.model.weights.layout import WeightLayout, plan_layout
 from homenode.model.weights.names import MatchedTensor, match_tensors
 from homenode.model.weights.packed_cache import PackedCache, sources_of
+from homenode.model.weights.pooling_head import LoadedHeadLayer, load_pooling_head
 from homenode.model.weights.read import PlaceOf, Progress, SpreadOf, read_parameters, require_tables
 
 
@@ -53,6 +54,7 @@ class LoadedModel:
     max_model_len: int  # most positions of a sequence, prompt and output together
     notes: tuple[str, ...] = ()  # of how it was loaded, worth telling an operator
     shared_bytes: int = 0  # of matrices that other engines own, and that are read where they lie
+    head: tuple[LoadedHeadLayer, ...] = ()  # what follows pooling, where it is computed here
 
     def forward(self, cache: KvCache, state: StateMemory = None) -> Callable[[Ops], Tensor]:
         """The function to compile, keys and values going to `cache`, and what layers keep besides to `state`: logits of
@@ -195,7 +197,15 @@ def load_model(
         length,
         notes,
         shared_bytes,
+        _head(checkpoint, plan.part),
     )
+
+
+def _head(checkpoint: Checkpoint, part: ModelPart) -> tuple[LoadedHeadLayer, ...]:
+    """What follows pooling, where this part gives the answers."""
+    pooling = checkpoint.spec.pooling
+    here = pooling is not None and part.last_stage and part.rank == 0
+    return load_pooling_head(checkpoint, pooling) if pooling is not None and here else ()
 
 
 def _place(shared: SharedExperts | None, spread_of: SpreadOf, name: str) -> MatrixPlacement:

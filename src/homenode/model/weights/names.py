@@ -11,6 +11,7 @@ from homenode.dtypes import BY_NAME
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.architectures.architecture import Architecture
 from homenode.model.architectures.parameters import ExpectedTensor, expected_tensors
+from homenode.model.formats import limits
 from homenode.model.formats.fallback_decode import iter_decoded_rows
 from homenode.model.part import ModelPart
 from homenode.model.spec import Checkpoint, TensorEntry
@@ -123,12 +124,16 @@ def _check(checkpoint: Checkpoint, match: MatchedTensor) -> None:
 
 def _ignored(architecture: Architecture, checkpoint: Checkpoint, used: set[str]) -> tuple[str, ...]:
     """Names of known harmless leftovers; CheckpointError for any other tensor the model would not use."""
-    extra = [name for name in checkpoint.tensors if name not in used]
-    tied_head = {"lm_head.weight"} if checkpoint.spec.tie_word_embeddings else set()
+    pooling = checkpoint.spec.pooling
+    head = frozenset[str]() if pooling is None else pooling.tensors
+    extra = [name for name in checkpoint.tensors if name not in used and name not in head]
+    without_output = checkpoint.spec.tie_word_embeddings or pooling is not None
     unknown = [
         name
         for name in extra
-        if name not in tied_head and not _HARMLESS.fullmatch(name) and not _adds_nothing(checkpoint, name)
+        if not (without_output and name == limits.OUTPUT)
+        and not _HARMLESS.fullmatch(name)
+        and not _adds_nothing(checkpoint, name)
     ]
     if unknown:
         raise CheckpointError(

@@ -44,10 +44,35 @@ def texts_memory(prompts: Sequence[str | list[int]]) -> int:
     return sum(memory_of(prompt) for prompt in prompts if isinstance(prompt, str))
 
 
+def split_prompts(prompt: str | list[str | int | list[int]], param: str) -> list[str | list[int]]:
+    """The prompts in the four forms of the field `param`: a text, token ids, or a list of either. Raises ApiError 400 for
+    an empty or mixed list.
+    """
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = set(map(type, prompt))
+    if not prompt:
+        text = f"`{param}` is an empty list; give a text, token ids or a list of either"
+        raise ApiError(400, text, param=param, code="invalid_value")
+    if kinds == {int}:
+        return [prompt]  # type: ignore[list-item]
+    if kinds in ({str}, {list}):
+        return prompt  # type: ignore[return-value]
+    text = f"`{param}` mixes kinds; its entries must be all texts, all token ids or all lists of token ids"
+    raise ApiError(400, text, param=param, code="invalid_value")
+
+
 async def encode_prompts(
-    state: ServerState, prompts: Sequence[str | list[int]], param: str, *, add_special_tokens: bool, n: int
+    state: ServerState,
+    prompts: Sequence[str | list[int]],
+    param: str,
+    *,
+    add_special_tokens: bool,
+    n: int,
+    most: int | None = None,
 ) -> list[EncodedPrompt]:
-    """Several prompts, given as texts or token ids in the field `param`, each of which is answered `n` times.
+    """Several prompts, given as texts or token ids in the field `param`, each of which is answered `n` times. `most`:
+    tokens, special ones among them, that are kept of the beginning of each; None: all, which then have to fit.
 
     The caller has reserved `texts_memory` of them. Raises ApiError 400, naming the prompt, for one that does not fit.
     """
@@ -57,20 +82,21 @@ async def encode_prompts(
         if number % _PROMPTS_AT_ONCE == 0:
             await asyncio.sleep(0)  # others get a turn
         name = param if len(prompts) == 1 else f"{param}[{number}]"
-        encoded.append(await _encode_prompt(state, prompt, name, add_special_tokens, inline=inline))
+        encoded.append(await _encode_prompt(state, prompt, name, add_special_tokens, most, inline=inline))
         tokens += len(encoded[-1].ids) * n
         check_prompt_tokens(tokens)
     return encoded
 
 
 async def _encode_prompt(
-    state: ServerState, prompt: str | list[int], param: str, add_special_tokens: bool, *, inline: bool
+    state: ServerState, prompt: str | list[int], param: str, add_special_tokens: bool, most: int | None, *, inline: bool
 ) -> EncodedPrompt:
     """`inline`: at once, as it is short."""
     if isinstance(prompt, str):
-        ids = await fitting_ids(state, PromptText(prompt), param, add_special_tokens, inline=inline)
+        ids = await fitting_ids(state, PromptText(prompt), param, add_special_tokens, inline=inline, most=most)
         check_prompt(state, ids, param)
         return EncodedPrompt(ids, prompt)
+    prompt = prompt[:most]
     check_prompt(state, prompt, param)
     check_token_ids(state, prompt, param)
     return EncodedPrompt(prompt)
@@ -138,29 +164,49 @@ async def chat_text(
 
 
 async def fitting_ids(
-    state: ServerState, prompt: PromptText, param: str, add_special_tokens: bool, *, inline: bool = False
+    state: ServerState,
+    prompt: PromptText,
+    param: str,
+    add_special_tokens: bool,
+    *,
+    inline: bool = False,
+    most: int | None = None,
 ) -> list[int]:
     """Token ids of a text that fits the context. Raises ApiError 400 for another one as early as that is known.
 
-    `inline`: it is short, so that it is encoded at once.
+    `inline`: it is short, so that it is encoded at once. `most`: see `encode_prompts`.
     """
     text, hidden = prompt
+    behind = state.tokenizer.surrounding.after if add_special_tokens and most is not None else ()
     if hidden is None or not hidden.any:
         if inline:
-            return state.tokenizer.encode(text, add_special_tokens)
-        if (
+            return _beginning(state.tokenizer.encode(text, add_special_tokens), most, behind)
+        if most is None and (
             fewest := await state.text_work.run(lambda: state.tokenizer.fewest_tokens(text))
-        ) >= state.ready.max_model_len:
+        ) > most_prompt_tokens(state):
             raise _too_long(state, param, f"at least {format_count(fewest, 'token')}")
-    most = state.ready.max_model_len
     ids: list[int] = []
     encoded = state.tokenizer.encode_pieces(text, add_special_tokens, hidden)
     async with aclosing(state.text_work.each(encoded)) as pieces:
         async for piece in pieces:
-            if piece and len(ids) >= most:
+            if most is not None and len(ids) > most:
+                break
+            if most is None and piece and len(ids) > most_prompt_tokens(state):
                 raise _too_long(state, param, f"at least {format_count(len(ids), 'token')}")
             ids += piece
-    return ids
+    return _beginning(ids, most, behind)
+
+
+def _beginning(ids: list[int], most: int | None, behind: Sequence[int]) -> list[int]:
+    """The first `most` ids, the last of which are those that stand behind every text."""
+    if most is None or len(ids) <= most:
+        return ids
+    return [*ids[: max(0, most - len(behind))], *behind][:most]
+
+
+def most_prompt_tokens(state: ServerState) -> int:
+    """Tokens of the longest prompt: where text is generated, there is room for one more."""
+    return state.ready.max_model_len - (state.ready.pooling is None)
 
 
 def check_token_ids(state: ServerState, ids: list[int], param: str) -> None:
@@ -184,7 +230,7 @@ def check_prompt(state: ServerState, ids: list[int], param: str) -> None:
             param=param,
             code="invalid_value",
         )
-    if len(ids) >= state.ready.max_model_len:
+    if len(ids) > most_prompt_tokens(state):
         raise _too_long(state, param, format_count(len(ids), "token"))
 
 
@@ -201,10 +247,11 @@ def check_prompt_tokens(tokens: int) -> None:
 
 
 def _too_long(state: ServerState, param: str, tokens: str) -> ApiError:
+    pools = state.ready.pooling is not None
     return ApiError(
         400,
         f"`{param}` has {tokens}; the context takes {state.ready.max_model_len} (--max-model-len), "
-        "one of them for the answer",
+        + ("of which `truncate_prompt_tokens` takes the beginning" if pools else "one of them for the answer"),
         param=param,
         code="context_length_exceeded",
     )

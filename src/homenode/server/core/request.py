@@ -49,10 +49,14 @@ class GenerationRequest:
 
 
 def check_limits(state: ServerState, num_prompts: int, sampling: SamplingParams) -> None:
-    """Raises ApiError 400 for too many sequences and for token ids that the model does not have.
+    """Raises ApiError 400 for too many sequences, for token ids that the model does not have, and where it does not
+    generate.
 
     `begin` checks the same; APIs do so before they encode prompts, which may take long.
     """
+    if state.ready.pooling is not None:
+        text = "the served model makes vectors or scores of texts (embeddings) and does not generate; ask /v1/embeddings, /v1/score or /v1/rerank"
+        raise ApiError(400, text, param="model", code="unsupported_model")
     count, most = num_prompts * sampling.n, state.config.max_sequences_per_request
     if count > most:
         raise ApiError(

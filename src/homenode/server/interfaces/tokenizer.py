@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from homenode.engine.sequence_text import TextStream
 from homenode.model.tokenizer.fill_in_middle import FillInMiddleTokens
 from homenode.model.tokenizer.literal_text import HiddenNames
+from homenode.model.tokenizer.surrounding_tokens import SurroundingTokens
 
 
 class TokenizerLike(Protocol):
@@ -24,6 +25,9 @@ class TokenizerLike(Protocol):
 
     @property
     def has_chat_template(self) -> bool: ...
+
+    @property
+    def surrounding(self) -> SurroundingTokens: ...
 
     @property
     def bytes_are_text(self) -> bool: ...

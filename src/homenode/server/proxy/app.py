@@ -10,7 +10,10 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from homenode import __version__
-from homenode.server.apis.ollama import refused
+from homenode.server.apis.ollama import embed, refused
+from homenode.server.apis.openai.embeddings import endpoint as embeddings
+from homenode.server.apis.pooling import endpoint as pooling
+from homenode.server.apis.scoring import endpoint as scoring
 from homenode.server.health import Version
 from homenode.server.http.endpoint import Endpoint, json_response
 from homenode.server.http.exchange import read_body
@@ -43,6 +46,7 @@ _FORWARDED = {
     "/api/chat": OLLAMA_CHAT,
     "/api/generate": OLLAMA_GENERATE,
 }
+_POOLING = (embeddings.API.operations, scoring.API.operations, pooling.API.operations, embed.OPERATIONS)
 _ASKED_OF_A_DECODER = (  # what a decode server tells about the model they all serve
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model:path}"),
@@ -56,6 +60,7 @@ _ASKED_OF_A_DECODER = (  # what a decode server tells about the model they all s
     ("GET", "/api/ps"),
     ("GET", "/api/version"),
     ("POST", "/api/show"),
+    *((operation.method.upper(), operation.path) for api in _POOLING for operation in api),
     *((operation.method.upper(), operation.path) for operation in refused.OPERATIONS),
 )
 _OF_A_STORED_RESPONSE = (  # what the decode server answers that keeps it

@@ -16,6 +16,7 @@ from homenode.server.apis.anthropic.request import HINTS, MessagesCountRequest, 
 from homenode.server.core.answer import respond_conversation
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.conversation import ConversationRequest, begin_conversation, conversation_text
+from homenode.server.core.pooling import generates
 from homenode.server.core.prompts import encode_chat_text
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
@@ -76,6 +77,7 @@ API = Api(
             streams=MESSAGES_EVENTS,
             failures=POST_FAILURES,
             admits=True,
+            documented=generates,
         ),
         Operation(
             path="/v1/messages/count_tokens",
@@ -86,6 +88,7 @@ API = Api(
             body=MessagesCountRequest,
             failures=POST_FAILURES,
             admits=True,
+            documented=generates,
         ),
     ),
     tighten=tighten,

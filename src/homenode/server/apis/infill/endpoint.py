@@ -18,6 +18,7 @@ from homenode.server.core.answer import told_usage
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.fill_in_middle import middle_prompt, middle_tokens_of
 from homenode.server.core.generation import Generation
+from homenode.server.core.pooling import generates
 from homenode.server.core.prompts import EncodedPrompt
 from homenode.server.core.request import GenerationRequest, begin, check_limits
 from homenode.server.core.setting_fields import given_settings
@@ -235,7 +236,7 @@ API = Api(
             streams=InfillAnswer,
             failures=POST_FAILURES,
             admits=True,
-            documented=lambda state: state.tokenizer.fill_in_middle is not None,
+            documented=lambda state: generates(state) and state.tokenizer.fill_in_middle is not None,
         ),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from homenode.server.apis.ollama import refused
+from homenode.server.apis.ollama import embed, refused
 from homenode.server.apis.ollama.answer import OllamaChatAnswer, OllamaGenerateAnswer
 from homenode.server.apis.ollama.chat import chat
 from homenode.server.apis.ollama.errors import OllamaError, ollama_error
@@ -20,6 +20,7 @@ from homenode.server.apis.ollama.models import (
 from homenode.server.apis.ollama.openapi import tighten
 from homenode.server.apis.ollama.request import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
 from homenode.server.core.api import POST_FAILURES, Api, Operation
+from homenode.server.core.pooling import generates
 from homenode.server.http.sse import LINES
 
 API = Api(
@@ -35,6 +36,7 @@ API = Api(
             stream_form=LINES,
             failures=POST_FAILURES,
             admits=True,
+            documented=generates,
         ),
         Operation(
             path="/api/generate",
@@ -47,6 +49,7 @@ API = Api(
             stream_form=LINES,
             failures=POST_FAILURES,
             admits=True,
+            documented=generates,
         ),
         Operation(
             path="/api/show",
@@ -72,6 +75,7 @@ API = Api(
             handler=version,
             answer=OllamaVersion,
         ),
+        *embed.OPERATIONS,
         *refused.OPERATIONS,
     ),
     tighten=tighten,

@@ -123,6 +123,8 @@ async def version(state: ServerState, request: Request) -> Response:
 
 def capabilities(state: ServerState) -> list[str]:
     """What the served model can do, in Ollama's words."""
+    if state.ready.pooling is not None:
+        return [] if state.ready.pooling.labels else ["embedding"]
     found = ["completion"]
     if state.tokenizer.has_chat_template:
         found.append("tools")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from homenode.server.apis.ollama.embed import OllamaEmbeddingsRequest, OllamaEmbedRequest
 from homenode.server.apis.ollama.models import capabilities
 from homenode.server.apis.ollama.names import tagged
 from homenode.server.apis.ollama.request import (
@@ -31,6 +32,11 @@ def tighten(components: dict[str, Any], state: ServerState) -> None:
     if "insert" not in capabilities(state):
         generate["suffix"] = _EMPTY
     components[OllamaMessage.__name__]["properties"]["images"] = _NONE
+    for name in (OllamaEmbedRequest.__name__, OllamaEmbeddingsRequest.__name__):
+        components[name]["properties"]["model"] = {"enum": names}
+    if state.ready.pooling is not None:
+        dimensions = components[OllamaEmbedRequest.__name__]["properties"]["dimensions"]
+        dimensions["anyOf"][0]["maximum"] = state.ready.pooling.width
     show = components[OllamaShowRequest.__name__]
     either: dict[str, Any] = {"enum": names}
     show["properties"] |= {name: {"anyOf": [either, {"type": "null"}], "default": None} for name in ("model", "name")}

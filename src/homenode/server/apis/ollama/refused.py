@@ -17,8 +17,6 @@ _REFUSED = (
     ("/api/create", "post", _FIXED),
     ("/api/copy", "post", "give the model another name with --served-model-name"),
     ("/api/delete", "delete", _FIXED),
-    ("/api/embed", "post", "embeddings are not there yet"),
-    ("/api/embeddings", "post", "embeddings are not there yet"),
 )
 
 

@@ -8,6 +8,7 @@ from homenode.server.apis.responses.openapi import tighten
 from homenode.server.apis.responses.output import ResponseObject
 from homenode.server.apis.responses.request import ResponsesRequest
 from homenode.server.core.api import POST_FAILURES, Api, Operation
+from homenode.server.core.pooling import generates
 
 _OF_STORED = (401, 404, 405, 500)
 
@@ -24,6 +25,7 @@ API = Api(
             streams=ResponsesEvent,
             failures=POST_FAILURES,
             admits=True,
+            documented=generates,
         ),
         Operation(
             path="/v1/responses/input_tokens",
@@ -34,6 +36,7 @@ API = Api(
             body=ResponsesRequest,
             failures=POST_FAILURES,
             admits=True,
+            documented=generates,
         ),
         Operation(
             path="/v1/responses/{response_id}",

@@ -33,6 +33,7 @@ from homenode.server.core.conversation import (
     conversation_grammar,
     conversation_text,
 )
+from homenode.server.core.pooling import generates
 from homenode.server.core.request import check_limits
 from homenode.server.core.state import ServerState
 from homenode.server.core.text_work import memory_of
@@ -114,6 +115,7 @@ API = Api(
             streams=ChatChunk,
             failures=POST_FAILURES,
             admits=True,
+            documented=generates,
         ),
         Operation(
             path="/apply-template",
@@ -124,6 +126,7 @@ API = Api(
             body=ChatRequest,
             failures=POST_FAILURES,
             admits=True,
+            documented=generates,
         ),
     ),
     tighten=_tighten,

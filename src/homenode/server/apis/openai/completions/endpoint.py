@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from homenode.server.apis.openai.completions.answer import CompletionFormat, TextCompletion
-from homenode.server.apis.openai.completions.request import CompletionRequest, split_prompt
+from homenode.server.apis.openai.completions.request import CompletionRequest
 from homenode.server.apis.openai.openapi import one_prompt, prompt_schema, tighten_kv_transfer, tighten_sampling
 from homenode.server.apis.openai.requests import HINTS
 from homenode.server.apis.openai.sampling import generation_request, sampling_of
@@ -20,7 +20,8 @@ from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.fill_in_middle import encode_middles, ended_by_middle
 from homenode.server.core.generation import Generation
 from homenode.server.core.grammars import grammar_of
-from homenode.server.core.prompts import encode_prompts, texts_memory
+from homenode.server.core.pooling import generates
+from homenode.server.core.prompts import encode_prompts, split_prompts, texts_memory
 from homenode.server.core.request import begin, check_limits
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
@@ -42,7 +43,7 @@ async def completions(state: ServerState, request: Request) -> Response:
 
 
 async def _begin(state: ServerState, body: CompletionRequest) -> Generation:
-    prompts = await state.text_work.run(lambda: split_prompt(body.prompt), len(body.prompt))
+    prompts = await state.text_work.run(lambda: split_prompts(body.prompt, "prompt"), len(body.prompt))
     scores = body.logprobs if body.echo else None
     if body.prompt_logprobs is not None:
         scores = max(body.prompt_logprobs, scores or 0)
@@ -99,6 +100,7 @@ API = Api(
             streams=TextCompletion,
             failures=POST_FAILURES,
             admits=True,
+            documented=generates,
         ),
     ),
     tighten=_tighten,

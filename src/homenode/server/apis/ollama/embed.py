@@ -1,0 +1,128 @@
+"""POST /api/embed and, as clients called it before, POST /api/embeddings: vectors of texts."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from homenode.server.apis.ollama.names import check_name
+from homenode.server.apis.ollama.request import HINTS, OllamaModelName
+from homenode.server.core.api import POST_FAILURES, Operation
+from homenode.server.core.pooling import (
+    PooledTexts,
+    check_texts,
+    kept_tokens,
+    makes_vectors,
+    pool_texts,
+    shown_vector,
+    vectors_of,
+)
+from homenode.server.core.prompts import encode_prompts, texts_memory
+from homenode.server.core.state import ServerState
+from homenode.server.http.decoding import decode_as
+from homenode.server.http.endpoint import json_response
+from homenode.server.http.exchange import read_json, unless_gone
+from homenode.server.http.failures import ApiError
+
+
+class OllamaEmbedRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /api/embed. `truncate`: of a text that is too long the beginning is used, unless this is false."""
+
+    model: OllamaModelName
+    input: str | list[str] = []
+    truncate: bool | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: float | str | None = None
+
+
+class OllamaEmbeddingsRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /api/embeddings."""
+
+    model: OllamaModelName
+    prompt: str = ""
+    options: dict[str, Any] | None = None
+    keep_alive: float | str | None = None
+
+
+class OllamaEmbedded(Struct, kw_only=True):
+    """Answer of /api/embed. Times are in nanoseconds."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int = 0
+    prompt_eval_count: int
+
+
+class OllamaEmbedding(Struct):
+    """Answer of /api/embeddings."""
+
+    embedding: list[float]
+
+
+_decode = decode_as(OllamaEmbedRequest, HINTS)
+_decode_older = decode_as(OllamaEmbeddingsRequest, HINTS)
+
+
+async def embed(state: ServerState, request: Request) -> Response:
+    """A vector of each text, of length 1."""
+    begin = time.monotonic_ns()
+    body = await read_json(state, request, _decode, any_type=True)
+    check_name(state, body.model)
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    pooled = _pooled(state, texts, "input", body.dimensions, truncate=body.truncate is not False)
+    found = await unless_gone(request.receive, pooled)
+    vectors = [list(shown_vector(vector, body.dimensions, normalise=True)) for vector in found.vectors]
+    taken = time.monotonic_ns() - begin
+    return json_response(
+        OllamaEmbedded(
+            model=body.model, embeddings=vectors, total_duration=taken, prompt_eval_count=found.prompt_tokens
+        )
+    )
+
+
+async def embeddings(state: ServerState, request: Request) -> Response:
+    """The vector of one text, as the model gives it."""
+    body = await read_json(state, request, _decode_older, any_type=True)
+    check_name(state, body.model)
+    texts = [body.prompt] if body.prompt else []
+    found = await unless_gone(request.receive, _pooled(state, texts, "prompt", None, truncate=True))
+    return json_response(OllamaEmbedding(list(found.vectors[0]) if found.vectors else []))
+
+
+async def _pooled(
+    state: ServerState, texts: list[str], param: str, dimensions: int | None, *, truncate: bool
+) -> PooledTexts:
+    width = vectors_of(state).width
+    if dimensions is not None and dimensions > width:
+        text = f"`dimensions` is {dimensions}; the vectors of this model have {width}"
+        raise ApiError(400, text, param="dimensions", code="invalid_value")
+    check_texts(state, len(texts), param)
+    most = kept_tokens(state, -1 if truncate else None)
+    async with state.text_work.reserve(texts_memory(texts)):
+        prompts = await encode_prompts(state, texts, param, add_special_tokens=True, n=1, most=most)
+        return await pool_texts(state, prompts)
+
+
+OPERATIONS = tuple(
+    Operation(
+        path=path,
+        method="post",
+        summary="Vectors of texts (Ollama).",
+        handler=handler,
+        answer=answer,
+        body=body,
+        failures=POST_FAILURES,
+        admits=True,
+        documented=makes_vectors,
+    )
+    for path, handler, answer, body in (
+        ("/api/embed", embed, OllamaEmbedded, OllamaEmbedRequest),
+        ("/api/embeddings", embeddings, OllamaEmbedding, OllamaEmbeddingsRequest),
+    )
+)

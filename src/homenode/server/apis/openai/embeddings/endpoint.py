@@ -1,0 +1,144 @@
+"""POST /v1/embeddings: texts, or token ids, become vectors."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from array import array
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from homenode.server.apis.openai.openapi import prompt_schema, tighten_model
+from homenode.server.apis.openai.requests import HINTS
+from homenode.server.core.api import POST_FAILURES, Api, Operation
+from homenode.server.core.generation_fields import TokenId, TokenIds
+from homenode.server.core.pooling import (
+    PooledTexts,
+    Vector,
+    check_texts,
+    kept_tokens,
+    makes_vectors,
+    pool_texts,
+    shown_vector,
+    vectors_of,
+)
+from homenode.server.core.prompts import encode_prompts, split_prompts, texts_memory
+from homenode.server.core.state import ServerState
+from homenode.server.http.decoding import decode_as
+from homenode.server.http.exchange import read_json, unless_gone
+from homenode.server.http.failures import ApiError
+
+
+class EmbeddingRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /v1/embeddings. `input`: a text, texts, token ids, or lists of token ids. `dimensions`: elements that
+    are kept of each vector. `truncate_prompt_tokens`: tokens that are kept of each text, -1 for as many as fit; without
+    it a text that is too long is refused. `normalize`: vectors have length 1, which they have unless this is false.
+    """
+
+    input: str | list[str | TokenId | TokenIds]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    user: str | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    add_special_tokens: bool | None = None
+    normalize: bool | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+
+
+class Embedding(Struct, kw_only=True):
+    """A vector: its numbers, or the base64 of them as little-endian float32."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Struct):
+    """Tokens of all texts."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Struct, kw_only=True):
+    """Answer of /v1/embeddings."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+_decode = decode_as(EmbeddingRequest, HINTS)
+
+
+async def embeddings(state: ServerState, request: Request) -> Response:
+    """A vector of each text."""
+    body = await read_json(state, request, _decode)
+    model = state.model(body.model)
+    found = await unless_gone(request.receive, _pooled(state, body))
+    answer = await state.text_work.run(lambda: _answer(body, model, found), sum(map(len, found.vectors)))
+    return Response(answer, media_type="application/json")
+
+
+async def _pooled(state: ServerState, body: EmbeddingRequest) -> PooledTexts:
+    width = vectors_of(state).width
+    if body.dimensions is not None and body.dimensions > width:
+        text = f"`dimensions` is {body.dimensions}; the vectors of this model have {width}"
+        raise ApiError(400, text, param="dimensions", code="invalid_value")
+    most = kept_tokens(state, body.truncate_prompt_tokens)
+    texts = await state.text_work.run(lambda: split_prompts(body.input, "input"), len(body.input))
+    check_texts(state, len(texts), "input")
+    special = body.add_special_tokens is not False
+    async with state.text_work.reserve(texts_memory(texts)):
+        prompts = await encode_prompts(state, texts, "input", add_special_tokens=special, n=1, most=most)
+        return await pool_texts(state, prompts, body.priority or 0)
+
+
+def _answer(body: EmbeddingRequest, model: str, found: PooledTexts) -> bytes:
+    shown = [shown_vector(v, body.dimensions, normalise=body.normalize is not False) for v in found.vectors]
+    written = as_base64 if body.encoding_format == "base64" else list
+    data = [Embedding(index=number, embedding=written(vector)) for number, vector in enumerate(shown)]
+    usage = EmbeddingUsage(found.prompt_tokens, found.prompt_tokens)
+    return msgspec.json.encode(EmbeddingList(data=data, model=model, usage=usage))
+
+
+def as_base64(vector: Vector) -> str:
+    """Its numbers as little-endian float32."""
+    if sys.byteorder == "big":
+        vector = array("f", vector)
+        vector.byteswap()
+    return base64.b64encode(vector.tobytes()).decode()
+
+
+def _tighten(components: dict[str, Any], state: ServerState) -> None:
+    schema = components[EmbeddingRequest.__name__]
+    tighten_model(schema, state)
+    begins = bool(state.tokenizer.encode(""))
+    schema["properties"]["input"] = prompt_schema(state, 0 if begins else 1)
+    if state.ready.pooling is not None:
+        schema["properties"]["dimensions"]["anyOf"][0]["maximum"] = state.ready.pooling.width
+        schema["properties"]["truncate_prompt_tokens"]["anyOf"][0]["maximum"] = state.ready.max_model_len
+
+
+API = Api(
+    operations=(
+        Operation(
+            path="/v1/embeddings",
+            method="post",
+            summary="Vectors of texts.",
+            handler=embeddings,
+            answer=EmbeddingList,
+            body=EmbeddingRequest,
+            failures=POST_FAILURES,
+            admits=True,
+            documented=makes_vectors,
+        ),
+    ),
+    tighten=_tighten,
+)

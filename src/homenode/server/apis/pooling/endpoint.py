@@ -1,0 +1,125 @@
+"""POST /pooling: what the model makes of texts, as it is: vectors that are not normalised, or scores of labels."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from homenode.server.core.api import POST_FAILURES, Api, Operation
+from homenode.server.core.pooling import (
+    PooledTexts,
+    check_texts,
+    kept_tokens,
+    pool_texts,
+    pooling_of,
+    pools,
+    shown_vector,
+)
+from homenode.server.core.prompts import encode_prompts, split_prompts, texts_memory
+from homenode.server.core.state import ServerState
+from homenode.server.http.decoding import FieldHints, decode_as
+from homenode.server.http.endpoint import json_response
+from homenode.server.http.exchange import read_json, unless_gone
+
+_Id = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class PoolingRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /pooling. `input`: a text, texts, token ids, or lists of token ids. `normalize`: vectors have
+    length 1. `truncate_prompt_tokens`: tokens that are kept of each text, -1 for as many as fit.
+    """
+
+    input: str | list[str | _Id | list[_Id]]
+    model: str | None = None
+    encoding_format: Literal["float"] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    add_special_tokens: bool | None = None
+    normalize: bool | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    user: str | None = None
+
+
+class PooledText(Struct, kw_only=True):
+    """What the model makes of one text."""
+
+    index: int
+    object: Literal["pooling"] = "pooling"
+    data: list[float]
+
+
+class PooledUsage(Struct):
+    """Tokens of all texts."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class PooledList(Struct, kw_only=True):
+    """Answer of /pooling."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[PooledText]
+    usage: PooledUsage
+
+
+_decode = decode_as(PoolingRequest, FieldHints({}, {}))
+
+
+async def pooling(state: ServerState, request: Request) -> Response:
+    """What the model makes of each text."""
+    body = await read_json(state, request, _decode)
+    model = state.model(body.model)
+    found = await unless_gone(request.receive, _pooled(state, body))
+    vectors = [shown_vector(vector, None, normalise=bool(body.normalize)) for vector in found.vectors]
+    data = [PooledText(index=number, data=list(vector)) for number, vector in enumerate(vectors)]
+    usage = PooledUsage(found.prompt_tokens, found.prompt_tokens)
+    name, created = f"pool-{secrets.token_hex(12)}", int(time.time())
+    return json_response(PooledList(id=name, created=created, model=model, data=data, usage=usage))
+
+
+async def _pooled(state: ServerState, body: PoolingRequest) -> PooledTexts:
+    pooling_of(state)
+    most = kept_tokens(state, body.truncate_prompt_tokens)
+    texts = await state.text_work.run(lambda: split_prompts(body.input, "input"), len(body.input))
+    check_texts(state, len(texts), "input")
+    special = body.add_special_tokens is not False
+    async with state.text_work.reserve(texts_memory(texts)):
+        prompts = await encode_prompts(state, texts, "input", add_special_tokens=special, n=1, most=most)
+        return await pool_texts(state, prompts, body.priority or 0)
+
+
+def _tighten(components: dict[str, Any], state: ServerState) -> None:
+    properties = components[PoolingRequest.__name__]["properties"]
+    properties["model"] = {"anyOf": [{"enum": list(state.models)}, {"type": "null"}], "default": None}
+    token = {"type": "integer", "minimum": 0, "maximum": state.ready.vocab_size - 1}
+    ids = {"type": "array", "items": token, "minItems": 1, "maxItems": state.ready.max_model_len}
+    text = {"type": "string", "minLength": 1}
+    several = ({"type": "array", "items": each, "minItems": 1} for each in (text, ids))
+    properties["input"] = {"anyOf": [text, ids, *several]}
+    properties["truncate_prompt_tokens"]["anyOf"][0]["maximum"] = state.ready.max_model_len
+
+
+API = Api(
+    operations=(
+        Operation(
+            path="/pooling",
+            method="post",
+            summary="What the model makes of texts.",
+            handler=pooling,
+            answer=PooledList,
+            body=PoolingRequest,
+            failures=POST_FAILURES,
+            admits=True,
+            documented=pools,
+        ),
+    ),
+    tighten=_tighten,
+)

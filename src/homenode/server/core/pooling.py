@@ -1,0 +1,156 @@
+"""Vectors and scores of texts: what every API asks of an engine that pools, whatever its fields are called."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from array import array
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from operator import mul
+from typing import TypeAlias
+
+from homenode.engine.messages import Output, PoolingReady
+from homenode.engine.request import Request
+from homenode.sampling import SamplingParams
+from homenode.server.core.failures import from_output
+from homenode.server.core.prompts import EncodedPrompt, check_prompt_tokens, most_prompt_tokens
+from homenode.server.core.state import ServerState
+from homenode.server.http.failures import ApiError
+from homenode.server.keys.caller import caller
+from homenode.units import format_count
+
+_PARAMS = SamplingParams(max_tokens=0)
+Vector: TypeAlias = "array[float]"
+
+
+@dataclass(frozen=True)
+class PooledTexts:
+    """One vector, or the scores, of each text, in their order, and what they took."""
+
+    vectors: list[Vector]
+    prompt_tokens: int
+    cached_tokens: int
+
+
+def pooling_of(state: ServerState) -> PoolingReady:
+    """What the engine makes of texts. Raises ApiError 400 where it generates text."""
+    pooling = state.ready.pooling
+    if pooling is None:
+        text = "the served model generates text and makes no embeddings; `homenode serve --runner pooling` has it make some"
+        raise ApiError(400, text, param="model", code="unsupported_model")
+    return pooling
+
+
+def vectors_of(state: ServerState) -> PoolingReady:
+    """What the engine makes of texts, which are vectors. Raises ApiError 400 where it is something else."""
+    pooling = pooling_of(state)
+    if pooling.labels:
+        text = "the served model scores texts and makes no embeddings; ask /v1/score or /v1/rerank"
+        raise ApiError(400, text, param="model", code="unsupported_model")
+    return pooling
+
+
+def makes_vectors(state: ServerState) -> bool:
+    """Whether the engine makes vectors of texts."""
+    return state.ready.pooling is not None and not state.ready.pooling.labels
+
+
+def pools(state: ServerState) -> bool:
+    """Whether the engine makes vectors or scores of texts."""
+    return state.ready.pooling is not None
+
+
+def generates(state: ServerState) -> bool:
+    """Whether the engine generates text."""
+    return state.ready.pooling is None
+
+
+def kept_tokens(state: ServerState, asked: int | None) -> int | None:
+    """Tokens that `truncate_prompt_tokens` keeps of each text: -1 stands for as many as fit; None: all of it. Raises
+    ApiError 400 for more than fit.
+    """
+    if asked is None:
+        return None
+    most = most_prompt_tokens(state)
+    if asked > most:
+        text = f"`truncate_prompt_tokens` is {asked}; this model takes {most} (--max-model-len)"
+        raise ApiError(400, text, param="truncate_prompt_tokens", code="invalid_value")
+    return most if asked < 0 else asked
+
+
+def check_texts(state: ServerState, count: int, param: str) -> None:
+    """Raises ApiError 400 for more texts than a request may have."""
+    if count > (most := state.config.max_sequences_per_request):
+        text = f"`{param}` has {format_count(count, 'text')}; at most {most} are taken (--max-sequences-per-request)"
+        raise ApiError(400, text, param=param, code="invalid_value")
+
+
+async def pool_texts(state: ServerState, prompts: Sequence[EncodedPrompt], priority: int = 0) -> PooledTexts:
+    """Have the engine make a vector of each text. Raises ApiError for the first that fails; none is left running then.
+
+    Of many texts as many are with the engine at a time as it computes together.
+    """
+    tokens = sum(len(prompt.ids) for prompt in prompts)
+    check_prompt_tokens(tokens)
+    caller().take_prompt(tokens)
+    turns = asyncio.Semaphore(state.ready.max_num_seqs)
+    tasks = [asyncio.create_task(_pool_text(state, prompt.ids, priority, turns)) for prompt in prompts]
+    try:
+        outputs = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    vectors = [array("f", output.pooled) for output in outputs]
+    return PooledTexts(vectors, tokens, sum(output.cached_tokens for output in outputs))
+
+
+async def _pool_text(state: ServerState, ids: list[int], priority: int, turns: asyncio.Semaphore) -> Output:
+    async with turns:
+        recorder = state.metrics.recorder()
+        request = Request(
+            id=state.next_id(),
+            prompt_ids=ids,
+            params=_PARAMS,
+            priority=priority,
+            key=caller().name,
+            arrival=recorder.arrival,
+            pools=True,
+        )
+        state.active.add(request.id)
+        try:
+            async with aclosing(state.client.submit(request)) as outputs:
+                async for output in outputs:
+                    if output.error_kind is not None or output.finish_reason in ("error", "abort"):
+                        recorder.end("error")
+                        raise from_output(output)
+                    if output.finish_reason is not None:
+                        recorder.end("stop")
+                        return output
+            raise from_output(Output(id=0, finish_reason="abort", error="the engine stopped answering"))
+        finally:
+            state.active.discard(request.id)
+            recorder.end("abort")
+
+
+def shown_vector(vector: Vector, dimensions: int | None, *, normalise: bool) -> Vector:
+    """The first `dimensions` elements, of length 1 where it is to be normalised."""
+    cut = vector[:dimensions] if dimensions is not None else vector
+    length = math.sqrt(sum(map(mul, cut, cut)))
+    return array("f", [value / length for value in cut]) if normalise and length else cut
+
+
+def cosine(first: Vector, second: Vector) -> float:
+    """Of the angle between two vectors; 0 where one has no direction."""
+    lengths = math.sqrt(sum(map(mul, first, first)) * sum(map(mul, second, second)))
+    return sum(map(mul, first, second)) / lengths if lengths else 0.0
+
+
+def sigmoid(logit: float) -> float:
+    """1 / (1 + e^-logit)."""
+    if logit < 0:
+        grown = math.exp(max(logit, -700.0))
+        return grown / (1.0 + grown)
+    return 1.0 / (1.0 + math.exp(-logit))

@@ -1,0 +1,92 @@
+"""How near two texts are: the score of a pair by a model that scores, or the cosine of the vectors of both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from homenode.server.core.pooling import check_texts, cosine, kept_tokens, pool_texts, pooling_of, sigmoid
+from homenode.server.core.prompts import (
+    EncodedPrompt,
+    PromptText,
+    check_prompt,
+    encode_prompts,
+    fitting_ids,
+    texts_memory,
+)
+from homenode.server.core.state import ServerState
+from homenode.server.core.text_work import SHORT_TEXT
+from homenode.server.http.failures import ApiError
+
+
+@dataclass(frozen=True)
+class TextsToScore:
+    """Texts in the fields `first_param` and `second_param`: one against each of several, or as many pairs.
+    `truncate`: see `kept_tokens`. `logits`: scores are as the model gives them, instead of between 0 and 1.
+    """
+
+    first: Sequence[str]
+    second: Sequence[str]
+    first_param: str
+    second_param: str
+    truncate: int | None = None
+    priority: int = 0
+    logits: bool = False
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Of each pair, and the tokens that all took."""
+
+    values: list[float]
+    prompt_tokens: int
+
+
+async def score_texts(state: ServerState, asked: TextsToScore) -> Scores:
+    """The score of each pair. Raises ApiError 400 for texts that do not fit each other or the model."""
+    pooling = pooling_of(state)
+    for texts, param in ((asked.first, asked.first_param), (asked.second, asked.second_param)):
+        if not texts:
+            raise ApiError(400, f"`{param}` is an empty list; give a text", param=param, code="invalid_value")
+        check_texts(state, len(texts), param)
+    if len(asked.first) not in (1, len(asked.second)):
+        text = f"`{asked.first_param}` has {len(asked.first)} texts and `{asked.second_param}` {len(asked.second)}; give one, or as many"
+        raise ApiError(400, text, param=asked.first_param, code="invalid_value")
+    if len(pooling.labels) > 1:
+        text = f"the served model gives a text scores of {len(pooling.labels)} labels; pairs need one that gives a pair one score"
+        raise ApiError(400, text, param="model", code="unsupported_model")
+    async with state.text_work.reserve(texts_memory([*asked.first, *asked.second])):
+        return await (_by_model(state, asked) if pooling.labels else _by_vectors(state, asked))
+
+
+async def _by_vectors(state: ServerState, asked: TextsToScore) -> Scores:
+    most = kept_tokens(state, asked.truncate)
+    prompts: list[EncodedPrompt] = []
+    for texts, param in ((asked.first, asked.first_param), (asked.second, asked.second_param)):
+        prompts += await encode_prompts(state, list(texts), param, add_special_tokens=True, n=1, most=most)
+    found = await pool_texts(state, prompts, asked.priority)
+    first, second = found.vectors[: len(asked.first)], found.vectors[len(asked.first) :]
+    pairs = zip(first * len(second) if len(first) == 1 else first, second, strict=True)
+    return Scores([cosine(one, other) for one, other in pairs], found.prompt_tokens)
+
+
+async def _by_model(state: ServerState, asked: TextsToScore) -> Scores:
+    first = await _bare_ids(state, asked.first, asked.first_param)
+    second = await _bare_ids(state, asked.second, asked.second_param)
+    most = kept_tokens(state, asked.truncate)
+    prompts = []
+    for number, (one, other) in enumerate(zip(first * len(second) if len(first) == 1 else first, second, strict=True)):
+        ids = state.tokenizer.surrounding.pair(one, other)
+        if most is not None and (over := len(ids) - most) > 0:
+            ids = state.tokenizer.surrounding.pair(one, other[: max(0, len(other) - over)])
+        check_prompt(state, ids, f"{asked.second_param}[{number}]")
+        prompts.append(EncodedPrompt(ids))
+    found = await pool_texts(state, prompts, asked.priority)
+    return Scores([v[0] if asked.logits else sigmoid(v[0]) for v in found.vectors], found.prompt_tokens)
+
+
+async def _bare_ids(state: ServerState, texts: Sequence[str], param: str) -> list[list[int]]:
+    """The ids of texts without special tokens."""
+    inline = sum(map(len, texts)) <= SHORT_TEXT
+    most = state.ready.max_model_len
+    return [await fitting_ids(state, PromptText(text), param, False, inline=inline, most=2 * most) for text in texts]
