@@ -1,4 +1,4 @@
-"""Write the table of families in docs/models.md from the architectures there are and the tests that compare them:
+"""Write the tables of docs/models.md from the architectures there are and the tests that compare them:
 `python -m tools.models_table` (a test holds the page up to date).
 """
 
@@ -11,10 +11,11 @@ from pathlib import Path
 from homenode.model.architectures.architecture import Architecture
 from homenode.model.architectures.registry import ARCHITECTURES
 from tests.checkpoints import TOYS
+from tools.model_lists import tables
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "models.md"
-BEGIN, END = "<!-- families: written by tools/models_table.py -->", "<!-- end of families -->"
+_WRITTEN = "<!-- {}: written by tools/models_table.py -->", "<!-- end of {} -->"
 _BITS = {"Q4_K_M": 4.85, "Q8_0": 8.5}  # of a weight, on average
 # By architecture: sizes that people run, as (name, billions of weights).
 SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
@@ -37,12 +38,15 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "gpt_oss": (("gpt-oss-20b", 20.9), ("gpt-oss-120b", 117)),
     "granite": (("Granite 3.3 2B", 2.5), ("8B", 8.2)),
     "llama": (("SmolLM2 135M", 0.135), ("Llama 3.2 1B", 1.2), ("3B", 3.2), ("3.1 8B", 8.0), ("3.3 70B", 70.6)),
+    "minicpm": (("MiniCPM4 0.5B", 0.43), ("MiniCPM4.1 8B", 8.2)),
+    "minicpm3": (("MiniCPM3 4B", 4.1),),
     "minimax_m2": (("MiniMax-M2, M2.1, M2.5", 229),),
     "mistral": (("Mistral 7B", 7.2), ("Nemo", 12.2), ("Small 3.1, 3.2", 23.6)),
     "mistral4": (("Mistral 4", 119),),
     "mixtral": (("Mixtral 8x7B", 46.7), ("8x22B", 141)),
     "mpt": (("MPT 7B", 6.6), ("30B", 30)),
     "nemotron": (("Minitron 4B", 4.2), ("8B", 8.3), ("Nemotron 4 340B", 341)),
+    "muse_glimmer": (("Muse Glimmer 30B", 30),),
     "olmo2": (("OLMo 2 1B", 1.5), ("7B", 7.3), ("13B", 13.7), ("32B", 32.2)),
     "phi": (("Phi 1.5", 1.4), ("Phi 2", 2.8)),
     "ernie4_5": (("ERNIE 4.5 0.3B", 0.36),),
@@ -99,6 +103,8 @@ NOTES: Mapping[str, str] = {
     "llama": "Llama 2 and 3 and models of their shape",
     "mistral": "sliding window",
     "mixtral": "GGUF files with stacked experts and older ones with a tensor for each",
+    "minicpm": "MiniCPM 1, 2, 4 and 4.1, attending to the whole context",
+    "muse_glimmer": "layers with a window have a rope, the others have none; attention with a gate",
     "phi3": "longrope: the factors for long contexts where `--max-model-len` is above the original length, else the others",
     "phimoe": "experts are weighted by sparsemixer in GGUF files, too",
     "qwen2_moe": "shared expert with its gate, layers with an MLP instead",
@@ -117,6 +123,7 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("phi", "stablelm"), ("`qk_layernorm`",)),
     "llama4": ("several experts for a token",),
     "olmoe": ("limits of q, k and v in GGUF, which keeps none",),
+    "minicpm": ("`sparse_config`",),
     "llama": ("rope scaling but linear, llama3, yarn, and dynamic up to the original context",),
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), ("GGUF files with a window within the context",)),
 }
@@ -172,11 +179,14 @@ def _names(text: str, architecture: Architecture) -> bool:
 
 
 def page() -> str:
-    """The whole page, with the table as it is now."""
+    """The whole page, with the tables as they are now."""
     text = PAGE.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    for what, written in (("families", table()), ("lists", tables())):
+        begin, end = (mark.format(what) for mark in _WRITTEN)
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        text = f"{before}{begin}\n{written}\n{end}{after}"
+    return text
 
 
 if __name__ == "__main__":

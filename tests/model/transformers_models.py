@@ -107,7 +107,19 @@ OF_FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-_OF_PICTURES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v_moe", "mistral3")
+_OF_PICTURES = (
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "glm4v_moe",
+    "mistral3",
+    "llava",
+    "internvl",
+    "idefics3",
+    "smolvlm",
+    "muse_glimmer",
+)
 _UNLISTED = {"mistral4": "Mistral4ForCausalLM"} | dict.fromkeys(_OF_PICTURES, "AutoModelForImageTextToText")
 
 

@@ -1,8 +1,9 @@
-"""The table of families in docs/models.md is what the code and the tests say now."""
+"""The tables in docs/models.md are what the code, the tests and the lists say now."""
 
 from __future__ import annotations
 
 from homenode.model.architectures.registry import ARCHITECTURES
+from tools.model_lists import read_lists
 from tools.models_table import LIMITS, NOTES, PAGE, SIZES, page
 
 
@@ -20,3 +21,17 @@ def test_every_family_has_its_line_and_is_compared() -> None:
 
 def test_notes_are_of_families_that_are_told_of() -> None:
     assert SIZES.keys() >= {*NOTES, *LIMITS}
+
+
+def test_the_lists_tell_of_every_model_once_and_by_the_registry() -> None:
+    lists = read_lists()
+    for title, models in lists.items():
+        assert len({model.name for model in models}) == len(models), title
+        cells = "\n".join(line for line in page().splitlines() if line.startswith("| "))
+        assert all(model.name in cells for model in models), title
+    curated = lists["Lemonade's curated GGUF models (August 2026)"]
+    assert len(curated) == 90
+    by_name = {model.name: model.loads for model in curated}
+    assert by_name["Qwen3-8B"] and by_name["Qwen2.5-VL-7B-Instruct"]  # the text of one that sees pictures
+    (whisper,) = (model for models in lists.values() for model in models if model.gguf == "whisper")
+    assert not whisper.loads

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from homenode.engine.config import EngineConfig
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.checkpoint.unknown import unknown_names
+from homenode.model.checkpoint.unknown import sees_more_than_text, unknown_names
 from homenode.model.weights.layout import unaffected
 
 _SHOWN = 20  # names of a list that may be long
@@ -27,11 +27,21 @@ def remarks_on_settings(config: EngineConfig) -> tuple[str, ...]:
 
 
 def remarks_on_model(config: EngineConfig) -> tuple[str, ...]:
-    """Of a located model: the fields of its configuration that homenode neither reads nor knows to be harmless."""
-    names = unknown_names(open_checkpoint(Path(str(config.model.path))))
+    """Of a located model: that only its text is served, and the fields of its configuration that homenode neither reads
+    nor knows to be harmless.
+    """
+    checkpoint = open_checkpoint(Path(str(config.model.path)))
+    names = unknown_names(checkpoint)
+    whole = sees_more_than_text(checkpoint)
+    told = (
+        (f"the model is a {whole}, of which homenode serves the text; what it sees or hears is left out",)
+        if whole
+        else ()
+    )
     if not names:
-        return ()
+        return told
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return (
+        *told,
         f"the model's configuration has fields that homenode does not know and leaves alone: {', '.join(names[:_SHOWN])}{more}",
     )

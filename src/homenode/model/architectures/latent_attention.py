@@ -35,7 +35,8 @@ class LatentHeads:
     """`plain` and `rotary`: elements of a head's query and key without and with a position; `value`: of its value.
     `latent`: elements that a token's keys and values are made of. `query_rank`: elements that its queries are made of;
     0: they are made of its row. `adjacent`: pairs that turn are neighbours. `growth`: queries are multiplied by 1 +
-    growth * ln(1 + floor(position / growth_length)).
+    growth * ln(1 + floor(position / growth_length)). `residual`: of what each half of a layer adds; `logits`: what
+    logits are divided by.
     """
 
     query_rank: int
@@ -46,6 +47,8 @@ class LatentHeads:
     adjacent: bool = True
     growth: float = 0.0
     growth_length: int = 0
+    residual: float = 1.0
+    logits: float = 1.0
 
     @property
     def row(self) -> int:
@@ -125,8 +128,8 @@ def read_folder(config: FolderConfig, name: str, defaults: Defaults, heads: Late
     return spec if spec.rope.kind != "yarn" else _with_magnitude(spec, 0.1 * (all_dimensions or 0.0))
 
 
-def read_gguf(config: GgufConfig, name: str) -> ModelSpec:
-    """The figures in a GGUF file but for the experts."""
+def read_gguf(config: GgufConfig, name: str, *, value: int | None = None) -> ModelSpec:
+    """The figures in a GGUF file but for the experts. `value`: elements of a head's value, where it does not say."""
     fields = config.fields
     # Files of before 2025-04 have the lengths of whole heads under the names of other architectures
     suffix = "_mla" if fields.has("attention.key_length_mla") else ""
@@ -137,7 +140,7 @@ def read_gguf(config: GgufConfig, name: str) -> ModelSpec:
         fields.integer("attention.kv_lora_rank", maximum=limits.MOST_HEAD_DIM - rotary),
         key - rotary,
         rotary,
-        fields.integer(f"attention.value_length{suffix}", maximum=limits.MOST_HEAD_DIM),
+        fields.integer(f"attention.value_length{suffix}", value, maximum=limits.MOST_HEAD_DIM),
     )
     spec = with_heads(config.decoder(name, head_dim=heads.row, own_scale=True, own_magnitude=True), heads)
     if growth := fields.number("attention.temperature_scale", 0.0, least=0.0):
@@ -254,9 +257,12 @@ def attend(
     scale, columns = model.spec.attention_scale, own.latent
     latents = ops.attention(query, key, None, model.cache, place, scale, value_columns=columns, chosen=chosen)
     latents = common.select_last(ops, model, index, latents)
-    if model.part.adds_residual:
+    if model.part.adds_residual and own.residual == 1.0:
         x = common.select_last(ops, model, index, x)
     inner = ops.linear_heads(latents, layer["v_b"])
+    if own.residual != 1.0:
+        out = common.project_out(ops, model, inner, layer["o"], None, None)
+        return ops.add(common.select_last(ops, model, index, x), ops.scale(out, own.residual)), chosen
     return common.project_out(ops, model, inner, layer["o"], None, x), chosen
 
 

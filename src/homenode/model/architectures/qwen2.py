@@ -18,6 +18,8 @@ PICTURE_TYPES = ("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_vl", "qwen2_5_vl")
 PICTURE_DEFAULTS = Defaults(
     max_position=32768, heads=64, kv_heads=8, bos_id=151643, eos_id=151645, norm_eps=1e-5, theta=1e6
 )
+OMNI_TYPE = "qwen2_5_omni_text"  # and that of Qwen 2.5 Omni
+OMNI_DEFAULTS = replace(PICTURE_DEFAULTS, heads=28, kv_heads=4, norm_eps=1e-6)
 WINDOW_FIELDS = frozenset(("sliding_window", "use_sliding_window", "max_window_layers"))
 PARAMETERS = (*common.EMBEDDING_AND_HEAD, *common.ATTENTION, *common.QKV_BIASES, *common.GATED_MLP)
 
@@ -40,7 +42,8 @@ def with_upper_window(config: FolderConfig, spec: ModelSpec) -> ModelSpec:
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
     config.refuse_activation("hidden_act", "silu")
-    defaults = PICTURE_DEFAULTS if config.fields.text("model_type") in PICTURE_TYPES else DEFAULTS
+    kind = config.fields.text("model_type")
+    defaults = OMNI_DEFAULTS if kind == OMNI_TYPE else PICTURE_DEFAULTS if kind in PICTURE_TYPES else DEFAULTS
     return replace(with_upper_window(config, config.decoder(NAME, defaults)), attention_bias=True)
 
 
@@ -58,8 +61,13 @@ ARCHITECTURE = Architecture(
         read_folder,
         fields=WINDOW_FIELDS | {"hidden_act"},
         harmless={"attention_bias": "its class always has these biases, as have its tensors"},
-        model_types=PICTURE_TYPES,
-        picture_classes=("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
+        model_types=(*PICTURE_TYPES, OMNI_TYPE),
+        picture_classes=(
+            "Qwen2VLForConditionalGeneration",
+            "Qwen2_5_VLForConditionalGeneration",
+            "Qwen2_5OmniModel",
+            "Qwen2_5OmniForConditionalGeneration",
+        ),
     ),
     GgufFormat("qwen2", read_gguf, picture_names=("qwen2vl",)),
     PARAMETERS,

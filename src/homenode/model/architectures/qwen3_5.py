@@ -33,7 +33,7 @@ ARCHITECTURE = Architecture(
         fields=delta_net.FIELDS,
         harmless=delta_net.HARMLESS,
         model_types=("qwen3_5_text",),
-        picture_classes=("Qwen3_5ForConditionalGeneration",),
+        picture_classes=("Qwen3_5ForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration"),
         convert=delta_net.convert_folder,
     ),
     GgufFormat("qwen35", read_gguf, keys=delta_net.KEYS, names=delta_net.NAMES, convert=delta_net.split_tensors),

@@ -21,6 +21,8 @@ EXPERTS = ExpertDefaults(experts=128, experts_per_token=8, size=768)
 # The text of Qwen 3 VL, whose folders stack the experts: it has no window, and weights of experts add up to 1
 PICTURE_TYPE = "qwen3_vl_moe_text"
 PICTURE_DEFAULTS = Defaults(max_position=128000, heads=16, kv_heads=16, theta=500000.0)
+OMNI_TYPE = "qwen3_omni_moe_text"  # that of Qwen 3 Omni
+OMNI_DEFAULTS = Defaults(max_position=32768, heads=28, kv_heads=4, theta=1e6)
 PICTURE_EXPERTS = ExpertDefaults(experts=60, experts_per_token=4, size=1408)
 PARAMETERS = (*qwen3.PARAMETERS, *common.EXPERTS)
 
@@ -32,9 +34,10 @@ def read_folder(config: FolderConfig) -> ModelSpec:
         return _read_text_of_pictures(config)
     window = window_of(config)
     config.refuse_other_layers(window)
-    spec = config.decoder(NAME, DEFAULTS)
+    of_omni = config.fields.text("model_type") == OMNI_TYPE
+    spec = config.decoder(NAME, OMNI_DEFAULTS if of_omni else DEFAULTS)
     bias = config.fields.boolean("attention_bias", False) and config.fields.boolean("qkv_bias", True)
-    moe = read_experts(config, EXPERTS, spec.num_layers)
+    moe = read_experts(config, EXPERTS, spec.num_layers, normalise=of_omni)
     return replace(spec, attention_bias=bias, output_bias=bias, sliding_window=window, moe=moe)
 
 
@@ -74,8 +77,8 @@ ARCHITECTURE = Architecture(
             "max_window_layers": NOT_READ,
             "shared_expert_intermediate_size": "it has no shared expert",
         },
-        model_types=(PICTURE_TYPE,),
-        picture_classes=("Qwen3VLMoeForConditionalGeneration",),
+        model_types=(PICTURE_TYPE, OMNI_TYPE),
+        picture_classes=("Qwen3VLMoeForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration"),
         convert=_split_experts,
     ),
     GgufFormat("qwen3moe", read_gguf, picture_names=("qwen3vlmoe",)),

@@ -10,7 +10,7 @@ from typing import Any
 
 from homenode.errors import UnsupportedError
 from homenode.model.architectures.architecture import Architecture
-from homenode.model.architectures.registry import ARCHITECTURES
+from homenode.model.architectures.registry import ARCHITECTURES, BY_MODEL_TYPE
 from homenode.model.formats.reading import quoted
 from homenode.model.spec import TensorEntry
 
@@ -20,6 +20,14 @@ _TEXTS_OF: dict[str, list[Architecture]] = {
     for architecture in ARCHITECTURES.values()
     for name in architecture.folder.picture_classes
 }
+# Classes whose text may be of any architecture that text_config names.
+ANY_TEXT = frozenset(
+    f"{name}ForConditionalGeneration"
+    for name in (
+        "AyaVision Cohere2Vision GotOcr2 Idefics3 InternVL Lfm2Vl Llava LlavaNext LlavaNextVideo LlavaOnevision Mistral3 "
+        "SmolVLM VideoLlava VipLlava Voxtral"
+    ).split()
+)
 _TOLD_OF_THE_WHOLE = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "quantization_config")
 # What the names of its tensors begin with, and with what those of the text by itself do; the first that fits counts.
 _TEXT = {
@@ -27,10 +35,14 @@ _TEXT = {
     "language_model.lm_head.": "lm_head.",
     "model.language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
+    "model.text_model.": "model.",
+    "thinker.model.": "model.",
+    "thinker.lm_head.": "lm_head.",
 }
 _PICTURES = re.compile(
-    r"(model\.)?(vision_tower|vision_model|visual|vision_encoder|vision_embedder|embed_vision|multi_modal_projector"
-    r"|mm_projector|vision_language_adapter|patch_merger|audio_tower|audio_encoder|embed_audio)\..+"
+    r"(model\.|thinker\.)?(vision_tower|vision_model|visual|vision_encoder|vision_embedder|embed_vision|multi_modal_projector"
+    r"|mm_projector|vision_language_adapter|patch_merger|audio_tower|audio_encoder|embed_audio|connector|image_tower|video_tower|merger"
+    r"|vision_adapter|vision_projection)\..+|(model\.|language_model\.)*image_newline|(talker|token2wav|code2wav)\..+"
 )
 
 
@@ -39,8 +51,12 @@ def holds_text_of(config: dict[str, Any]) -> str | None:
     named = config.get("architectures")
     if not isinstance(named, list) or not named or not isinstance(named[0], str):
         return None
-    texts, told = _TEXTS_OF.get(named[0], []), config.get("text_config")
-    kind = told.get("model_type") if isinstance(told, dict) else None
+    texts, told = _TEXTS_OF.get(named[0], []), _told_of_text(config)
+    kind = told.get("model_type") if told is not None else None
+    if named[0] in ANY_TEXT:
+        texts = (
+            [BY_MODEL_TYPE[kind]] if isinstance(kind, str) and kind in BY_MODEL_TYPE else list(ARCHITECTURES.values())
+        )
     if kind is None and len(texts) > 1:
         raise UnsupportedError(
             f"the text of a {named[0]} may be of several architectures; config.json has to say in text_config.model_type which: {', '.join(a.name for a in texts)}"
@@ -55,11 +71,18 @@ def holds_text_of(config: dict[str, Any]) -> str | None:
 
 def text_config(config: dict[str, Any], name: str) -> dict[str, object]:
     """What config.json says of the text model, a `name`."""
-    text = config.get("text_config")
-    if not isinstance(text, dict):  # older files have all of it in the whole
+    text = _told_of_text(config)
+    if text is None:  # older files have all of it in the whole
         text = {key: value for key, value in config.items() if key != "vision_config"}
     told = {key: config[key] for key in _TOLD_OF_THE_WHOLE if key in config}
     return {**text, **told, "architectures": [name]}
+
+
+def _told_of_text(config: dict[str, Any]) -> dict[str, Any] | None:
+    """The table of the text model, in some models within that of the part that thinks; None where there is none."""
+    inner = config.get("thinker_config")
+    text = (inner if isinstance(inner, dict) else config).get("text_config")
+    return text if isinstance(text, dict) else None
 
 
 def text_tensors(tensors: dict[str, TensorEntry]) -> dict[str, TensorEntry]:

@@ -1,4 +1,6 @@
-"""What a checkpoint's configuration says that homenode neither reads nor knows to be harmless."""
+"""What of a checkpoint homenode leaves alone: what its configuration says that homenode neither reads nor knows to be
+harmless, and the parts of a model that are not for text.
+"""
 
 from __future__ import annotations
 
@@ -20,3 +22,12 @@ def unknown_names(checkpoint: Checkpoint) -> tuple[str, ...]:
         config = text_config(config, text)
     own = architecture.folder.fields | architecture.folder.harmless.keys()
     return tuple(printable(name) for name in unknown_fields(config, own))
+
+
+def sees_more_than_text(checkpoint: Checkpoint) -> str | None:
+    """The class, or the architecture in a GGUF file, of a model that sees or hears; None for one of text alone."""
+    config = checkpoint.metadata.get(CONFIG)
+    if isinstance(config, dict):
+        return str(config["architectures"][0]) if holds_text_of(config) else None
+    name = checkpoint.metadata.get("general.architecture")
+    return str(name) if name in architecture_of(checkpoint.spec.architecture).gguf.picture_names else None
