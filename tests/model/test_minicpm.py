@@ -30,13 +30,16 @@ AS_GRANITE = {
 }
 
 
+MINICPM = Case("minicpm", SCALES)  # what config.json says
+
+
 def made(folder: Path) -> Any:
     """The model as transformers has it, in a folder that says what MiniCPM says."""
     with quiet_and_on_one_thread():
         theirs = make_model("granite", AS_GRANITE, folder)
     config = {key: v for key, v in json.loads((folder / "config.json").read_text()).items() if key not in AS_GRANITE}
-    named = {"architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm"}
-    (folder / "config.json").write_text(json.dumps(config | named | SCALES))
+    named = {"architectures": ["MiniCPMForCausalLM"], "model_type": MINICPM.kind}
+    (folder / "config.json").write_text(json.dumps(config | named | dict(MINICPM.changes)))
     return theirs
 
 

@@ -1,4 +1,4 @@
-"""Models that see pictures, of which the text is served: folders beside transformers, and what GGUF files call them."""
+"""Models that see pictures or hear, whose text may be of any family, beside transformers."""
 
 from __future__ import annotations
 

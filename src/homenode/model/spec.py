@@ -152,7 +152,9 @@ class ModelSpec:
     attention_softcap: float | None = None  # of scores; None: no cap
     logits_softcap: float | None = None
     bos_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] = ()  # by number; model.tokenizer.stop_tokens has what ends an answer besides
+    eos_token_ids: tuple[
+        int, ...
+    ] = ()  # by number; model.tokenizer.vocabularies.stop_tokens has what ends an answer besides
     storage: str = "F32"  # the DType most weight bytes are in
     generation: dict[str, float | int] = field(default_factory=dict)  # temperature, top_p... of generation_config.json
     own: object = None  # figures that no other architecture has, of a class in its file

@@ -14,8 +14,8 @@ from typing import Any
 from tokenizers import Tokenizer as Library
 
 from homenode.errors import CheckpointError
-from homenode.model.tokenizer.stop_tokens import token_text
-from homenode.model.tokenizer.token_bytes import placeholder
+from homenode.model.tokenizer.vocabularies.stop_tokens import token_text
+from homenode.model.tokenizer.vocabularies.token_bytes import placeholder
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _ROLES = (

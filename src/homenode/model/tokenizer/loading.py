@@ -14,11 +14,15 @@ from homenode.model.formats.reading import is_there, read_json, read_text
 from homenode.model.sandbox.renderer import DEFAULT_TIMEOUT_S, TemplateRenderer
 from homenode.model.tokenizer.added_tokens import missing_tokens, with_tokens
 from homenode.model.tokenizer.fill_in_middle import GGUF_ROLES
-from homenode.model.tokenizer.library import library_from_json, named_faults
-from homenode.model.tokenizer.stop_tokens import VocabularyNames, stop_tokens_of_folder, stop_tokens_of_gguf
 from homenode.model.tokenizer.tokenizer import Tokenizer
 from homenode.model.tokenizer.trial_run import TokenizerTrial, is_usable
 from homenode.model.tokenizer.vocabularies.gguf_vocab import tokenizer_from_gguf
+from homenode.model.tokenizer.vocabularies.library import library_from_json, named_faults
+from homenode.model.tokenizer.vocabularies.stop_tokens import (
+    VocabularyNames,
+    stop_tokens_of_folder,
+    stop_tokens_of_gguf,
+)
 
 _LARGEST_FILE = 256 * 2**20
 # What tokenizer_config.json calls a role, and what keys of GGUF files do.

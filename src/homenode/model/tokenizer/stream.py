@@ -10,7 +10,7 @@ import codecs
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from homenode.model.tokenizer.token_bytes import ByteRule, TokenBytes
+from homenode.model.tokenizer.vocabularies.token_bytes import ByteRule, TokenBytes
 
 _REPLACEMENT = "�"
 _ESCAPED = re.compile("[\udc80-\udcff]")  # what Python's surrogateescape makes of a byte that is part of no character

@@ -12,16 +12,16 @@ from homenode.errors import UserError
 from homenode.model.sandbox.renderer import TemplateRenderer
 from homenode.model.tokenizer.chat import ChatTemplate
 from homenode.model.tokenizer.fill_in_middle import ROLES, FillInMiddleTokens, fill_in_middle_tokens
-from homenode.model.tokenizer.library import with_named_faults
 from homenode.model.tokenizer.literal_text import HiddenNames, LiteralEncoder
 from homenode.model.tokenizer.pieces import PieceEncoder
-from homenode.model.tokenizer.stop_tokens import VocabularyNames, token_text
 from homenode.model.tokenizer.stream import ByteStream, WindowStream
 from homenode.model.tokenizer.surrounding_tokens import read_surrounding_tokens
 from homenode.model.tokenizer.template_traits import TemplateTraits, read_traits
 from homenode.model.tokenizer.token_bound import TokenBound
-from homenode.model.tokenizer.token_bytes import TokenBytes, byte_rule, piece_bytes
 from homenode.model.tokenizer.vocabularies.gguf_vocab import make_special
+from homenode.model.tokenizer.vocabularies.library import with_named_faults
+from homenode.model.tokenizer.vocabularies.stop_tokens import VocabularyNames, token_text
+from homenode.model.tokenizer.vocabularies.token_bytes import TokenBytes, byte_rule, piece_bytes
 
 _SHORT_TEXT = 8192  # characters, or tokens; the library keeps the interpreter's lock meanwhile, for milliseconds
 _SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")

@@ -16,9 +16,9 @@ from typing import Any
 from homenode.errors import CheckpointError, UserError
 from homenode.model.sandbox.frames import FrameStream, encode
 from homenode.model.sandbox.limits import allow_cpu, confine
-from homenode.model.tokenizer.library import named_faults
 from homenode.model.tokenizer.loading import load_untried, vocabulary_file
 from homenode.model.tokenizer.tokenizer import Tokenizer
+from homenode.model.tokenizer.vocabularies.library import named_faults
 from homenode.units import format_count
 
 # An engine loads its weights meanwhile, with as many threads as there are CPUs. At 10 the trial got a fiftieth of a CPU

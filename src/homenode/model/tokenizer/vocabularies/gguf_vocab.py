@@ -14,11 +14,11 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, processors
 
 from homenode.errors import CheckpointError, UnsupportedError, UserError
-from homenode.model.tokenizer.library import library_from_json
-from homenode.model.tokenizer.stop_tokens import VocabularyNames, known_stop_tokens
 from homenode.model.tokenizer.vocabularies import sentencepiece, word_pieces
 from homenode.model.tokenizer.vocabularies.byte_pairs import byte_pair_tokenizer
+from homenode.model.tokenizer.vocabularies.library import library_from_json
 from homenode.model.tokenizer.vocabularies.pretokenizers import pre_tokenizer
+from homenode.model.tokenizer.vocabularies.stop_tokens import VocabularyNames, known_stop_tokens
 from homenode.model.tokenizer.vocabularies.stored import CONTROL, UNKNOWN, USER_DEFINED, StoredVocabulary
 
 _PHI3 = re.compile(r"phi[-_ ]?3")
@@ -26,7 +26,7 @@ _KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class VocabularySurroundings:
     """Tokens around a text, None for none. Of two texts each has `after` behind it, and `between` is in the middle
     besides; the tokens of the second one are of type `second_type`.
     """
@@ -66,29 +66,29 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def _gpt2(stored: StoredVocabulary) -> tuple[Tokenizer, Surroundings]:
+def _gpt2(stored: StoredVocabulary) -> tuple[Tokenizer, VocabularySurroundings]:
     cut = pre_tokenizer(str(stored.metadata.get("tokenizer.ggml.pre") or "default"), stored.architecture)
     begins, ends = stored.says("add_bos_token", cut.begins_with_bos), stored.says("add_eos_token", cut.ends_with_eos)
     around = _bos_and_eos(stored, begins, ends, stored.says("add_sep_token", cut.ends_with_eos))
     return byte_pair_tokenizer(stored, cut), around
 
 
-def _whitespace(stored: StoredVocabulary) -> tuple[Tokenizer, Surroundings]:
+def _whitespace(stored: StoredVocabulary) -> tuple[Tokenizer, VocabularySurroundings]:
     around = _bos_and_eos(stored, stored.says("add_bos_token", True), stored.says("add_eos_token", True), True)
     return byte_pair_tokenizer(stored, pre_tokenizer("whitespace")), around
 
 
-def _gemma4(stored: StoredVocabulary) -> tuple[Tokenizer, Surroundings]:
+def _gemma4(stored: StoredVocabulary) -> tuple[Tokenizer, VocabularySurroundings]:
     around = _bos_and_eos(stored, True, stored.says("add_eos_token", False), False)  # early files deny BOS
     return byte_pair_tokenizer(stored, pre_tokenizer("gemma4")), around
 
 
-def _llama(stored: StoredVocabulary) -> tuple[Tokenizer, Surroundings]:
+def _llama(stored: StoredVocabulary) -> tuple[Tokenizer, VocabularySurroundings]:
     begins, ends = stored.says("add_bos_token", True), stored.says("add_eos_token", False)
     return sentencepiece.byte_pair_tokenizer_of_scores(stored), _bos_and_eos(stored, begins, ends, False)
 
 
-def _t5(stored: StoredVocabulary) -> tuple[Tokenizer, Surroundings]:
+def _t5(stored: StoredVocabulary) -> tuple[Tokenizer, VocabularySurroundings]:
     """Those of encoders surround a text as XLM-RoBERTa does."""
     of_encoder = stored.architecture not in sentencepiece.T5
     begins, ends = stored.says("add_bos_token", of_encoder), stored.says("add_eos_token", True)
@@ -96,13 +96,13 @@ def _t5(stored: StoredVocabulary) -> tuple[Tokenizer, Surroundings]:
     return sentencepiece.unigram_tokenizer(stored), around
 
 
-def _bert(stored: StoredVocabulary) -> tuple[Tokenizer, Surroundings]:
+def _bert(stored: StoredVocabulary) -> tuple[Tokenizer, VocabularySurroundings]:
     before = stored.token_of("cls", "bos") or word_pieces.CLS
     after = stored.token_of("seperator", "eos") or word_pieces.SEP  # the format's own spelling
-    return word_pieces.word_piece_tokenizer(stored), Surroundings(before, after, second_type=1)
+    return word_pieces.word_piece_tokenizer(stored), VocabularySurroundings(before, after, second_type=1)
 
 
-_KINDS: dict[str, Callable[[StoredVocabulary], tuple[Tokenizer, Surroundings]]] = {
+_KINDS: dict[str, Callable[[StoredVocabulary], tuple[Tokenizer, VocabularySurroundings]]] = {
     "gpt2": _gpt2,
     "llama": _llama,
     "gemma4": _gemma4,
@@ -119,10 +119,10 @@ _REFUSED = {
 }
 
 
-def _bos_and_eos(stored: StoredVocabulary, begins: bool, ends: bool, separated: bool) -> Surroundings:
+def _bos_and_eos(stored: StoredVocabulary, begins: bool, ends: bool, separated: bool) -> VocabularySurroundings:
     before = stored.token_of("bos", "cls") if begins else None
     after = stored.token_of("eos", "seperator") if ends else None
-    return Surroundings(before, after, stored.token_of("seperator", "eos") if separated else None)
+    return VocabularySurroundings(before, after, stored.token_of("seperator", "eos") if separated else None)
 
 
 def _add_special(tokenizer: Tokenizer, stored: StoredVocabulary) -> None:
@@ -166,7 +166,7 @@ def make_special(tokenizer: Tokenizer, names: Iterable[str]) -> None:
     tokenizer.add_special_tokens(added)
 
 
-def surround(tokenizer: Tokenizer, around: Surroundings) -> None:
+def surround(tokenizer: Tokenizer, around: VocabularySurroundings) -> None:
     """Make `tokenizer` put these tokens around a text, or two, when special tokens are asked for."""
     named = dict.fromkeys(t for t in (around.before, around.after, around.between) if t)
     ids = [(t, tokenizer.token_to_id(t)) for t in named]

@@ -12,9 +12,9 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from homenode.errors import CheckpointError
-from homenode.model.tokenizer.token_bytes import placeholder
 from homenode.model.tokenizer.vocabularies.scored_merges import scored_merges
 from homenode.model.tokenizer.vocabularies.stored import NORMAL, SPACE, UNKNOWN, StoredVocabulary
+from homenode.model.tokenizer.vocabularies.token_bytes import placeholder
 
 _CHARSMAP = "tokenizer.ggml.precompiled_charsmap"
 _BYTE, _UNUSED = 6, 5

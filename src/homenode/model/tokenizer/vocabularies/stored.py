@@ -9,7 +9,7 @@ from typing import Any
 
 from homenode.errors import CheckpointError
 from homenode.model.formats.gguf_token_ids import token_id_of
-from homenode.model.tokenizer.token_bytes import placeholder
+from homenode.model.tokenizer.vocabularies.token_bytes import placeholder
 from homenode.units import format_count
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # types of tokens; 5 is unused, 6 a byte
