@@ -24,11 +24,11 @@ QUICK = ("is_causal", "tie_word_embeddings", "rms_norm_eps", "rope_scaling", "la
          "final_logit_softcapping", "attn_logit_softcapping", "hidden_act", "num_key_value_heads")  # fmt: skip
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES.keys() - {"minicpm"}))  # of which there is no class
 def test_the_fields_of_the_classes_are_in_the_tables(architecture: str) -> None:
     from transformers import AutoConfig
 
-    wrapped = ("gemma3", "gemma4", "llama4", "qwen3_5", "qwen3_5_moe")
+    wrapped = ("gemma3", "gemma4", "llama4", "muse_glimmer", "qwen3_5", "qwen3_5_moe")
     kind = f"{architecture}_text" if architecture in wrapped else architecture
     own = ARCHITECTURES[architecture].folder
     assert unknown_fields(AutoConfig.for_model(kind).to_dict(), own.fields | own.harmless.keys()) == ()

@@ -20,6 +20,7 @@ from homenode.model.architectures.latent_attention import LatentHeads, with_head
 from homenode.model.architectures.layer_norm_decoder import BlockStyle
 from homenode.model.architectures.llama4 import Llama4Extras
 from homenode.model.architectures.ministral3 import QueryGrowth
+from homenode.model.architectures.muse_glimmer import GatedCappedBlock
 from homenode.model.architectures.olmoe import ProjectionLimit
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import architecture_of
@@ -57,6 +58,7 @@ LATENTS = {
 }
 LATENTS |= dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), LATENTS["deepseek_v3"])
 LATENTS["mistral4"] = replace(LATENTS["deepseek_v3"], growth=0.4, growth_length=8)
+LATENTS["minicpm3"] = replace(LATENTS["deepseek_v3"], adjacent=False, residual=0.6, logits=2.0)
 INDEXERS = {
     "deepseek_v32": IndexerSpec(heads=3, width=12, chosen=9, layers=(), adjacent=False),
     "glm_moe_dsa": IndexerSpec(heads=5, width=10, chosen=14, layers=(), adjacent=True),
@@ -87,6 +89,7 @@ WINDOWED: dict[str, dict[str, Any]] = {
     "afmoe": _PLACED,
     "llama4": {**_PLACED, "window_kind": "chunked"},
     "cohere2": _WINDOWED,
+    "muse_glimmer": _WINDOWED | {"logits_softcap": 9.0},
     "gpt2": {"dimensions": {"positions": 256}},
 }
 # Of all layers but the last: key heads and value heads, their widths, and tokens that a convolution looks back.
@@ -121,7 +124,8 @@ OWN: dict[str, object] = {
     **dict.fromkeys(("olmo", "olmoe"), ProjectionLimit(0.7)),
     "arcee": BlockStyle("relu2"),
     "gemma4": Gemma4Extras(8, True),
-    "granite": Multipliers(residual=0.5, logits=2.0),
+    **dict.fromkeys(("granite", "minicpm"), Multipliers(residual=0.5, logits=2.0)),
+    "muse_glimmer": GatedCappedBlock(0.4, 1e-3, True, (True, False, True)),
     "glm4_moe": HeadNorms(True),
 }
 

@@ -8,6 +8,7 @@ import math
 from dataclasses import replace
 
 from homenode.compute.ops import Ops, Tensor
+from homenode.errors import UnsupportedError
 from homenode.model.architectures import common, latent_attention
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.latent_attention import LatentHeads, heads_of
@@ -26,6 +27,8 @@ PARAMETERS = (*common.EMBEDDING_AND_HEAD, *latent_attention.PARAMETERS, *common.
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
     fields = config.fields
+    if fields.boolean("mlp_bias", False):
+        raise UnsupportedError(f"{config.path}: mlp_bias true is not supported in {NAME}; homenode wants false")
     heads = replace(HEADS, value=_value_width(fields.integer("hidden_size"), fields.integer("num_attention_heads", 40)))
     spec = latent_attention.read_folder(config, NAME, DEFAULTS, heads)
     scales = multipliers(config, spec, depth=DEPTH, width=WIDTH)
@@ -68,7 +71,7 @@ ARCHITECTURE = Architecture(
     FolderFormat(
         "MiniCPM3ForCausalLM",
         read_folder,
-        fields=latent_attention.FIELDS | {"scale_emb", "scale_depth", "dim_model_base"},
+        fields=latent_attention.FIELDS | {"scale_emb", "scale_depth", "dim_model_base", "mlp_bias"},
         convert=latent_attention.split_folder_heads,
     ),
     GgufFormat(
