@@ -168,3 +168,23 @@ def test_a_text_that_is_complete_ends_before_what_could_not_be_completed(bound: 
     bound.draw(2, ord("a"))
     bound.step(1, 2)
     assert bound.masks.keep_ends(slots, np.array([ord(" "), ord("<")], np.int32)) == {0: END}  # the other one is free
+
+
+def test_an_end_that_moves_away_is_kept_within_reach_as_well(bound: Bound) -> None:
+    nested = Lark('start: "(" start ")" | "x"')
+    bound.start(1, nested, max_tokens=100)
+    slots, text = np.array([bound.table.slot(1)], np.intp), b""
+    while len(text) < 100:
+        found = bound.allowed(1)[0]
+        assert found is not None
+        drawn = ord("(") if ord("(") in found else min(found)
+        if drawn == END:
+            break
+        token = bound.masks.keep_ends(slots, np.array([drawn], np.int32)).get(0, drawn)
+        bound.draw(1, token)
+        text += bytes([token])
+        if len(text) == 70:  # somebody else takes it up there
+            bound.end(1)
+            bound.start(1, nested, text, max_tokens=100)
+            slots = np.array([bound.table.slot(1)], np.intp)
+    assert len(text) > 90 and text.count(b"(") == text.count(b")") > 40 and b"x" in text

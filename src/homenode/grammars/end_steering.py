@@ -20,9 +20,9 @@ _PAUSE = 8  # tokens after a search in vain, or with an end that is too far away
 _SURE = 16  # tokens beyond a known end, with which a token counts whose end was not found
 
 
-def ends_from(ends: ShortEnds, matcher: LLMatcher) -> int:
-    """Tokens of a short end from where `matcher` is; 0 where none was found."""
-    return len(ends.find(matcher, _LOOKS)[0] or ())
+def ends_from(ends: ShortEnds, matcher: LLMatcher, looks: int = _LOOKS) -> int:
+    """Tokens of a short end from where `matcher` is; 0 where none was found with so many looks."""
+    return 0 if matcher.is_accepting() else len(ends.find(matcher, looks)[0] or ())
 
 
 class EndSteering:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _KEPT = 32  # grammars whose matchers are kept at their beginning, to be copied
 _FIRST_ROWS = 8
 _MOST_THREADS = 8
+_LOOKS_AHEAD = 128  # of a search, every so many tokens before that
 _NEAR, _MOST_NEAR = 32, 1024  # tokens before the last one, and at most, from which on ends are kept within reach
 
 EndBits = tuple[tuple[int, int], ...]  # (word, bit) of each token that ends an answer besides those of the vocabulary
@@ -233,12 +234,12 @@ class GrammarMasks:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(grammar)
         bound = BoundMatcher(kept.matcher.deep_copy(), kept.near)
-        before = max(0, most - bound.near)
-        bound.matcher.consume_tokens(list(answered[:before]))
-        for index, token in enumerate(answered[before:], before):
+        for index, token in enumerate(answered):
             self._come_near(bound, most - index)
-            assert bound.steering is not None  # it is near from `before` on
-            bound.steering.follow(bound.matcher, token, most - index - 1)
+            if bound.steering is None:
+                bound.matcher.consume_token(token)
+            else:
+                bound.steering.follow(bound.matcher, token, most - index - 1)
         return bound
 
     def _at_beginning(self, grammar: str) -> BoundMatcher:
@@ -248,9 +249,18 @@ class GrammarMasks:
 
     def _come_near(self, bound: BoundMatcher, left: int) -> None:
         """Keep the end within reach from here on, where `left` tokens may still come and these are few."""
-        if bound.steering is None and left <= bound.near and not bound.matcher.is_error():
+        if bound.steering is None and not bound.matcher.is_error() and self._is_near(bound, left):
             assert self._ends is not None  # made with the first matcher
             bound.steering = EndSteering(self._ends, bound.matcher, left)
+
+    def _is_near(self, bound: BoundMatcher, left: int) -> bool:
+        """Also sooner than at the beginning was to be expected, where the end has moved away since."""
+        if left <= bound.near:
+            return True
+        assert self._ends is not None  # made with the first matcher
+        if left % _NEAR or left > _MOST_NEAR:
+            return False
+        return left <= _NEAR + 2 * ends_from(self._ends, bound.matcher, _LOOKS_AHEAD)
 
     # On the thread of the masks
 
