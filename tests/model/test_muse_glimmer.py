@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ pytest.importorskip("transformers", reason="needs transformers, which the `torch
 from homenode.compute.ops import Backend
 from homenode.errors import CheckpointError
 from homenode.model.checkpoint.index import open_checkpoint
-from tests.model.parity import Case, check_folder
+from tests.model.parity import Case, check_folder, check_stacked_gguf
 from tests.model.transformers_models import SIZES, make_model
 
 pytestmark = pytest.mark.torch
@@ -46,6 +47,22 @@ OTHER_LAYERS = {
 @pytest.mark.parametrize("changes", [{}, OTHER_LAYERS], ids=["usual-layers", "other-layers"])
 def test_a_folder_has_the_tokens_of_transformers(changes: dict[str, Any], tmp_path: Path, backend: Backend) -> None:
     check_folder(case(seed=len(changes), **changes), tmp_path, backend)
+
+
+GGUF_KEYS: dict[str, Any] = {
+    "block_count": 5, "attention.sliding_window": 9, "attention.sliding_window_pattern": [False, True, True, True, False], "logit_scale": 0.4,
+    "final_logit_softcapping": 2.0,
+}  # fmt: skip
+NORMS = {
+    f"blk.{layer}.attn_{of}_norm.weight": [value] * 16 for layer in range(5) for of, value in (("q", 2.5), ("k", 1.0))
+}
+
+
+def test_a_gguf_file_has_the_tokens_of_transformers(tmp_path: Path, backend: Backend) -> None:
+    whole = replace(
+        case(post_norm_eps=1e-8), gguf_keys=GGUF_KEYS, gguf_tensors=NORMS, gguf_name="muse-glimmer", interleaved=True
+    )
+    check_stacked_gguf(whole, tmp_path, backend)
 
 
 def test_layers_with_ropes_of_their_own_are_refused(tmp_path: Path) -> None:
