@@ -223,10 +223,10 @@ class Watched:
         if name not in ("encode", "encode_batch", "decode", "decode_batch"):
             return found
 
-        def call(given: Any, **rest: Any) -> Any:
+        def call(given: Any, *more: Any, **rest: Any) -> Any:
             before = self._ticks()
             try:
-                return found(given, **rest)
+                return found(given, *more, **rest)
             finally:
                 if len(given[0] if name.endswith("_batch") else given) > 10_000:
                     self.ran.append(self._ticks() - before)
