@@ -16,7 +16,10 @@ from homenode.model.checkpoint.folder_text import ANY_TEXT
 ROOT = Path(__file__).resolve().parent.parent
 LISTS = ROOT / "docs" / "model-lists.json"
 CLASSES = ANY_TEXT.union(
-    name for each in ARCHITECTURES.values() for name in (each.folder.class_name, *each.folder.picture_classes)
+    *(
+        (each.folder.class_name, *each.folder.older_classes, *each.folder.picture_classes)
+        for each in ARCHITECTURES.values()
+    )
 )
 
 
