@@ -19,12 +19,14 @@ _WRITTEN = "<!-- {}: written by tools/models_table.py -->", "<!-- end of {} -->"
 _BITS = {"Q4_K_M": 4.85, "Q8_0": 8.5}  # of a weight, on average
 # By architecture: sizes that people run, as (name, billions of weights).
 SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
+    "bert": (("all-MiniLM-L6", 0.023), ("bge-base", 0.11), ("bge-m3", 0.57)),
     "bloom": (("BLOOM 560M", 0.56), ("7B1", 7.1), ("176B", 176)),
     "cohere": (("Aya 23 8B", 8.0), ("Command R", 35), ("Command R+", 104)),
     "cohere2": (("Command R7B", 8.0), ("Command A", 111)),
     "deepseek_v2": (("DeepSeek V2 Lite", 15.7), ("V2", 236)),
     "deepseek_v3": (("DeepSeek V3, R1, V3.1", 671), ("Kimi K2, K2.5", 1026)),
     "deepseek_v32": (("DeepSeek V3.2", 671),),
+    "embedding_gemma": (("EmbeddingGemma", 0.31),),
     "falcon": (("Falcon RW 1B", 1.3), ("7B", 7.2), ("40B", 41.8), ("180B", 180)),
     "gemma": (("Gemma 2B", 2.5), ("7B", 8.5)),
     "gemma2": (("Gemma 2 2B", 2.6), ("9B", 9.2), ("27B", 27.2)),
@@ -44,9 +46,11 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "mistral": (("Mistral 7B", 7.2), ("Nemo", 12.2), ("Small 3.1, 3.2", 23.6)),
     "mistral4": (("Mistral 4", 119),),
     "mixtral": (("Mixtral 8x7B", 46.7), ("8x22B", 141)),
+    "modernbert": (("ModernBERT base", 0.15), ("large", 0.4)),
     "mpt": (("MPT 7B", 6.6), ("30B", 30)),
     "nemotron": (("Minitron 4B", 4.2), ("8B", 8.3), ("Nemotron 4 340B", 341)),
     "muse_glimmer": (("Muse Glimmer 30B", 30),),
+    "nomic_bert": (("nomic-embed-text 1.5", 0.14),),
     "olmo2": (("OLMo 2 1B", 1.5), ("7B", 7.3), ("13B", 13.7), ("32B", 32.2)),
     "phi": (("Phi 1.5", 1.4), ("Phi 2", 2.8)),
     "ernie4_5": (("ERNIE 4.5 0.3B", 0.36),),
@@ -86,6 +90,8 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
 # By architecture: what is worth knowing of it.
 NOTES: Mapping[str, str] = {
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), "an indexer chooses the tokens that are attended to"),
+    "bert": "RoBERTa and XLM-RoBERTa and their rerankers, too; makes [vectors](embeddings.md)",
+    **dict.fromkeys(("embedding_gemma", "modernbert", "nomic_bert"), "makes [vectors](embeddings.md)"),
     "cohere2": "every fourth layer sees the whole context, without rope",
     "deepseek_v3": "DeepSeek V3, R1 and V3.1, Kimi K2; the cache keeps latents",
     "falcon": "RW models, too, which have ALiBi",
@@ -118,6 +124,9 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
     "gemma4": ("sound",),
     "glm4": ("GGUF files of models with pictures",),
     "gpt_oss": ("other gates than `swiglu_limit` 7",),
+    "bert": ("`--backend native`", "pairs by two types of tokens"),
+    "nomic_bert": ("`--backend native`", "experts"),
+    **dict.fromkeys(("embedding_gemma", "modernbert"), ("`--backend native`",)),
     "bloom": ("`apply_residual_connection_post_layernorm`",),
     "mpt": ("models without ALiBi",),
     **dict.fromkeys(("phi", "stablelm"), ("`qk_layernorm`",)),

@@ -43,6 +43,7 @@ class Case:
     class_name: str = ""
     bound: float = BOUND
     gguf_tensors: Mapping[str, list[float]] = field(default_factory=dict)  # that are no parameter
+    gguf_joined: Mapping[str, str] = field(default_factory=dict)  # a parameter -> the one whose rows it stands before
 
 
 def _made(case: Case, folder: Path) -> Any:
@@ -103,8 +104,10 @@ def write_stacked_gguf(
         _add_key(writer, f"{name}.{key}", value)
     for parameter in model.architecture.parameters:
         for layer, owner in enumerate(model.parameters.layers if parameter.per_layer else [model.parameters.top]):
-            if parameter.key in owner:
+            if parameter.key in owner and parameter.key not in case.gguf_joined:
                 values = owner[parameter.key]
+                if first := next((key for key, behind in case.gguf_joined.items() if behind == parameter.key), None):
+                    values = np.concatenate([owner[first], values])
                 stacked = np.stack(values) if isinstance(values, list) else values
                 if case.interleaved and parameter.key in ("q", "k"):
                     stacked = interleave_heads(stacked, spec.num_heads if parameter.key == "q" else spec.num_kv_heads)

@@ -47,6 +47,7 @@ FIGURES: dict[str, Any] = {
 }  # fmt: skip
 # What single architectures want in place of that; None: nothing.
 OWN: dict[str, dict[str, Any]] = {
+    "embedding_gemma": {"use_bidirectional_attention": True},
     "gemma4": {
         "rope_theta": None, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 1, "global_head_dim": 32,
         "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64, "enable_moe_block": True, "top_k_experts": 2,

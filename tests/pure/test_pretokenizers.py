@@ -223,7 +223,6 @@ def test_an_unknown_name_is_refused_by_that_name(architecture: str) -> None:
         ("klingon", "qwen35moe", "qwen35"),
         ("klingon", "gpt-oss", "gpt-4o"),
         ("falcon-h2", "falcon-h1", "falcon"),
-        ("", "starcoder2", "starcoder"),
     ],
 )
 def test_an_unknown_name_of_a_known_family_is_cut_as_usual_there(
@@ -232,13 +231,6 @@ def test_an_unknown_name_of_a_known_family_is_cut_as_usual_there(
     with caplog.at_level(logging.WARNING):
         assert pre_tokenizer(name, architecture) == pre_tokenizer(usual)
     assert f"pre-tokenizer '{name}'" in caplog.text and f"'{usual}'" in caplog.text and "--tokenizer" in caplog.text
-
-
-@pytest.mark.parametrize("architecture", ["", "llama", "klingon"])
-def test_no_name_where_no_family_is_known_means_the_default(
-    architecture: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert pre_tokenizer("", architecture) == pre_tokenizer("default") and not caplog.text
 
 
 def test_every_family_stands_for_a_known_name() -> None:

@@ -517,7 +517,7 @@ class Ops(Protocol):
         """x, values below -limit and above limit being these; limit is above 0."""
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """x + y, of equal shapes."""
+        """x + y, of equal shapes; or y is a parameter that is a vector, which is added to every row."""
 
     def scale(self, x: Tensor, factor: float | Tensor) -> Tensor:
         """x * factor: a number, or a parameter that is a vector of one."""

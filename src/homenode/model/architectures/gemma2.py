@@ -43,7 +43,6 @@ def decoder(config: FolderConfig, name: str, defaults: Defaults, pattern: int) -
     """The figures in config.json that Gemmas have in common."""
     fields = config.fields
     config.refuse_activation("hidden_activation", GELU)
-    config.refuse_later_context("use_bidirectional_attention", False)
     spec = config.decoder(name, defaults)
 
     def all_but_each(layers: int) -> tuple[bool, ...]:
@@ -73,6 +72,7 @@ def window_layers(layers: int, pattern: int) -> tuple[bool, ...]:
 
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
+    config.refuse_later_context("use_bidirectional_attention", False)
     spec = decoder(config, NAME, DEFAULTS, PATTERN)
     attention = softcap(config, "attn_logit_softcapping", ATTENTION_SOFTCAP)
     logits = softcap(config, "final_logit_softcapping", LOGITS_SOFTCAP)

@@ -31,6 +31,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
         raise UnsupportedError(
             f"{config.path}: attn_logit_softcapping is not supported in {NAME}; homenode wants null there"
         )
+    config.refuse_later_context("use_bidirectional_attention", False)
     spec = gemma2.decoder(config, NAME, DEFAULTS, PATTERN)
     return replace(spec, logits_softcap=gemma2.softcap(config, "final_logit_softcapping", None))
 

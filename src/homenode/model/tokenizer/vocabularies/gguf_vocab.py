@@ -67,7 +67,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def _gpt2(stored: StoredVocabulary) -> tuple[Tokenizer, VocabularySurroundings]:
-    cut = pre_tokenizer(str(stored.metadata.get("tokenizer.ggml.pre") or ""), stored.architecture)
+    cut = pre_tokenizer(str(stored.metadata.get("tokenizer.ggml.pre") or "default"), stored.architecture)
     begins, ends = stored.says("add_bos_token", cut.begins_with_bos), stored.says("add_eos_token", cut.ends_with_eos)
     around = _bos_and_eos(stored, begins, ends, stored.says("add_sep_token", cut.ends_with_eos))
     return byte_pair_tokenizer(stored, cut), around

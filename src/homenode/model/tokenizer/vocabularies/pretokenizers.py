@@ -187,17 +187,14 @@ _OF_MANY_FAMILIES = ("llama", "deepseek2")  # architectures whose models have vo
 
 def pre_tokenizer(name: str, architecture: str = "") -> PreTokenizer:
     """What a `tokenizer.ggml.pre` name means. A name that is not known, but of a family that is, means what is usual
-    in that family, and a warning tells so: what it cuts otherwise becomes other tokens. So does no name, as in files
-    from before there were any, and "default" where the architecture is of no known family.
+    in that family, and a warning tells so: what it cuts otherwise becomes other tokens.
 
     Raises UnsupportedError for any other.
     """
-    usual = None if architecture in _OF_MANY_FAMILIES else _family(architecture)
-    if not name and usual is None:
-        return _BY_NAME["default"]
-    if (found := _BY_NAME.get(name)) is not None:
+    found = _BY_NAME.get(name)
+    if found is not None:
         return found
-    usual = _family(name) or usual
+    usual = _family(name) or (None if architecture in _OF_MANY_FAMILIES else _family(architecture))
     if usual is None:
         raise UnsupportedError(
             f"unknown pre-tokenizer {name!r} (tokenizer.ggml.pre); known: {', '.join(sorted(_BY_NAME))}. Give the model's Hugging Face folder "

@@ -1,0 +1,159 @@
+"""BERT, RoBERTa and XLM-RoBERTa: encoders with a table of positions, whose norms come after each sum. RoBERTa's first
+token has the row behind that of the padding token; in GGUF files the rows before are cut off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from homenode.compute.ops import Ops, Tensor
+from homenode.errors import UnsupportedError
+from homenode.model.architectures import common, encoder
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.formats import limits
+from homenode.model.formats.reading import quoted
+from homenode.model.pooling import HeadLayer, PoolingSpec
+from homenode.model.spec import ModelSpec
+
+NAME = "bert"
+DEFAULTS = Defaults(max_position=512, heads=12, vocab=30522, norm_eps=1e-12, intermediate=3072)
+PARAMETERS = (
+    encoder.EMBEDDING,
+    encoder.POSITIONS,
+    encoder.TYPES,
+    *encoder.EMBEDDING_NORM,
+    *common.PROJECTIONS,
+    *common.QKV_BIASES,
+    *common.OUTPUT_BIAS,
+    *common.GATE_UP_DOWN[1:],
+    *common.MLP_BIASES[1:],
+    *encoder.POST_NORMS,
+)
+TASKS = ("ForMaskedLM", "ForSequenceClassification")
+ROBERTAS = ("XLMRoberta", "Roberta", "Camembert")
+ROBERTA_TYPES = ("xlm-roberta", "roberta", "camembert")
+BERT_HEAD = (
+    HeadLayer("pooler.dense.weight", "pooler.dense.bias", "tanh"),
+    HeadLayer("classifier.weight", "classifier.bias"),
+)
+ROBERTA_HEAD = (
+    HeadLayer("classifier.dense.weight", "classifier.dense.bias", "tanh"),
+    HeadLayer("classifier.out_proj.weight", "classifier.out_proj.bias"),
+)
+_LAYER = "model.layers.{layer}."
+_MODULES = {
+    "embeddings.word_embeddings": "model.embed_tokens",
+    "embeddings.position_embeddings": "model.positions",
+    "embeddings.token_type_embeddings": "model.token_types",
+    "embeddings.LayerNorm": "model.embed_norm",
+    "embeddings": "embeddings",  # buffers
+    "encoder.layer.{layer}.attention.self.query": _LAYER + "self_attn.q_proj",
+    "encoder.layer.{layer}.attention.self.key": _LAYER + "self_attn.k_proj",
+    "encoder.layer.{layer}.attention.self.value": _LAYER + "self_attn.v_proj",
+    "encoder.layer.{layer}.attention.output.dense": _LAYER + "self_attn.o_proj",
+    "encoder.layer.{layer}.attention.output.LayerNorm": _LAYER + "attended_norm",
+    "encoder.layer.{layer}.intermediate.dense": _LAYER + "mlp.up_proj",
+    "encoder.layer.{layer}.output.dense": _LAYER + "mlp.down_proj",
+    "encoder.layer.{layer}.output.LayerNorm": _LAYER + "mlp_norm",
+    "pooler.dense": "pooler.dense",
+}
+
+
+def read_folder(config: FolderConfig) -> ModelSpec:
+    """The figures in config.json."""
+    fields = config.fields
+    if fields.boolean("is_decoder", False):
+        raise UnsupportedError(f"{config.path}: is_decoder true is not supported; homenode runs {NAME} as an encoder")
+    kind = fields.text("position_embedding_type", "absolute")
+    if kind != "absolute":
+        raise UnsupportedError(
+            f"{config.path}: position_embedding_type {quoted(kind)} is not supported; homenode wants 'absolute'"
+        )
+    spec = encoder.folder_figures(config, NAME, DEFAULTS)
+    named = next(iter(fields.texts("architectures")), "")
+    is_roberta = named.startswith(ROBERTAS) or (not named and fields.text("model_type") in ROBERTA_TYPES)
+    # Of RoBERTa's table the rows up to that of the padding token are no positions.
+    first = fields.integer("pad_token_id", 1, minimum=0) + 1 if is_roberta else 0
+    if first >= spec.max_position:
+        raise fields.wrong("max_position_embeddings", spec.max_position, f"a whole number above {first}")
+    types = fields.integer("type_vocab_size", 2, minimum=0, maximum=limits.MOST_HIDDEN)
+    labels = labels_of(config)
+    if labels and not is_roberta and len(labels) == 1 and types > 1:
+        raise UnsupportedError(
+            f"{config.path}: a BERT that scores pairs by two types of tokens is not supported; homenode runs rerankers of XLM-RoBERTa and ModernBERT"
+        )
+    head = ROBERTA_HEAD if is_roberta else BERT_HEAD
+    return replace(
+        _biased(spec),
+        max_position=spec.max_position - first,
+        dimensions={"positions": spec.max_position, "types": types},
+        own=encoder.EncoderStyle(config.plain_activation("hidden_act", "gelu"), first),
+        pooling=PoolingSpec("cls", len(labels), head, labels) if labels else spec.pooling,
+    )
+
+
+def _biased(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, attention_bias=True, output_bias=True, mlp_bias=True)
+
+
+def labels_of(config: FolderConfig) -> tuple[str, ...]:
+    """What a model scores whose class is one for that; of another nothing."""
+    named = config.fields.texts("architectures")
+    if not named or not named[0].endswith("ForSequenceClassification"):
+        return ()
+    table = config.fields.table("id2label")
+    return tuple(f"LABEL_{number}" for number in range(len(table.names()) if table is not None else 2))
+
+
+def read_gguf(config: GgufConfig) -> ModelSpec:
+    """The figures in a GGUF file. No text is longer than the table of positions."""
+    spec = encoder.gguf_figures(config, NAME)
+    rows = encoder.positions_in(config.tensors, spec.max_position)
+    return replace(
+        _biased(spec),
+        dimensions={"positions": rows, "types": int("model.token_types.weight" in config.tensors)},
+        max_position=min(spec.max_position, rows),
+        own=encoder.EncoderStyle(),
+    )
+
+
+def forward(ops: Ops, model: ForwardContext) -> Tensor:
+    """The step's selected rows, or the rows for the next stage."""
+    x = encoder.enter(ops, model)
+    for index in range(len(model.parameters.layers)):
+        x = encoder.post_norm_layer(ops, model, index, x, None)
+    return x
+
+
+ARCHITECTURE = Architecture(
+    NAME,
+    FolderFormat(
+        "BertModel",
+        read_folder,
+        fields=frozenset(
+            "hidden_act type_vocab_size layer_norm_eps is_decoder id2label pad_token_id position_embedding_type".split()
+        ),
+        harmless=encoder.HARMLESS,
+        model_types=ROBERTA_TYPES,
+        older_classes=(
+            "BertForPreTraining",
+            *(f"Bert{task}" for task in TASKS),
+            *(f"{front}{task}" for front in ROBERTAS for task in ("Model", *TASKS)),
+        ),
+        modules=_MODULES
+        | {f"{front}.{theirs}": ours for front in ("bert", "roberta") for theirs, ours in _MODULES.items()},
+        convert=encoder.without_unread,
+    ),
+    GgufFormat(
+        "bert",
+        read_gguf,
+        keys=encoder.GGUF_KEYS | {"token_type_count"},
+        names=encoder.GGUF_NAMES,
+        convert=encoder.without_unread,
+    ),
+    PARAMETERS,
+    forward,
+)

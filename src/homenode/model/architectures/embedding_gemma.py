@@ -1,0 +1,53 @@
+"""EmbeddingGemma: Gemma 3's layers, whose tokens see what comes behind as well, in windows both ways."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from homenode.errors import UnsupportedError
+from homenode.model.architectures import gemma2, gemma3
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.config.folder_config import FolderConfig
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.pooling import PoolingSpec
+from homenode.model.spec import ModelSpec
+
+NAME = "embedding_gemma"
+
+
+def read_folder(config: FolderConfig) -> ModelSpec:
+    """The figures in config.json."""
+    if not config.fields.boolean("use_bidirectional_attention", False):
+        raise UnsupportedError(
+            f"{config.path}: use_bidirectional_attention false is not supported for this class; homenode runs it as Gemma3ForCausalLM"
+        )
+    if config.fields.has("attn_logit_softcapping"):
+        raise UnsupportedError(f"{config.path}: attn_logit_softcapping is not supported; homenode wants null there")
+    return _both_ways(gemma2.decoder(config, NAME, gemma3.DEFAULTS, gemma3.PATTERN))
+
+
+def read_gguf(config: GgufConfig) -> ModelSpec:
+    """The figures in a GGUF file."""
+    return replace(_both_ways(gemma3.read_gguf(config)), architecture=NAME)
+
+
+def _both_ways(spec: ModelSpec) -> ModelSpec:
+    """A window is as long in all as the files say, so that a token sees half of it each way."""
+    window = None if spec.sliding_window is None else spec.sliding_window // 2 + 1
+    pooling = PoolingSpec("mean", spec.hidden_size)
+    return replace(spec, attention_mask="all", sliding_window=window, pooling=pooling, tie_word_embeddings=False)
+
+
+ARCHITECTURE = Architecture(
+    NAME,
+    FolderFormat(
+        "Gemma3TextModel",
+        read_folder,
+        fields=gemma2.FIELDS | {"rope_local_base_freq"},
+        harmless=gemma2.HARMLESS,
+        convert=gemma2.norms_plus_one,
+    ),
+    GgufFormat("gemma-embedding", read_gguf, keys=gemma3.ARCHITECTURE.gguf.keys | {"attention.causal"}),
+    gemma3.PARAMETERS,
+    gemma3.forward,
+)

@@ -1,0 +1,149 @@
+"""Pieces that encoders share: their tables of parameters, figures, and a layer whose norms come after each sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from homenode.compute.ops import Ops, PlainActivation, Tensor
+from homenode.model.architectures import common
+from homenode.model.architectures.common import Layer, layer_bias, layer_weight
+from homenode.model.architectures.parameters import ForwardContext, Parameter
+from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.formats import limits
+from homenode.model.formats.tensor_parts import slice_of
+from homenode.model.part import ModelPart
+from homenode.model.pooling import PoolingSpec
+from homenode.model.spec import ModelSpec, TensorEntry
+
+_TYPES, _TYPE = "model.token_types.weight", "model.token_type.weight"  # a table, and its first row
+EPS = {"layer_norm_eps": "rms_norm_eps"}  # what config.json has
+_GGUF_EPS = {"attention.layer_norm_epsilon": "attention.layer_norm_rms_epsilon"}
+GGUF_KEYS = frozenset(("attention.causal", "attention.layer_norm_epsilon", "classifier.pooling_type"))
+HARMLESS = {
+    **dict.fromkeys(("type_vocab_size", "vocab_type"), "a text by itself has the first type, whose row is there"),
+    **dict.fromkeys(("pad_token_id", "cls_token_id", "sep_token_id"), "the tokenizer tells them"),
+    "position_embedding_type": "the tensors tell it",
+    "attention_probs_dropout_prob": "of training only",
+    "hidden_dropout_prob": "of training only",
+    "layer_norm_eps": "read as the norms' epsilon",
+}
+# Of heads that encoders are trained with, and buffers; what a vector or score needs of them is named by `PoolingSpec`.
+_UNREAD = ("pooler.", "cls.", "lm_head.", "head.", "decoder.", "classifier.", "embeddings.position_ids")
+
+
+@dataclass(frozen=True)
+class EncoderStyle:
+    """`ModelSpec.own` of encoders. `activation`: of the MLP. `first_position`: the row of the table that the first
+    token has.
+    """
+
+    activation: PlainActivation = "gelu_erf"
+    first_position: int = 0
+
+
+def _enters(_spec: ModelSpec, part: ModelPart, _layer: int | None) -> bool:
+    return part.first_stage
+
+
+def has_types(spec: ModelSpec, part: ModelPart, _layer: int | None) -> bool:
+    """Rows of types are added to those of tokens."""
+    return part.first_stage and spec.dimensions.get("types", 0) > 0
+
+
+EMBEDDING = Parameter("embed", "model.embed_tokens.weight", ("vocabulary", "hidden"), "token_embd.weight", _enters)
+EMBEDDING_NORM = (
+    Parameter("embed_norm", "model.embed_norm.weight", ("hidden",), "token_embd_norm.weight", _enters),
+    Parameter("embed_norm_bias", "model.embed_norm.bias", ("hidden",), "token_embd_norm.bias", _enters),
+)
+POSITIONS = Parameter("positions", "model.positions.weight", ("positions", "hidden"), "position_embd.weight", _enters)
+TYPES = Parameter("types", _TYPE, ("hidden",), "token_types.weight", has_types)
+GGUF_NAMES = {"token_types.weight": _TYPES}
+POST_NORMS = tuple(
+    make(f"{key}{suffix}", key, gguf, "hidden", when=lambda *_: True)
+    for key, gguf in (("attended_norm", "attn_output_norm"), ("mlp_norm", "layer_output_norm"))
+    for make, suffix in ((layer_weight, ""), (layer_bias, "_bias"))
+)
+
+
+def folder_figures(config: FolderConfig, name: str, defaults: Defaults) -> ModelSpec:
+    """The figures in config.json that encoders have in common."""
+    return _encoder(config.respelled(EPS).decoder(name, defaults))
+
+
+def gguf_figures(config: GgufConfig, name: str) -> ModelSpec:
+    """The same in a GGUF file."""
+    if config.fields.boolean("attention.causal", False):
+        raise config.fields.wrong("attention.causal", True, "false, as this is an encoder")
+    return _encoder(config.respelled(_GGUF_EPS).decoder(name))
+
+
+def _encoder(spec: ModelSpec) -> ModelSpec:
+    return replace(
+        spec,
+        num_kv_heads=spec.num_heads,
+        attention_mask="all",
+        pooling=PoolingSpec("mean", spec.hidden_size),
+        tie_word_embeddings=False,
+        eos_token_ids=(),
+    )
+
+
+def without_unread(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+    """The tensors that an encoder needs, and of the table of types the first row."""
+    head = frozenset[str]() if spec.pooling is None else spec.pooling.tensors
+    found = {n: entry for n, entry in tensors.items() if n in head or not n.startswith(_UNREAD)}
+    if (types := found.pop(_TYPES, None)) is not None:
+        found[_TYPE] = slice_of(types, 0, _TYPE) if len(types.shape) == 2 else replace(types, name=_TYPE)
+    return found
+
+
+def positions_in(tensors: Mapping[str, TensorEntry], otherwise: int) -> int:
+    """Rows of the table of positions."""
+    table = tensors.get("model.positions.weight")
+    return table.shape[0] if table is not None and table.shape else min(otherwise, limits.MOST_POSITION)
+
+
+def normed(ops: Ops, model: ForwardContext, of: Layer, key: str, x: Tensor) -> Tensor:
+    """x through the LayerNorm `key` of a layer, or of what is outside the layers."""
+    return ops.layer_norm(x, of[key], of.get(f"{key}_bias"), model.spec.rms_norm_eps)
+
+
+def enter(ops: Ops, model: ForwardContext) -> Tensor:
+    """The rows that the first of this stage's layers begins with: of tokens, types and positions together, normed."""
+    x, top = common.enter(ops, model), model.parameters.top
+    if not model.part.first_stage:
+        return x
+    if "types" in top:
+        x = ops.add(x, top["types"])
+    if "positions" in top:
+        own = model.spec.own
+        first = own.first_position if isinstance(own, EncoderStyle) else 0
+        x = ops.add(x, ops.position_rows(top["positions"], first))
+    return normed(ops, model, top, "embed_norm", x)
+
+
+def post_norm_layer(ops: Ops, model: ForwardContext, index: int, x: Tensor, rotation: Tensor | None) -> Tensor:
+    """x after layer `index` of this stage, each half of which is normed after it was added; of the model's last layer
+    the selected rows only.
+    """
+    layer = model.parameters.layers[index]
+    qkv = common.project_qkv(ops, model, layer, x)
+    inner = common.select_last(ops, model, index, common.attended(ops, model, index, qkv, rotation))
+    x = common.select_last(ops, model, index, x)
+    x = normed(
+        ops, model, layer, "attended_norm", common.project_out(ops, model, inner, layer["o"], layer.get("o_bias"), x)
+    )
+    inner = _inner(ops, model, layer, x)
+    return normed(
+        ops, model, layer, "mlp_norm", common.project_out(ops, model, inner, layer["down"], layer.get("down_bias"), x)
+    )
+
+
+def _inner(ops: Ops, model: ForwardContext, layer: Layer, x: Tensor) -> Tensor:
+    if "gate" in layer:
+        return common.gated(ops, layer, x)
+    own = model.spec.own
+    activation = own.activation if isinstance(own, EncoderStyle) else "gelu_erf"
+    return ops.activate(ops.linear(x, (layer["up"],), (layer.get("up_bias"),)), activation)

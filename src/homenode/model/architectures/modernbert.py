@@ -1,0 +1,165 @@
+"""ModernBERT: an encoder of which two layers in three see a window only, both ways, with norms before each half of a
+layer, gated MLPs, and a rope for each kind of layer. Its first layer has no norm before attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from homenode.compute.ops import Ops, Tensor
+from homenode.errors import UnsupportedError
+from homenode.model.architectures import common, encoder
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.bert import labels_of
+from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.formats import limits
+from homenode.model.formats.fused_rows import split_fused_rows
+from homenode.model.formats.reading import quoted
+from homenode.model.part import ModelPart
+from homenode.model.pooling import HeadLayer, PoolingSpec
+from homenode.model.spec import ModelSpec, RopeSpec, TensorEntry
+
+NAME = "modernbert"
+DEFAULTS = Defaults(
+    max_position=8192,
+    heads=12,
+    vocab=50368,
+    norm_eps=1e-5,
+    intermediate=1152,
+    theta=160000.0,
+    local_theta=10000.0,
+)
+PATTERN = 3  # each layer of that number, from the first on, sees its whole text, the others a window
+_SPELLED = {"norm_eps": "rms_norm_eps", "global_rope_theta": "rope_theta", "local_rope_theta": "rope_local_base_freq"}
+_LAYER = "model.layers.{layer}."
+_MODULES = {
+    "embeddings.tok_embeddings": "model.embed_tokens",
+    "embeddings.norm": "model.embed_norm",
+    "layers.{layer}.attn_norm": _LAYER + "input_layernorm",
+    "layers.{layer}.attn.Wqkv": _LAYER + "self_attn.qkv_proj",
+    "layers.{layer}.attn.Wo": _LAYER + "self_attn.o_proj",
+    "layers.{layer}.mlp_norm": _LAYER + "post_attention_layernorm",
+    "layers.{layer}.mlp.Wi": _LAYER + "mlp.gate_up_proj",
+    "layers.{layer}.mlp.Wo": _LAYER + "mlp.down_proj",
+    "final_norm": "model.norm",
+}
+
+
+def _is_behind_first(_spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
+    return layer != 0
+
+
+PARAMETERS = (
+    encoder.EMBEDDING,
+    encoder.EMBEDDING_NORM[0],
+    common.EMBEDDING_AND_HEAD[1],
+    common.layer_weight("input_norm", "input_layernorm", "attn_norm", "hidden", when=_is_behind_first),
+    *common.PROJECTIONS,
+    *common.GATED_MLP,
+)
+
+
+def _full_layers_first(layers: int, pattern: int) -> tuple[bool, ...]:
+    return tuple(layer % pattern != 0 for layer in range(layers))
+
+
+def read_folder(config: FolderConfig) -> ModelSpec:
+    """The figures in config.json."""
+    fields = config.fields
+    if (activation := fields.text("hidden_activation", "gelu")) != "gelu":
+        raise UnsupportedError(
+            f"{config.path}: hidden_activation {quoted(activation)} is not supported; homenode runs 'gelu'"
+        )
+    for key in ("attention_bias", "mlp_bias", "norm_bias"):
+        if fields.boolean(key, False):
+            raise UnsupportedError(f"{config.path}: {key} true is not supported; homenode wants false")
+    spec = encoder.folder_figures(config.respelled(_SPELLED), NAME, DEFAULTS)
+    every = fields.integer("global_attn_every_n_layers", PATTERN, maximum=limits.MOST_LAYERS)
+    local = fields.integer("local_attention", 128, minimum=2, maximum=limits.MOST_POSITION)
+    spec = config.with_window_in(spec, local // 2 + 1, lambda layers: _full_layers_first(layers, every))
+    if not (labels := labels_of(config)):
+        return spec
+    rows = fields.text("classifier_pooling", "cls")
+    head = (
+        HeadLayer("head.dense.weight", "", "gelu_erf", "head.norm.weight", spec.rms_norm_eps),
+        HeadLayer("classifier.weight", "classifier.bias"),
+    )
+    return replace(spec, pooling=PoolingSpec("mean" if rows == "mean" else "cls", len(labels), head, labels))
+
+
+def read_gguf(config: GgufConfig) -> ModelSpec:
+    """The figures in a GGUF file."""
+    fields = config.fields
+    if (activation := fields.text("hidden_act", "gelu")) != "gelu":
+        raise UnsupportedError(f"{config.path}: hidden_act {quoted(activation)} is not supported; homenode runs 'gelu'")
+    spec = encoder.gguf_figures(config, NAME)
+    local = config.window()
+    if local is None:
+        return spec
+    every = fields.integer("attention.sliding_window_pattern", PATTERN, maximum=limits.MOST_LAYERS)
+    near = fields.number("rope.freq_base_swa", 10000.0, above=1.0, most=limits.MOST_THETA)
+    return replace(
+        spec,
+        sliding_window=local // 2 + 1,
+        sliding_layers=_full_layers_first(spec.num_layers, every),
+        local_rope=RopeSpec(theta=near),
+    )
+
+
+def _converted(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+    return split_fused_rows(encoder.without_unread(tensors, spec), spec)
+
+
+def forward(ops: Ops, model: ForwardContext) -> Tensor:
+    """The step's selected rows, or the rows for the next stage."""
+    x = encoder.enter(ops, model)
+    far = common.angles(ops, model.rope)
+    near = common.angles(ops, model.rope.local or model.rope)
+    for index, layer in enumerate(model.parameters.layers):
+        h = encoder.normed(ops, model, layer, "input_norm", x) if "input_norm" in layer else x
+        rotation = far if common.window(model, index) is None else near
+        inner = common.attended(ops, model, index, common.project_qkv(ops, model, layer, h), rotation)
+        inner, x = (common.select_last(ops, model, index, rows) for rows in (inner, x))
+        x = common.project_out(ops, model, inner, layer["o"], None, x)
+        h = encoder.normed(ops, model, layer, "post_norm", x)
+        inner = ops.gelu_mul(ops.linear(h, (layer["gate"], layer["up"])), form="gelu_erf")
+        x = common.project_out(ops, model, inner, layer["down"], None, x)
+    return encoder.normed(ops, model, model.parameters.top, "norm", x) if model.part.last_stage else x
+
+
+ARCHITECTURE = Architecture(
+    NAME,
+    FolderFormat(
+        "ModernBertModel",
+        read_folder,
+        fields=frozenset(
+            (
+                *_SPELLED,
+                *"hidden_activation attention_bias mlp_bias norm_bias global_attn_every_n_layers local_attention".split(),
+                *"rope_local_base_freq classifier_pooling id2label".split(),
+            )
+        ),
+        harmless=encoder.HARMLESS
+        | dict.fromkeys(
+            "embedding_dropout mlp_dropout initializer_cutoff_factor deterministic_flash_attn reference_compile "
+            "repad_logits_with_grad sparse_prediction sparse_pred_ignore_index".split(),
+            "of training, or how transformers computes",
+        )
+        | dict.fromkeys("decoder_bias classifier_bias classifier_activation".split(), "of heads"),
+        older_classes=("ModernBertForMaskedLM", "ModernBertForSequenceClassification"),
+        modules=_MODULES | {f"model.{theirs}": ours for theirs, ours in _MODULES.items()},
+        convert=_converted,
+    ),
+    GgufFormat(
+        "modern-bert",
+        read_gguf,
+        keys=encoder.GGUF_KEYS | {"rope.freq_base_swa", "hidden_act", "attention.sliding_window_pattern"},
+        names={"blk.{layer}.ffn_up.weight": _LAYER + "mlp.gate_up_proj.weight"},
+        convert=_converted,
+    ),
+    PARAMETERS,
+    forward,
+)
