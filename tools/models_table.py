@@ -20,6 +20,7 @@ _BITS = {"Q4_K_M": 4.85, "Q8_0": 8.5}  # of a weight, on average
 # By architecture: sizes that people run, as (name, billions of weights).
 SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "bert": (("all-MiniLM-L6", 0.023), ("bge-base", 0.11), ("bge-m3", 0.57)),
+    "bamba": (("Bamba 9B", 9.8),),
     "bloom": (("BLOOM 560M", 0.56), ("7B1", 7.1), ("176B", 176)),
     "cohere": (("Aya 23 8B", 8.0), ("Command R", 35), ("Command R+", 104)),
     "cohere2": (("Command R7B", 8.0), ("Command A", 111)),
@@ -28,6 +29,7 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "deepseek_v32": (("DeepSeek V3.2", 671),),
     "embedding_gemma": (("EmbeddingGemma", 0.31),),
     "falcon": (("Falcon RW 1B", 1.3), ("7B", 7.2), ("40B", 41.8), ("180B", 180)),
+    "falcon_h1": (("Falcon-H1 0.5B", 0.5), ("1.5B", 1.6), ("7B", 7.6), ("34B", 33.6)),
     "gemma": (("Gemma 2B", 2.5), ("7B", 8.5)),
     "gemma2": (("Gemma 2 2B", 2.6), ("9B", 9.2), ("27B", 27.2)),
     "gemma3": (("Gemma 3 270M", 0.27), ("1B", 1.0), ("4B", 3.9), ("12B", 11.8), ("27B", 27.0)),
@@ -39,9 +41,13 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "gpt_neox": (("Pythia 160M", 0.16), ("6.9B", 6.9), ("GPT-NeoX 20B", 20.6)),
     "gpt_oss": (("gpt-oss-20b", 20.9), ("gpt-oss-120b", 117)),
     "granite": (("Granite 3.3 2B", 2.5), ("8B", 8.2)),
+    "granitemoehybrid": (("Granite 4.0 H-Micro", 3.2), ("H-Tiny", 6.9), ("H-Small", 32.2)),
+    "lfm2": (("LFM2 350M", 0.35), ("1.2B", 1.2), ("2.6B", 2.6)),
+    "lfm2_moe": (("LFM2 8B-A1B", 8.3),),
     "llama": (("SmolLM2 135M", 0.135), ("Llama 3.2 1B", 1.2), ("3B", 3.2), ("3.1 8B", 8.0), ("3.3 70B", 70.6)),
     "minicpm": (("MiniCPM4 0.5B", 0.43), ("MiniCPM4.1 8B", 8.2)),
     "minicpm3": (("MiniCPM3 4B", 4.1),),
+    "mamba2": (("Mamba 2 2.7B", 2.8), ("Mamba-Codestral 7B", 7.3)),
     "minimax_m2": (("MiniMax-M2, M2.1, M2.5", 229),),
     "mistral": (("Mistral 7B", 7.2), ("Nemo", 12.2), ("Small 3.1, 3.2", 23.6)),
     "mistral4": (("Mistral 4", 119),),
@@ -51,6 +57,12 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "nemotron": (("Minitron 4B", 4.2), ("8B", 8.3), ("Nemotron 4 340B", 341)),
     "muse_glimmer": (("Muse Glimmer 30B", 30),),
     "nomic_bert": (("nomic-embed-text 1.5", 0.14),),
+    "nemotron_h": (
+        ("Nemotron-H 8B", 8.1),
+        ("Nemotron Nano 2 9B", 8.9),
+        ("Nemotron 3 Nano 30B-A3B", 31.6),
+        ("Super", 120),
+    ),
     "olmo2": (("OLMo 2 1B", 1.5), ("7B", 7.3), ("13B", 13.7), ("32B", 32.2)),
     "phi": (("Phi 1.5", 1.4), ("Phi 2", 2.8)),
     "ernie4_5": (("ERNIE 4.5 0.3B", 0.36),),
@@ -106,6 +118,11 @@ NOTES: Mapping[str, str] = {
     "ministral3": "queries that grow with their position",
     "olmo3": "a window in three of four layers, YaRN in the others only",
     "smollm3": "no rope in every fourth layer",
+    "granitemoehybrid": "Mamba 2 beside attention, with experts or an MLP",
+    **dict.fromkeys(("lfm2", "lfm2_moe"), "short convolutions beside attention"),
+    **dict.fromkeys(("bamba", "nemotron_h"), "Mamba 2 beside attention"),
+    "falcon_h1": "Mamba 2 and attention in every layer",
+    "mamba2": "no attention at all",
     "llama": "Llama 2 and 3 and models of their shape",
     "mistral": "sliding window",
     "mixtral": "GGUF files with stacked experts and older ones with a tensor for each",
@@ -121,6 +138,10 @@ NOTES: Mapping[str, str] = {
 }
 # By architecture: what people ask for that it does not do, besides what the code tells; it is refused by name.
 LIMITS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "mamba2", "nemotron_h"),
+        ("`--pd-role`", "the native backend, as yet: `--backend torch`"),
+    ),
     "gemma4": ("sound",),
     "glm4": ("GGUF files of models with pictures",),
     "gpt_oss": ("other gates than `swiglu_limit` 7",),

@@ -15,6 +15,9 @@ import numpy as np
 from homenode.compute.ops import Backend, FloatArray
 from homenode.compute.reference import ReferenceBackend
 from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.part import ModelPart
+from homenode.model.spec import ModelSpec
+from homenode.model.state_mixers import ScanSpec
 from homenode.model.weights.load import load_model
 from tests.checkpoints import interleave_heads, write_figures
 from tests.model.driver import Driver
@@ -102,6 +105,7 @@ def write_stacked_gguf(
     write_figures(writer, SIZES | config | {"rope_theta": spec.rope.theta} | dict(case.changes))
     for key, value in case.gguf_keys.items():
         _add_key(writer, f"{name}.{key}", value)
+    tensors: dict[str, FloatArray] = {}
     for parameter in model.architecture.parameters:
         for layer, owner in enumerate(model.parameters.layers if parameter.per_layer else [model.parameters.top]):
             if parameter.key in owner and parameter.key not in case.gguf_joined:
@@ -109,15 +113,18 @@ def write_stacked_gguf(
                 if first := next((key for key, behind in case.gguf_joined.items() if behind == parameter.key), None):
                     values = np.concatenate([owner[first], values])
                 stacked = np.stack(values) if isinstance(values, list) else values
-                if case.interleaved and parameter.key in ("q", "k"):
-                    stacked = interleave_heads(stacked, spec.num_heads if parameter.key == "q" else spec.num_kv_heads)
+                if case.interleaved and parameter.key in ("q", "k", "q_bias", "k_bias"):
+                    heads = spec.num_heads if parameter.key.startswith("q") else spec.num_kv_heads
+                    stacked = interleave_heads(stacked, heads)
                 if parameter.stays_in_file:
                     stacked = np.stack([values.read(row) for row in range(values.rows)])
                 stored = parameter.gguf_name.format(layer=layer)
                 part = stored.split(".")[-2]
                 stored = stored.replace(f".{part}.", f".{(names or {}).get(part, part)}.")
-                data, kind = store(stored, np.ascontiguousarray(stacked, np.float32))
-                writer.add_tensor(stored, data, raw_dtype=gguf.GGMLQuantizationType[kind])
+                tensors[stored] = stacked
+    for stored, values in _as_converted(tensors, spec).items():
+        data, kind = store(stored, np.ascontiguousarray(values, np.float32))
+        writer.add_tensor(stored, data, raw_dtype=gguf.GGMLQuantizationType[kind])
     for tensor, numbers in case.gguf_tensors.items():
         writer.add_tensor(tensor, np.array(numbers, np.float32))
     writer.write_header_to_file()
@@ -125,6 +132,26 @@ def write_stacked_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def _as_converted(tensors: Mapping[str, FloatArray], spec: ModelSpec) -> dict[str, FloatArray]:
+    """Parts that the table has by themselves put together, and as matrices what is no vector there."""
+    found: dict[str, FloatArray] = {}
+    for name, values in tensors.items():
+        *front, _, kind = name.split(".")
+        if front[-1:] in (["ssm_in"], ["ssm_conv1d"], ["in_proj"]):
+            name = ".".join((*front, kind))
+            values = np.concatenate([found[name], values]) if name in found else values
+        found[name] = values
+    mixer = spec.mixer
+    for name, values in found.items():
+        if name.endswith(("ssm_conv1d.weight", "shortconv.conv.weight")) and mixer is not None:
+            found[name] = values.reshape(-1, mixer.state(ModelPart.whole(spec)).taps + 1)
+        elif name.endswith((".ssm_a", ".ssm_d")):
+            found[name] = values.reshape(-1, 1)
+        elif name.endswith("ssm_norm.weight") and isinstance(mixer, ScanSpec):
+            found[name] = values.reshape(mixer.groups, -1)
+    return found
 
 
 def _add_key(writer: Any, key: str, value: Any) -> None:

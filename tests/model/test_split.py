@@ -71,6 +71,13 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "stablelm": {"attention_bias": True},
     "cohere": {"tie_word_embeddings": True},
     "cohere2": {"tie_word_embeddings": True},
+    "lfm2": {},
+    "lfm2_moe": {},
+    "granitemoehybrid": {"embedding_scale": 3.0},
+    "nemotron_h": {},
+    "falcon_h1": {},
+    "mamba2": {},
+    "bamba": {},
     "granite": {"embedding_scale": 3.0, "attention_scale": 0.2, "output_bias": True, "mlp_bias": True},
     "smollm3": {},
     "ministral3": {},
@@ -116,6 +123,9 @@ MIXTURES = (
     "llama4",
     "dots1",
     "afmoe",
+    "lfm2_moe",
+    "granitemoehybrid",
+    "nemotron_h",
 )
 SPLITS = [
     PartitionSpec(ranks=2),

@@ -13,19 +13,24 @@ from homenode.compute.ops import FloatArray, LayerKv
 from homenode.dtypes import BY_NAME, DType
 from homenode.model.architectures.cohere import CohereExtras
 from homenode.model.architectures.delta_net import with_delta
+from homenode.model.architectures.falcon_h1 import FalconH1Multipliers
 from homenode.model.architectures.gemma4 import Gemma4Extras
 from homenode.model.architectures.glm4_moe import HeadNorms
 from homenode.model.architectures.granite import Multipliers
+from homenode.model.architectures.granitemoehybrid import GraniteHybridExtras
 from homenode.model.architectures.latent_attention import LatentHeads, with_heads
 from homenode.model.architectures.layer_norm_decoder import BlockStyle
+from homenode.model.architectures.lfm2_moe import ExpertBias
 from homenode.model.architectures.llama4 import Llama4Extras
 from homenode.model.architectures.ministral3 import QueryGrowth
 from homenode.model.architectures.muse_glimmer import GatedCappedBlock
+from homenode.model.architectures.nemotron_h import NemotronExtras
 from homenode.model.architectures.olmoe import ProjectionLimit
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import architecture_of
 from homenode.model.architectures.token_indexer import with_indexer
 from homenode.model.spec import DeltaSpec, IndexerSpec, ModelSpec, MoeSpec, RopeSpec, TensorEntry
+from homenode.model.state_mixers import ConvolutionSpec, ScanSpec, with_mixer
 
 MIXTURES = {
     "mixtral": MoeSpec(num_experts=4, experts_per_token=2, intermediate_size=96, normalise=True),
@@ -69,6 +74,11 @@ MIXTURES |= {
     "mistral4": MoeSpec(6, 2, 40, True, 48, epsilon=1e-20),
     "glm4_moe_lite": MoeSpec(6, 2, 40, True, 48, (0,), score="sigmoid", epsilon=1e-20, scale=1.8),
 }
+MIXTURES |= {
+    "lfm2_moe": MoeSpec(6, 2, 40, True, dense_layers=(0,), score="sigmoid", epsilon=1e-6, scale=1.5),
+    "granitemoehybrid": MoeSpec(6, 2, 40, True, 48, score="chosen_softmax"),
+    "nemotron_h": MoeSpec(6, 2, 40, True, 48, (0,), score="sigmoid", epsilon=1e-20, scale=2.5, activation="relu2"),
+}
 _BIASED = ("qwen2", "qwen2_moe", "gpt_oss", "glm4_moe", "seed_oss", "glm", "glm4")
 _GEMMA: dict[str, Any] = {
     "embedding_scale": 1.5, "attention_scale": 0.3, "sliding_window": 6, "sliding_layers": (True, False), "tie_word_embeddings": True,
@@ -98,6 +108,16 @@ DELTAS = {
     "qwen3_5": DeltaSpec((), 6, 6, 16, 8, 2),
     "qwen3_5_moe": DeltaSpec((), 6, 18, 8, 18, 5),
 }
+# Heads and their widths, groups, the width of states, and tokens that a convolution looks back.
+_SCAN = ScanSpec((), 6, 10, 2, 12, 3)
+MIXERS: dict[str, ScanSpec | ConvolutionSpec] = {
+    **dict.fromkeys(("lfm2", "lfm2_moe"), ConvolutionSpec((), 64, 2, bias=True)),
+    "granitemoehybrid": replace(_SCAN, groups=1),
+    "bamba": replace(_SCAN, convolution_bias=False),
+    "falcon_h1": replace(_SCAN, gating="norm_first"),
+    "mamba2": replace(_SCAN, groups=6, input_bias=True, output_bias=True),
+    "nemotron_h": replace(_SCAN, groups=3),
+}
 UNLIKE: dict[str, dict[str, Any]] = {  # heads of two kinds, and a table that stays in its file
     "gemma4": {
         "layer_kv": (LayerKv(2, 16, 16), LayerKv(1, 32, 32), LayerKv(2, 16, 16)), "num_layers": 3, "head_dim": 32, "sliding_window": 6,
@@ -118,6 +138,9 @@ OWN: dict[str, object] = {
     "stablelm": BlockStyle("silu_gate", "one_norm"),
     "cohere": CohereExtras(0.25, head_norms=True),
     "cohere2": CohereExtras(0.25),
+    "falcon_h1": FalconH1Multipliers(0.9, 0.7, 0.8, (1.1, 1.0, 1.0, 1.0, 0.9), 0.8, 1.4, 0.5),
+    "granitemoehybrid": GraniteHybridExtras(residual=0.5, logits=2.0, rotates=False),
+    "lfm2_moe": ExpertBias(True),
     **dict.fromkeys(("granitemoe", "granitemoeshared"), Multipliers(residual=0.4, logits=3.0)),
     "llama4": Llama4Extras(True, 0.4, 8),
     "ministral3": QueryGrowth(0.4, 8),
@@ -144,7 +167,23 @@ def toy_spec(architecture: str = "llama", **changes: object) -> ModelSpec:
         return spec if indexer is None else with_indexer(spec, replace(indexer, layers=tuple(range(spec.num_layers))))
     if delta := DELTAS.get(architecture):
         return with_delta(spec, replace(delta, layers=tuple(range(spec.num_layers - 1))))
-    return spec
+    return with_toy_mixer(spec) if architecture in MIXERS else spec
+
+
+def with_toy_mixer(spec: ModelSpec) -> ModelSpec:
+    """With what keeps a state in all layers but the last, which attends; or in all, beside attention or without any; or
+    in the first, before attention and, at the end, experts.
+    """
+    every, mixer = range(spec.num_layers), MIXERS[spec.architecture]
+    recurrent, attends = every[:-1], every[-1:]
+    if spec.architecture in ("mamba2", "falcon_h1"):
+        recurrent, attends = every, every if spec.architecture == "falcon_h1" else range(0)
+    if spec.architecture == "nemotron_h":
+        recurrent, attends = every[:1], every[1:-1]
+        assert spec.moe is not None
+        moe = replace(spec.moe, dense_layers=tuple(every[:-1]))
+        spec = replace(spec, moe=moe, own=NemotronExtras((), "relu2", True), dimensions={"expert_hidden": 20})
+    return with_mixer(spec, replace(mixer, layers=tuple(recurrent)), attends)
 
 
 def toy_arrays(spec: ModelSpec, seed: int = 0) -> dict[str, FloatArray]:

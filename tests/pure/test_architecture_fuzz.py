@@ -43,11 +43,16 @@ FIGURES: dict[str, Any] = {
     "shared_expert_intermediate_size": 32, "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5, "first_k_dense_replace": 1,
     "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "sliding_window": 8,
     "embedding_multiplier": 12.0, "residual_multiplier": 0.25, "attention_multiplier": 0.0625, "logits_scaling": 8.0,
+    "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_ssm": 64, "mamba_d_state": 16, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 16,
+    "n_groups": 2, "moe_shared_expert_intermediate_size": 32, "conv_L_cache": 3, "num_dense_layers": 1, "num_heads": 4, "state_size": 16,
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
 }  # fmt: skip
 # What single architectures want in place of that; None: nothing.
 OWN: dict[str, dict[str, Any]] = {
     "embedding_gemma": {"use_bidirectional_attention": True},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
+    "nemotron_h": {"hybrid_override_pattern": "M*-E"},
     "gemma4": {
         "rope_theta": None, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 1, "global_head_dim": 32,
         "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64, "enable_moe_block": True, "top_k_experts": 2,
@@ -148,7 +153,13 @@ LATENT = {
     "attention.kv_lora_rank": 16, "attention.q_lora_rank": 24, "rope.dimension_count": 8,
 }  # fmt: skip
 INDEXER = {"attention.indexer.head_count": 2, "attention.indexer.key_length": 16, "attention.indexer.top_k": 8}
+SCAN = {key: value for key, value in DELTA.items() if key.startswith("ssm.")} | {"attention.head_count_kv": [0, 2] * 2}
 OWN_KEYS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("granitemoehybrid", "mamba2"), SCAN),
+    "bamba": SCAN | {"expert_count": None},
+    "falcon_h1": SCAN | {"attention.head_count_kv": 2},
+    "nemotron_h": SCAN | {"attention.head_count_kv": [0, 2, 0, 0], "feed_forward_length": [0, 0, 64, 64]},
+    **{key: {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2] * 2} for key in ("lfm2", "lfm2_moe")},
     "llama4": {"expert_used_count": 1},
     "gemma4": {
         "attention.sliding_window": 8, "attention.sliding_window_pattern": [True] * 4, "attention.key_length_swa": 16, "attention.value_length_swa": 16,

@@ -203,6 +203,16 @@ class DeltaHeads:
 
 
 @dataclass(frozen=True)
+class ScanHeads:
+    """How the heads of a recurrence of Mamba 2 find the group that they read: head h of those that are here reads group
+    (first + h) // per_group, `first` being how many heads of the first group are elsewhere.
+    """
+
+    per_group: int
+    first: int = 0
+
+
+@dataclass(frozen=True)
 class StepLimits:
     """Upper bounds of a step; buffers are made for them once."""
 
@@ -501,8 +511,8 @@ class Ops(Protocol):
         [tokens, heads * width of k], weights: [tokens, heads].
         """
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """silu(left half of the columns) * right half."""
+    def silu_mul(self, gate_up: Tensor, up: Tensor | None = None) -> Tensor:
+        """silu(left half of the columns) * right half. With `up`, as wide as `gate_up`: silu(all columns) * up."""
 
     def gelu_mul(self, gate_up: Tensor, up: Tensor | None = None, form: Literal["gelu", "gelu_erf"] = "gelu") -> Tensor:
         """gelu(left half of the columns) * right half, gelu by way of tanh: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715
@@ -518,6 +528,9 @@ class Ops(Protocol):
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """x + y, of equal shapes; or y is a parameter that is a vector, which is added to every row."""
+
+    def multiply(self, x: Tensor, y: Tensor) -> Tensor:
+        """x * y, of equal shapes."""
 
     def scale(self, x: Tensor, factor: float | Tensor) -> Tensor:
         """x * factor: a number, or a parameter that is a vector of one."""
@@ -587,6 +600,30 @@ class Ops(Protocol):
         heads]. A head's q and k are divided by sqrt(sum of squares + 1e-6), q by sqrt(key width) as well. Of each
         token in turn, S being the head's matrix: S = exp(decay_weight * softplus(decay + decay_bias)) * S;
         r = (v - S^T k) * sigmoid(beta); S = S + k r^T; the output is S^T q.
+        """
+
+    def selective_scan(
+        self,
+        xbc: Tensor,
+        dt: Tensor,
+        decay_weight: Tensor,
+        decay_bias: Tensor,
+        skip: Tensor,
+        memory: StateMemory,
+        layer: int,
+        heads: ScanHeads,
+    ) -> Tensor:
+        """The recurrence of Mamba 2 (Dao and Gu 2024) with the matrices of layer `layer` of the state memory: [tokens,
+        heads * value width].
+
+        xbc: the values x of all heads, the inputs B of all groups, their outputs C. dt: [tokens, heads]; the other
+        parameters have a number for each head. Of each token in turn, S being the head's matrix and d = softplus(dt +
+        decay_bias): S = exp(decay_weight * d) * S + d * B x^T; the output is S^T C + skip * x.
+        """
+
+    def rms_norm_grouped(self, x: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) over each of so many equal groups of columns, times weight, which is as long as a
+        row.
         """
 
     def norm_gated(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:

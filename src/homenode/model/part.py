@@ -66,6 +66,7 @@ class ModelPart:
     experts: tuple[tuple[int, ...], ...] = ()
     head_counts: tuple[int, ...] = ()  # query heads of each rank of the stage, in their order
     state_groups: IndexRange = IndexRange(0, 1)  # of each layer's state: see `ModelSpec.state_groups`
+    state_counts: tuple[int, ...] = ()  # how many of them each rank of the stage has, in their order
     layer_heads: tuple[tuple[IndexRange, IndexRange], ...] = ()
     layer_intermediate: tuple[IndexRange, ...] = ()
 
@@ -89,6 +90,7 @@ class ModelPart:
             experts=tuple(every_expert(spec, layer) for layer in range(spec.num_layers)),
             head_counts=(spec.num_heads,),
             state_groups=IndexRange(0, spec.state_groups),
+            state_counts=(spec.state_groups,),
             layer_heads=tuple(
                 (IndexRange(0, spec.num_heads), IndexRange(0, spec.heads_of(layer)[0]))
                 for layer in range(len(spec.layer_kv))

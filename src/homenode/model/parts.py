@@ -172,7 +172,7 @@ class _RankShards:
             intermediate={size: inner("intermediate", size) for size in map(spec.intermediate_of, every)},
             expert=inner("expert_intermediate", moe.intermediate_size),
             shared=inner("shared_intermediate", moe.shared_intermediate_size),
-            state=_state_groups(spec, how.ranks, alignments.get("delta_value", Alignment())),
+            state=_state_groups(spec, how.ranks, alignments),
         )
 
     def part(
@@ -197,6 +197,7 @@ class _RankShards:
             experts=tuple(_experts(spec, how, layer, stage)[rank] for layer in here),
             head_counts=tuple(of_rank.count for of_rank, _ in self.heads[_kinds_of_heads(spec)[0]]),
             state_groups=self.state[rank],
+            state_counts=tuple(of_rank.count for of_rank in self.state),
             layer_heads=tuple(self.heads[spec.heads_of(n)][rank] for n in here) if spec.layer_kv else (),
             layer_intermediate=(
                 tuple(self.intermediate[spec.intermediate_of(n)][rank] for n in here) if spec.layer_intermediate else ()
@@ -220,19 +221,24 @@ def _kinds_of_heads(spec: ModelSpec) -> list[tuple[int, int]]:
     return list(dict.fromkeys(map(spec.heads_of, range(spec.num_layers))))
 
 
-def _state_groups(spec: ModelSpec, ranks: int, alignment: Alignment) -> tuple[IndexRange, ...]:
+def _state_groups(spec: ModelSpec, ranks: int, alignments: Mapping[str, Alignment]) -> tuple[IndexRange, ...]:
     """The groups of each state. Of a gated delta rule they are key heads, with their value heads, whose columns are
     aligned.
     """
-    delta = spec.delta
+    delta, mixer = spec.delta, spec.mixer
     if ranks == 1 or not spec.layer_states:
         return (IndexRange(0, spec.state_groups),) * ranks
-    columns = delta.value_size // delta.key_heads if delta is not None else 1
+    name, columns = ("delta_value", 1) if mixer is None else mixer.columns
+    if delta is not None:
+        columns = delta.value_size // delta.key_heads
     if delta is not None and delta.interleaved:  # a rank has a run of columns for each of a key head's value heads
         columns = delta.value_width
+    alignment = alignments.get(name, Alignment())
     units = [size // math.gcd(size, columns) for size in alignment.tries()]
     if delta is not None and delta.interleaved:
         units = [unit for unit in units if delta.key_heads % unit == 0]  # so that all runs begin at such a place
+    if mixer is not None:
+        units = [math.lcm(unit, mixer.together) for unit in units] + units
 
     def cut(count: int) -> tuple[IndexRange, ...] | None:
         return next((found for unit in units if (found := divide(spec.state_groups, count, Alignment(unit)))), None)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from homenode.compute.ops import (
     Activation,
@@ -101,6 +101,37 @@ class DeltaSpec:
         return self.value_heads * self.value_width
 
 
+class StateMixer(Protocol):
+    """What layers have that keep a state, in place of attention or beside it; divided among ranks in equal parts: see
+    model.state_mixers. Gated delta nets are apart (`DeltaSpec`).
+    """
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """That have it, ascending."""
+
+    @property
+    def parts(self) -> int:
+        """Equal parts into which it may be divided."""
+
+    @property
+    def together(self) -> int:
+        """Parts of which ranks better have all or none."""
+
+    @property
+    def columns(self) -> tuple[str, int]:
+        """The dimension of a matrix whose columns are divided with it, and its columns of a part."""
+
+    def dimensions(self) -> dict[str, int]:
+        """Lengths of its tensors, by the names that parameter tables have for them."""
+
+    def ranges(self, part: Any) -> Mapping[str, Any]:
+        """What a `ModelPart` has of each, as `IndexRange`."""
+
+    def state(self, part: Any) -> LayerState:
+        """What a layer keeps of a sequence in a `ModelPart`."""
+
+
 @dataclass(frozen=True)
 class IndexerSpec:
     """Heads that choose the `chosen` tokens which a layer attends to: `heads` queries of `width` elements, against one
@@ -141,6 +172,7 @@ class ModelSpec:
     mlp_bias: bool = False
     moe: MoeSpec | None = None  # None: every layer has an ordinary MLP
     delta: DeltaSpec | None = None  # None: every layer has attention
+    mixer: StateMixer | None = None  # what layers that keep a state have where they are no gated delta nets
     indexer: IndexerSpec | None = None  # None: attention is over all tokens, or those of a window
     sliding_window: int | None = None
     sliding_layers: tuple[bool, ...] = ()  # which layers use it; empty: all
@@ -263,7 +295,7 @@ class TensorEntry:
     permuted_heads: int = (
         0  # GGUF llama q and k: rows of this many heads are interleaved (see Backend.weight_from_file)
     )
-    times: float = 1.0  # multiplies every value of a matrix: GGUF files have it beside some (matrix_scales.py)
+    times: float = 1.0  # multiplies every value: GGUF files have it beside some matrices (matrix_scales.py)
     negative_exponential: bool = False  # of a vector -e^value is meant: folders hold decays as logarithms
     plus: float = 0.0  # added to every value of a vector: Gemma's folders hold norm weights less one
     coded: CodedMatrix | None = (

@@ -32,6 +32,9 @@ def state_geometry_of(spec: ModelSpec, part: ModelPart | None = None) -> StateGe
     """
     part = part or ModelPart.whole(spec)
     here, groups = part.state_groups.count, spec.state_groups
+    if spec.mixer is not None:
+        layers = (spec.mixer.state(part),) * len(state_layers(spec, part))
+        return StateGeometry(layers) if layers else None
     kept = [state for layer in state_layers(spec, part) if (state := spec.state_of(layer)) is not None]
     if not kept:
         return None

@@ -74,6 +74,7 @@ def _architecture(spec: ModelSpec, max_model_len: int | None) -> Fingerprint:
         "experts": _short(_told(spec.moe, *_OLD_MOE)) if spec.moe else "none",
         **({"own": _short(repr(spec.own))} if spec.own is not None else {}),
         **({"delta": _short(repr(spec.delta))} if spec.delta is not None else {}),
+        **({"mixer": _short(repr(spec.mixer))} if spec.mixer is not None else {}),
         **({"layer_kv": _short(repr(spec.layer_kv))} if spec.layer_kv else {}),
         **({"indexer": _short(repr(spec.indexer))} if spec.indexer is not None else {}),
         **({"rope_layers": _short(repr(spec.rope_layers))} if spec.rope_layers else {}),

@@ -107,7 +107,7 @@ class WorkCounter:
 
     def _states(self, tokens: int, sequences: int) -> dict[str, Work]:
         """What layers that keep a state read and write of it, each sequence's once, and multiply: of a matrix seven
-        operations for each element and token.
+        operations for each element and token, or five where nothing is taken out of it first.
         """
         kept = state_geometry_of(self.spec)
         if kept is None:
@@ -115,9 +115,10 @@ class WorkCounter:
         elements = sum(layer.heads * layer.key_width * layer.value_width for layer in kept.layers)
         weights = sum(layer.channels * (layer.taps + 1) for layer in kept.layers)
         tails = sum(layer.channels * layer.taps for layer in kept.layers)
-        return {
-            "delta rule": Work(8.0 * sequences * elements, Operations.of("f32", 7.0 * tokens * elements)),
-            "convolution": Work(8.0 * sequences * tails, Operations.of("f32", 2.0 * tokens * weights)),
+        rule, each = ("delta rule", 7.0) if self.spec.delta is not None else ("selective scan", 5.0)
+        matrices = Work(8.0 * sequences * elements, Operations.of("f32", each * tokens * elements))
+        return ({rule: matrices} if elements else {}) | {
+            "convolution": Work(8.0 * sequences * tails, Operations.of("f32", 2.0 * tokens * weights))
         }
 
     def _visible_pairs(self, start: int, count: int, layer: int) -> int:

@@ -20,6 +20,7 @@ from homenode.compute.ops import (
     FloatArray,
     PlainActivation,
     Routing,
+    ScanHeads,
     WindowKind,
 )
 from homenode.errors import UnsupportedError
@@ -160,8 +161,10 @@ class RecordingOps:
             weight = _native.constant(np.ones((1, weight), np.float32))
         return self._recorder.layer_norm(x, weight, bias, eps, group or 0)
 
-    def silu_mul(self, gate_up: _native.Tensor) -> _native.Tensor:
+    def silu_mul(self, gate_up: _native.Tensor, up: _native.Tensor | None = None) -> _native.Tensor:
         """See `Ops.silu_mul`."""
+        if up is not None:
+            raise _lacking("silu_mul of two tensors")
         return self._recorder.silu_mul(gate_up)
 
     def gelu_mul(
@@ -186,6 +189,10 @@ class RecordingOps:
     def add(self, x: _native.Tensor, y: _native.Tensor) -> _native.Tensor:
         """See `Ops.add`."""
         return self._recorder.add(x, y)
+
+    def multiply(self, x: _native.Tensor, y: _native.Tensor) -> _native.Tensor:
+        """See `Ops.multiply`."""
+        raise _lacking("products of rows")
 
     def scale(self, x: _native.Tensor, factor: float | _native.Tensor) -> _native.Tensor:
         """See `Ops.scale`."""
@@ -272,6 +279,24 @@ class RecordingOps:
             interleaved=heads.interleaved,
         )
 
+    def selective_scan(
+        self,
+        xbc: _native.Tensor,
+        dt: _native.Tensor,
+        decay_weight: _native.Tensor,
+        decay_bias: _native.Tensor,
+        skip: _native.Tensor,
+        memory: _native.StateMemory,
+        layer: int,
+        heads: ScanHeads,
+    ) -> _native.Tensor:
+        """See `Ops.selective_scan`."""
+        raise _lacking("the recurrence of Mamba 2")
+
+    def rms_norm_grouped(self, x: _native.Tensor, weight: _native.Tensor, groups: int, eps: float) -> _native.Tensor:
+        """See `Ops.rms_norm_grouped`."""
+        raise _lacking("norms of groups of columns")
+
     def norm_gated(self, x: _native.Tensor, weight: _native.Tensor, gate: _native.Tensor, eps: float) -> _native.Tensor:
         """See `Ops.norm_gated`."""
         return self._recorder.norm_gated(x, weight, gate, eps)
@@ -287,3 +312,7 @@ class RecordingOps:
     def select(self, x: _native.Tensor) -> _native.Tensor:
         """See `Ops.select`."""
         return self._recorder.select(x)
+
+
+def _lacking(what: str) -> UnsupportedError:
+    return UnsupportedError(f"the native core has no {what} yet; compute with --backend torch", param="backend")

@@ -20,6 +20,7 @@ from homenode.compute.ops import (
     IntArray,
     PlainActivation,
     Routing,
+    ScanHeads,
     StepArrays,
     WindowKind,
 )
@@ -224,10 +225,11 @@ class EagerOps:
         scaled = normed.reshape(len(x), -1, len(weight)) * weight
         return np.asarray(scaled if bias is None else scaled + bias, np.float32).reshape(x.shape)
 
-    def silu_mul(self, gate_up: FloatArray) -> FloatArray:
+    def silu_mul(self, gate_up: FloatArray, up: FloatArray | None = None) -> FloatArray:
         """See `Ops.silu_mul`."""
         half = gate_up.shape[1] // 2
-        return silu_gated(gate_up[:, :half], gate_up[:, half:])
+        gate, up = (gate_up[:, :half], gate_up[:, half:]) if up is None else (gate_up, up)
+        return silu_gated(gate, up)
 
     def gelu_mul(
         self, gate_up: FloatArray, up: FloatArray | None = None, form: Literal["gelu", "gelu_erf"] = "gelu"
@@ -248,6 +250,10 @@ class EagerOps:
     def add(self, x: FloatArray, y: FloatArray) -> FloatArray:
         """See `Ops.add`."""
         return x + y
+
+    def multiply(self, x: FloatArray, y: FloatArray) -> FloatArray:
+        """See `Ops.multiply`."""
+        return x * y
 
     def scale(self, x: FloatArray, factor: float | FloatArray) -> FloatArray:
         """See `Ops.scale`."""
@@ -329,6 +335,25 @@ class EagerOps:
         """See `Ops.delta_rule`."""
         matrices = memory.matrices[layer]
         return state.delta_rule(self._step, qkv, beta, decay, decay_weight, decay_bias, matrices, heads)
+
+    def selective_scan(
+        self,
+        xbc: FloatArray,
+        dt: FloatArray,
+        decay_weight: FloatArray,
+        decay_bias: FloatArray,
+        skip: FloatArray,
+        memory: ReferenceStateMemory,
+        layer: int,
+        heads: ScanHeads,
+    ) -> FloatArray:
+        """See `Ops.selective_scan`."""
+        matrices = memory.matrices[layer]
+        return state.selective_scan(self._step, xbc, dt, (decay_weight, decay_bias, skip), matrices, heads)
+
+    def rms_norm_grouped(self, x: FloatArray, weight: FloatArray, groups: int, eps: float) -> FloatArray:
+        """See `Ops.rms_norm_grouped`."""
+        return np.asarray(self.rms_norm(x, x.shape[1] // groups, eps) * weight, np.float32)
 
     def norm_gated(self, x: FloatArray, weight: FloatArray, gate: FloatArray, eps: float) -> FloatArray:
         """See `Ops.norm_gated`."""

@@ -1,5 +1,5 @@
-"""State memory of the reference backend, and what computes with it: the short convolution and the gated delta rule, one
-token after the other.
+"""State memory of the reference backend, and what computes with it: the short convolution, the gated delta rule and
+the recurrence of Mamba 2, one token after the other.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from homenode.compute.ops import DeltaHeads, FloatArray, StateGeometry, StepArrays
+from homenode.compute.ops import DeltaHeads, FloatArray, ScanHeads, StateGeometry, StepArrays
 
 _NORM_EPSILON = np.float32(1e-6)  # of the lengths of queries and keys
 
@@ -76,8 +76,7 @@ def delta_rule(
     keys = how.key_heads * key_width
     with np.errstate(over="ignore"):
         share = np.asarray(1 / (1 + np.exp(-beta)), np.float32)
-        raised = decay + decay_bias
-        kept = np.exp(decay_weight * np.where(raised > 20, raised, np.log1p(np.exp(raised))))
+    kept = np.exp(decay_weight * _softplus(decay + decay_bias))
     out = np.empty((len(qkv), heads, value_width), np.float32)
     for row, slot, begins, copied_to in _rows(step):
         if begins:
@@ -92,6 +91,42 @@ def delta_rule(
         for to in copied_to:
             matrices[to] = matrices[slot]
     return out.reshape(len(qkv), -1)
+
+
+def selective_scan(
+    step: StepArrays,
+    xbc: FloatArray,
+    dt: FloatArray,
+    parameters: tuple[FloatArray, FloatArray, FloatArray],
+    matrices: FloatArray,
+    how: ScanHeads,
+) -> FloatArray:
+    """See `Ops.selective_scan`. `parameters`: decay_weight, decay_bias and skip. matrices: [slots, heads, key_width,
+    value_width].
+    """
+    heads, key_width, value_width = matrices.shape[1:]
+    decay_weight, decay_bias, skip = parameters
+    group = (how.first + np.arange(heads)) // how.per_group
+    inner = heads * value_width
+    share = _softplus(dt + decay_bias)
+    kept = np.exp(decay_weight * share)
+    out = np.empty((len(xbc), heads, value_width), np.float32)
+    for row, slot, begins, copied_to in _rows(step):
+        if begins:
+            matrices[slot] = 0
+        x = xbc[row, :inner].reshape(heads, value_width)
+        inputs, outputs = (part.reshape(-1, key_width)[group] for part in np.split(xbc[row, inner:], 2))
+        entering = inputs[:, :, None] * (x * share[row, :, None])[:, None, :]
+        matrices[slot] = matrices[slot] * kept[row, :, None, None] + entering
+        out[row] = np.einsum("hkv,hk->hv", matrices[slot], outputs) + skip[:, None] * x
+        for to in copied_to:
+            matrices[to] = matrices[slot]
+    return out.reshape(len(xbc), -1)
+
+
+def _softplus(x: FloatArray) -> FloatArray:
+    with np.errstate(over="ignore"):
+        return np.asarray(np.where(x > 20, x, np.log1p(np.exp(x))), np.float32)
 
 
 def _unit(heads: FloatArray) -> FloatArray:

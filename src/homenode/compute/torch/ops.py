@@ -19,6 +19,7 @@ from homenode.compute.ops import (
     FloatArray,
     PlainActivation,
     Routing,
+    ScanHeads,
     WindowKind,
 )
 from homenode.compute.ranks import RankGroup
@@ -29,7 +30,15 @@ from homenode.compute.torch.kv import TorchKvCache
 from homenode.compute.torch.moe import add_experts, choose
 from homenode.compute.torch.products import Product
 from homenode.compute.torch.scoring import Attention, Scoring
-from homenode.compute.torch.state import StateStep, TorchStateMemory, delta_rule, gates_of, short_convolution
+from homenode.compute.torch.state import (
+    StateStep,
+    TorchStateMemory,
+    delta_rule,
+    gates_of,
+    selective_scan,
+    short_convolution,
+    softplus,
+)
 from homenode.compute.torch.step import DeviceStep, check_ids
 from homenode.units import format_count
 
@@ -219,9 +228,9 @@ class TorchOps:
         scaled = normed.view(x.shape[0], -1, weight.shape[0]) * weight
         return (scaled if bias is None else scaled + bias).view(x.shape)
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def silu_mul(self, gate_up: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
         """See `Ops.silu_mul`."""
-        gate, up = gate_up.chunk(2, dim=1)
+        gate, up = gate_up.chunk(2, dim=1) if up is None else (gate_up, up)
         return apply_silu(gate) * up
 
     def gelu_mul(
@@ -242,6 +251,10 @@ class TorchOps:
     def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """See `Ops.add`."""
         return x + y
+
+    def multiply(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """See `Ops.multiply`."""
+        return x * y
 
     def scale(self, x: torch.Tensor, factor: float | torch.Tensor) -> torch.Tensor:
         """See `Ops.scale`."""
@@ -320,6 +333,26 @@ class TorchOps:
         """See `Ops.delta_rule`."""
         gates = gates_of(beta, decay, decay_weight, decay_bias)
         return delta_rule(self._state_step(memory), qkv, gates, memory.matrices[layer], heads)
+
+    def selective_scan(
+        self,
+        xbc: torch.Tensor,
+        dt: torch.Tensor,
+        decay_weight: torch.Tensor,
+        decay_bias: torch.Tensor,
+        skip: torch.Tensor,
+        memory: TorchStateMemory,
+        layer: int,
+        heads: ScanHeads,
+    ) -> torch.Tensor:
+        """See `Ops.selective_scan`."""
+        share = softplus(dt + decay_bias)
+        gates = (share, torch.exp(decay_weight * share))
+        return selective_scan(self._state_step(memory), xbc, gates, skip, memory.matrices[layer], heads)
+
+    def rms_norm_grouped(self, x: torch.Tensor, weight: torch.Tensor, groups: int, eps: float) -> torch.Tensor:
+        """See `Ops.rms_norm_grouped`."""
+        return self.rms_norm(x.contiguous(), x.shape[1] // groups, eps) * weight
 
     def norm_gated(self, x: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, eps: float) -> torch.Tensor:
         """See `Ops.norm_gated`."""

@@ -1,5 +1,5 @@
-"""State memory of a torch device, and what computes with it: the short convolution and the gated delta rule, one token
-after the other.
+"""State memory of a torch device, and what computes with it: the short convolution, the gated delta rule and the
+recurrence of Mamba 2, one token after the other.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from homenode.compute.ops import DeltaHeads, IntArray, StateGeometry, StepArrays
+from homenode.compute.ops import DeltaHeads, IntArray, ScanHeads, StateGeometry, StepArrays
 
 _NORM_EPSILON = 1e-6  # of the lengths of queries and keys
 
@@ -156,6 +156,37 @@ def delta_rule(
     return out.reshape(len(qkv), -1)
 
 
+def selective_scan(
+    step: StateStep,
+    xbc: torch.Tensor,
+    gates: tuple[torch.Tensor, torch.Tensor],
+    skip: torch.Tensor,
+    matrices: torch.Tensor,
+    how: ScanHeads,
+) -> torch.Tensor:
+    """See `Ops.selective_scan`. matrices: [slots, heads, key_width, value_width]; `gates`: by how much a token's value
+    counts, and how much of the state stays, [tokens, heads] each.
+    """
+    heads, key_width, value_width = matrices.shape[1:]
+    group = (how.first + torch.arange(heads, device=xbc.device)) // how.per_group
+    inner = heads * value_width
+    x = xbc[:, :inner].reshape(len(xbc), heads, value_width)
+    b, c = (part.reshape(len(xbc), -1, key_width)[:, group] for part in xbc[:, inner:].chunk(2, dim=1))
+    share, kept = gates
+    entering = x * share[:, :, None]
+    out = torch.empty(len(xbc), heads, value_width, device=xbc.device)
+    states = _states(step, matrices)
+    for done, running in enumerate(step.running):
+        rows = step.firsts[:running] + done
+        state = states[:running] * kept[rows, :, None, None]
+        states[:running] = state + b[rows, :, :, None] * entering[rows, :, None, :]
+        out[rows] = (states[:running] * c[rows, :, :, None]).sum(dim=2)
+        for sequence, slot in step.copies.get(done + 1, ()):
+            matrices[slot] = states[sequence]
+    matrices[step.slots.long()] = states
+    return (out + skip[:, None] * x).reshape(len(xbc), -1)
+
+
 def _rows(end: int, first: int = 0) -> IntArray:
     return np.arange(first, end, dtype=np.int32)
 
@@ -169,9 +200,12 @@ def gates_of(
     beta: torch.Tensor, decay: torch.Tensor, decay_weight: torch.Tensor, decay_bias: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """sigmoid(beta), and exp(decay_weight * softplus(decay + decay_bias))."""
-    raised = decay + decay_bias
-    softplus = torch.where(raised > 20, raised, torch.log1p(torch.exp(raised)))
-    return 1 / (1 + torch.exp(-beta)), torch.exp(decay_weight * softplus)
+    return 1 / (1 + torch.exp(-beta)), torch.exp(decay_weight * softplus(decay + decay_bias))
+
+
+def softplus(x: torch.Tensor) -> torch.Tensor:
+    """ln(1 + e^x). Not torch's own, whose bits depend on where an element lies."""
+    return torch.where(x > 20, x, torch.log1p(torch.exp(x)))
 
 
 def _unit(heads: torch.Tensor) -> torch.Tensor:

@@ -102,6 +102,12 @@ def state_handover_problem(
             f"values, and {elsewhere[0]} keeps it where no other engine reads it; compute on CPUs (--stage-devices cpu)",
             param="stage_devices",
         )
+    if spec.mixer is not None:
+        return UnsupportedError(
+            f"--pd-role {config.transfer.pd_role}: layers of {spec.architecture} models keep a state, which only models "
+            "with gated delta nets can hand over; serve the model without it",
+            param="pd_role",
+        )
     what = f"--pd-role {config.transfer.pd_role}: a state is handed over in KV blocks, a part with each KV head"
     for part, geometry in zip(parts, geometries, strict=True):
         layers = range(part.layers.first, part.layers.end)

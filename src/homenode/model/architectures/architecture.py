@@ -60,6 +60,7 @@ class GgufFormat:
     architecture (`known_keys.READ`). `names`: tensors that are no parameter by themselves, such as several matrices in
     one: their name in the file -> the Hugging Face name, both with `{layer}`. `convert`: what the tensors are turned
     to, such as rows of q and k in another order. `with_or_without_experts`: files of both kinds are of it.
+    `further_names`: what `general.architecture` may say besides.
     """
 
     name: str
@@ -70,11 +71,12 @@ class GgufFormat:
     names: Mapping[str, str] = field(default_factory=dict)
     convert: Conversion = _as_stored
     with_or_without_experts: bool = False
+    further_names: tuple[str, ...] = ()
 
     @property
     def all_names(self) -> tuple[str, ...]:
         """Whatever `general.architecture` says in files of the architecture."""
-        return (self.name, *self.picture_names)
+        return (self.name, *self.picture_names, *self.further_names)
 
 
 @dataclass(frozen=True)

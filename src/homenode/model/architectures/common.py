@@ -195,11 +195,11 @@ def project_qkv_normed_whole(ops: Ops, model: ForwardContext, layer: Layer, h: T
         q = ops.gather(q, [count * spec.head_dim for count in part.head_counts])
     q, k = normed(ops, model, q, layer["q_norm"]), normed(ops, model, k, layer["k_norm"])
     of_heads = ((q, heads, spec.num_heads), (k, kv, spec.num_kv_heads))
-    q, k = (_columns_of(ops, x, here, count, spec.head_dim) for x, here, count in of_heads)
+    q, k = (columns_of(ops, x, here, count, spec.head_dim) for x, here, count in of_heads)
     return q, k, v
 
 
-def _columns_of(ops: Ops, x: Tensor, heads: IndexRange, count: int, head_dim: int) -> Tensor:
+def columns_of(ops: Ops, x: Tensor, heads: IndexRange, count: int, head_dim: int) -> Tensor:
     """Those of some heads of x, which has `count`."""
     widths = [n * head_dim for n in (heads.first, heads.count, count - heads.end) if n]
     return ops.split(x, widths)[1 if heads.first else 0]
@@ -307,7 +307,7 @@ def add_experts(
     assert moe is not None  # a layer has a router only where the figures say so
     ids = None if len(here) == moe.num_experts else here
     experts = Experts(
-        layer["expert_gate"],
+        layer.get("expert_gate", ()),
         layer["expert_up"],
         layer["expert_down"],
         ids,

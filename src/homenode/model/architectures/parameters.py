@@ -119,6 +119,7 @@ def dimensions(spec: ModelSpec, layer: int | None = None) -> dict[str, int]:
         **spec.dimensions,
         **{name: spec.num_heads * width for name, width in spec.head_widths.items()},
         **_delta_dimensions(spec.delta, spec.state_groups),
+        **(spec.mixer.dimensions() if spec.mixer is not None else {}),
     }
 
 
@@ -160,6 +161,7 @@ def ranges(spec: ModelSpec, part: ModelPart, layer: int | None = None) -> dict[s
     heads, kv_heads = (part.heads, part.kv_heads) if layer is None else part.heads_in(layer)
     head_dim = whole["head"].count
     whole |= _delta_ranges(spec.delta, part.state_groups)
+    whole |= spec.mixer.ranges(part) if spec.mixer is not None else {}
     return whole | {
         "vocabulary": part.vocabulary,
         "intermediate": part.intermediate if layer is None else part.intermediate_in(layer),

@@ -4,6 +4,7 @@ believed.
 
 from __future__ import annotations
 
+import math
 from collections import ChainMap
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import cast
 
 from homenode.errors import CheckpointError
 from homenode.model.formats.reading import damaged, quoted
+
+_INFINITY = {"__float__": "Infinity"}  # how transformers writes it
 
 
 class Fields:
@@ -35,6 +38,11 @@ class Fields:
         values = {self._prefix + asked: self._values[self._prefix + own] for asked, own in there.items()}
         stored = cast(MutableMapping[str, object], self._values)  # which nobody writes to
         return Fields(self.path, ChainMap(values, stored), self._prefix, {**self._spelled, **there})
+
+    def with_value(self, key: str, value: object) -> Fields:
+        """The same with another value of `key`."""
+        stored = cast(MutableMapping[str, object], self._values)  # which nobody writes to
+        return Fields(self.path, ChainMap({self._prefix + key: value}, stored), self._prefix, self._spelled)
 
     def has(self, key: str) -> bool:
         """Whether `key` has a value that is not null."""
@@ -137,6 +145,10 @@ class Fields:
             raise self.wrong(key, value, "true or false")
         return value
 
+    def is_text(self, key: str) -> bool:
+        """Whether `key` is there and a string."""
+        return isinstance(self._values.get(self._prefix + key), str)
+
     def text(self, key: str, default: str = "") -> str:
         """A string."""
         value = self._values.get(self._prefix + key)
@@ -169,6 +181,8 @@ class Fields:
         value = self._values.get(self._prefix + key)
         if value is None:
             return ()
+        if isinstance(value, list):
+            value = [math.inf if item == _INFINITY else item for item in value]
         if not isinstance(value, list) or not all(
             type(item) in (int, float) and above < item <= most for item in value
         ):

@@ -15,7 +15,8 @@ _LAYER = re.compile(r"(?<=\.)(?:0|[1-9][0-9]{0,4})(?=\.)")
 
 def renamed_modules(tensors: dict[str, TensorEntry], modules: Mapping[str, str]) -> dict[str, TensorEntry]:
     """The tensors with the modules in their names called as `modules` says, name -> name, `{layer}` standing for the
-    number of a layer; a name that is not in it stays. CheckpointError where two would have one name.
+    number of a layer; one that ends in a dot stands for all modules below it that are not in it. A name that is not in
+    it stays. CheckpointError where two would have one name.
     """
     if not modules:
         return tensors
@@ -32,4 +33,7 @@ def _renamed(name: str, modules: Mapping[str, str]) -> str:
     module, _, kind = name.removeprefix(_FRONT).rpartition(".")
     layer = _LAYER.search(module)
     known = modules.get(_LAYER.sub("{layer}", module, count=1) if layer else module)
-    return name if known is None else f"{known.format(layer=layer[0] if layer else None)}.{kind}"
+    if known is not None:
+        return f"{known.format(layer=layer[0] if layer else None)}.{kind}"
+    front = next((front for front in modules if front.endswith(".") and name.startswith(front)), "")
+    return modules[front] + name.removeprefix(front) if front else name

@@ -40,7 +40,9 @@ _LOSSES = {
 _WIDE = frozenset({"embed", "lm_head"})  # every token depends on these two: never narrower than Q8_0 by our own doing
 # Which experts compute, which tokens are attended to, how fast a state decays, and where a token stands, hangs on
 # these. They are small.
-_EXACT = frozenset({"positions", "router", "shared_router", "delta_gates", "delta_b", "delta_a", "index_weights"})
+_EXACT = frozenset(
+    {"positions", "router", "shared_router", "delta_gates", "delta_b", "delta_a", "scan_dt", "index_weights"}
+)
 
 
 @dataclass(frozen=True)

@@ -266,6 +266,8 @@ def _load_vector(fd: int, entry: TensorEntry, cut: IndexRange) -> FloatArray:
     """
     if cut.runs > 1:
         return np.concatenate([_load_vector(fd, entry, piece) for piece in cut.pieces])
+    if entry.times != 1.0:
+        return _load_vector(fd, replace(entry, times=1.0), cut) * np.float32(entry.times)
     if entry.coded:
         column = replace(entry, shape=(*entry.shape, 1))
         return coded_rows.decoded(column, (cut.first, cut.end), (0, 1))[:, 0] + np.float32(entry.plus)

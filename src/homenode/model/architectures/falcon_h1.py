@@ -1,0 +1,187 @@
+"""Falcon-H1: each layer has the recurrence of Mamba 2 and attention side by side on one norm, then a gated MLP; numbers
+of config.json multiply what goes into these and comes out. GGUF files have them in their weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from homenode.compute.ops import Ops, Tensor
+from homenode.model.architectures import common, mamba_mixer
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.common import Layer, layer_bias, layer_weight
+from homenode.model.architectures.parameters import ForwardContext, Parameter
+from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.formats import limits
+from homenode.model.formats.fields import Fields
+from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.state_mixers import ScanSpec, with_mixer
+
+NAME = "falcon_h1"
+DEFAULTS = Defaults(
+    max_position=8192, heads=32, kv_heads=8, vocab=128000, bos_id=1, eos_id=2, norm_eps=1e-5, intermediate=14336
+)
+BESIDE_MIXERS = (
+    *common.EMBEDDING_AND_HEAD[::2],
+    Parameter("norm", "model.final_layernorm.weight", ("hidden",), "output_norm.weight", common.has_output),
+    layer_weight("input_norm", "input_layernorm", "attn_norm", "hidden"),
+    layer_weight("post_norm", "pre_ff_layernorm", "ffn_norm", "hidden"),
+    layer_weight("gate", "feed_forward.gate_proj", "ffn_gate", "intermediate", "hidden"),
+    layer_weight("up", "feed_forward.up_proj", "ffn_up", "intermediate", "hidden"),
+    layer_weight("down", "feed_forward.down_proj", "ffn_down", "hidden", "intermediate"),
+    layer_bias("gate_bias", "feed_forward.gate_proj", "ffn_gate", "intermediate", common.has_mlp_biases),
+    layer_bias("up_bias", "feed_forward.up_proj", "ffn_up", "intermediate", common.has_mlp_biases),
+    layer_bias("down_bias", "feed_forward.down_proj", "ffn_down", "hidden", common.has_mlp_biases),
+)
+PARAMETERS = (*BESIDE_MIXERS, *mamba_mixer.ATTENTION, *mamba_mixer.parameters("mamba"))
+
+
+@dataclass(frozen=True)
+class FalconH1Multipliers:
+    """Of what goes into attention, of what it and the recurrence add, of the parts z, x, B, C and dt of what goes into
+    the recurrence, of the gate and the output of the MLP, and of logits.
+    """
+
+    attention_in: float = 1.0
+    attention_out: float = 1.0
+    scan_out: float = 1.0
+    parts: tuple[float, ...] = (1.0,) * 5
+    gate: float = 1.0
+    down: float = 1.0
+    logits: float = 1.0
+    scan_in: float = 1.0  # which `parts` have in them, and biases of the projection do not
+
+
+def _several(fields: Fields, key: str, count: int) -> tuple[float, ...]:
+    found = fields.numbers(key, above=-1e6) or (1.0,) * count
+    if len(found) != count:
+        raise fields.wrong(key, list(found), f"a list of {count} numbers")
+    return found
+
+
+def read_folder(config: FolderConfig) -> ModelSpec:
+    """The figures in config.json."""
+    config.refuse_activation("hidden_act", "silu")
+    fields, spec = config.fields, config.decoder(NAME, DEFAULTS)
+    mamba_mixer.refuse_other_layers(fields, "hybrid")
+    entering = fields.number("ssm_in_multiplier", 1.0)
+    gate, down = _several(fields, "mlp_multipliers", 2)
+    multipliers = FalconH1Multipliers(
+        attention_in=fields.number("attention_in_multiplier", 1.0),
+        attention_out=fields.number("attention_out_multiplier", 1.0),
+        scan_out=fields.number("ssm_out_multiplier", 1.0),
+        scan_in=entering,
+        parts=tuple(entering * each for each in _several(fields, "ssm_multipliers", 5)),
+        gate=gate,
+        down=down,
+        logits=fields.number("lm_head_multiplier", 1.0),
+    )
+    bias = fields.boolean("attention_bias", False)
+    key = fields.number("key_multiplier", 1.0)
+    spec = replace(
+        spec,
+        attention_bias=bias,
+        output_bias=bias,
+        mlp_bias=fields.boolean("mlp_bias", False),
+        embedding_scale=fields.number("embedding_multiplier", 1.0),
+        attention_scale=spec.head_dim**-0.5 * key,
+        own=multipliers,
+    )
+    inner = mamba_mixer.expanded(fields, spec.hidden_size)
+    if not fields.is_null("mamba_d_ssm"):
+        inner = fields.integer("mamba_d_ssm", 1024, maximum=limits.MOST_INTERMEDIATE)
+    before = fields.boolean("mamba_norm_before_gate", True)
+    scan = replace(
+        mamba_mixer.read_folder(fields, range(spec.num_layers), inner),
+        gating=("norm_first" if before else "gate_first") if fields.boolean("mamba_rms_norm", False) else "no_norm",
+        output_bias=fields.boolean("projectors_bias", False),
+    )
+    return with_mixer(spec, scan, range(spec.num_layers))
+
+
+def read_gguf(config: GgufConfig) -> ModelSpec:
+    """The figures in a GGUF file."""
+    spec = replace(config.decoder(NAME), own=FalconH1Multipliers())
+    layers = range(spec.num_layers)
+    return with_mixer(spec, mamba_mixer.read_gguf(config, layers, "mamba"), layers)
+
+
+def _convert_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+    """The tensors of a folder: what is convolved is multiplied before, which is the same as a multiple of weights."""
+    assert isinstance(spec.own, FalconH1Multipliers) and isinstance(spec.mixer, ScanSpec)
+    found = mamba_mixer.convert_folder(tensors, spec)
+    for name, entry in found.items():
+        for part, times in zip(("x", "b", "c"), spec.own.parts[1:4], strict=True):
+            if name.endswith(f"conv1d.{part}.weight"):
+                found[name] = replace(entry, times=times)
+        if ".in_proj." in name and name.endswith(".bias"):
+            found[name] = replace(entry, times=1 / spec.own.scan_in)
+    return found
+
+
+def forward(ops: Ops, model: ForwardContext) -> Tensor:
+    """Logits of the step's selected rows, or the rows for the next stage."""
+    own, part = model.spec.own, model.part
+    assert isinstance(own, FalconH1Multipliers)
+    x = common.enter(ops, model)
+    rotation = common.angles(ops, model.rope)
+    for index, layer in enumerate(model.parameters.layers):
+        h = common.normed(ops, model, x, layer["input_norm"])
+        inner = mamba_mixer.mixed(ops, model, index, h, own.parts[0], own.parts[4])
+        added = _scaled(ops, _projected(ops, model, inner, layer["scan_o"], layer.get("scan_o_bias")), own.scan_out)
+        qkv = common.project_qkv(ops, model, layer, _scaled(ops, h, own.attention_in))
+        inner = common.select_last(ops, model, index, common.attended(ops, model, index, qkv, rotation))
+        out = _projected(ops, model, inner, layer["o"], layer.get("o_bias"))
+        added = ops.add(added, _scaled(ops, out, own.attention_out))
+        x = ops.add(common.select_last(ops, model, index, x), common.over_ranks(ops, model, added))
+        h = common.normed(ops, model, x, layer["post_norm"])
+        inner = common.gated(ops, layer, h) if own.gate == 1.0 else _gated(ops, layer, h, own.gate)
+        out = common.project_out(ops, model, inner, layer["down"], layer.get("down_bias"), None)
+        x = ops.add(x, _scaled(ops, out, own.down))
+    x = common.leave(ops, model, x)
+    return _scaled(ops, x, own.logits) if part.last_stage else x
+
+
+def _projected(ops: Ops, model: ForwardContext, inner: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The product of the inner columns that are here; one rank brings in the bias."""
+    return ops.linear(inner, (weight,), (bias if model.part.adds_residual else None,))
+
+
+def _gated(ops: Ops, layer: Layer, h: Tensor, factor: float) -> Tensor:
+    """The inner columns of the MLP, whose gate is multiplied before the activation."""
+    gate, up = (ops.linear(h, (layer[each],), (layer.get(f"{each}_bias"),)) for each in ("gate", "up"))
+    return ops.silu_mul(ops.scale(gate, factor), up)
+
+
+def _scaled(ops: Ops, x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1.0 else ops.scale(x, factor)
+
+
+ARCHITECTURE = Architecture(
+    NAME,
+    FolderFormat(
+        "FalconH1ForCausalLM",
+        read_folder,
+        fields=mamba_mixer.FIELDS
+        | frozenset(
+            "hidden_act attention_bias mlp_bias projectors_bias embedding_multiplier lm_head_multiplier "
+            "attention_in_multiplier attention_out_multiplier key_multiplier ssm_in_multiplier ssm_out_multiplier "
+            "ssm_multipliers mlp_multipliers mamba_d_ssm mamba_rms_norm mamba_norm_before_gate".split()
+        ),
+        harmless=mamba_mixer.HARMLESS
+        | dict.fromkeys(("num_logits_to_keep", "mamba_use_mlp"), "its class does not compute with it"),
+        convert=_convert_folder,
+    ),
+    GgufFormat(
+        "falcon-h1",
+        read_gguf,
+        keys=mamba_mixer.KEYS,
+        names=mamba_mixer.gguf_names("mamba")
+        | {"blk.{layer}.ffn_norm": "model.layers.{layer}.pre_ff_layernorm.weight"},
+        convert=mamba_mixer.split_tensors,
+    ),
+    PARAMETERS,
+    forward,
+)
