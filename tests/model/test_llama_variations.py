@@ -257,8 +257,17 @@ def test_a_gguf_file_of_llama_4_is_of_the_published_sizes(tmp_path: Path) -> Non
         )
 
 
+# Larger scores of queries that grow leave a token one key, where the order of a sum shows more than the bound.
+ONLY = {
+    "ministral3": frozenset(
+        "sliding_window layer_types use_sliding_window rope_type rope_theta head_dim hidden_act attention_bias "
+        "rms_norm_eps original_max_position_embeddings partial_rotary_factor rope_scaling tie_word_embeddings".split()
+    )
+}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", FOLDERS)
 def test_every_field_is_read_as_transformers_reads_it_or_refused(name: str, tmp_path: Path) -> None:
-    check_fields(FOLDERS[name].kind, FOLDERS[name].changes, tmp_path / "model")
+    check_fields(FOLDERS[name].kind, FOLDERS[name].changes, tmp_path / "model", ONLY.get(name))

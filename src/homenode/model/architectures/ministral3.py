@@ -13,6 +13,7 @@ from homenode.model.architectures.parameters import ForwardContext
 from homenode.model.config.folder_config import Defaults, FolderConfig, extended_position
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_fields import NOT_READ
+from homenode.model.formats import limits
 from homenode.model.spec import ModelSpec, RopeSpec
 
 NAME = "ministral3"
@@ -42,8 +43,10 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     tables = [table for name in reversed(_TABLES) if (table := config.fields.table(name)) is not None and table.names()]
     if not tables:
         spec = replace(spec, rope=ROPE, max_position=extended_position(ROPE, spec.max_position))
-        return _with_growth(spec, GROWTH)
-    return _with_growth(spec, tables[0].optional_number("llama_4_scaling_beta", least=0.0))
+        return _with_growth(spec, GROWTH, ROPE.original_max_position)
+    told = tables[0].optional_integer("original_max_position_embeddings", maximum=limits.MOST_POSITION)
+    length = spec.rope.original_max_position or told
+    return _with_growth(spec, tables[0].optional_number("llama_4_scaling_beta", least=0.0), length)
 
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
@@ -55,12 +58,12 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
     if spec.rope.kind == "yarn" and multiplier:
         logarithm = 0.1 * math.log(max(spec.rope.factor, 1.0))
         spec = replace(spec, rope=replace(spec.rope, attention_factor=(logarithm + 1) / (multiplier * logarithm + 1)))
-    return _with_growth(spec, fields.number("attention.temperature_scale", 0.0, least=0.0))
+    growth = fields.number("attention.temperature_scale", 0.0, least=0.0)
+    return _with_growth(spec, growth, spec.rope.original_max_position)
 
 
-def _with_growth(spec: ModelSpec, growth: float | None) -> ModelSpec:
-    length = spec.rope.original_max_position or spec.max_position
-    return replace(spec, own=QueryGrowth(growth, length)) if growth else spec
+def _with_growth(spec: ModelSpec, growth: float | None, length: int | None) -> ModelSpec:
+    return replace(spec, own=QueryGrowth(growth, length or spec.max_position)) if growth else spec
 
 
 def forward(ops: Ops, model: ForwardContext) -> Tensor:

@@ -45,7 +45,9 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     config.refuse_activation("hidden_act", "silu")
     spec = config.decoder(NAME, DEFAULTS)
     rotated = rotated_layers(fields, spec.num_layers)
-    if (window := window_of(config)) is None:
+    # Where layers are listed, they have a window whether it is said to be used or not.
+    window = config.window(default=None) if fields.texts("layer_types") else window_of(config)
+    if window is None:
         config.refuse_other_layers(window)
     spec = config.with_window_in(spec, window, lambda _layers: tuple(not each for each in rotated))
     bias, mlp_bias = fields.boolean("attention_bias", False), fields.boolean("mlp_bias", False)
