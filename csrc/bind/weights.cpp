@@ -366,6 +366,13 @@ void bind_weights(nb::module_& m) {
             if (const auto error = cache.detach(first)) raise(*error);
           },
           nb::arg("first"))
+      .def(
+          "home_of",
+          [](const KvCache& self, int64_t block) {
+            const BlockHomes& homes = self.block_homes();
+            return homes.stripe && block >= 0 ? static_cast<int>(homes.of(block)) : -1;
+          },
+          nb::arg("block"), "The home at which all heads of a block lie; -1: none, or heads have homes of their own.")
       .def_prop_ro("refused", &KvCache::refused,
                    "The errno with which the kernel last refused to take a region from its home, or 0.");
   m.def("kv_cache", &make_cache, nb::arg("pool"), nb::arg("shape"), nb::arg("blocks"), nb::kw_only(),

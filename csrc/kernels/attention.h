@@ -2,9 +2,9 @@
 //
 // A tile is up to 32 rows of (query token, head of the group) of one sequence and KV head. Its context is cut into
 // chunks of 256 keys counted from position 0; each chunk gives a partial result for each row, and partial results are
-// merged in ascending order. A tile is one work item, or, when there are too few tiles for the pool, several: then
-// every chunk's partial result is kept and the item that ends last merges them. Either way each row sees the same
-// arithmetic.
+// merged in ascending order. A tile is one work item, or, when there are too few tiles for the pool or its chunks lie at
+// several homes, several: then every chunk's partial result is kept and the item that ends last merges them. Either way
+// each row sees the same arithmetic.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -26,10 +26,11 @@ enum class WindowKind : uint8_t { sliding, chunked };
 // What the division into work items depends on, the same for all layers of most models.
 struct AttentionShape {
   int kv_heads, group, head_dim, window;  // window 0: none
-  std::vector<HeadGroup> groups = {};     // as KvCache::head_groups; empty: all threads attend to all heads
+  std::vector<HeadGroup> groups = {};  // as KvCache::head_groups; empty: all threads attend to all heads
   bool sampled_only = false;  // rows of tokens that are not sampled may be left out, as nobody reads them
   int value_columns = 0;  // values are the first so many elements of keys; 0: they are beside them, and as wide
   WindowKind window_kind = WindowKind::sliding;
+  BlockHomes homes = {};  // as KvCache::block_homes: a chunk is attended to where its first block lies
   int value_dim() const { return value_columns ? value_columns : head_dim; }
   bool operator==(const AttentionShape&) const = default;
 };
@@ -80,14 +81,17 @@ class AttentionPlan {
   void add_sequence(const Step&, int sequence);
   void find_read(const Step&);
   void keep_read(const Step&, int sequence, int& begin, int& end) const;
-  void divide_tiles();
+  void divide_tiles(const Step&);
+  size_t home_of(const Step&, const AttentionTile&, int chunk) const;
+  int run_end(const Step&, const AttentionTile&, int chunk, int most) const;
   void share_items(const Step&);
   void share_among(const Step&, int item_begin, int item_end, int thread_begin, int thread_end);
   void sort_by_group();
+  void sort_by_home(const Step&);
   int64_t cost(const Step&, const AttentionItem&) const;
 
   AttentionShape shape_;
-  int threads_;
+  int block_size_, threads_;
   int64_t room_;  // for partial results, in bytes
   std::vector<uint8_t> read_;  // of each token, whether its rows are; empty: all are
   std::vector<AttentionTile> tiles_;

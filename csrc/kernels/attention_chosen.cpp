@@ -18,11 +18,6 @@ int32_t position_at(const float* row, int i) {
   return position;
 }
 
-int sequence_of(const Step& step, int token) {
-  const auto after = std::upper_bound(step.query_start.begin(), step.query_start.begin() + step.sequences + 1, token);
-  return static_cast<int>(after - step.query_start.begin()) - 1;
-}
-
 // Where the key of a position lies: the tile that holds it.
 const std::byte* tile_at(const KvCache& cache, int layer, const Step& step, int sequence, int position) {
   const int size = cache.shape().block_size;
@@ -164,6 +159,11 @@ uint32_t ordered(float score) {
 }
 
 }  // namespace
+
+int sequence_of(const Step& step, int token) {
+  const auto after = std::upper_bound(step.query_start.begin(), step.query_start.begin() + step.sequences + 1, token);
+  return static_cast<int>(after - step.query_start.begin()) - 1;
+}
 
 bool chooses_all(const Step& step, int count) {
   return std::all_of(step.context_len.begin(), step.context_len.end(),

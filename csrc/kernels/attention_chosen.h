@@ -20,6 +20,9 @@ struct ChosenTokens {
 
 inline int chosen_of(int position, int count) { return position < count ? position + 1 : count; }
 
+// The sequence of a step that a token is of.
+int sequence_of(const Step&, int token);
+
 // Whether every token of a step attends to all there is.
 bool chooses_all(const Step&, int count);
 

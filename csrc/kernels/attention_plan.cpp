@@ -1,12 +1,13 @@
 #include "kernels/attention.h"
 
 #include <algorithm>
+#include <tuple>
 
 namespace homenode {
 // Room for every KV head of the longest sequence while it is decoded: with one tile left whole, all would wait for the
 // thread that has it.
 AttentionPlan::AttentionPlan(const AttentionShape& shape, const StepLimits& limits, int block_size, int threads)
-    : shape_(shape), threads_(threads) {
+    : shape_(shape), block_size_(block_size), threads_(threads) {
   const int64_t longest = int64_t(limits.max_blocks_per_sequence) * block_size,
                 chunks = (longest + kChunkKeys - 1) / kChunkKeys * shape.kv_heads;
   const auto room = [&](int64_t count, int rows) {
@@ -50,8 +51,23 @@ void AttentionPlan::add_sequence(const Step& step, int sequence) {
   }
 }
 
-// A tile is one item, unless there are so few tiles that the pool needs them divided.
-void AttentionPlan::divide_tiles() {
+size_t AttentionPlan::home_of(const Step& step, const AttentionTile& tile, int chunk) const {
+  const int64_t block = int64_t(chunk) * kChunkKeys / block_size_;
+  return shape_.homes.of(step.block_table[static_cast<size_t>(tile.sequence * step.table_width + block)]);
+}
+
+// Where chunks from `chunk` on that lie at one home end, after `most` of them at the latest.
+int AttentionPlan::run_end(const Step& step, const AttentionTile& tile, int chunk, int most) const {
+  const int last = std::min(chunk + most, tile.chunk_end);
+  if (!shape_.homes.stripe) return last;
+  const size_t home = home_of(step, tile, chunk);
+  int end = chunk + 1;
+  while (end < last && home_of(step, tile, end) == home) ++end;
+  return end;
+}
+
+// A tile is one item, unless there are so few tiles that the pool needs them divided, or it lies at several homes.
+void AttentionPlan::divide_tiles(const Step& step) {
   const int tiles = static_cast<int>(tiles_.size()), wanted = 4 * threads_;
   int64_t chunks = 0;
   for (const AttentionTile& tile : tiles_) chunks += tile.chunk_end - tile.chunk_begin;
@@ -61,14 +77,17 @@ void AttentionPlan::divide_tiles() {
     AttentionTile& tile = tiles_[static_cast<size_t>(i)];
     const int count = tile.chunk_end - tile.chunk_begin;
     const int64_t bytes = count * static_cast<int64_t>(AttentionScratch::partial_bytes(tile.rows, shape_.value_dim()));
-    if (tiles >= wanted || count <= span || taken + bytes > room_) {
+    const int most = tiles >= wanted || count <= span ? count : span;
+    if (taken + bytes > room_ || run_end(step, tile, tile.chunk_begin, most) == tile.chunk_end) {
       items_.push_back({i, tile.chunk_begin, tile.chunk_end});
       continue;
     }
     tile.first_partial = taken;
     taken += bytes;
-    for (int chunk = tile.chunk_begin; chunk < tile.chunk_end; chunk += span)
-      items_.push_back({i, chunk, std::min(chunk + span, tile.chunk_end)});
+    for (int chunk = tile.chunk_begin, end; chunk < tile.chunk_end; chunk = end) {
+      end = run_end(step, tile, chunk, most);
+      items_.push_back({i, chunk, end});
+    }
   }
 }
 
@@ -110,9 +129,34 @@ void AttentionPlan::sort_by_group() {
                    [&](const AttentionItem& a, const AttentionItem& b) { return group(a) < group(b); });
 }
 
+// Items at one home after those at the home before; there those of a sequence's chunks in order, so that what one tile
+// has read is near when another one reads it.
+void AttentionPlan::sort_by_home(const Step& step) {
+  const auto place = [&](const AttentionItem& item) {
+    const AttentionTile& tile = tiles_[static_cast<size_t>(item.tile)];
+    return std::tuple(home_of(step, tile, item.chunk_begin), tile.sequence, item.chunk_begin);
+  };
+  std::stable_sort(items_.begin(), items_.end(),
+                   [&](const AttentionItem& a, const AttentionItem& b) { return place(a) < place(b); });
+}
+
 void AttentionPlan::share_items(const Step& step) {
   const int items = static_cast<int>(items_.size());
   share_begins_.assign(static_cast<size_t>(threads_) + 1, items);
+  if (shape_.homes.stripe) {
+    sort_by_home(step);
+    int item = 0, thread = 0;
+    for (size_t home = 0; home < shape_.homes.past_thread.size(); ++home) {
+      int end = item;
+      for (; end < items; ++end) {
+        const AttentionItem& next = items_[static_cast<size_t>(end)];
+        if (home_of(step, tiles_[static_cast<size_t>(next.tile)], next.chunk_begin) != home) break;
+      }
+      share_among(step, item, end, thread, shape_.homes.past_thread[home]);
+      item = end, thread = shape_.homes.past_thread[home];
+    }
+    return;
+  }
   if (shape_.groups.empty()) return share_among(step, 0, items, 0, threads_);
   sort_by_group();
   int item = 0, thread = 0;
@@ -130,7 +174,7 @@ void AttentionPlan::divide(const Step& step) {
   items_.clear();
   find_read(step);
   for (int s = 0; s < step.sequences; ++s) add_sequence(step, s);
-  divide_tiles();
+  divide_tiles(step);
   share_items(step);
   const int tiles = static_cast<int>(tiles_.size());
   if (chunks_left_.size() < tiles_.size())

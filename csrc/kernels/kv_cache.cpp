@@ -33,6 +33,32 @@ std::vector<HeadGroup> groups_of(const Homes& homes, const std::vector<int>& pas
   return groups;
 }
 
+constexpr int64_t kMostStripes = 4096;  // the kernel keeps a record of the memory of each
+
+// Blocks of a stripe: whole chunks of positions, as blocks that follow each other are mostly of one sequence, and a page
+// at least.
+int64_t stripe_of(const KvShape& shape, int64_t block_bytes, int64_t blocks) {
+  const auto over = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  const auto page = static_cast<int64_t>(block_bytes * blocks >= int64_t(kHugePage) ? kHugePage : kSmallPage);
+  const int64_t chunk = over(kChunkKeys, shape.block_size);
+  const int64_t least = std::max(over(page, block_bytes), over(blocks, kMostStripes));
+  return over(least, chunk) * chunk;
+}
+
+// Where the blocks of so many bytes lie. Nowhere, where threads that are neighbours in number are not at home together,
+// or a home has none.
+BlockHomes homes_of_blocks(const Homes& homes, int64_t stripe) {
+  const std::vector<int>& of = homes.of_thread;
+  BlockHomes found{stripe, {}};
+  if (homes.count() < 2 || !std::is_sorted(of.begin(), of.end())) return {};
+  for (int home = 0, before = 0; home < homes.count(); ++home) {
+    const auto past = static_cast<int>(std::upper_bound(of.begin(), of.end(), home) - of.begin());
+    if (past == before) return {};
+    found.past_thread.push_back(before = past);
+  }
+  return found;
+}
+
 }  // namespace
 
 Result<std::shared_ptr<KvCache>> KvCache::create(ThreadPool& pool, const KvShape& shape, int64_t blocks,
@@ -94,7 +120,12 @@ Result<std::shared_ptr<KvCache>> KvCache::make(ThreadPool& pool, const KvShape& 
       return std::move(*error);
   }
   if (!whole) cache->head_groups_ = groups_of(*homes, ends);
-  if (touched) cache->clear(pool, whole ? nullptr : homes);
+  if (whole && homes && !interleaved) {
+    cache->block_homes_ = homes_of_blocks(*homes, stripe_of(shape, cache->block_bytes(), blocks));
+    if (cache->block_homes_.stripe) cache->place_stripes(*homes);
+  }
+  if (touched && cache->block_homes_.stripe) cache->clear_stripes(pool, *homes);
+  else if (touched) cache->clear(pool, whole ? nullptr : homes);
   if (!cache->in_file()) {
     for (Region& region : cache->regions_)
       shrink(region.pages, cache->region_bytes(region.past_head - region.first_head));
@@ -166,6 +197,38 @@ void KvCache::clear(ThreadPool& pool, const Homes* homes) {
       const auto bytes = static_cast<size_t>((end - begin) * block_bytes);
       if (in_file()) touch(data, bytes);
       else std::memset(data, 0, bytes);
+    }
+  });
+}
+
+// Has the kernel take each stripe from its home, where homes have nodes. Huge pages are the home's that has most of
+// them.
+void KvCache::place_stripes(const Homes& homes) {
+  const Pages& pages = regions_[0].pages;
+  const auto page = static_cast<int64_t>(pages.bytes >= kHugePage ? kHugePage : kSmallPage);
+  const auto boundary = [&](int64_t block) {
+    return block >= blocks_ ? static_cast<int64_t>(pages.bytes) : (block * block_bytes() + page / 2) / page * page;
+  };
+  for (int64_t first = 0; first < blocks_ && !homes.nodes.empty(); first += block_homes_.stripe) {
+    const int64_t begin = boundary(first), end = boundary(first + block_homes_.stripe);
+    if (begin >= end) continue;
+    const Pages part{nullptr, pages.data + begin, static_cast<size_t>(end - begin)};
+    if (const int code = prefer_nodes(part, {homes.nodes[block_homes_.of(first)]})) refused_ = code;
+  }
+}
+
+// Every stripe is shared by the threads at its home.
+void KvCache::clear_stripes(ThreadPool& pool, const Homes& homes) {
+  pool.run([&](int thread) {
+    const Homes::Turn turn = homes.turn(thread);
+    const auto home = static_cast<size_t>(homes.of_thread[static_cast<size_t>(thread)]);
+    for (int64_t first = 0; first < blocks_; first += block_homes_.stripe) {
+      if (block_homes_.of(first) != home) continue;
+      const int64_t count = std::min(block_homes_.stripe, blocks_ - first) * block_bytes(),
+                    begin = count * turn.index / turn.of, end = count * (turn.index + 1) / turn.of;
+      std::byte* const data = regions_[0].pages.data + first * block_bytes() + begin;
+      if (in_file()) touch(data, static_cast<size_t>(end - begin));
+      else std::memset(data, 0, static_cast<size_t>(end - begin));
     }
   });
 }

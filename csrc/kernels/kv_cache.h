@@ -1,15 +1,17 @@
 // Paged memory of keys and values.
 //
 // KV heads are shared among the pool's homes (see host/arena.h), as many for a home as it has threads; the heads of a
-// home lie in a region of its memory. With fewer heads than homes, such as the one head of latents, all lie in pages of
-// all homes in turn. There blocks in order, so that the memory of a block can be taken and given back
-// by itself; in a block, layers in order; in a layer, heads in order; for each head first the keys, then the values:
+// home lie in a region of its memory. With fewer heads than homes, such as the one head of latents, all heads of a block
+// lie together, so many blocks at each home in turn (BlockHomes). In a region blocks in order, so that the memory of a
+// block can be taken and given back by itself; in a block, layers in order; in a layer, heads in order; for each head
+// first the keys, then the values:
 //   f32   keys   [tile of 16 tokens][head element][16]           values [token][head element]
 //   bf16  keys   [tile of 16 tokens][pair of elements][16][2]    values [tile of 16 tokens][pair of tokens][head element][2]
 //   int8  as bf16, and behind each tile the scales of its 16 tokens: float32 [16], value = scale * code
 // Where the values are the first elements of the keys (KvShape::sides 1), there are keys alone.
 // so that a thread working on one KV head reads both as streams, with a token of keys in each lane.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -35,6 +37,18 @@ struct HeadGroup {
   bool operator==(const HeadGroup&) const = default;
 };
 
+// At which home a block lies where all its heads lie together: `stripe` blocks at the first, as many at the next, and so
+// on, again and again; stripe 0: blocks have no homes. The threads of a home end at `past_thread`.
+struct BlockHomes {
+  int64_t stripe = 0;
+  std::vector<int> past_thread = {};
+  size_t of(int64_t block) const { return static_cast<size_t>(block / stripe) % past_thread.size(); }
+  size_t of_thread(int thread) const {
+    return static_cast<size_t>(std::upper_bound(past_thread.begin(), past_thread.end(), thread) - past_thread.begin());
+  }
+  bool operator==(const BlockHomes&) const = default;
+};
+
 // Bytes offset .. offset + bytes - 1 of a memfd that others have made; `offset` is a multiple of kHugePage.
 struct FileShare {
   int fd;
@@ -43,8 +57,8 @@ struct FileShare {
 
 class KvCache {
  public:
-  // Zeroed; all is one region without homes, or when pages come from all homes in turn, as is asked for or as there are
-  // fewer heads than homes. With `touched` every
+  // Zeroed; all is one region without homes, when pages come from all homes in turn, as is asked for, and where there
+  // are fewer heads than homes. With `touched` every
   // page is there at once, taken by a thread of the pool at its home; without, a page comes when it is first written,
   // or when whoever made the cache has the kernel take it. With `sharing` the regions lie in one sealed memfd, which
   // others may map, and are touched. Error when the shape is impossible or the memory is not to be had.
@@ -74,6 +88,8 @@ class KvCache {
   // Which threads had best attend to which heads: those at their home. Empty where there is one home, a home has no
   // heads, or threads that are neighbours in number are not at home together.
   const std::vector<HeadGroup>& head_groups() const { return head_groups_; }
+  // Which threads had best attend to which blocks: those at their home, which has a stripe of them in turn.
+  const BlockHomes& block_homes() const { return block_homes_; }
   // The errno with which the kernel last refused to take a region from its home, or 0.
   int refused() const { return refused_; }
 
@@ -144,7 +160,10 @@ class KvCache {
   size_t region_room(int heads) const;
   Result<Pages> take_pages(int heads);
   std::optional<Error> add_region(int home, int first_head, int past_head, const std::vector<int>& nodes);
+  int64_t block_bytes() const { return head_bytes_ * shape_.kv_heads * shape_.layers; }
+  void place_stripes(const Homes&);
   void clear(ThreadPool&, const Homes*);
+  void clear_stripes(ThreadPool&, const Homes&);
 
   KvShape shape_;
   int64_t blocks_ = 0;
@@ -156,6 +175,7 @@ class KvCache {
   std::vector<Region> regions_;
   std::vector<HeadPlace> places_;
   std::vector<HeadGroup> head_groups_;
+  BlockHomes block_homes_;
   int refused_ = 0;
 
   mutable std::mutex change_, one_reader_;

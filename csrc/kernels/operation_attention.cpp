@@ -59,7 +59,8 @@ void AttentionOperation::lower(Lowering& to) {
                            cache->head_groups(),
                            sampled_only,
                            params.value_columns,
-                           params.window_kind};
+                           params.window_kind,
+                           cache->block_homes()};
   const int value_dim = key.value_dim();
   AttentionPlan* plan = to.plan(key, shape.block_size);
   RunClaims* claims = to.claims();

@@ -11,6 +11,30 @@ int chunks_of(const Step& step, int token) { return step.positions[static_cast<s
 
 bool chooses(const Step& step, int token, int count) { return step.positions[static_cast<size_t>(token)] >= count; }
 
+// Runs of a token's chunks that a thread scores: its part of all, or, where keys lie at homes, of those at its own.
+template <class Score>
+void each_run(const BlockHomes& homes, const Step& step, int token, int block_size, int thread, int threads,
+              const Score& score) {
+  const int chunks = chunks_of(step, token);
+  if (!homes.stripe) {
+    const RowRange mine = rows_of(chunks, thread, threads);
+    if (mine.begin < mine.end) score(mine.begin, mine.end);
+    return;
+  }
+  const int32_t* table = &step.block_table[static_cast<size_t>(sequence_of(step, token) * step.table_width)];
+  const auto home_of = [&](int chunk) { return homes.of(table[int64_t(chunk) * kChunkKeys / block_size]); };
+  const size_t home = homes.of_thread(thread);
+  const int first = home ? homes.past_thread[home - 1] : 0, beside = homes.past_thread[home] - first;
+  int found = 0;  // chunks at this home
+  for (int chunk = 0; chunk < chunks; ++chunk) found += home_of(chunk) == home;
+  const RowRange mine = rows_of(found, thread - first, beside);
+  for (int chunk = 0, at = 0; chunk < chunks; ++chunk) {
+    if (home_of(chunk) != home) continue;
+    if (at >= mine.begin && at < mine.end) score(chunk, chunk + 1);
+    ++at;
+  }
+}
+
 }  // namespace
 
 ScoreCall ChooseOperation::call() const {
@@ -40,15 +64,16 @@ void ChooseOperation::lower(Lowering& to) {
             },
             true},
            {memory_of(k)});
-  to.phase({"index scores",
+  to.phase({"choose",  // like the one below: where there are many tokens, these are scored there
             [=, this](const Step& step, int thread, int threads) {
               std::byte* scratch = own->data + own->own_bytes * static_cast<size_t>(thread);
               auto* rows = reinterpret_cast<float*>(shared->data);
               for (int token = 0; token < step.tokens; ++token) {
                 if (!chooses(step, token, count)) continue;
-                const RowRange chunks = rows_of(chunks_of(step, token), thread, threads);
-                if (chunks.begin < chunks.end)
-                  score_tokens(call(), step, *table, token, chunks.begin, chunks.end, rows + token * longest, scratch);
+                each_run(cache->block_homes(), step, token, cache->shape().block_size, thread, threads,
+                         [&](int first, int past) {
+                           score_tokens(call(), step, *table, token, first, past, rows + token * longest, scratch);
+                         });
               }
             },
             false, few},

@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "host/arena.h"
 #include "kernels/kv_write.h"
 #include "tests/cases.h"
 
@@ -54,7 +55,9 @@ Exact<float> attended(const Layer& layer, KvCache& cache, const Exact<float>& qu
   const int64_t out_width = layer.query_width() / layer.shape.head_dim * layer.shape.value_dim();
   Exact<float> out(static_cast<size_t>(layer.tokens * out_width));
   const int threads = pool.size();
-  AttentionPlan plan(layer.shape, {kBlocks * layer.block_size, 1, 1, kBlocks}, layer.block_size, threads);
+  AttentionShape shape = layer.shape;
+  shape.homes = cache.block_homes();
+  AttentionPlan plan(shape, {kBlocks * layer.block_size, 1, 1, kBlocks}, layer.block_size, threads);
   plan.divide(layer.step);
   require(plan.share_begin(0) == 0 && plan.share_begin(threads) == static_cast<int>(plan.items().size()),
           "shares are all items");
@@ -88,13 +91,14 @@ void require_same(const Exact<float>& a, const Exact<float>& b, const char* what
           std::string(what) + ", at " + level_name(level));
 }
 
-// Keys of all tokens, written in two parts cut anywhere; then attention of the step's.
+// Keys of all tokens, written in two parts cut anywhere; then attention of the step's. `homes`: of the pool's threads.
 Exact<float> run(Layer& layer, Random random, const Exact<float>& q, const Exact<float>& k, const Exact<float>& v,
-                 const NormRope& query, const NormRope& key, const Kernels& table, ThreadPool& pool) {
+                 const NormRope& query, const NormRope& key, const Kernels& table, ThreadPool& pool,
+                 const Homes* homes = nullptr) {
   const auto cache = taken(KvCache::create(
-      *layer.pool,
+      pool,
       {1, layer.shape.kv_heads, layer.shape.head_dim, layer.block_size, layer.kv, layer.shape.value_columns ? 1 : 2},
-      kBlocks));
+      kBlocks, homes));
   layer.take(0, layer.context);
   const KvWrite write{
       k.get(), layer.key_width(), layer.shape.value_columns ? nullptr : v.get(), layer.key_width(), cache.get(), 0,
@@ -147,11 +151,16 @@ void check_attention(Random& random) {
   const NormRope query{norm.get(), 1e-6f, angles.get(), stride, layer.half},
       key{norm.get(), 1e-5f, angles.get(), stride, layer.half};
   const auto several = pool_of(random.between(2, 4));
+  Homes homes{{0}, {}};
+  for (int thread = 1; thread < several->size(); ++thread)
+    homes.of_thread.push_back(homes.of_thread.back() + (random.one_in(3) ? 0 : 1));
   for (const Level level : levels()) {
     const Kernels& table = kernels(level);
     const Exact<float> found = run(layer, random, q, k, v, query, key, table, *layer.pool);
     require_same(found, run(layer, random, q, k, v, query, key, table, *several),
                  "several threads compute what one does", level);
+    require_same(found, run(layer, random, q, k, v, query, key, table, *several, &homes),
+                 "threads at several homes compute what one does", level);
     const Exact<float> rotated_q = transformed(q, layer.query_width(), layer.shape.head_dim, query, table);
     const Exact<float> rotated_k = transformed(k, layer.key_width(), layer.shape.head_dim, key, table);
     require_same(found, run(layer, random, rotated_q, rotated_k, v, {}, {}, table, *layer.pool),

@@ -96,6 +96,7 @@ T taken(Result<T> result) {
 
 void check_linear(Random&);  // products and embeddings, of every format
 void check_attention(Random&);  // norms and rotations where heads are loaded, keys and values written in parts
+void check_chosen(Random&);  // indexers' scores, the highest of them, and attention over chosen tokens
 void check_copy(Random&);  // KV memory from one layout into another, and layouts that are made up
 void check_delta(Random&);  // short convolutions and the gated delta rule
 void check_elements(Random&);  // the kernels of kernels.h, one by one
@@ -103,8 +104,7 @@ void check_packed(Random&);  // weights read, packed, written and read again
 void check_program(Random&);  // a layer of a model, its KV memory included
 void check_ranks(Random&);  // sums, gathers and rings of several processes, here threads
 void check_sampling(Random&);
-void check_shared_weights(Random&);
-void check_stream(Random&);  // weights in memory that others map, too
+void check_shared_weights(Random&);  // weights in memory that others map, too
 void check_stream(Random&);  // pages of KV memory through a socket, read and written in shares of any size
 void check_thread_pool(Random&);
 void check_lane(Random&);

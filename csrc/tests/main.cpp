@@ -7,13 +7,21 @@
 int main(int count, char** words) {
   using namespace homenode::checks;
   const std::map<std::string, std::function<void(Random&)>> all = {
-      {"attention", check_attention}, {"copy", check_copy},
-      {"delta", check_delta},         {"elements", check_elements},
-      {"lane", check_lane},           {"levels", check_levels},
-      {"linear", check_linear},       {"packed", check_packed},
-      {"program", check_program},     {"ranks", check_ranks},
-      {"sampling", check_sampling},   {"shared_weights", check_shared_weights},
-      {"stream", check_stream},       {"thread_pool", check_thread_pool},
+      {"attention", check_attention},
+      {"chosen", check_chosen},
+      {"copy", check_copy},
+      {"delta", check_delta},
+      {"elements", check_elements},
+      {"lane", check_lane},
+      {"levels", check_levels},
+      {"linear", check_linear},
+      {"packed", check_packed},
+      {"program", check_program},
+      {"ranks", check_ranks},
+      {"sampling", check_sampling},
+      {"shared_weights", check_shared_weights},
+      {"stream", check_stream},
+      {"thread_pool", check_thread_pool},
   };
   const auto check = count == 4 ? all.find(words[1]) : all.end();
   if (check == all.end()) {

@@ -282,6 +282,11 @@ class KvCache:
 
     def attach(self, memory: KvMemoryHandle, first: int | None = None) -> int: ...
     def detach(self, first: int) -> None: ...
+    def home_of(self, block: int) -> int:
+        """
+        The home at which all heads of a block lie; -1: none, or heads have homes of their own.
+        """
+
     @property
     def refused(self) -> int:
         """

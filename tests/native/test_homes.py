@@ -115,6 +115,23 @@ def test_kv_heads_are_shared_in_proportion_to_threads(heads: int, wanted: dict[i
     whole = _native.kv_cache(pool, shape, 100, arena=arena, interleaved=True)
     assert [home for _, _, home in whole.ranges] == [-1]
     assert whole.nbytes == cache.nbytes
+    assert {whole.home_of(block) for block in range(100)} == {-1}
+
+
+@pytest.mark.parametrize(("width", "stripe"), [(64, 16), (8, 128)])
+def test_blocks_of_few_heads_lie_at_homes_in_turn(width: int, stripe: int) -> None:
+    """As many as a chunk of positions, and a huge page, has at least: a block of 64 is 128 KiB, one of 8 is 16 KiB."""
+    pool = _native.ThreadPool([-1] * len(HOMES), 0, False)
+    arena = _native.Arena(pool, HOMES, [NODE] * 3)
+    shape = _native.KvShape(layers=8, kv_heads=1, head_dim=width, block_size=64, type=_native.KvType.bf16)
+    cache = _native.kv_cache(pool, shape, 200, arena=arena)
+    # keys and values, 8 layers of 64 tokens
+    per_block = 2 * 8 * 64 * width * 2
+    assert cache.nbytes == 200 * per_block
+    whole = max(4, -(-(2 << 20) // per_block)) if cache.nbytes >= 2 << 20 else 4
+    assert stripe == whole
+    assert [cache.home_of(block) for block in range(200)] == [block // stripe % 3 for block in range(200)]
+    assert _native.kv_cache(pool, shape, 200).home_of(3) == -1
 
 
 def test_the_kernel_is_asked_for_every_page() -> None:

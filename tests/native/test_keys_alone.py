@@ -14,8 +14,10 @@ import pytest
 from homenode.compute.native import NativeBackend
 from homenode.compute.ops import FloatArray, KvGeometry, LayerKv, Ops, StepLimits, Tensor
 from homenode.compute.reference import ReferenceBackend
+from homenode.compute.thread_memory import ThreadMemory
 from homenode.errors import UnsupportedError
 from tests.native.steps import Part, same_bits, step_of
+from tests.native.test_homes import NODE
 
 BLOCKS, SIZE = 40, 32
 
@@ -112,6 +114,24 @@ def test_chunks_batches_and_threads_change_no_bit(level: str, case: Latents, cho
         found = run(NativeBackend([-1] * threads, 10, level), case, steps)
         found = np.delete(found, cuts[3], axis=0)
         assert same_bits(found, whole)
+
+
+@pytest.mark.parametrize("chosen", [0, 300])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "int8"])
+def test_blocks_at_several_homes_change_no_bit(level: str, dtype: str, chosen: int) -> None:
+    """Each home attends to the blocks that lie there; of 40 heads, which are two tiles, and of few."""
+    for heads, homes in ((40, (0, 0, 1, 1, 2)), (5, (0, 1))):
+        case = Latents(heads, 72, 64, 1100, dtype, chosen)
+        cuts = [0, 700, 701, 1098, 1099, 1100]
+        mine, other = table(case), table(case, 3)
+        steps = [[Part(first, end - first, mine)] for first, end in pairwise(cuts)]
+        memory = ThreadMemory(homes, (NODE,) * (max(homes) + 1), bound=True)
+        groups = [(home,) for home in homes]
+        apart = NativeBackend([-1] * len(homes), 10, level, groups=groups, memory=memory)
+        assert apart.caches_of(apart.kv_cache(case.geometry, BLOCKS))[0].home_of(8) == 1
+        found = run(apart, case, steps)
+        assert same_bits(found, run(NativeBackend([-1], 10, level), case, steps))
+        assert same_bits(found, run(apart, case, [[Part(first, end - first, other)] for first, end in pairwise(cuts)]))
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "int8"])

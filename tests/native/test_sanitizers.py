@@ -27,6 +27,7 @@ CHECKS = [
         ("address,undefined", check, rounds)
         for check, rounds in (
             ("attention", 20),
+            ("chosen", 20),
             ("copy", 40),
             ("delta", 40),
             ("elements", 40),
@@ -44,6 +45,8 @@ CHECKS = [
     *(
         ("thread", check, rounds)
         for check, rounds in (
+            ("attention", 5),
+            ("chosen", 5),
             ("copy", 20),
             ("delta", 20),
             ("lane", 30),
