@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +174,19 @@ def test_what_changes_the_result_is_refused_by_name(name: str, field: str, value
     file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
     with pytest.raises(UnsupportedError, match=field):
         open_checkpoint(tmp_path)
+
+
+# What transformers has as Gemma 3's text that sees what comes behind as well.
+EMBEDDING_GEMMA = Case(
+    "embedding_gemma",
+    {
+        "head_dim": 16, "num_hidden_layers": 3, "sliding_window": 8, "use_bidirectional_attention": True, "tie_word_embeddings": True,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "pad_token_id": 0,
+    },
+)  # fmt: skip
+
+
+def test_a_folder_of_embedding_gemma_has_the_rows_of_transformers(tmp_path: Path, backend: Backend) -> None:
+    theirs = make_encoder(replace(EMBEDDING_GEMMA, kind="gemma3_text"), tmp_path)
+    for found, text in zip(rows_of(tmp_path, backend, TEXTS), TEXTS, strict=True):
+        near(found, hidden_of(theirs, text))
