@@ -188,3 +188,14 @@ def test_an_end_that_moves_away_is_kept_within_reach_as_well(bound: Bound) -> No
             bound.start(1, nested, text, max_tokens=100)
             slots = np.array([bound.table.slot(1)], np.intp)
     assert len(text) > 90 and text.count(b"(") == text.count(b")") > 40 and b"x" in text
+
+
+def test_what_cannot_take_tokens_back_is_cut_as_it_is(bound: Bound) -> None:
+    bound.start(1, 'start: thoughts "!"\nthoughts[max_tokens=3]: /[a-z]*/', max_tokens=4)
+    slots = np.array([bound.table.slot(1)], np.intp)
+    for token in b"abc":
+        found = bound.step(1)
+        assert found is not None and not found.failed
+        assert bound.masks.keep_ends(slots, np.array([token], np.int32)) == {}
+        bound.draw(1, token)
+    assert bound.allowed(1) == [{ord("!")}]

@@ -25,6 +25,17 @@ def ends_from(ends: ShortEnds, matcher: LLMatcher, looks: int = _LOOKS) -> int:
     return 0 if matcher.is_accepting() else len(ends.find(matcher, looks)[0] or ())
 
 
+def can_be_steered(ends: ShortEnds, matcher: LLMatcher) -> bool:
+    """Whether a matcher of this grammar, which is at its beginning, can take tokens back; llguidance cannot where parts
+    have a limit of tokens or texts that stop them.
+    """
+    copy = matcher.deep_copy()
+    token = ends.any_token(copy)
+    if token is not None and copy.consume_token(token):
+        copy.rollback(1)
+    return not copy.is_error()
+
+
 class EndSteering:
     """Of one answer. `end`: what completes it from where its matcher is, None while that is not known."""
 

@@ -101,6 +101,13 @@ class ShortEnds:
         first = _QUOTE if _UPPER in found else _BRACKET
         return [found[kind] for kind in sorted(found, key=lambda kind: (kind != first, kind))]
 
+    def any_token(self, matcher: LLMatcher) -> int | None:
+        """A token that may come next; None where only an end may."""
+        mask = self.scratch()
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        candidates, _ = self.candidates(mask)
+        return candidates[0] if candidates else None
+
     def singles(self, mask: npt.NDArray[np.uint32]) -> list[int]:
         """The tokens of a mask that are one byte."""
         return [token for token in self._bytes.values() if mask[token // 32] >> (token % 32) & 1]

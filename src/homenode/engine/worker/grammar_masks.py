@@ -22,7 +22,7 @@ from homenode.compute.ops import IntArray
 from homenode.engine.step import StartSequence
 from homenode.engine.worker.sequences import SequenceTable, SlotArray
 from homenode.errors import HomenodeError
-from homenode.grammars.end_steering import EndSteering, ends_from
+from homenode.grammars.end_steering import EndSteering, can_be_steered, ends_from
 from homenode.grammars.matcher import make_matcher, reason_of
 from homenode.grammars.short_ends import ShortEnds
 from homenode.grammars.vocabulary import Vocabulary
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _KEPT = 32  # grammars whose matchers are kept at their beginning, to be copied
 _FIRST_ROWS = 8
 _MOST_THREADS = 8
+_NEVER = -1
 _LOOKS_AHEAD = 128  # of a search, every so many tokens before that
 _NEAR, _MOST_NEAR = 32, 1024  # tokens before the last one, and at most, from which on ends are kept within reach
 
@@ -245,6 +246,8 @@ class GrammarMasks:
     def _at_beginning(self, grammar: str) -> BoundMatcher:
         assert self._vocabulary is not None and self._ends is not None  # who calls has them
         matcher = make_matcher(self._vocabulary, grammar)
+        if not can_be_steered(self._ends, matcher):
+            return BoundMatcher(matcher, _NEVER)
         return BoundMatcher(matcher, min(_MOST_NEAR, _NEAR + 2 * ends_from(self._ends, matcher)))
 
     def _come_near(self, bound: BoundMatcher, left: int) -> None:
@@ -258,7 +261,7 @@ class GrammarMasks:
         if left <= bound.near:
             return True
         assert self._ends is not None  # made with the first matcher
-        if left % _NEAR or left > _MOST_NEAR:
+        if bound.near == _NEVER or left % _NEAR or left > _MOST_NEAR:
             return False
         return left <= _NEAR + 2 * ends_from(self._ends, bound.matcher, _LOOKS_AHEAD)
 
