@@ -82,9 +82,13 @@ class ShortEnds:
         """
         return next((rest for rest in self._rests(end, token) if self.completes(matcher, rest)), None)
 
-    def candidates(self, mask: npt.NDArray[np.uint32]) -> list[int]:
+    def closes(self, token: int) -> bool:
+        """Whether it is brackets or quotes."""
+        return bool(self._kinds[token] <= _BRACKET)
+
+    def candidates(self, mask: npt.NDArray[np.uint32]) -> tuple[list[int], bool]:
         """The longest token of each kind among those of a mask, what is most likely to end a text first: brackets, or
-        quotes where the text of a string may go on (which has capital letters).
+        quotes where the text of a string may go on; and whether it may, which is where capital letters may come.
         """
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(self._texts)].view(np.bool_)
         found: dict[int, int] = {}
@@ -98,8 +102,9 @@ class ShortEnds:
                 kind = int(self._kinds[token])
                 if kind not in found or len(self._texts[token]) > len(self._texts[found[kind]]):
                     found[kind] = token
-        first = _QUOTE if _UPPER in found else _BRACKET
-        return [found[kind] for kind in sorted(found, key=lambda kind: (kind != first, kind))]
+        in_text = _UPPER in found
+        first = _QUOTE if in_text else _BRACKET
+        return [found[kind] for kind in sorted(found, key=lambda kind: (kind != first, kind))], in_text
 
     def any_token(self, matcher: LLMatcher) -> int | None:
         """A token that may come next; None where only an end may."""
@@ -194,9 +199,10 @@ class _Search:
         if (len(path), known) in self._seen:
             return
         self._seen.add((len(path), known))
-        still = way.still + 1 if known == way.before else 0
+        candidates, in_text = self._ends.candidates(mask)
+        closed = not in_text and bool(path) and self._ends.closes(path[-1])  # brackets close one after another
+        still = way.still + 1 if known == way.before and not closed else 0
         turns = still.bit_count() == 1  # 1, 2, 4, ... steps have changed nothing
-        candidates = self._ends.candidates(mask)
         for index, token in enumerate(candidates if turns or not still else candidates[:1]):
             self._push(way.aside + turns + (index > 0), (*path, token), known, still)
         if not still:

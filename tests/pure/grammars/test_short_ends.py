@@ -121,3 +121,13 @@ def test_who_takes_up_a_text_goes_on_as_it_would_have(seed: int) -> None:
         for index, token in enumerate(tokens[:cut]):
             steering.follow(again, token, most - index - 1)
         assert steering.end == kept[cut]
+
+
+def test_many_brackets_are_closed_one_after_another() -> None:
+    inner: dict[str, Any] = {"type": "array", "items": {"$ref": "#"}, "maxItems": 2}
+    tree = {"type": "object", "properties": {"v": {"type": "integer"}, "kids": inner}, "required": ["v", "kids"]}
+    for vocabulary in (BYTES, WORDS):
+        matcher = make_matcher(vocabulary, compile_grammar(JsonSchema(tree), vocabulary, "field").text)
+        assert matcher.consume_tokens(list(b'{"v":1,"kids":[' * 30))
+        end, looks = ShortEnds(vocabulary).find(matcher, 128)
+        assert end is not None and len(end) <= 60 and looks < 100
