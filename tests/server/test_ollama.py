@@ -208,7 +208,7 @@ def test_models() -> None:
         ("/api/generate", {"context": [1, 2]}, 400, "context"),
         ("/api/generate", {"prompt": "x" * 70000}, 400, "tokens"),
         ("/api/pull", {}, 403, "model"),
-        ("/api/embed", {"input": "x"}, 403, "embeddings"),
+        ("/api/embed", {"input": "x"}, 400, "embeddings"),
         ("/api/blobs/sha256:0", {}, 404, "/api/blobs"),
     ],
 )
