@@ -325,3 +325,10 @@ def test_the_stop_string_can_stay(chunk: int) -> None:
     stream = joined(ask(writer, stop=["STOP"], include_stop_str_in_output=True, stream=True))
     assert stream["message"]["content"] == "One. STOP"
     assert choice(ask(writer, stop=["STOP"]))["message"]["content"] == "One. "
+
+
+def test_samplers_as_letters() -> None:
+    writer = Writer("Yes.")
+    assert ask(writer, samplers="edt", top_k=5).status_code == 200 and writer.requests[-1].params.top_k == 0
+    assert ask(writer, samplers="edkypmxt", top_k=5).status_code == 200 and writer.requests[-1].params.top_k == 5
+    assert ask(writer, samplers="ez").json()["error"]["param"] == "samplers"

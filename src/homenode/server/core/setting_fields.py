@@ -53,18 +53,25 @@ _OF_SAMPLERS: dict[str, tuple[str, ...]] = {
     "xtc": ("xtc_probability",),
 }
 _OTHER_NAMES = {"typical_p": "typ_p", "typical": "typ_p", "nucleus": "top_p", "temp": "temperature"}
+_OF_LETTERS = {
+    "e": "penalties", "d": "dry", "t": "temperature", "s": "top_n_sigma", "k": "top_k", "y": "typ_p", "p": "top_p",
+    "m": "min_p", "x": "xtc", "i": "infill",
+}  # fmt: skip
+SAMPLER_LETTERS = "".join(_OF_LETTERS)
 _ALWAYS_ON = frozenset(("penalties", "dry", "temperature"))
 _WITHOUT_EFFECT = frozenset(("infill",))  # known, and nothing that changes a draw here
 SAMPLER_NAMES = tuple(sorted(_OF_SAMPLERS.keys() | _OTHER_NAMES.keys() | _WITHOUT_EFFECT))
 
 
-def switched_off(samplers: Sequence[str] | None) -> dict[str, Any]:
+def switched_off(samplers: Sequence[str] | str | None) -> dict[str, Any]:
     """The sampling parameters of the samplers that are not among those a request names, with the values that change
     nothing. Penalties, DRY and the temperature stay, as they are no choice among tokens. The order of the samplers is
     always that of the table. Raises ApiError 400 for a name that is none.
     """
     if not samplers:
         return {}
+    if isinstance(samplers, str):
+        samplers = [_OF_LETTERS.get(letter, letter) for letter in samplers]
     named = {_OTHER_NAMES.get(name, name) for name in samplers}
     for name in samplers:
         if name not in SAMPLER_NAMES:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from homenode.server.apis.openai.requests import NEUTRAL
-from homenode.server.core.setting_fields import SAMPLER_NAMES
+from homenode.server.core.setting_fields import SAMPLER_LETTERS, SAMPLER_NAMES
 from homenode.server.core.state import ServerState
 
 # A tool has a function or is a custom one, unless it is of a type that is left out.
@@ -33,7 +33,9 @@ def tighten_sampling(schema: dict[str, Any], state: ServerState) -> None:
     tighten_unbuilt(schema)
     _first(schema, "logit_bias")["propertyNames"] = {"pattern": below_pattern(state.ready.vocab_size)}
     _first(schema, "stop_token_ids")["items"] = token_schema(state)
-    _first(schema, "samplers")["items"] = {"enum": list(SAMPLER_NAMES)}
+    names = {"type": "array", "items": {"enum": list(SAMPLER_NAMES)}, "maxItems": 32}
+    letters = {"type": "string", "pattern": f"^[{SAMPLER_LETTERS}]*$", "maxLength": 32}
+    schema["properties"]["samplers"] = {"anyOf": [names, letters, {"type": "null"}], "default": None}
 
 
 def tighten_unbuilt(schema: dict[str, Any]) -> None:

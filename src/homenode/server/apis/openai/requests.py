@@ -73,7 +73,11 @@ class Sampling(UnbuiltFields, kw_only=True):
     repeat_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     user: str | None = None
     bad_words: Annotated[list[Annotated[str, Meta(min_length=1, max_length=64)]], Meta(max_length=32)] | None = None
-    samplers: Annotated[list[Annotated[str, Meta(max_length=32)]], Meta(max_length=32)] | None = None
+    samplers: (  # names, or the letters that llama.cpp has for them
+        Annotated[list[Annotated[str, Meta(max_length=32)]], Meta(max_length=32)]
+        | Annotated[str, Meta(max_length=32)]
+        | None
+    ) = None
     mirostat: Annotated[int, Meta(ge=0, le=2)] | None = None
     mirostat_tau: Annotated[float, Meta(ge=0, le=100)] | None = None
     mirostat_eta: Annotated[float, Meta(ge=0, le=1)] | None = None
