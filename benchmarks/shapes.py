@@ -160,6 +160,12 @@ def line_of(name: str, result: ModelBenchResult) -> str:
 @click.option("--context", type=int, default=512, show_default=True, help="Tokens before those that are decoded.")
 @click.option("--repeat", type=int, default=3, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Gets all figures as JSON.")
+@click.option(
+    "--gguf",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    default=None,
+    help="Measure nothing; write the models into this folder, for `python -m benchmarks.compare`.",
+)
 def main(
     names: tuple[str, ...],
     threads: int | None,
@@ -168,8 +174,15 @@ def main(
     context: int,
     repeat: int,
     out: Path | None,
+    gguf: Path | None,
 ) -> None:
     """Measure."""
+    if gguf is not None:
+        from benchmarks.shape_files import write_shape
+
+        for name in names or SHAPES:
+            print(write_shape(name, gguf), flush=True)
+        return
     plan = ModelBenchPlan(prompt_tokens, gen_tokens, (1,), context, repeat, phases=True)
     found = {}
     for name in names or SHAPES:
