@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.random_model import random_checkpoint
-from homenode.compute.ops import FloatArray, StepArrays
+from homenode.compute.ops import FloatArray, Precision, StepArrays
 from homenode.compute.reference import ReferenceBackend
 from homenode.compute.reference.ops import EagerOps
 from homenode.model.checkpoint.index import open_checkpoint
@@ -77,8 +77,9 @@ class _RoundingOps(EagerOps):
         weights: Sequence[FloatArray],
         biases: Sequence[FloatArray | None] = (),
         residual: FloatArray | None = None,
+        precision: Precision = "usual",
     ) -> FloatArray:
-        """See `Ops.linear`."""
+        """See `Ops.linear`. Blocks are multiplied with rounded activations in either precision."""
         return super().linear(self._rounding(np.ascontiguousarray(x)), weights, biases, residual)
 
 

@@ -21,15 +21,6 @@ std::shared_ptr<const Weight> weight_of(const WeightHandle& handle) {
   return {both, both->weight.get()};
 }
 
-Tensor linear(Recorder& r, const Tensor& x, const std::vector<const WeightHandle*>& handles,
-              const std::vector<std::optional<Tensor>>& optional_biases, const std::optional<Tensor>& residual) {
-  std::vector<std::shared_ptr<const Weight>> weights;
-  for (const WeightHandle* handle : handles) weights.push_back(weight_of(*handle));
-  std::vector<Tensor> biases;
-  for (const auto& bias : optional_biases) biases.push_back(bias.value_or(Tensor{}));
-  return take(r.linear(x, std::move(weights), biases, residual ? &*residual : nullptr));
-}
-
 using Handles = std::vector<const WeightHandle*>;
 
 // What homenode.compute.ops calls a choice, by its name.
@@ -47,6 +38,18 @@ Activation activation_named(const std::string& name) {
                                                             {"relu2", Activation::relu2},
                                                             {"clamped", Activation::clamped}};
   return named(name, activations, "an activation");
+}
+
+Tensor linear(Recorder& r, const Tensor& x, const Handles& handles,
+              const std::vector<std::optional<Tensor>>& optional_biases, const std::optional<Tensor>& residual,
+              const std::string& precision) {
+  const std::pair<const char*, Precision> precisions[] = {{"usual", Precision::usual}, {"fine", Precision::fine}};
+  std::vector<std::shared_ptr<const Weight>> weights;
+  for (const WeightHandle* handle : handles) weights.push_back(weight_of(*handle));
+  std::vector<Tensor> biases;
+  for (const auto& bias : optional_biases) biases.push_back(bias.value_or(Tensor{}));
+  return take(r.linear(x, std::move(weights), biases, residual ? &*residual : nullptr,
+                       named(precision, precisions, "a precision")));
 }
 
 void make_experts(ExpertWeights* self, const Handles& gate, const Handles& up, const Handles& down,
@@ -250,7 +253,8 @@ void bind_recorder(nb::module_& m) {
             return take(r.rms_norm(x, weight, eps));
           },
           nb::arg("x"), nb::arg("weight"), nb::arg("eps"))
-      .def("linear", &linear, nb::arg("x"), nb::arg("weights"), nb::arg("biases"), nb::arg("residual").none())
+      .def("linear", &linear, nb::arg("x"), nb::arg("weights"), nb::arg("biases"), nb::arg("residual").none(),
+           nb::arg("precision") = "usual")
       .def(
           "linear_heads",
           [](Recorder& r, const Tensor& x, const Handles& handles) {

@@ -98,6 +98,10 @@ enum class Activation { silu, gelu, gelu_erf, relu2, clamped };
 using GateKernel = void (*)(const float* gate, const float* up, float* out, int64_t count);
 GateKernel gate_kernel(Activation, Level);
 
+// What becomes of activations that a level rounds to bfloat16 on their way to a BF16 matrix: `fine`, what the rounding
+// leaves is rounded as well and multiplied besides, for twice the operations. Elsewhere the two are one.
+enum class Precision { usual, fine };
+
 struct LinearArgs {
   const float* x;
   int64_t x_stride;  // [tokens, columns]
@@ -121,13 +125,14 @@ struct LinearArgs {
   const int32_t* residual_picked = nullptr;  // token t's residual is row residual_picked[t] of it; null: row t
   RunClaims* claims = nullptr;  // lets threads help each other (see linear_share.h); null: each does its own share
   GateKernel activation = nullptr;  // of the outputs; only without a residual
+  Precision precision = Precision::usual;
 
   bool transformed() const { return picked || norm || filled; }
 };
 
 // The scratch memory of up to max_tokens rows, for any level.
 size_t linear_scratch_bytes(int64_t max_tokens, int64_t columns, const Weight* const* weights, int count,
-                            bool transformed = false);
+                            bool transformed = false, Precision = Precision::usual);
 // Prepare encodes or rounds the activations into the scratch memory, row by row; where the formats and the level want
 // float32 rows just as they are, linear_needs_prepare is false. Either the threads share the rows of one scratch
 // memory, and a barrier stands between prepare and multiply, or each thread prepares all rows (0, 1) in a memory of its

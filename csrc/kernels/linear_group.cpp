@@ -83,6 +83,10 @@ void expect_written(const Destination& to, int64_t first, int64_t n) {
   }
 }
 
+void add(float* sums, const float* more, int64_t tokens) {
+  for (int64_t i = 0; i < tokens * kGroupRows; ++i) sums[i] += more[i];
+}
+
 void set_zero(float* sums, int64_t tokens) { std::memset(sums, 0, size_t(tokens) * kGroupRows * sizeof(float)); }
 
 }  // namespace
@@ -125,10 +129,12 @@ void GroupProduct::multiply(const uint8_t* packed, int64_t first, int64_t n, flo
   multiply_coded(packed, first, n, sums);
 }
 
+// What the rounding of rows left has sums of its own, added at the end: slices of any size give the same bits.
 void GroupProduct::multiply_floats(const uint8_t* packed, int64_t first, int64_t n, float* sums,
                                    const Destination& to) const {
   const int64_t tiles = ceiling_of(n, floats_->max_tokens),
-                at_once = tiles == 1 ? rows_.columns : slice_columns(step_, rows_.columns, slice_bytes_);
+                at_once = tiles == 1 && !rows_.rest ? rows_.columns : slice_columns(step_, rows_.columns, slice_bytes_);
+  alignas(64) float rest[kTokensAtOnce * kGroupRows];
   for (int64_t column = 0; column < rows_.columns; column += at_once) {
     const Slice s = slice(packed, first, column, at_once);
     const int64_t steps = ceiling_of(s.columns, kPrefetchColumns),
@@ -139,10 +145,14 @@ void GroupProduct::multiply_floats(const uint8_t* packed, int64_t first, int64_t
     each_tile(n, floats_->max_tokens, [&](int64_t token, int64_t count) {
       if (column == 0) set_zero(sums + token * kGroupRows, count);
       if (last) expect_written(to, token, count);
-      floats_->tile[count - 1](s.weights, s.columns, s.row + size_t(token) * rows_.stride, rows_.stride,
-                               sums + token * kGroupRows, plan.next(steps));
+      const uint8_t* row = s.row + size_t(token) * rows_.stride;
+      floats_->tile[count - 1](s.weights, s.columns, row, rows_.stride, sums + token * kGroupRows, plan.next(steps));
+      if (!rows_.rest) return;
+      if (column == 0) set_zero(rest + token * kGroupRows, count);
+      floats_->tile[count - 1](s.weights, s.columns, row + rows_.rest, rows_.stride, rest + token * kGroupRows, {});
     });
   }
+  if (rows_.rest) add(sums, rest, n);
 }
 
 void GroupProduct::multiply_coded(const uint8_t* packed, int64_t first, int64_t n, float* sums) const {

@@ -4,6 +4,7 @@
 
 #include "kernels/kernels.h"
 #include "kernels/linear_rows.h"
+#include "quant/half.h"
 
 namespace homenode {
 
@@ -52,6 +53,17 @@ void encode_columns(const LinearTable& table, const float* x, int64_t columns, E
   table.encode(last, 1, 1, out + whole, 0);
 }
 
+// Rounds some columns, and what that leaves of them.
+void round_in_two(const LinearTable& table, const float* x, int64_t columns, uint16_t* out, uint16_t* rest) {
+  alignas(64) float left[kChunkColumns];
+  for (int64_t column = 0; column < columns; column += kChunkColumns) {
+    const int64_t count = std::min(kChunkColumns, columns - column);
+    table.round(x + column, count, out + column);
+    for (int64_t i = 0; i < count; ++i) left[i] = x[column + i] - bf16_to_float(out[column + i]);
+    table.round(left, count, rest + column);
+  }
+}
+
 }  // namespace
 
 RowForms forms_of(const LinearArgs& a, const LinearTable& table) {
@@ -76,6 +88,10 @@ PreparedRows prepared_rows(const LinearArgs& a, const LinearTable& table) {
   if (forms.rounded) {
     rows.rounded = reinterpret_cast<uint16_t*>(at), rows.rounded_stride = rounded_stride(columns);
     at += rounded_bytes(a.tokens, columns);
+    if (a.precision == Precision::fine) {
+      rows.rest = reinterpret_cast<uint16_t*>(at);
+      at += rounded_bytes(a.tokens, columns);
+    }
   }
   if (forms.floats && a.transformed())
     rows.floats = reinterpret_cast<float*>(at), rows.float_stride = float_stride(columns);
@@ -85,7 +101,11 @@ PreparedRows prepared_rows(const LinearArgs& a, const LinearTable& table) {
 void store_columns(const PreparedRows& to, const LinearTable& table, int64_t token, int64_t column, const float* values,
                    int64_t count) {
   if (to.encoded) encode_columns(table, values, count, to.encoded + token * to.encoded_stride + column / kPartColumns);
-  if (to.rounded) table.round(values, count, to.rounded + token * to.rounded_stride + column);
+  if (to.rounded) {
+    const int64_t place = token * to.rounded_stride + column;
+    if (to.rest) round_in_two(table, values, count, to.rounded + place, to.rest + place);
+    else table.round(values, count, to.rounded + place);
+  }
   if (to.floats) std::memcpy(to.floats + token * to.float_stride + column, values, size_t(count) * sizeof(float));
 }
 
@@ -113,20 +133,25 @@ ActivationRows rows_for(const LinearArgs& a, const Weight& w, const LinearTable&
             a.tokens + kSpareRows};
   }
   if (takes_rounded(table, w))
-    return {bytes(rows.rounded), size_t(rows.rounded_stride) * sizeof(uint16_t), kPartColumns * sizeof(uint16_t),
-            w.columns, a.tokens};
+    return {bytes(rows.rounded),
+            size_t(rows.rounded_stride) * sizeof(uint16_t),
+            kPartColumns * sizeof(uint16_t),
+            w.columns,
+            a.tokens,
+            rows.rest ? (rows.rest - rows.rounded) * int64_t(sizeof(uint16_t)) : 0};
   if (rows.floats)
     return {bytes(rows.floats), size_t(rows.float_stride * kFloat), kPartColumns * kFloat, w.columns, a.tokens};
   return {bytes(a.x), size_t(a.x_stride * kFloat), kPartColumns * kFloat, w.columns, a.tokens};
 }
 
 size_t linear_scratch_bytes(int64_t max_tokens, int64_t columns, const Weight* const* weights, int count,
-                            bool transformed) {
+                            bool transformed, Precision precision) {
   const auto any = [&](auto wants) {
     return std::any_of(weights, weights + count, [&](const Weight* w) { return wants(*w); });
   };
   size_t bytes = any(is_coded) ? encoded_bytes(max_tokens, columns) : 0;
-  if (any([](const Weight& w) { return w.format == Format::bf16; })) bytes += rounded_bytes(max_tokens, columns);
+  if (any([](const Weight& w) { return w.format == Format::bf16; }))
+    bytes += rounded_bytes(max_tokens, columns) * (precision == Precision::fine ? 2 : 1);
   if (transformed && any([](const Weight& w) { return !is_coded(w); })) bytes += float_bytes(max_tokens, columns);
   return bytes;
 }

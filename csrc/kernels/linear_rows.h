@@ -31,6 +31,7 @@ struct PreparedRows {
   int64_t encoded_stride = 0;
   uint16_t* rounded = nullptr;     // [tokens, rounded_stride]
   int64_t rounded_stride = 0;
+  uint16_t* rest = nullptr;        // the same, what that rounding left: of fine products
   float* floats = nullptr;         // [tokens, float_stride]
   int64_t float_stride = 0;
 };
@@ -53,6 +54,7 @@ struct ActivationRows {
   int64_t part_bytes;  // of 32 columns
   int64_t columns;     // padded to whole parts when encoded
   int64_t readable;    // rows there is memory for, whether they hold anything or not
+  int64_t rest = 0;    // bytes from a row to what its rounding left; 0: that is not multiplied
 };
 ActivationRows rows_for(const LinearArgs&, const Weight&, const LinearTable&);
 

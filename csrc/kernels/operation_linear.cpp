@@ -13,12 +13,14 @@ constexpr int kFewRows = 8;
 }  // namespace
 
 LinearOperation::LinearOperation(Tensor from, std::vector<std::shared_ptr<const Weight>> with,
-                                 const std::vector<Tensor>& plus, const Tensor* residual, Tensor to)
+                                 const std::vector<Tensor>& plus, const Tensor* residual, Tensor to,
+                                 Precision precision)
     : x(std::move(from)),
       out(std::move(to)),
       owned_(std::move(with)),
       parameters_(plus),
       has_residual_(residual),
+      precision_(precision),
       source_(x) {
   if (residual) residual_ = *residual;
   for (const auto& weight : owned_) weights_.push_back(weight.get());
@@ -59,12 +61,13 @@ LinearArgs LinearOperation::arguments(const Step& step, Memory* scratch) const {
   args.filled = filled_;
   args.claims = claims_;
   args.activation = activation_;
+  args.precision = precision_;
   return args;
 }
 
 size_t LinearOperation::scratch_bytes(int64_t rows) const {
   return linear_scratch_bytes(rows, x.columns, weights_.data(), static_cast<int>(weights_.size()),
-                              norm_ || selected_ || filled_);
+                              norm_ || selected_ || filled_, precision_);
 }
 
 Memory* LinearOperation::shared(Lowering& to) {

@@ -13,7 +13,7 @@ namespace homenode {
 class LinearOperation : public Operation {
  public:
   LinearOperation(Tensor from, std::vector<std::shared_ptr<const Weight>> with, const std::vector<Tensor>& plus,
-                  const Tensor* residual, Tensor to);
+                  const Tensor* residual, Tensor to, Precision);
 
   // A norm or a selection of rows is done by each thread on the way, or, for many rows, by one phase that leaves
   // prepared rows; a gate writes them. A selection of the residual's rows is done where they are added.
@@ -52,6 +52,7 @@ class LinearOperation : public Operation {
   std::vector<const float*> biases_;
   bool has_residual_;
   Tensor residual_;
+  Precision precision_;
 
   Tensor source_;  // x, or what it is made of
   RmsNormOperation* norm_ = nullptr;

@@ -33,7 +33,7 @@ class Recorder {
   Result<Tensor> layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, float eps, int64_t group = 0);
   // biases: one for each weight (empty handles for none), or none at all.
   Result<Tensor> linear(const Tensor& x, std::vector<std::shared_ptr<const Weight>> weights,
-                        const std::vector<Tensor>& biases, const Tensor* residual);
+                        const std::vector<Tensor>& biases, const Tensor* residual, Precision = Precision::usual);
   // Of a head's columns of x with the weight of the head.
   Result<Tensor> linear_heads(const Tensor& x, std::vector<std::shared_ptr<const Weight>> weights);
   Result<Tensor> join_heads(const Tensor& x, const Tensor& y, int heads);

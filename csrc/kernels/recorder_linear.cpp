@@ -28,7 +28,7 @@ std::optional<Error> Recorder::check_linear(const Tensor& x, const std::vector<s
 }
 
 Result<Tensor> Recorder::linear(const Tensor& x, std::vector<std::shared_ptr<const Weight>> weights,
-                                const std::vector<Tensor>& biases, const Tensor* residual) {
+                                const std::vector<Tensor>& biases, const Tensor* residual, Precision precision) {
   if (auto error = check_linear(x, weights, biases)) return *error;
   int64_t columns = 0;
   for (const auto& weight : weights) columns += weight->rows;
@@ -43,7 +43,8 @@ Result<Tensor> Recorder::linear(const Tensor& x, std::vector<std::shared_ptr<con
     inputs.push_back(*residual);
   }
   const Tensor out = make(columns, kind);
-  return append(std::make_unique<LinearOperation>(x, std::move(weights), biases, residual, out), out, inputs);
+  return append(std::make_unique<LinearOperation>(x, std::move(weights), biases, residual, out, precision), out,
+                inputs);
 }
 
 }  // namespace homenode

@@ -41,16 +41,19 @@ float rounded_to_bf16(float x) {
   return x;
 }
 
-// The largest difference of a product of rounded activations from the exact one, relative to the sum of magnitudes of
-// its products.
-double rounded_difference(const Matrix& m, const float* x, int64_t tokens, const float* found) {
+float as_it_is(float x) { return x; }
+
+// The largest difference of a product from the exact one, of activations as `multiplied` has them, relative to the sum of
+// magnitudes of its products.
+double relative_difference(const Matrix& m, const float* x, int64_t tokens, const float* found,
+                           float (*multiplied)(float)) {
   const int64_t rows = m.weight->rows, columns = m.weight->columns;
   double largest = 0;
   for (int64_t t = 0; t < tokens; ++t) {
     for (int64_t r = 0; r < rows; ++r) {
       double exact = 0, size = 1e-30;
       for (int64_t c = 0; c < columns; ++c) {
-        const double product = double(rounded_to_bf16(x[t * columns + c])) * double(m.values[size_t(r * columns + c)]);
+        const double product = double(multiplied(x[t * columns + c])) * double(m.values[size_t(r * columns + c)]);
         exact += product, size += std::fabs(product);
       }
       largest = std::max(largest, std::fabs(double(found[t * rows + r]) - exact) / size);
@@ -73,8 +76,12 @@ void compare_products(Random& random, Format format) {
   for (const Level level : levels()) {
     const Exact<float> found = product(level);
     if (format == Format::bf16 && linear_table(level).round) {
-      note(format_name(format), level, rounded_difference(matrix, x.get(), tokens, found.get()),
+      note(format_name(format), level, relative_difference(matrix, x.get(), tokens, found.get(), rounded_to_bf16),
            double(columns + 4) * 0x1p-24);
+      const Exact<float> fine =
+          Product{weights, biases, columns, rows, level, Precision::fine}.of(*pool, x.get(), columns, tokens, nullptr);
+      note("BF16, fine", level, relative_difference(matrix, x.get(), tokens, fine.get(), as_it_is),
+           double(columns + 4) * 0x1p-24 + 0x1p-17);
     } else {
       const bool same = !std::memcmp(found.get(), wanted.get(), found.size() * sizeof(float));
       note(format_name(format), level,

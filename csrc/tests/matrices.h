@@ -49,15 +49,17 @@ struct Product {
   const std::vector<const float*>& biases;
   int64_t columns, outputs;
   Level level;
+  Precision precision = Precision::usual;
 
   // Of `tokens` rows; the last row of x and of the result ends where it ends, whatever the stride.
   Exact<float> of(ThreadPool& pool, const float* x, int64_t stride, int64_t tokens, const float* residual) const {
     const int64_t out_stride = outputs + stride % 7;
     Exact<float> out(static_cast<size_t>((tokens - 1) * out_stride + outputs));
-    Exact<uint8_t> scratch(linear_scratch_bytes(tokens, columns, weights.data(), static_cast<int>(weights.size())));
-    const LinearArgs call{
-        x,       stride,    tokens,     weights.data(), static_cast<int>(weights.size()), biases.data(), residual,
-        outputs, out.get(), out_stride, scratch.get()};
+    const int count = static_cast<int>(weights.size());
+    Exact<uint8_t> scratch(linear_scratch_bytes(tokens, columns, weights.data(), count, false, precision));
+    LinearArgs call{x,        stride,  tokens,    weights.data(), count,        biases.data(),
+                    residual, outputs, out.get(), out_stride,     scratch.get()};
+    call.precision = precision;
     pool.run([&](int thread) {
       const LevelScope scope(level);
       linear_prepare(call, thread, pool.size());

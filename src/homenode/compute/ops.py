@@ -328,6 +328,8 @@ class SampledRows:
 WindowKind = Literal["sliding", "chunked"]
 # Which tokens of its sequence one sees: those up to its own, or all.
 AttentionMask = Literal["causal", "all"]
+# Of a product's activations: "fine" is never as coarse as bfloat16.
+Precision = Literal["usual", "fine"]
 ExpertScore = Literal["softmax", "sigmoid", "chosen_softmax", "sparsemixer"]
 GroupScore = Literal["max", "top2"]
 # Of one value: x * sigmoid(x); x * Phi(x), the normal distribution by way of tanh or exactly; max(x, 0)^2.
@@ -437,10 +439,15 @@ class Ops(Protocol):
         """
 
     def linear(
-        self, x: Tensor, weights: Sequence[Weight], biases: Sequence[Tensor | None] = (), residual: Tensor | None = None
+        self,
+        x: Tensor,
+        weights: Sequence[Weight],
+        biases: Sequence[Tensor | None] = (),
+        residual: Tensor | None = None,
+        precision: Precision = "usual",
     ) -> Tensor:
         """x @ W.T (+ bias) (+ residual), the outputs of several weights beside each other: [rows, sum of
-        weight rows].
+        weight rows]. `precision`: a backend may round x to bfloat16 for a BF16 weight, but where it is to be fine.
         """
 
     def linear_heads(self, x: Tensor, weights: Sequence[Weight]) -> Tensor:

@@ -19,6 +19,7 @@ from homenode.compute.ops import (
     Experts,
     FloatArray,
     PlainActivation,
+    Precision,
     Routing,
     ScanHeads,
     WindowKind,
@@ -70,9 +71,10 @@ class RecordingOps:
         weights: Sequence[_native.Weight],
         biases: Sequence[_native.Tensor | None] = (),
         residual: _native.Tensor | None = None,
+        precision: Precision = "usual",
     ) -> _native.Tensor:
         """See `Ops.linear`."""
-        return self._recorder.linear(x, list(weights), list(biases), residual)
+        return self._recorder.linear(x, list(weights), list(biases), residual, precision)
 
     def split(self, x: _native.Tensor, widths: Sequence[int]) -> tuple[_native.Tensor, ...]:
         """See `Ops.split`."""

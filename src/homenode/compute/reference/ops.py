@@ -19,6 +19,7 @@ from homenode.compute.ops import (
     FloatArray,
     IntArray,
     PlainActivation,
+    Precision,
     Routing,
     ScanHeads,
     StepArrays,
@@ -102,8 +103,9 @@ class EagerOps:
         weights: Sequence[FloatArray],
         biases: Sequence[FloatArray | None] = (),
         residual: FloatArray | None = None,
+        precision: Precision = "usual",
     ) -> FloatArray:
-        """See `Ops.linear`."""
+        """See `Ops.linear`. Nothing is rounded."""
         rows = np.ascontiguousarray(x)
         parts = []
         for i, weight in enumerate(weights):

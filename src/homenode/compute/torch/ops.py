@@ -18,6 +18,7 @@ from homenode.compute.ops import (
     Experts,
     FloatArray,
     PlainActivation,
+    Precision,
     Routing,
     ScanHeads,
     WindowKind,
@@ -28,7 +29,7 @@ from homenode.compute.torch.device import TorchDevice
 from homenode.compute.torch.exchange import gather_columns, sum_over_ranks
 from homenode.compute.torch.kv import TorchKvCache
 from homenode.compute.torch.moe import add_experts, choose
-from homenode.compute.torch.products import Product
+from homenode.compute.torch.products import Product, finely
 from homenode.compute.torch.scoring import Attention, Scoring
 from homenode.compute.torch.state import (
     StateStep,
@@ -126,14 +127,16 @@ class TorchOps:
         weights: Sequence[torch.Tensor],
         biases: Sequence[torch.Tensor | None] = (),
         residual: torch.Tensor | None = None,
+        precision: Precision = "usual",
     ) -> torch.Tensor:
         """See `Ops.linear`."""
-        parts = [self._product(x, weight) for weight in weights]
+        product = finely(self._product) if precision == "fine" else self._product
+        parts = [product(x, weight) for weight in weights]
         for i, bias in enumerate(biases):
             if bias is not None:
                 parts[i] = parts[i] + bias
-        product = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        return product if residual is None else product + residual
+        joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return joined if residual is None else joined + residual
 
     def split(self, x: torch.Tensor, widths: Sequence[int]) -> tuple[torch.Tensor, ...]:
         """See `Ops.split`."""

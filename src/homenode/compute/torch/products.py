@@ -39,3 +39,14 @@ def in_tiles(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     filled[:rows] = x
     turned = weight.t().expand(tiles, columns, outputs)
     return torch.bmm(filled.view(tiles, TILE, columns), turned).view(tiles * TILE, outputs)[:rows]
+
+
+def finely(product: Product) -> Product:
+    """The same, but for a narrow matrix what rounding leaves of x is rounded as well, and its product added."""
+
+    def both(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if weight.dtype == torch.float32:
+            return product(x, weight)
+        return product(x, weight) + product(x - x.to(weight.dtype).float(), weight)
+
+    return both

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from homenode.compute.ops import Experts, FloatArray, Ops, Tensor
+from homenode.compute.ops import Experts, FloatArray, Ops, Precision, Tensor
 from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter, always
 from homenode.model.architectures.rope import Rope
 from homenode.model.formats.reading import damaged
@@ -170,13 +170,20 @@ def normed(ops: Ops, model: ForwardContext, x: Tensor, weight: Tensor) -> Tensor
     return ops.rms_norm(x, weight, model.spec.rms_norm_eps)
 
 
+def precision_of_scores(spec: ModelSpec) -> Precision:
+    """That of the products which queries and keys come from. Scores go into exponents, where what bfloat16 takes from
+    an activation counts most, and in a mixture a row that differs by little may choose other experts.
+    """
+    return "usual" if spec.moe is None else "fine"
+
+
 def project_qkv(ops: Ops, model: ForwardContext, layer: Layer, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """h through the three projections: q [tokens, query], k and v [tokens, kv] of the heads that are here, not yet
     rotated. For models whose layers have heads alike.
     """
     spec, part = model.spec, model.part
     biases = (layer.get("q_bias"), layer.get("k_bias"), layer.get("v_bias"))
-    qkv = ops.linear(h, (layer["q"], layer["k"], layer["v"]), biases)
+    qkv = ops.linear(h, (layer["q"], layer["k"], layer["v"]), biases, precision=precision_of_scores(spec))
     kv = part.kv_heads.count * spec.head_dim
     q, k, v = ops.split(qkv, (part.heads.count * spec.head_dim, kv, kv))
     return q, k, v
@@ -188,7 +195,7 @@ def project_qkv_normed_whole(ops: Ops, model: ForwardContext, layer: Layer, h: T
     """
     spec, part = model.spec, model.part
     biases = (layer.get("q_bias"), layer.get("k_bias"), layer.get("v_bias"))
-    qkv = ops.linear(h, (layer["q"], layer["k"], layer["v"]), biases)
+    qkv = ops.linear(h, (layer["q"], layer["k"], layer["v"]), biases, precision=precision_of_scores(spec))
     heads, kv = part.heads, part.kv_heads
     q, k, v = ops.split(qkv, [count * spec.head_dim for count in (heads.count, spec.num_kv_heads, kv.count)])
     if part.ranks > 1:

@@ -238,7 +238,8 @@ def _gated_attention(ops: Ops, model: ForwardContext, index: int, h: Tensor, rot
     """
     layer, width = model.parameters.layers[index], model.spec.head_dim
     query, kv = (heads.count * width for heads in (model.part.heads, model.part.kv_heads))
-    both, k, v = ops.split(ops.linear(h, (layer["q"], layer["k"], layer["v"])), (2 * query, kv, kv))
+    qkv = ops.linear(h, (layer["q"], layer["k"], layer["v"]), precision=common.precision_of_scores(model.spec))
+    both, k, v = ops.split(qkv, (2 * query, kv, kv))
     q, gate = ops.split(ops.regroup(both, (width, width)), (query, query))
     q = common.normed(ops, model, q, layer["q_norm"])
     k = common.normed(ops, model, k, layer["k_norm"])

@@ -376,7 +376,7 @@ def attended(ops: Ops, model: ForwardContext, index: int, x: Tensor, rotation: T
     _, head_dim = model.spec.heads_of(number)
     h = common.normed(ops, model, x, layer["input_norm"])
     weights = [layer[name] for name in ("q", "k", "v") if name in layer]
-    rows = ops.linear(h, weights)
+    rows = ops.linear(h, weights, precision=common.precision_of_scores(model.spec))
     k = v = None
     if "k" in layer:
         heads, kv_heads = model.part.heads_in(number)
