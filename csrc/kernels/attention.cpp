@@ -106,6 +106,7 @@ class TileWork {
     tile_ = &plan_.tiles()[static_cast<size_t>(item.tile)];
     item_ = &item, next_item_ = next;
     const int first = first_position(step_, tile_->sequence);
+    context_ = step_.context_len[static_cast<size_t>(tile_->sequence)];
     place_rows(*tile_, places_);
     for (int r = 0; r < tile_->rows; ++r)
       positions_[r] =
@@ -128,7 +129,7 @@ class TileWork {
       apart[r] = first - p;
       if (call_.slopes) slopes[r] = call_.slopes[places_[r].head] * kLog2E;
       begin[r] = std::max(first_visible(p, shape_) - first, 0);
-      end[r] = std::min(p + 1 - first, kChunkKeys);
+      end[r] = std::min(past_visible(shape_, p, context_) - first, kChunkKeys);
     }
     call_.cache->kernels(kernels_).attend({tile_->rows,
                                            shape_.head_dim,
@@ -231,8 +232,9 @@ class TileWork {
   bool merge_kinds(int chunk, Merge* how) const {
     bool first_of_all = true;
     for (int r = 0; r < tile_->rows; ++r) {
-      const int p = positions_[r], first = first_visible(p, shape_) / kChunkKeys;
-      how[r] = chunk < first || chunk > p / kChunkKeys ? Merge::leave : chunk == first ? Merge::take : Merge::add;
+      const int p = positions_[r], first = first_visible(p, shape_) / kChunkKeys,
+                last = (past_visible(shape_, p, context_) - 1) / kChunkKeys;
+      how[r] = chunk < first || chunk > last ? Merge::leave : chunk == first ? Merge::take : Merge::add;
       first_of_all &= how[r] == Merge::take;
     }
     return first_of_all;
@@ -271,6 +273,7 @@ class TileWork {
   float *queries_, *scores_;
   float query_scales_[kQueryRows];
   int positions_[kQueryRows];
+  int context_ = 0;  // of the tile's sequence
   RowPlace places_[kQueryRows];
   ChunkTiles here_, next_;
   const AttentionTile* here_tile_ = nullptr;  // whose chunk `next_` is

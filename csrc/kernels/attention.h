@@ -1,4 +1,4 @@
-// Paged causal attention as work items for a pool.
+// Paged attention as work items for a pool.
 //
 // A tile is up to 32 rows of (query token, head of the group) of one sequence and KV head. Its context is cut into
 // chunks of 256 keys counted from position 0; each chunk gives a partial result for each row, and partial results are
@@ -6,6 +6,7 @@
 // several homes, several: then every chunk's partial result is kept and the item that ends last merges them. Either way
 // each row sees the same arithmetic.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -31,6 +32,7 @@ struct AttentionShape {
   int value_columns = 0;  // values are the first so many elements of keys; 0: they are beside them, and as wide
   WindowKind window_kind = WindowKind::sliding;
   BlockHomes homes = {};  // as KvCache::block_homes: a chunk is attended to where its first block lies
+  bool causal = true;     // rows see keys up to their own; else all of the context, within the window both ways
   int value_dim() const { return value_columns ? value_columns : head_dim; }
   bool operator==(const AttentionShape&) const = default;
 };
@@ -45,6 +47,12 @@ inline int first_visible(int position, const AttentionShape& shape) {
   if (!shape.window || position < shape.window) return 0;
   return shape.window_kind == WindowKind::chunked ? position / shape.window * shape.window
                                                   : position - shape.window + 1;
+}
+
+// Where what a position sees of a context of this length ends.
+inline int past_visible(const AttentionShape& shape, int position, int context) {
+  if (shape.causal) return position + 1;
+  return shape.window ? std::min(position + shape.window, context) : context;
 }
 
 struct AttentionTile {

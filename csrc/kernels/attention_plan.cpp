@@ -44,9 +44,10 @@ void AttentionPlan::add_sequence(const Step& step, int sequence) {
     if (begin >= end) continue;
     const int count = end - begin;
     const int low = first + begin / shape_.group, high = first + (begin + count - 1) / shape_.group;
+    const int past = past_visible(shape_, high, step.context_len[static_cast<size_t>(sequence)]);
     for (int head = 0; head < shape_.kv_heads; ++head) {
       tiles_.push_back(
-          {sequence, head, begin, count, first_visible(low, shape_) / kChunkKeys, high / kChunkKeys + 1, -1});
+          {sequence, head, begin, count, first_visible(low, shape_) / kChunkKeys, (past - 1) / kChunkKeys + 1, -1});
     }
   }
 }
@@ -97,8 +98,9 @@ int64_t AttentionPlan::cost(const Step& step, const AttentionItem& item) const {
   const int first = first_position(step, tile.sequence);
   const int low = first_visible(first + tile.row_begin / shape_.group, shape_),
             high = first + (tile.row_begin + tile.rows - 1) / shape_.group;
+  const int past = past_visible(shape_, high, step.context_len[static_cast<size_t>(tile.sequence)]);
   return int64_t(tile.rows) *
-         (64 + std::min(high + 1, item.chunk_end * kChunkKeys) - std::max(low, item.chunk_begin * kChunkKeys));
+         (64 + std::min(past, item.chunk_end * kChunkKeys) - std::max(low, item.chunk_begin * kChunkKeys));
 }
 
 // Cuts the items into shares of about equal work for threads thread_begin .. thread_end - 1.

@@ -60,7 +60,8 @@ void AttentionOperation::lower(Lowering& to) {
                            sampled_only,
                            params.value_columns,
                            params.window_kind,
-                           cache->block_homes()};
+                           cache->block_homes(),
+                           params.causal};
   const int value_dim = key.value_dim();
   AttentionPlan* plan = to.plan(key, shape.block_size);
   RunClaims* claims = to.claims();

@@ -31,6 +31,7 @@ struct AttentionParams {
   Tensor chosen = {};     // of each token the positions it attends to; may be empty
   Tensor slopes = {};     // of each query head; may be empty
   WindowKind window_kind = WindowKind::sliding;
+  bool causal = true;     // a query sees keys up to its own; else all of its sequence
 };
 
 class AttentionOperation : public Operation {

@@ -220,10 +220,11 @@ void AddOperation::lower(Lowering& to) {
     for (int64_t c = 0; c < x.columns(); ++c) sum.row(row)[c] = from[c] + y[c];
   };
   if (!norm_) {
+    const bool to_all = y.rows == RowKind::fixed && y.fixed_rows == 1;
     return to.phase({"add",
                      [=, y = View(y), kind = out.rows](const Step& step, int thread, int threads) {
                        const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
-                       for (int r = rows.begin; r < rows.end; ++r) add(step, r, y.row(r));
+                       for (int r = rows.begin; r < rows.end; ++r) add(step, r, y.row(to_all ? 0 : r));
                      },
                      !selected_},
                     {memory_of(x), memory_of(y), memory_of(out)});

@@ -156,10 +156,12 @@ Result<Tensor> Recorder::clamp(const Tensor& x, float limit) {
 }
 
 Result<Tensor> Recorder::add(const Tensor& x, const Tensor& y) {
+  const bool to_all = y.value && y.rows == RowKind::fixed && y.fixed_rows == 1 && x.value;  // a vector
   for (const Tensor* t : {&x, &y}) {
+    if (to_all && t == &y) continue;
     if (auto error = check_input(*t, "add")) return *error;
   }
-  if (x.columns != y.columns || rows_made_of(x) != rows_made_of(y)) {
+  if (x.columns != y.columns || (!to_all && rows_made_of(x) != rows_made_of(y))) {
     return misuse("add: rows of " + to_string(x.columns) + " and " + to_string(y.columns) +
                   " columns, or some selected and others not");
   }

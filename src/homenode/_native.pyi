@@ -784,6 +784,7 @@ class AttentionParams:
         chosen: Tensor | None = None,
         slopes: Tensor | None = None,
         window_kind: str = "sliding",
+        causal: bool = True,
     ) -> None: ...
 
 class ExpertWeights:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from homenode import LLM
-from homenode.errors import CapacityError, UserError
+from homenode.errors import CapacityError, UnsupportedError, UserError
 from tests.checkpoints import make_folder
 from tests.vocabularies import write_folder
 
@@ -95,3 +95,26 @@ def test_each_does_what_its_runner_says(folder: Path) -> None:
         assert llm.generate("a")[0].token_ids
         with pytest.raises(UserError, match="runner"):
             llm.embed("a")
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toy BERT with a vocabulary of bytes."""
+    pytest.importorskip("torch", reason="needs torch, which the `torch` dependency group installs")
+    pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
+    from tests.model.test_encoders import CASES, make_encoder
+
+    folder = tmp_path_factory.mktemp("models") / "bert"
+    make_encoder(CASES["bert"], folder, vocab_size=300)
+    write_folder(folder)
+    return folder
+
+
+def test_an_encoder_computes_whole_texts(encoder: Path) -> None:
+    wanted = vectors(encoder, max_num_batched_tokens=16)
+    for text, vector in zip(TEXTS, wanted, strict=True):
+        assert np.array_equal(vectors(encoder, [text])[0], vector)
+    for how in ({"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}):
+        np.testing.assert_allclose(vectors(encoder, **how, threads=1), wanted, atol=1e-5)
+    with pytest.raises(UnsupportedError, match="cannot generate"):
+        LLM(str(encoder), runner="generate", **SMALL)

@@ -18,17 +18,10 @@ from homenode.errors import UnsupportedError
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.weights.load import load_model
 from homenode.model.weights.pooling_head import load_pooling_head
-from tests.model.conftest import make_backend
 from tests.model.parity import Case, write_stacked_gguf
 from tests.model.transformers_models import SIZES, prompts, quiet_and_on_one_thread
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(params=["reference", "torch"])
-def backend(request: pytest.FixtureRequest) -> Backend:
-    """Those that attend to what comes behind."""
-    return make_backend(request.param, rounding=True)
 
 
 ALIKE = {"num_key_value_heads": 4, "pad_token_id": 0}

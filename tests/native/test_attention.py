@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from homenode.compute.native import NativeBackend
-from homenode.compute.ops import FloatArray, KvGeometry, Ops, StepLimits, Tensor, WindowKind
+from homenode.compute.ops import AttentionMask, FloatArray, KvGeometry, Ops, StepLimits, Tensor, WindowKind
 from homenode.compute.reference import ReferenceBackend
 from tests.native.steps import Part, same_bits, step_of
 
@@ -32,6 +32,7 @@ class Case:
     sinks: bool = False
     sloped: bool = False
     window_kind: WindowKind = "sliding"
+    mask: AttentionMask = "causal"
 
     def slopes(self) -> FloatArray | None:
         """From none to one that leaves a few keys only."""
@@ -76,6 +77,7 @@ class Cached:
                 sinks=given,
                 slopes=case.slopes(),
                 window_kind=case.window_kind,
+                mask=case.mask,
             ),
             StepLimits(rows, len(parts), 1, BLOCKS),
         )
@@ -83,7 +85,7 @@ class Cached:
 
 
 def oracle(case: Case, inputs: Sequence[FloatArray], first: int = 0) -> FloatArray:
-    """Causal attention of the positions from `first` on, in float64."""
+    """Attention of the positions from `first` on, in float64."""
     q, k, v = (x.astype(np.float64) for x in inputs)
     if case.dtype != "f32":
         k, v = (stored(case, x).astype(np.float64) for x in inputs[1:])
@@ -98,6 +100,8 @@ def oracle(case: Case, inputs: Sequence[FloatArray], first: int = 0) -> FloatArr
     if case.window_kind == "chunked":
         assert case.window is not None
         visible &= np.arange(n) // case.window == np.arange(first, n)[:, None] // case.window
+    if case.mask == "all":
+        visible = np.abs(distance) < (case.window or n)
     if (slopes := case.slopes()) is not None:
         scores = scores - slopes.astype(np.float64)[:, None, None] * distance
     scores = np.where(visible, scores, -np.inf)
@@ -195,13 +199,39 @@ CASES = [
     Case(7, 1, 64, 290, "int8", window=100, window_kind="chunked", softcap=1.5),
     Case(4, 2, 16, 100, window=4096, window_kind="chunked"),
 ]
+BOTH_WAYS = [
+    Case(1, 1, 8, 1, mask="all"),
+    Case(4, 4, 64, 130, mask="all"),
+    Case(7, 1, 64, 290, "bf16", mask="all"),
+    Case(4, 2, 16, 700, mask="all"),
+    Case(4, 2, 16, 700, mask="all", window=1),
+    Case(4, 2, 16, 700, "bf16", mask="all", window=65),
+    Case(4, 2, 16, 700, mask="all", window=250),
+    Case(4, 2, 16, 700, "int8", mask="all", window=257),
+]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *BOTH_WAYS], ids=str)
 def test_against_float64(backend: NativeBackend, level: str, case: Case) -> None:
     inputs = case.inputs()
     found = Cached(backend, case)([Part(0, case.length, shuffled_blocks(case))], inputs)
     check(case, found, oracle(case, inputs), level)
+
+
+@pytest.mark.parametrize("case", [c for c in BOTH_WAYS if c.length > 40], ids=str)
+def test_what_comes_behind_is_seen_with_the_same_bits_in_any_batch(level: str, case: Case) -> None:
+    """On one and three threads, by itself and between two other texts."""
+    q, k, v = case.inputs()
+    other = replace(case, length=75).inputs(seed=9)
+    blocks = random.Random(5).sample(range(BLOCKS), -(-case.length // case.block_size) + 6)
+    found = []
+    for threads in (1, 3):
+        cached = Cached(NativeBackend([-1] * threads, level=level), case)
+        found.append(cached([Part(0, case.length, blocks[6:])], [q, k, v]))
+        parts = [Part(0, 75, blocks[:3]), Part(0, case.length, blocks[6:]), Part(0, 75, blocks[3:6])]
+        among = cached(parts, [np.concatenate([o, x, o]) for o, x in zip(other, (q, k, v), strict=True)])
+        found.append(among[75 : 75 + case.length])
+    assert all(same_bits(found[0], each) for each in found[1:])
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.length > 40], ids=str)

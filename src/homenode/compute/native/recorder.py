@@ -115,8 +115,6 @@ class RecordingOps:
         mask: AttentionMask = "causal",
     ) -> _native.Tensor:
         """See `Ops.attention`. ValueError for a window below 1 or a cap that is not above 0."""
-        if mask != "causal":
-            raise UnsupportedError("attention to what comes behind is not supported with --backend native")
         if window is not None and window < 1:
             raise ValueError(f"an attention window of {window}; wanted at least 1, or None for no window")
         if softcap is not None and not softcap > 0:
@@ -133,6 +131,7 @@ class RecordingOps:
             chosen=chosen,
             slopes=None if slopes is None else _native.constant(np.ascontiguousarray(slopes[None], np.float32)),
             window_kind=window_kind,
+            causal=mask == "causal",
         )
         return self._recorder.attention(q, k, v, cache, params)
 

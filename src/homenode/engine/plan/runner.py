@@ -43,10 +43,6 @@ def for_runner(assignment: EngineAssignment, spec: ModelSpec) -> EngineAssignmen
     config = assignment.config
     if config.transfer.on:
         raise UserError("--pd-role is for models that generate; this one makes vectors of texts", param="pd_role")
-    if spec.encodes and config.compute.backend == "native":
-        raise UnsupportedError(
-            f"encoders ({spec.architecture}) are not supported with --backend native yet; give --backend torch"
-        )
     if spec.encodes or spec.pooling.rows != "last":
         config = replace(config, kv=replace(config.kv, enable_prefix_caching=False))
     if spec.encodes:
