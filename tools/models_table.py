@@ -140,7 +140,7 @@ NOTES: Mapping[str, str] = {
 LIMITS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "mamba2", "nemotron_h"),
-        ("`--pd-role`", "the native backend, as yet: `--backend torch`"),
+        ("`--pd-role`",),
     ),
     "gemma4": ("sound",),
     "glm4": ("GGUF files of models with pictures",),

@@ -302,7 +302,11 @@ void bind_recorder(nb::module_& m) {
              int64_t group) { return take(r.layer_norm(x, weight, bias.value_or(Tensor{}), eps, group)); },
           nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("eps"), nb::arg("group") = 0)
       .def(
-          "silu_mul", [](Recorder& r, const Tensor& x) { return take(r.silu_mul(x)); }, nb::arg("gate_up"))
+          "silu_mul",
+          [](Recorder& r, const Tensor& x, const std::optional<Tensor>& up) {
+            return take(r.silu_mul(x, up.value_or(Tensor{})));
+          },
+          nb::arg("gate_up"), nb::arg("up").none() = nb::none())
       .def(
           "gelu_mul",
           [](Recorder& r, const Tensor& x, const std::optional<Tensor>& up, const std::string& form) {
@@ -371,6 +375,24 @@ void bind_recorder(nb::module_& m) {
           },
           nb::arg("qkv"), nb::arg("beta"), nb::arg("decay"), nb::arg("decay_weight"), nb::arg("decay_bias"),
           nb::arg("memory"), nb::kw_only(), nb::arg("layer"), nb::arg("key_heads"), nb::arg("interleaved"))
+      .def(
+          "selective_scan",
+          [](Recorder& r, const Tensor& xbc, const Tensor& dt, const Tensor& decay_weight, const Tensor& decay_bias,
+             const Tensor& skip, std::shared_ptr<StateMemory> memory, int layer, int per_group, int first) {
+            return take(r.selective_scan(xbc, dt, decay_weight, decay_bias, skip, std::move(memory),
+                                         {layer, per_group, first}));
+          },
+          nb::arg("xbc"), nb::arg("dt"), nb::arg("decay_weight"), nb::arg("decay_bias"), nb::arg("skip"),
+          nb::arg("memory"), nb::kw_only(), nb::arg("layer"), nb::arg("per_group"), nb::arg("first"))
+      .def(
+          "rms_norm_grouped",
+          [](Recorder& r, const Tensor& x, const Tensor& weight, int64_t groups, float eps) {
+            return take(r.rms_norm_grouped(x, weight, groups, eps));
+          },
+          nb::arg("x"), nb::arg("weight"), nb::arg("groups"), nb::arg("eps"))
+      .def(
+          "multiply", [](Recorder& r, const Tensor& x, const Tensor& y) { return take(r.multiply(x, y)); },
+          nb::arg("x"), nb::arg("y"))
       .def(
           "norm_gated",
           [](Recorder& r, const Tensor& x, const Tensor& weight, const Tensor& gate, float eps) {

@@ -91,6 +91,20 @@ struct DeltaArgs {
   float* state;  // [key_width, 16]
 };
 
+// Tokens of a sequence through a panel of a head's state, 16 value columns of it: the recurrence of Mamba 2. Of each token,
+// with the state S [key_width, 16]: S = decay * S + share * k v^T; out = S^T q + skip * v.
+struct ScanArgs {
+  int tokens, key_width;
+  const float *q, *k, *v;  // [tokens, key_width] twice, [tokens, columns], all `stride` from token to token
+  int64_t stride;
+  const float *decay, *share;  // [tokens]
+  float skip;
+  float* out;  // [tokens, columns], out_stride from token to token
+  int64_t out_stride;
+  int columns;  // that the panel has, at most 16
+  float* state;  // [key_width, 16]
+};
+
 // A token's outputs of a causal convolution of each channel by itself: bias + the sum of weight * input over `width`
 // tokens, the last of which is the token itself; then silu, if so.
 struct ConvolveArgs {
@@ -172,8 +186,11 @@ struct Kernels {
   void (*copy_tiles)(const TileRun&, KvDigest&);
   // out = x / (1 + exp(-gate)); out may be x or gate.
   void (*sigmoid_mul)(const float* gate, const float* x, float* out, int64_t count);
+  // out = x * y; out may be x or y.
+  void (*multiply_rows)(const float* x, const float* y, float* out, int64_t count);
   void (*convolve)(const ConvolveArgs&);
   void (*delta_rule)(const DeltaArgs&);
+  void (*selective_scan)(const ScanArgs&);
   // out += factor * max(x, 0).
   void (*add_positive)(const float* x, float factor, float* out, int64_t count);
 };

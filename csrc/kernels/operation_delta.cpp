@@ -5,13 +5,12 @@
 #include <cstring>
 
 #include "kernels/kernels.h"
+#include "kernels/state_panels.h"
 
 namespace homenode {
 namespace {
 
 constexpr float kNormEpsilon = 1e-6f;  // of the lengths of queries and keys
-
-float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 
 // out = x * factor / its length.
 void normalise(const float* x, int64_t width, float factor, float* out, const Kernels& kernels) {
@@ -69,28 +68,19 @@ void DeltaOperation::lower(Lowering& to) {
   Memory* own = to.own_scratch((2 * width + 2) * kChunk * sizeof(float));
   to.phase({"delta rule",
             [this, own, kernels = &kernels(to.level())](const Step& step, int thread, int threads) {
-              const int64_t of_head = shape().head_panels();
-              const RowRange mine = rows_of(static_cast<int>(shape().panels()), thread, threads);
               auto* scratch = reinterpret_cast<float*>(own->data + own->own_bytes * static_cast<size_t>(thread));
-              for (int64_t panel = mine.begin; panel < mine.end;) {
-                const int64_t head = panel / of_head, past = std::min<int64_t>(mine.end, (head + 1) * of_head);
-                for (int i = 0; i < step.sequences; ++i) compute_head(step, i, head, panel, past, *kernels, scratch);
-                panel = past;
-              }
+              for_heads(step, *memory, params.layer, thread, threads,
+                        [&](size_t sequence, int64_t head, int64_t first, int64_t past) {
+                          compute_head(step, sequence, head, first, past, *kernels, scratch);
+                        });
             }},
            {memory_of(qkv), memory_of(beta), memory_of(decay), memory_of(out), own});
 }
 
-void DeltaOperation::compute_head(const Step& step, int sequence, int64_t head, int64_t first_panel, int64_t past_panel,
-                                  const Kernels& kernels, float* scratch) const {
-  const auto i = static_cast<size_t>(sequence);
+void DeltaOperation::compute_head(const Step& step, size_t sequence, int64_t head, int64_t first_panel,
+                                  int64_t past_panel, const Kernels& kernels, float* scratch) const {
   const int64_t width = shape().key_width;
-  const int begin = step.query_start[i], end = step.query_start[i + 1];
-  if (step.state_fresh[i]) {
-    for (int64_t panel = first_panel; panel < past_panel; ++panel)
-      std::memset(memory->panel(params.layer, panel, step.state_slot[i]), 0,
-                  static_cast<size_t>(shape().panel_floats()) * sizeof(float));
-  }
+  const int begin = step.query_start[sequence], end = step.query_start[sequence + 1];
   for (int first = begin; first < end; first += kChunk) {
     const Chunk chunk{
         scratch, scratch + width * kChunk,     scratch + 2 * width * kChunk, scratch + (2 * width + 1) * kChunk,
@@ -114,31 +104,21 @@ void DeltaOperation::load(const Chunk& chunk, int64_t head, const Kernels& kerne
   }
 }
 
-void DeltaOperation::compute_panel(const Step& step, int sequence, const Chunk& chunk, int64_t panel,
+void DeltaOperation::compute_panel(const Step& step, size_t sequence, const Chunk& chunk, int64_t panel,
                                    const Kernels& kernels) const {
-  const auto i = static_cast<size_t>(sequence);
   const int64_t width = shape().key_width, of_head = shape().head_panels(), head = panel / of_head,
                 column = head * shape().value_width + panel % of_head * kPanel;
   const View rows(qkv), found(out);
-  float* const state = memory->panel(params.layer, panel, step.state_slot[i]);
+  float* const state = memory->panel(params.layer, panel, step.state_slot[sequence]);
   const auto pass = [&](int first, int past) {
-    if (first == past) return;
     const int row = chunk.first + first;
     kernels.delta_rule({past - first, static_cast<int>(width), chunk.q + first * width, chunk.k + first * width,
                         chunk.decay + first, chunk.beta + first, rows.row(row) + 2 * params.key_heads * width + column,
                         rows.stride(), found.row(row) + column, found.stride(),
                         static_cast<int>(std::min(kPanel, shape().value_width - panel % of_head * kPanel)), state});
   };
-  int done = 0;
-  for (const StateCopy& copy : step.copies_of(i)) {
-    const int copied = copy.tokens - (chunk.first - step.query_start[i]);
-    if (copied < 1 || copied > chunk.tokens) continue;
-    pass(done, copied);
-    std::memcpy(memory->panel(params.layer, panel, copy.slot), state,
-                static_cast<size_t>(shape().panel_floats()) * sizeof(float));
-    done = copied;
-  }
-  pass(done, chunk.tokens);
+  pass_copying(step, sequence, *memory, params.layer, panel, chunk.first - step.query_start[sequence], chunk.tokens,
+               pass);
 }
 
 void GatedNormOperation::lower(Lowering& to) {

@@ -73,10 +73,10 @@ class DeltaOperation : public Operation {
     int first, tokens;  // rows of the step
   };
   const StateShape& shape() const { return memory->layers()[static_cast<size_t>(params.layer)]; }
-  void compute_head(const Step&, int sequence, int64_t head, int64_t first_panel, int64_t past_panel, const Kernels&,
+  void compute_head(const Step&, size_t sequence, int64_t head, int64_t first_panel, int64_t past_panel, const Kernels&,
                     float* scratch) const;
   void load(const Chunk&, int64_t head, const Kernels&) const;
-  void compute_panel(const Step&, int sequence, const Chunk&, int64_t panel, const Kernels&) const;
+  void compute_panel(const Step&, size_t sequence, const Chunk&, int64_t panel, const Kernels&) const;
 };
 
 // rms_norm(x) * silu(gate) for each run of columns as long as the weight.

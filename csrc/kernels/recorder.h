@@ -8,6 +8,7 @@
 #include "kernels/operation_attention.h"
 #include "kernels/operation_delta.h"
 #include "kernels/operation_moe.h"
+#include "kernels/operation_scan.h"
 #include "kernels/program.h"
 #include "kernels/stored_table.h"
 
@@ -46,8 +47,8 @@ class Recorder {
   // A handle for AttentionParams::chosen.
   Result<Tensor> choose_tokens(const Tensor& q, const Tensor& weights, const Tensor& k, std::shared_ptr<KvCache> cache,
                                int layer, int count);
-  Result<Tensor> silu_mul(const Tensor& gate_up) { return gated(gate_up, {}, Activation::silu); }
   // up: an empty handle where gate_up has both halves. form: gelu or gelu_erf.
+  Result<Tensor> silu_mul(const Tensor& gate_up, const Tensor& up = {}) { return gated(gate_up, up, Activation::silu); }
   Result<Tensor> gelu_mul(const Tensor& gate_up, const Tensor& up = {}, Activation form = Activation::gelu) {
     return gated(gate_up, up, form);
   }
@@ -69,6 +70,11 @@ class Recorder {
                                    bool silu);
   Result<Tensor> delta_rule(const Tensor& qkv, const Tensor& beta, const Tensor& decay, const Tensor& decay_weight,
                             const Tensor& decay_bias, std::shared_ptr<StateMemory>, const DeltaParams&);
+  Result<Tensor> selective_scan(const Tensor& xbc, const Tensor& dt, const Tensor& decay_weight,
+                                const Tensor& decay_bias, const Tensor& skip, std::shared_ptr<StateMemory>,
+                                const ScanParams&);
+  Result<Tensor> rms_norm_grouped(const Tensor& x, const Tensor& weight, int64_t groups, float eps);
+  Result<Tensor> multiply(const Tensor& x, const Tensor& y);
   Result<Tensor> norm_gated(const Tensor& x, const Tensor& weight, const Tensor& gate, float eps);
   Result<Tensor> regroup(const Tensor& x, std::vector<int64_t> widths);
   Result<Tensor> sigmoid_mul(const Tensor& x, const Tensor& gate);

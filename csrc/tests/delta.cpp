@@ -1,5 +1,5 @@
-// The short convolution and the gated delta rule: kernels over random shapes, and programs whose steps cut sequences
-// anywhere.
+// The short convolution, and the gated delta rule or the recurrence of Mamba 2 behind it: programs over random shapes,
+// whose steps cut sequences anywhere.
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -15,7 +15,7 @@ constexpr int kMaxTokens = 90, kSlots = 5;
 
 struct Shape {
   int keys, each, key_width, value_width, taps;
-  bool interleaved, silu, biased;
+  bool scans, interleaved, silu, biased;
   uint64_t seed;
 
   int heads() const { return keys * each; }
@@ -40,8 +40,17 @@ class Layer {
     const Tensor qkv = taken(r.short_convolution(parts[0], {weights},
                                                  shape.biased ? std::vector<Tensor>{biases} : std::vector<Tensor>{},
                                                  memory_, 0, shape.silu));
-    program_ = taken(r.finish(taken(r.delta_rule(qkv, parts[1], parts[2], vector(shape.heads()), vector(shape.heads()),
-                                                 memory_, {0, shape.keys, shape.interleaved}))));
+    const Tensor weight = vector(shape.heads()), bias = vector(shape.heads());
+    if (shape.scans) {
+      const Tensor found =
+          taken(r.selective_scan(qkv, parts[1], weight, bias, vector(shape.heads()), memory_, {0, shape.each, 0}));
+      const auto inner = static_cast<int>(found.columns);
+      program_ =
+          taken(r.finish(taken(r.multiply(found, taken(r.rms_norm_grouped(found, vector(inner), shape.keys, 1e-5f))))));
+    } else {
+      program_ = taken(r.finish(
+          taken(r.delta_rule(qkv, parts[1], parts[2], weight, bias, memory_, {0, shape.keys, shape.interleaved}))));
+    }
   }
 
   // Tokens first .. past - 1 of a sequence in a slot, as rows of the result.
@@ -72,9 +81,9 @@ class Layer {
 }  // namespace
 
 void check_delta(Random& random) {
-  const Shape shape{random.between(1, 3),  random.between(1, 3), random.between(1, 40),
-                    random.between(1, 40), random.between(1, 6), random.one_in(2),
-                    random.one_in(2),      random.one_in(2),     random.bits()};
+  const Shape shape{random.between(1, 3), random.between(1, 3), random.between(1, 40), random.between(1, 40),
+                    random.between(1, 6), random.one_in(2),     random.one_in(2),      random.one_in(2),
+                    random.one_in(2),     random.bits()};
   const int tokens = random.between(3, kMaxTokens), early = random.between(0, tokens - 3),
             late = random.between(early + 1, tokens - 2);
   const Exact<float> rows = reals(random, static_cast<size_t>(tokens * shape.columns()));

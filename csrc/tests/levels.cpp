@@ -199,6 +199,7 @@ void compare_rows(Random& random) {
       {"relu2_mul", [&](const Kernels& k, float* out) { k.relu2_mul(x.get(), nullptr, out, n); }},
       {"clamped_mul", [&](const Kernels& k, float* out) { k.clamped_mul(x.get(), y.get(), out, n); }},
       {"sigmoid_mul", [&](const Kernels& k, float* out) { k.sigmoid_mul(x.get(), y.get(), out, n); }},
+      {"multiply_rows", [&](const Kernels& k, float* out) { k.multiply_rows(x.get(), y.get(), out, n); }},
       {"soft_cap", [&](const Kernels& k, float* out) { k.soft_cap(x.get(), 3, out, n); }},
       {"exponentials", [&](const Kernels& k, float* out) { k.exponentials(x.get(), out, n, top, 1.5f); }},
       {"add_positive",
@@ -263,6 +264,19 @@ void compare_delta(Random& random) {
                                columns, columns, all.get() + found});
     return std::vector<float>(all.get(), all.get() + found + state);
   };
+  const auto scanned = [&](Level level) {
+    const Exact<float> all(found + state), rows(size_t(tokens) * size_t(2 * width + columns));
+    std::copy_n(start.get(), state, all.get() + found);
+    for (int t = 0; t < tokens; ++t) {
+      float* const row = rows.get() + t * (2 * width + columns);
+      std::copy_n(k.get() + t * width, width, row), std::copy_n(q.get() + t * width, width, row + width);
+      std::copy_n(v.get() + t * columns, columns, row + 2 * width);
+    }
+    kernels(level).selective_scan({tokens, width, rows.get() + width, rows.get(), rows.get() + 2 * width,
+                                   2 * width + columns, decay.get(), beta.get(), 0.7f, all.get(), columns, columns,
+                                   all.get() + found});
+    return std::vector<float>(all.get(), all.get() + found + state);
+  };
   const auto convolved = [&](Level level) {
     const Exact<float> out(found);
     const std::vector<const float*> inputs = {nullptr, v.get(), v.get()};
@@ -272,9 +286,12 @@ void compare_delta(Random& random) {
         {3, inputs.data(), weights.get(), int64_t(found), v.get(), true, out.get(), int64_t(found)});
     return std::vector<float>(out.get(), out.get() + found);
   };
-  const std::vector<float> wanted = after(Level::scalar), wanted_convolution = convolved(Level::scalar);
+  const std::vector<float> wanted = after(Level::scalar), wanted_scan = scanned(Level::scalar),
+                           wanted_convolution = convolved(Level::scalar);
   for (const Level level : levels()) {
     note("delta_rule", level, largest_difference(after(level).data(), wanted.data(), wanted.size()), 1e-5);
+    note("selective_scan", level, largest_difference(scanned(level).data(), wanted_scan.data(), wanted_scan.size()),
+         1e-5);
     note("convolve", level, largest_difference(convolved(level).data(), wanted_convolution.data(), found), 2e-6);
   }
 }

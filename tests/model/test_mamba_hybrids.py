@@ -20,7 +20,8 @@ from homenode.compute.reference import ReferenceBackend
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.parts import PartitionSpec
-from homenode.model.weights.load import load_model, plan_model
+from homenode.model.weights.load import load_model
+from tests.model.config_fields import check_fields
 from tests.model.conftest import make_backend
 from tests.model.driver import Driver, Sequence
 from tests.model.parity import Case, check_folder, spread_error, write_stacked_gguf
@@ -99,9 +100,9 @@ CASES = {
 ONE_OF_EACH = ("lfm2-biased", "granite", "nemotron-latent", "falcon-norm-first", "mamba2")
 
 
-@pytest.fixture(params=["reference", "torch"])
+@pytest.fixture(params=["reference", "native", "torch"])
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """All that compute them, with float32 products."""
+    """All of them, with float32 products."""
     return make_backend(request.param, rounding=False)
 
 
@@ -242,7 +243,8 @@ def test_what_cannot_be_run_is_refused_by_name(
         load_model(open_checkpoint(tmp_path), ReferenceBackend())
 
 
-@pytest.mark.parametrize("made", ["lfm2", "mamba2"], indirect=True)
-def test_the_native_backend_refuses_them_before_it_reads_weights(made: tuple[Case, Path, Any]) -> None:
-    with pytest.raises(UnsupportedError, match="the native backend does not compute yet; compute with --backend torch"):
-        plan_model(open_checkpoint(made[1]), make_backend("native", rounding=False))
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", ["lfm2", "lfm2_moe", "granite", "nemotron", "falcon", "mamba2", "bamba"])
+def test_every_field_is_read_as_transformers_reads_it_or_refused(name: str, tmp_path: Path) -> None:
+    check_fields(CASES[name].kind, CASES[name].changes, tmp_path / "model")

@@ -12,20 +12,34 @@ import numpy as np
 import pytest
 
 from homenode.compute.native import NativeBackend
-from homenode.compute.ops import DeltaHeads, FloatArray, LayerState, Ops, StateGeometry, StepArrays, StepLimits, Tensor
+from homenode.compute.ops import (
+    DeltaHeads,
+    FloatArray,
+    LayerState,
+    Ops,
+    ScanHeads,
+    StateGeometry,
+    StepArrays,
+    StepLimits,
+    Tensor,
+)
 from homenode.compute.reference import ReferenceBackend
 from tests.native.steps import Part, same_bits, step_of
 
 SLOTS = 9
-# Key heads, value heads, their widths, taps of the convolution, whether value heads take turns.
+# Key heads or groups, value heads, their widths, taps of the convolution; how value heads find their key head: in
+# order or in turn, in the delta rule, or the recurrence of Mamba 2.
 SHAPES = {
-    "two to a key": (2, 4, 16, 16, 3, False),
-    "in turn": (2, 6, 16, 32, 3, True),
-    "odd widths": (3, 3, 10, 21, 6, False),
-    "one head": (1, 1, 130, 5, 2, False),
-    "large": (2, 4, 128, 128, 3, True),
+    "two to a key": (2, 4, 16, 16, 3, "order"),
+    "in turn": (2, 6, 16, 32, 3, "turn"),
+    "odd widths": (3, 3, 10, 21, 6, "order"),
+    "one head": (1, 1, 130, 5, 2, "order"),
+    "large": (2, 4, 128, 128, 3, "turn"),
+    "Mamba 2 in groups": (2, 6, 16, 16, 3, "scan"),
+    "Mamba 2 of odd widths": (1, 3, 11, 21, 3, "scan"),
+    "Mamba 2, large": (1, 4, 128, 64, 3, "scan"),
 }
-Shape = tuple[int, int, int, int, int, bool]
+Shape = tuple[int, int, int, int, int, str]
 
 
 def random(*shape: int, seed: int = 0) -> FloatArray:
@@ -39,10 +53,10 @@ def columns_of(shape: Shape) -> tuple[int, int]:
 
 
 class Machine:
-    """A convolution, then the delta rule, on one backend: rows of a step in, their outputs out."""
+    """A convolution, then the delta rule or the recurrence of Mamba 2, on one backend: rows of a step in, their outputs out."""
 
     def __init__(self, backend: Any, shape: Shape) -> None:
-        keys, values, key_width, value_width, taps, interleaved = shape
+        keys, values, key_width, value_width, taps, how = shape
         channels, _ = columns_of(shape)
         state = LayerState(channels, taps, values, key_width, value_width)
         self.memory = backend.state_memory(StateGeometry((LayerState(3, 1), state)), SLOTS)
@@ -55,7 +69,10 @@ class Machine:
             parts = [backend.vector(part.reshape(-1)) for part in np.split(weights, [channels // 3])]
             qkv = ops.short_convolution(qkv, parts, [backend.vector(biases)], self.memory, 1, True)
             vectors = (backend.vector(decay_weight), backend.vector(decay_bias))
-            return ops.delta_rule(qkv, beta, decay, *vectors, self.memory, 1, DeltaHeads(keys, interleaved))
+            if how == "scan":
+                skip = backend.vector(random(values, seed=5))
+                return ops.selective_scan(qkv, beta, *vectors, skip, self.memory, 1, ScanHeads(values // keys))
+            return ops.delta_rule(qkv, beta, decay, *vectors, self.memory, 1, DeltaHeads(keys, how == "turn"))
 
         self.program = backend.compile(forward, StepLimits(200, 8, 200, 1))
 
@@ -104,8 +121,9 @@ def test_cuts_and_company_change_no_bit(backend: NativeBackend, shape: Shape) ->
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 31, 32, 69])
-def test_a_copy_goes_on_as_the_sequence_did(backend: NativeBackend, at: int) -> None:
-    shape = SHAPES["in turn"]
+@pytest.mark.parametrize("name", ["in turn", "Mamba 2 in groups"])
+def test_a_copy_goes_on_as_the_sequence_did(backend: NativeBackend, at: int, name: str) -> None:
+    shape = SHAPES[name]
     rows = rows_for(shape, 75)
     machine = Machine(backend, shape)
     whole = machine.run([(0, 0, rows)])
@@ -166,11 +184,42 @@ def test_a_step_with_impossible_slots_is_refused(change: dict[str, Any], problem
         machine.program.run(arrays)
 
 
+@pytest.mark.parametrize("first", [1, 2])
+def test_heads_may_begin_within_a_group(backend: NativeBackend, first: int) -> None:
+    """As those of a rank: the last heads of one group and the first of the next."""
+    groups, heads, width, value = 2, 4, 8, 16
+    columns = heads * value + 2 * groups * width
+
+    def computed(on: Any) -> FloatArray:
+        memory = on.state_memory(StateGeometry((LayerState(0, 0, heads, width, value),)), 2)
+        vectors = [
+            on.vector(values) for values in (-np.exp(random(heads)), random(heads, seed=1), random(heads, seed=2))
+        ]
+
+        def forward(ops: Ops) -> Tensor:
+            xbc, dt = ops.split(ops.received(columns + heads), (columns, heads))
+            return ops.selective_scan(xbc, dt, *vectors, memory, 0, ScanHeads(3, first))
+
+        arrays = replace(
+            step_of([Part(0, 9)]),
+            hidden=random(9, columns + heads, seed=3),
+            state_slot=np.array([1], np.int32),
+            state_fresh=np.array([1], np.int32),
+        )
+        return np.array(on.compile(forward, StepLimits(20, 1, 20, 1)).run(arrays))
+
+    wanted = computed(ReferenceBackend())
+    np.testing.assert_allclose(computed(backend), wanted, rtol=1e-4, atol=2e-5 * np.abs(wanted).max())
+
+
 GATES: dict[str, Callable[[Ops, Any, Tensor], Tensor]] = {
     "norm_gated": lambda ops, backend, x: ops.norm_gated(
         *_halves(ops, x, backend.vector(random(12, seed=5))), eps=1e-5
     ),
     "sigmoid_mul": lambda ops, _, x: ops.sigmoid_mul(*ops.split(x, (60, 60))),
+    "rms_norm_grouped": lambda ops, backend, x: ops.rms_norm_grouped(x, backend.vector(random(120, seed=5)), 6, 1e-5),
+    "multiply": lambda ops, _, x: ops.multiply(*ops.split(x, (60, 60))),
+    "silu_mul": lambda ops, _, x: ops.silu_mul(*ops.split(x, (60, 60))),
     "regroup": lambda ops, _, x: ops.regroup(x, (3, 7, 10)),
 }
 

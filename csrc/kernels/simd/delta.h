@@ -13,6 +13,12 @@ void sigmoid_mul(const float* gate, const float* x, float* out, int64_t count) {
   multiply_gates<sigmoid>(gate, x, out, count);
 }
 
+inline Lanes unchanged(const Lanes& x) { return x; }
+
+void multiply_rows(const float* x, const float* y, float* out, int64_t count) {
+  multiply_gates<unchanged>(x, y, out, count);
+}
+
 // sum += x[i] * rows[i] over the rows of a panel, in four sums that take turns.
 template <class Row>
 inline Lanes sum_of_rows(int count, Row&& row) {

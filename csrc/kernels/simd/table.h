@@ -6,6 +6,7 @@
 #include "kernels/simd/elements.h"
 #include "kernels/simd/kv_copy.h"
 #include "kernels/simd/kv_store.h"
+#include "kernels/simd/scan.h"
 
 namespace homenode {
 namespace {
@@ -31,8 +32,10 @@ constexpr Kernels kTable = {
     exponentials,
     copy_tiles,
     sigmoid_mul,
+    multiply_rows,
     convolve,
     delta_rule,
+    selective_scan,
     add_positive,
 };
 

@@ -164,9 +164,7 @@ class RecordingOps:
 
     def silu_mul(self, gate_up: _native.Tensor, up: _native.Tensor | None = None) -> _native.Tensor:
         """See `Ops.silu_mul`."""
-        if up is not None:
-            raise _lacking("silu_mul of two tensors")
-        return self._recorder.silu_mul(gate_up)
+        return self._recorder.silu_mul(gate_up, up)
 
     def gelu_mul(
         self,
@@ -193,7 +191,7 @@ class RecordingOps:
 
     def multiply(self, x: _native.Tensor, y: _native.Tensor) -> _native.Tensor:
         """See `Ops.multiply`."""
-        raise _lacking("products of rows")
+        return self._recorder.multiply(x, y)
 
     def scale(self, x: _native.Tensor, factor: float | _native.Tensor) -> _native.Tensor:
         """See `Ops.scale`."""
@@ -292,11 +290,21 @@ class RecordingOps:
         heads: ScanHeads,
     ) -> _native.Tensor:
         """See `Ops.selective_scan`."""
-        raise _lacking("the recurrence of Mamba 2")
+        return self._recorder.selective_scan(
+            xbc,
+            dt,
+            decay_weight,
+            decay_bias,
+            skip,
+            memory,
+            layer=layer,
+            per_group=heads.per_group,
+            first=heads.first,
+        )
 
     def rms_norm_grouped(self, x: _native.Tensor, weight: _native.Tensor, groups: int, eps: float) -> _native.Tensor:
         """See `Ops.rms_norm_grouped`."""
-        raise _lacking("norms of groups of columns")
+        return self._recorder.rms_norm_grouped(x, weight, groups, eps)
 
     def norm_gated(self, x: _native.Tensor, weight: _native.Tensor, gate: _native.Tensor, eps: float) -> _native.Tensor:
         """See `Ops.norm_gated`."""
@@ -313,7 +321,3 @@ class RecordingOps:
     def select(self, x: _native.Tensor) -> _native.Tensor:
         """See `Ops.select`."""
         return self._recorder.select(x)
-
-
-def _lacking(what: str) -> UnsupportedError:
-    return UnsupportedError(f"the native core has no {what} yet; compute with --backend torch", param="backend")

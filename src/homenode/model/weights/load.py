@@ -21,7 +21,7 @@ from homenode.compute.ops import (
     StateMemory,
     Tensor,
 )
-from homenode.errors import UnsupportedError, UserError
+from homenode.errors import UserError
 from homenode.model.architectures.architecture import Architecture
 from homenode.model.architectures.parameters import ForwardContext, Parameters
 from homenode.model.architectures.registry import architecture_of
@@ -244,21 +244,9 @@ def _entries(checkpoint: Checkpoint, plan: _Plan) -> list[TensorEntry]:
     return [part for part in stored if part.file in files]
 
 
-def _refuse_mixers(checkpoint: Checkpoint, backend: Backend) -> None:
-    """UnsupportedError for layers that keep a state in a way that the native core does not compute yet."""
-    spec = checkpoint.spec
-    if spec.mixer is not None and backend.name == "native":
-        raise UnsupportedError(
-            f"{checkpoint.path}: layers of {spec.architecture} models keep a state that the native backend does not compute "
-            "yet; compute with --backend torch",
-            param="backend",
-        )
-
-
 def _plan(checkpoint: Checkpoint, backend: Backend, quantize: str | None, dtype: str, part: ModelPart | None) -> _Plan:
     architecture = architecture_of(checkpoint.spec.architecture)
     rope = rope_of(checkpoint.spec)
-    _refuse_mixers(checkpoint, backend)
     matched = match_tensors(architecture, checkpoint, part)
     require_tables(matched.tensors, backend)
     layout = plan_layout(
