@@ -24,7 +24,6 @@ from homenode.compute.ops import (
     ScanHeads,
     WindowKind,
 )
-from homenode.errors import UnsupportedError
 
 
 class RecordingOps:
