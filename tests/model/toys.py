@@ -101,6 +101,7 @@ WINDOWED: dict[str, dict[str, Any]] = {
     "cohere2": _WINDOWED,
     "muse_glimmer": _WINDOWED | {"logits_softcap": 9.0},
     "gpt2": {"dimensions": {"positions": 256}},
+    "bert": {"dimensions": {"positions": 256, "types": 2}},
 }
 # Of all layers but the last: key heads and value heads, their widths, and tokens that a convolution looks back.
 DELTAS = {

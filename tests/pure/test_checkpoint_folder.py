@@ -178,8 +178,8 @@ def test_what_generation_config_says(folder: Path) -> None:
 
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "another architecture": (
-        {"architectures": ["GPT2LMHeadModel"]},
-        "'GPT2LMHeadModel' is not supported; homenode runs .*LlamaForCausalLM",
+        {"architectures": ["Llama9ForCausalLM"]},
+        "'Llama9ForCausalLM' is not supported; homenode runs .*LlamaForCausalLM",
     ),
     "an architecture of a million letters": ({"architectures": ["x" * 10**6]}, "is not supported"),
     "mixture of experts": ({"architectures": ["DeepseekV4ForCausalLM"]}, "DeepseekV4ForCausalLM"),

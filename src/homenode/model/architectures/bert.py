@@ -32,6 +32,12 @@ PARAMETERS = (
     *common.MLP_BIASES[1:],
     *encoder.POST_NORMS,
 )
+FIELDS = frozenset(
+    (
+        *encoder.EPS,
+        *"hidden_act type_vocab_size is_decoder id2label pad_token_id position_embedding_type".split(),
+    )
+)
 TASKS = ("ForMaskedLM", "ForSequenceClassification")
 ROBERTAS = ("XLMRoberta", "Roberta", "Camembert")
 ROBERTA_TYPES = ("xlm-roberta", "roberta", "camembert")
@@ -133,10 +139,8 @@ ARCHITECTURE = Architecture(
     FolderFormat(
         "BertModel",
         read_folder,
-        fields=frozenset(
-            "hidden_act type_vocab_size layer_norm_eps is_decoder id2label pad_token_id position_embedding_type".split()
-        ),
-        harmless=encoder.HARMLESS,
+        fields=FIELDS,
+        harmless={key: why for key, why in encoder.HARMLESS.items() if key not in FIELDS},
         model_types=ROBERTA_TYPES,
         older_classes=(
             "BertForPreTraining",

@@ -43,8 +43,8 @@ ARCHITECTURE = Architecture(
     FolderFormat(
         "Gemma3TextModel",
         read_folder,
-        fields=gemma2.FIELDS | {"rope_local_base_freq"},
-        harmless=gemma2.HARMLESS,
+        fields=gemma2.FIELDS - {"final_logit_softcapping"} | {"rope_local_base_freq"},
+        harmless=gemma2.HARMLESS | {"final_logit_softcapping": "it makes no logits"},
         convert=gemma2.norms_plus_one,
     ),
     GgufFormat("gemma-embedding", read_gguf, keys=gemma3.ARCHITECTURE.gguf.keys | {"attention.causal"}),

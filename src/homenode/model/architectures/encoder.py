@@ -20,14 +20,13 @@ from homenode.model.spec import ModelSpec, TensorEntry
 _TYPES, _TYPE = "model.token_types.weight", "model.token_type.weight"  # a table, and its first row
 EPS = {"layer_norm_eps": "rms_norm_eps"}  # what config.json has
 _GGUF_EPS = {"attention.layer_norm_epsilon": "attention.layer_norm_rms_epsilon"}
-GGUF_KEYS = frozenset(("attention.causal", "attention.layer_norm_epsilon", "classifier.pooling_type"))
+GGUF_KEYS = frozenset(("attention.causal", "classifier.pooling_type"))
 HARMLESS = {
     **dict.fromkeys(("type_vocab_size", "vocab_type"), "a text by itself has the first type, whose row is there"),
-    **dict.fromkeys(("pad_token_id", "cls_token_id", "sep_token_id"), "the tokenizer tells them"),
+    "cls_token_id": "the tokenizer tells it",
     "position_embedding_type": "the tensors tell it",
     "attention_probs_dropout_prob": "of training only",
     "hidden_dropout_prob": "of training only",
-    "layer_norm_eps": "read as the norms' epsilon",
 }
 # Of heads that encoders are trained with, and buffers; what a vector or score needs of them is named by `PoolingSpec`.
 _UNREAD = ("pooler.", "cls.", "lm_head.", "head.", "decoder.", "classifier.", "embeddings.position_ids")

@@ -137,6 +137,7 @@ ARCHITECTURE = Architecture(
         read_folder,
         fields=frozenset(
             (
+                *encoder.EPS,
                 *_SPELLED,
                 *"hidden_activation attention_bias mlp_bias norm_bias global_attn_every_n_layers local_attention".split(),
                 *"rope_local_base_freq classifier_pooling id2label".split(),
@@ -156,7 +157,7 @@ ARCHITECTURE = Architecture(
     GgufFormat(
         "modern-bert",
         read_gguf,
-        keys=encoder.GGUF_KEYS | {"rope.freq_base_swa", "hidden_act", "attention.sliding_window_pattern"},
+        keys=encoder.GGUF_KEYS | {"rope.freq_base_swa", "hidden_act"},
         names={"blk.{layer}.ffn_up.weight": _LAYER + "mlp.gate_up_proj.weight"},
         convert=_converted,
     ),

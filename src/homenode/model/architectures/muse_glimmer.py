@@ -20,6 +20,7 @@ from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.units import format_count
 
 NAME = "muse_glimmer"
 DEFAULTS = Defaults(
@@ -73,7 +74,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     turns = fields.numbers("layer_rope_theta", above=-1.0)
     rotated = tuple(theta != 0 for theta in turns) or _sliding(spec.num_layers)
     if len(rotated) != spec.num_layers or any(theta not in (0.0, spec.rope.theta) for theta in turns):
-        wanted = f"for each of {spec.num_layers} layers 0 or the rope's own {spec.rope.theta:g}"
+        wanted = f"for each of {format_count(spec.num_layers, 'layer')} 0 or the rope's own {spec.rope.theta:g}"
         raise fields.wrong("layer_rope_theta", turns, wanted)
     factor = fields.number("qk_scale_factor", QUERY_FACTOR)
     own = GatedCappedBlock(

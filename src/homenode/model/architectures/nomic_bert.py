@@ -130,6 +130,7 @@ ARCHITECTURE = Architecture(
         read_folder,
         fields=frozenset(
             (
+                *encoder.EPS,
                 *_SPELLED,
                 *_PLAIN,
                 *"activation_function hidden_act moe_every_n_layers rotary_emb_scale_base type_vocab_size".split(),
@@ -137,7 +138,7 @@ ARCHITECTURE = Architecture(
         ),
         harmless={key: why for key, why in encoder.HARMLESS.items() if key != "type_vocab_size"}
         | dict.fromkeys(
-            "fused_bias_fc fused_dropout_add_ln use_flash_attn use_xentropy pad_vocab_size_multiple "
+            "fused_bias_fc fused_dropout_add_ln use_xentropy pad_vocab_size_multiple "
             "last_layer_subset dense_seq_output summary_first_dropout scale_attn_weights "
             "scale_attn_by_inverse_layer_idx reorder_and_upcast_attn max_trained_positions".split(),
             "how, not what, its makers' class computes",

@@ -23,6 +23,7 @@ from homenode.model.config.folder_config import Defaults, ExpertDefaults, Folder
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats.fields import Fields
 from homenode.model.spec import ModelSpec, MoeSpec
+from homenode.units import format_count
 
 NAME = "phimoe"
 DEFAULTS = Defaults(
@@ -79,7 +80,7 @@ def _with_magnitude(spec: ModelSpec, fields: Fields) -> ModelSpec:
 def _routed(fields: Fields, moe: MoeSpec, jitter: float) -> MoeSpec:
     if moe.experts_per_token != 2:
         raise UnsupportedError(
-            f"{fields.path}: {moe.experts_per_token} experts for each token are not supported in {NAME}; homenode wants 2"
+            f"{fields.path}: {format_count(moe.experts_per_token, 'expert')} for each token are not supported in {NAME}; homenode wants 2"
         )
     return replace(moe, score="sparsemixer", jitter=jitter)
 

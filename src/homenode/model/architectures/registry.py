@@ -5,13 +5,16 @@ neighbours.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from types import MappingProxyType
 
 from homenode.errors import UnsupportedError
 from homenode.model import architectures
 from homenode.model.architectures.architecture import Architecture
+
+_LONGEST = 100  # letters of a name that are compared with others
 
 
 def _found() -> dict[str, Architecture]:
@@ -29,6 +32,12 @@ BY_MODEL_TYPE: Mapping[str, Architecture] = MappingProxyType(
     {name: a for a in ARCHITECTURES.values() for name in (a.name, *a.folder.model_types)}
 )
 GGUF_NAMES = tuple(dict.fromkeys(name for a in ARCHITECTURES.values() for name in a.gguf.all_names))
+
+
+def nearest(seen: str, names: Sequence[str]) -> str:
+    """For messages: how many architectures there are, and which of these names look most like the one seen."""
+    alike = get_close_matches(seen[:_LONGEST], names, n=3, cutoff=0.4)
+    return f"{len(names)} others{', such as ' if alike else ''}{', '.join(alike)} (docs/models.md has all)"
 
 
 def architecture_of(name: str) -> Architecture:

@@ -14,6 +14,7 @@ from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_fields import NOT_READ
 from homenode.model.formats.fields import Fields
 from homenode.model.spec import ModelSpec
+from homenode.units import format_count
 
 NAME = "smollm3"
 DEFAULTS = Defaults(max_position=32768, heads=16, kv_heads=4, vocab=128256, bos_id=128000, eos_id=128001, theta=2e6)
@@ -34,7 +35,9 @@ def rotated_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
         return all_but_each(layers, interval)
     if len(listed) < layers or not set(listed) <= {0, 1}:
         raise fields.wrong(
-            "no_rope_layers", listed, f"a number for each of {layers} layers, 1 where it has rope, else 0"
+            "no_rope_layers",
+            listed,
+            f"a number for each of {format_count(layers, 'layer')}, 1 where it has rope, else 0",
         )
     return tuple(value == 1 for value in listed[:layers])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from homenode.errors import UnsupportedError
 from homenode.model.architectures.architecture import Architecture
-from homenode.model.architectures.registry import BY_CLASS, BY_MODEL_TYPE
+from homenode.model.architectures.registry import BY_CLASS, BY_MODEL_TYPE, nearest
 from homenode.model.config.folder_config import FolderConfig
 from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
@@ -33,7 +33,7 @@ def folder_architecture(fields: Fields) -> Architecture:
         seen = named[0] if named else model_type or "none"
         also = f"; its model_type is {quoted(model_type)}" if named and model_type else ""
         raise UnsupportedError(
-            f"{fields.path}: architecture {quoted(seen)} is not supported; homenode runs {', '.join(BY_CLASS)}{also}",
+            f"{fields.path}: architecture {quoted(seen)} is not supported; homenode runs {nearest(seen, tuple(BY_CLASS))}{also}",
             architecture=seen,
             known=tuple(BY_CLASS),
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 from homenode.errors import UnsupportedError
 from homenode.model.architectures.architecture import Architecture
-from homenode.model.architectures.registry import ARCHITECTURES, GGUF_NAMES
+from homenode.model.architectures.registry import ARCHITECTURES, GGUF_NAMES, nearest
 from homenode.model.checkpoint.pooling_files import gguf_pooling
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_keys import refuse_active_keys, refuse_other_kinds
@@ -30,7 +30,7 @@ def gguf_architecture(path: Path, metadata: Mapping[str, Any]) -> Architecture:
     named = [architecture for architecture in ARCHITECTURES.values() if name in architecture.gguf.all_names]
     if not named:
         raise UnsupportedError(
-            f"{path}: architecture {quoted(name)} is not supported; homenode runs GGUF files of {', '.join(GGUF_NAMES)}",
+            f"{path}: architecture {quoted(name)} is not supported; homenode runs GGUF files of {nearest(name, GGUF_NAMES)}",
             architecture=name,
             known=GGUF_NAMES,
         )
