@@ -23,7 +23,6 @@ from homenode.model.config.folder_config import Defaults, ExpertDefaults, Folder
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats.fields import Fields
 from homenode.model.spec import ModelSpec, MoeSpec
-from homenode.units import format_count
 
 NAME = "phimoe"
 DEFAULTS = Defaults(
@@ -80,7 +79,7 @@ def _with_magnitude(spec: ModelSpec, fields: Fields) -> ModelSpec:
 def _routed(fields: Fields, moe: MoeSpec, jitter: float) -> MoeSpec:
     if moe.experts_per_token != 2:
         raise UnsupportedError(
-            f"{fields.path}: {format_count(moe.experts_per_token, 'expert')} for each token are not supported in {NAME}; homenode wants 2"
+            f"{fields.path}: num_experts_per_tok {moe.experts_per_token} is not supported in {NAME}; homenode wants 2"
         )
     return replace(moe, score="sparsemixer", jitter=jitter)
 
