@@ -31,7 +31,7 @@ FIELDS = frozenset(
 HARMLESS = dict.fromkeys(
     "mamba_chunk_size chunk_size use_mamba_kernels mamba_ssm_cache_dtype mamba_ssm_dtype".split(),
     "how, not what, transformers computes",
-)
+) | dict.fromkeys("time_step_min time_step_max time_step_floor".split(), "what steps begin with in training")
 # Rows of what projects to the inputs: the gate z, the values x, inputs B and outputs C of groups, and steps.
 _IN = {"z": "scan_inner", "x": "scan_inner", "b": "scan_groups", "c": "scan_groups", "dt": "scan_heads"}
 _OLDER = {"linear_attention": "mamba", "full_attention": "attention"}

@@ -52,7 +52,6 @@ ARCHITECTURE = Architecture(
         fields=frozenset(
             ("hidden_act", "sliding_window", "num_local_experts", "num_experts", "num_experts_per_tok", "qkv_bias")
         ),
-        harmless={"router_jitter_noise": "of training only"},
     ),
     GgufFormat("llama", read_gguf, convert=common.interleaved_heads),
     PARAMETERS,

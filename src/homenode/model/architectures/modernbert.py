@@ -157,7 +157,7 @@ ARCHITECTURE = Architecture(
     GgufFormat(
         "modern-bert",
         read_gguf,
-        keys=encoder.GGUF_KEYS | {"rope.freq_base_swa", "hidden_act"},
+        keys=encoder.GGUF_KEYS | {"rope.freq_base_swa", "hidden_act", "attention.sliding_window_pattern"},
         names={"blk.{layer}.ffn_up.weight": _LAYER + "mlp.gate_up_proj.weight"},
         convert=_converted,
     ),

@@ -22,7 +22,7 @@ READ = frozenset(
 _REASONS = {
     "of training only": (
         "attention_dropout hidden_dropout dropout attn_pdrop embd_pdrop resid_pdrop classifier_dropout "
-        "initializer_range gradient_checkpointing output_router_logits router_aux_loss_coef "
+        "initializer_range gradient_checkpointing output_router_logits router_aux_loss_coef router_jitter_noise "
         "router_z_loss_coef"
     ),
     "how, not what, transformers computes": (
