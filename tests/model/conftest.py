@@ -10,18 +10,19 @@ from homenode.compute.ops import Backend
 from homenode.compute.reference import ReferenceBackend
 from tests.model.driver import ROUNDING_LEVELS, rounds_activations
 
-# Families whose every operation other tests run with torch already: their cases with torch are slow ones.
+# Families whose every operation other tests run with torch and NumPy already: their cases with these are slow ones.
 _FOLLOWERS = (
     "test_llama_variations", "test_layer_norm_decoders", "test_picture_texts", "test_picture_models", "test_minicpm",
     "test_muse_glimmer",
 )  # fmt: skip
+_SLOW = {**dict.fromkeys(_FOLLOWERS, frozenset(("torch", "reference"))), "test_mamba_hybrids": frozenset(("torch",))}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave torch to `make test-all` where the native core and NumPy say enough about a family."""
+    """Leave to `make test-all` what says little about a family beside its cases with the native core."""
     for item in items:
         callspec = getattr(item, "callspec", None)
-        if item.path.stem in _FOLLOWERS and callspec is not None and "torch" in callspec.id.split("-"):
+        if callspec is not None and _SLOW.get(item.path.stem, frozenset()).intersection(callspec.id.split("-")):
             item.add_marker(pytest.mark.slow)
 
 
