@@ -32,7 +32,8 @@ FIELD = "response_format.json_schema.schema"
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
     model = os.environ.get("HOMENODE_SCHEMAS_MODEL")
-    live = LiveServer("--kv-cache-memory", "64MiB", "--max-model-len", "1024", model=Path(model) if model else None)
+    length = ("--max-model-len", "1024") if model else ()
+    live = LiveServer("--kv-cache-memory", "64MiB", *length, model=Path(model) if model else None)
     yield live
     live.close()
 
