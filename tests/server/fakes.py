@@ -12,6 +12,7 @@ from homenode.engine.request import Request, TokenLogprob
 from homenode.errors import PeerError, UserError
 from homenode.model.tokenizer.fill_in_middle import FillInMiddleTokens
 from homenode.model.tokenizer.literal_text import HiddenNames
+from homenode.model.tokenizer.surrounding_tokens import SurroundingTokens
 from homenode.model.tokenizer.template_traits import texts_of
 
 BOS, EOS, VOCAB = 256, 257, 258
@@ -30,6 +31,7 @@ class ByteTokenizer:
     bytes_are_text = True
     special_token_ids = tuple(SPECIAL)
     fill_in_middle: FillInMiddleTokens | None = None
+    surrounding = SurroundingTokens((BOS,))
 
     def __init__(self, *, template: bool = True, bos: bool = True) -> None:
         self.has_chat_template = template

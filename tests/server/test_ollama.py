@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.server.fakes import BOS, EOS
 from tests.server.written_answers import CALL, CALLS, LOOK, SHOWS, THINKS, Writer
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -83,6 +84,27 @@ def test_generate_with_the_template_and_without() -> None:
     assert bytes(writer.requests[-1].prompt_ids[1:]) == b"hi"
     streamed = lines(ask(writer, "/api/generate", raw=True))
     assert "".join(line["response"] for line in streamed) == raw["response"]
+
+
+def test_the_context_of_an_answer_goes_before_the_next_prompt() -> None:
+    writer = Writer("Once upon")
+    first = ask(writer, "/api/generate", stream=False).json()["context"]
+    assert first == [*writer.requests[-1].prompt_ids, *b"Once upon", EOS]
+    last = lines(ask(writer, "/api/generate", prompt="go on", context=first))[-1]
+    asked = writer.requests[-1].prompt_ids
+    assert asked[: len(first)] == first and asked.count(BOS) == 1
+    assert writer.seen() == [{"role": "user", "content": "go on"}]
+    assert last["context"] == [*asked, *b"Once upon", EOS]
+    assert "context" not in ask(writer, "/api/generate", raw=True, stream=False).json()
+
+
+def test_a_template_of_the_request() -> None:
+    writer = Writer("<think>a</think>b", THINKS)
+    template = "{{ if .System }}[{{ .System }}]{{ end }}<u>{{ .Prompt }}</u>{{ .Response }} and more"
+    answer = ask(writer, "/api/generate", template=template, system="Be brief.", stream=False).json()
+    assert (answer["response"], answer["thinking"]) == ("b", "a")
+    assert writer.requests[-1].prompt_ids == [BOS, *b"[Be brief.]<u>hi</u>"]
+    assert not writer.tokenizer.rendered
 
 
 def test_options_reach_the_sampler() -> None:
@@ -204,8 +226,11 @@ def test_models() -> None:
         ("/api/chat", {"options": {"top_p": "much"}}, 400, "options.top_p"),
         ("/api/chat", {"top_logprobs": 3}, 400, "logprobs"),
         ("/api/generate", {"suffix": "b"}, 400, "insert"),
-        ("/api/generate", {"template": "{{ .Prompt }}"}, 400, "template"),
-        ("/api/generate", {"context": [1, 2]}, 400, "context"),
+        ("/api/generate", {"template": "{{ define }}"}, 400, "`template`: `define` is not supported"),
+        ("/api/generate", {"template": "{{ .Prompt }}", "raw": True}, 400, "`raw` does not go with `template`"),
+        ("/api/generate", {"system": "x", "raw": True}, 400, "`raw` does not go with"),
+        ("/api/generate", {"context": [1, 2], "raw": True}, 400, "context"),
+        ("/api/generate", {"context": [1, 300]}, 400, "`context[1]` is token id 300"),
         ("/api/generate", {"prompt": "x" * 70000}, 400, "tokens"),
         ("/api/pull", {}, 403, "model"),
         ("/api/embed", {"input": "x"}, 400, "embeddings"),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from array import array
 
 import msgspec
 import pytest
 
-from homenode.engine.messages import Output
+from homenode.engine.messages import Output, PoolingReady
 from homenode.engine.request import Request
 from homenode.sampling import SETTINGS, setting_type
 from homenode.server.apis.openai.chat.request import ChatRequest
@@ -19,7 +20,9 @@ from homenode.server.app import APIS
 from homenode.transfer.published import Published
 from tests.server.conftest import Running, Start
 from tests.server.fakes import MAX_MODEL_LEN, VOCAB, ScriptedClient, scripted
+from tests.server.test_fill_in_middle import MiddleTokenizer
 from tests.server.test_kv_transfer import RECEIVER, SENDER, client_of
+from tests.server.test_pooling import WIDTH, PairTokenizer, scored
 
 
 def brief(request: Request) -> list[Output]:
@@ -50,13 +53,28 @@ def fuzz(url: str, *options: str, phases: str = "coverage,fuzzing") -> subproces
 def test_schemathesis_finds_nothing(start: Start) -> None:
     client = ScriptedClient(brief)
     client.ready = msgspec.structs.replace(client.ready, max_model_len=131072)  # no text that is generated is too long
-    server = start(client, api_key=("secret",))
+    server = start(client, MiddleTokenizer(), api_key=("secret",))
     key = {"Authorization": "Bearer secret"}
     result = fuzz(server.url, "--header", "Authorization: Bearer secret")
     assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
     paths = server.http.get("/openapi.json", headers=key).json()["paths"]
     operations = sum(len(methods) for methods in paths.values()) - 1  # the document is read, and not tested
     assert f"Tested: {operations}" in result.stdout, result.stdout[-1500:]
+
+
+@pytest.mark.parametrize("labels", [[], ["LABEL_0"]], ids=["vectors", "scores"])
+def test_schemathesis_finds_nothing_where_texts_become_numbers(start: Start, labels: list[str]) -> None:
+    client = ScriptedClient(scored if labels else zeros)
+    ready = PoolingReady("cls", 1 if labels else WIDTH, labels)
+    client.ready = msgspec.structs.replace(client.ready, pooling=ready, max_model_len=131072)
+    result = fuzz(start(client, PairTokenizer()).url, "--include-path-regex", "embed|score|rerank|pooling")
+    assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
+    assert f"Tested: {8 if labels else 9}" in result.stdout, result.stdout[-1500:]
+
+
+def zeros(request: Request) -> list[Output]:
+    """An engine whose vectors are all the same."""
+    return [Output(request.id, finish_reason="stop", pooled=array("f", [0.0] * WIDTH).tobytes())]
 
 
 @pytest.mark.parametrize("document", [SENDER, RECEIVER], ids=["sender", "receiver"])

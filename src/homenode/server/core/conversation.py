@@ -33,9 +33,11 @@ class ConversationRequest:
 
     `messages`: as chat templates know them: role, content (a text or text parts), and perhaps tool_calls, tool_call_id,
     name, reasoning_content. `output`: what the content is bound to, which came by the field `output_param`.
-    `thinking_budget`: the most tokens of thoughts. `reasoning_effort`: from `none` to `max`. `thinking`: whether there are to be thoughts,
-    None: as the chat template does by itself; both reach the template by whichever name it has for them.
-    `raw_thoughts`: they stay in the content as the model wrote them. The other fields are those of `GenerationRequest`.
+    `thinking_budget`: the most tokens of thoughts. `reasoning_effort`: from `none` to `max`. `thinking`: whether there
+    are to be thoughts, None: as the chat template does by itself; both reach the template by whichever name it has for
+    them. `raw_thoughts`: they stay in the content as the model wrote them. `text`: the prompt where no chat template is
+    to make it of the messages. `earlier_ids`: tokens before the prompt, of turns that are told by them alone. The other
+    fields are those of `GenerationRequest`.
     """
 
     messages: list[dict[str, Any]]
@@ -46,6 +48,8 @@ class ConversationRequest:
     thinking: bool | None = None
     thinking_budget: int | None = None
     raw_thoughts: bool = False
+    text: PromptText | None = None
+    earlier_ids: Sequence[int] = ()
     template_kwargs: Mapping[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final: bool = False
@@ -100,9 +104,9 @@ async def begin_conversation(state: ServerState, request: ConversationRequest) -
     _check_offer(request.offer)
     check_limits(state, 1, request.sampling)
     formats = state.formats.of(with_tools=bool(request.tools))
-    text = await conversation_text(state, request)
+    text = request.text or await conversation_text(state, request)
     grammar = await conversation_grammar(state, request, text.text)
-    prompt = await encode_chat_text(state, text, request.add_special_tokens)
+    prompt = await encode_chat_text(state, text, request.add_special_tokens, request.earlier_ids)
     reads = bool(request.callable_tools) or formats.has_thoughts or formats.chosen.tools.without_tools
     generation = await begin(
         state,

@@ -20,19 +20,16 @@ Stops = StopString | Annotated[list[StopString], Meta(max_length=16)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class GenerationFields(SettingFields, kw_only=True):
-    """How an answer is generated, in the words of this server, which several APIs take."""
+class RequestFields(SettingFields, kw_only=True):
+    """How tokens are drawn, when that ends and whose turn it is, in this server's words, which several APIs take."""
 
     seed: Annotated[int, Meta(ge=-_INT64 - 1, le=_INT64)] | None = None
-    stop: Stops | None = None
     stop_token_ids: Annotated[TokenIds, Meta(max_length=128)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Meta(max_length=128)] | None = None
     kv_transfer_params: KvTransferParams | None = None
-    return_timings: bool | None = None  # the answer says what it took
-    timings_per_token: bool | None = None  # so does each chunk of a stream
 
     def sampling(self, **more: Any) -> SamplingParams:
         """How tokens are drawn, and `more` of it."""
@@ -41,6 +38,17 @@ class GenerationFields(SettingFields, kw_only=True):
             "seed": self.seed,
             "stop_token_ids": tuple(self.stop_token_ids or ()),
             "ignore_eos": bool(self.ignore_eos),
-            "stop": self.stop or [],
         }
         return SamplingParams(**{**given, **given_settings(self), **more})
+
+
+class GenerationFields(RequestFields, kw_only=True):
+    """The same, and what the APIs of OpenAI have besides."""
+
+    stop: Stops | None = None
+    return_timings: bool | None = None  # the answer says what it took
+    timings_per_token: bool | None = None  # so does each chunk of a stream
+
+    def sampling(self, **more: Any) -> SamplingParams:
+        """How tokens are drawn, and `more` of it."""
+        return super().sampling(**{"stop": self.stop or [], **more})

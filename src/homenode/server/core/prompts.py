@@ -45,8 +45,8 @@ def texts_memory(prompts: Sequence[str | list[int]]) -> int:
 
 
 def split_prompts(prompt: str | list[str | int | list[int]], param: str) -> list[str | list[int]]:
-    """The prompts in the four forms of the field `param`: a text, token ids, or a list of either. Raises ApiError 400 for
-    an empty or mixed list.
+    """The prompts in the four forms of the field `param`: a text, token ids, or a list of either. Raises ApiError 400
+    for an empty or mixed list.
     """
     if isinstance(prompt, str):
         return [prompt]
@@ -103,15 +103,22 @@ async def _encode_prompt(
 
 
 async def encode_chat_text(
-    state: ServerState, prompt: PromptText, add_special_tokens: bool | None = None
+    state: ServerState,
+    prompt: PromptText,
+    add_special_tokens: bool | None = None,
+    earlier_ids: Sequence[int] = (),
 ) -> EncodedPrompt:
-    """A conversation that its chat template has rendered.
+    """A conversation that its chat template has rendered. `earlier_ids`: tokens before it, which begin a text already.
 
     What `add_special_tokens` does to it is told by `homenode.model.tokenizer.surrounding_tokens`.
     """
     async with state.text_work.reserve(memory_of(prompt.text)):
         ids = await fitting_ids(state, prompt, "messages", False, inline=len(prompt.text) <= SHORT_TEXT)
     ids = state.tokenizer.chat_prompt(ids, add_special_tokens)
+    if earlier_ids:
+        before = len(state.tokenizer.surrounding.before)
+        begins = before and tuple(ids[:before]) == state.tokenizer.surrounding.before
+        ids = [*earlier_ids, *(ids[before:] if begins else ids)]
     check_prompt(state, ids, "messages")
     return EncodedPrompt(ids)
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from homenode.grammars.spec import GrammarSpec, JsonSchema
-from homenode.sampling import SamplingParams
 from homenode.server.apis.anthropic.blocks import Note
 from homenode.server.apis.anthropic.history import HistoryReader
 from homenode.server.apis.anthropic.request import MessagesPrompt, MessagesRequest, MessagesThinking
 from homenode.server.apis.anthropic.tools import tool_offer
 from homenode.server.core.conversation import ConversationRequest
-from homenode.server.core.setting_fields import given_settings
 from homenode.server.core.thought_seal import ThoughtSeal
 
 _THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
@@ -43,14 +41,6 @@ def answer_request(body: MessagesRequest, seal: ThoughtSeal, note: Note) -> Conv
     _note_edits(body.context_management, note)
     output, output_param = _output(body)
     budget = body.thinking.budget_tokens if body.thinking else None
-    sampling = SamplingParams(
-        min_tokens=body.min_tokens or 0,
-        seed=body.seed,
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-        ignore_eos=bool(body.ignore_eos),
-        stop=body.stop_sequences or [],
-        **given_settings(body),
-    )
     return prompt_request(
         body,
         seal,
@@ -58,7 +48,7 @@ def answer_request(body: MessagesRequest, seal: ThoughtSeal, note: Note) -> Conv
         output=output,
         output_param=output_param,
         thinking_budget=budget if body.thinking_token_budget is None else body.thinking_token_budget,
-        sampling=sampling,
+        sampling=body.sampling(stop=body.stop_sequences or []),
         max_tokens=body.max_tokens,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",

@@ -7,14 +7,10 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from homenode.server.apis.anthropic.blocks import MessagesContent
-from homenode.server.core.kv_transfer import KvTransferParams
-from homenode.server.core.setting_fields import SettingFields
+from homenode.server.core.generation_fields import Count, RequestFields
 from homenode.server.http.decoding import FieldHints
 
-_INT32, _INT64 = 2**31 - 1, 2**63 - 1
-
 MessagesToolName = Annotated[str, Meta(pattern=r"^[\w.:/-]{1,256}$")]
-MessagesTokenId = Annotated[int, Meta(ge=0, le=_INT32)]
 
 
 class MessagesSystemBlock(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -34,8 +30,8 @@ class MessagesMessage(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class MessagesTool(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A tool of the client: `type` is absent or `custom`, and `input_schema` says what it takes. Any other type is a tool
-    that another server runs, which is left out.
+    """A tool of the client: `type` is absent or `custom`, and `input_schema` says what it takes. Any other type is a
+    tool that another server runs, which is left out.
     """
 
     type: str | None = None
@@ -65,7 +61,7 @@ class MessagesThinking(Struct, forbid_unknown_fields=True, kw_only=True):
     """Whether the model thinks before it answers. `display`: whether the thoughts are shown."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
-    budget_tokens: Annotated[int, Meta(ge=1, le=_INT32)] | None = None
+    budget_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -89,7 +85,7 @@ class MessagesMetadata(Struct, forbid_unknown_fields=True, kw_only=True):
     user_id: str | None = None
 
 
-class MessagesPrompt(SettingFields, kw_only=True):
+class MessagesPrompt(RequestFields, kw_only=True):
     """What a prompt is made of, which both endpoints share."""
 
     messages: Annotated[list[MessagesMessage], Meta(min_length=1, max_length=4096)]
@@ -106,7 +102,7 @@ class MessagesPrompt(SettingFields, kw_only=True):
 
 
 class MessagesRequest(MessagesPrompt, kw_only=True):
-    """Body of POST /v1/messages. The sampling parameters and the fields from `seed` on are this server's own."""
+    """Body of POST /v1/messages. `RequestFields` and `thinking_token_budget` are this server's own."""
 
     max_tokens: Annotated[int, Meta(ge=1)]
     stop_sequences: Annotated[list[Annotated[str, Meta(min_length=1, max_length=1024)]], Meta(max_length=16)] | None = (
@@ -115,14 +111,7 @@ class MessagesRequest(MessagesPrompt, kw_only=True):
     stream: bool | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     context_management: dict[str, Any] | None = None
-    seed: Annotated[int, Meta(ge=-_INT64 - 1, le=_INT64)] | None = None
-    thinking_token_budget: Annotated[int, Meta(ge=0, le=_INT32)] | None = None  # before thinking.budget_tokens
-    stop_token_ids: Annotated[list[MessagesTokenId], Meta(max_length=128)] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Meta(ge=0, le=_INT32)] | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), le=_INT32)] | None = None
-    cache_salt: Annotated[str, Meta(max_length=128)] | None = None
-    kv_transfer_params: KvTransferParams | None = None
+    thinking_token_budget: Count | None = None  # before thinking.budget_tokens
 
 
 class MessagesCountRequest(MessagesPrompt, kw_only=True):

@@ -97,9 +97,12 @@ class OllamaChatAnswer(OllamaLine, kw_only=True):
 
 
 class OllamaGenerateAnswer(OllamaLine, kw_only=True):
-    """Answer of /api/generate, and each line of its stream."""
+    """Answer of /api/generate, and each line of its stream. `context`, at the end: the tokens of the prompt and the
+    answer, which the next request may give back.
+    """
 
     response: str
+    context: list[int] | UnsetType = UNSET
     thinking: str | UnsetType = UNSET
 
 
@@ -143,11 +146,21 @@ class OllamaFormat:
     """A `MessageFormat`: an object, or lines with one each. Calls are written when they are whole."""
 
     def __init__(
-        self, model: str, conversation: Conversation, tokenizer: TokenizerLike, line_of: LineOf, *, logprobs: bool
+        self,
+        model: str,
+        conversation: Conversation,
+        tokenizer: TokenizerLike,
+        line_of: LineOf,
+        *,
+        logprobs: bool,
+        context: bool,
     ) -> None:
-        """`model`: the name that was asked for. `logprobs`: the answer shows log-probabilities."""
+        """`model`: the name that was asked for. `logprobs`: the answer shows log-probabilities. `context`: it shows the
+        tokens of the whole conversation.
+        """
         self._model, self._generation, self._line_of = model, conversation.generation, line_of
         self._tokenizer = tokenizer if logprobs else None
+        self._context = list(self._generation.prompt_ids(0)) if context else None
         self._call: list[CallDelta] = []  # what has come of the last call
 
     def whole(self, choices: list[JoinedMessage]) -> bytes:
@@ -156,10 +169,12 @@ class OllamaFormat:
         message: Message = choice.message
         calls = tuple(_called(index, call.id, call.name, call.arguments) for index, call in enumerate(message.calls))
         part = OllamaPart(message.content, message.reasoning, calls, tuple(choice.scored))
+        self._take_ids(choice.token_ids)
         return msgspec.json.encode(self._line(part, self._end(choice.finish_reason)))
 
     def event(self, event: MessageEvent, *, first: bool) -> bytes:
         """A line for what was generated, and the last one after it where this is the end."""
+        self._take_ids(event.token_ids)
         calls = self._calls(event.deltas, ended=event.finish_reason is not None)
         content = "".join(delta.text for delta in event.deltas if isinstance(delta, ContentDelta))
         thinking = "".join(delta.text for delta in event.deltas if isinstance(delta, ReasoningDelta))
@@ -194,6 +209,10 @@ class OllamaFormat:
         self._call = []
         return _called(begin.index, begin.id or "", begin.name or "", arguments)
 
+    def _take_ids(self, ids: Iterable[int]) -> None:
+        if self._context is not None:
+            self._context += ids
+
     def _line(self, part: OllamaPart, rest: dict[str, Any]) -> OllamaLine:
         common = {"model": self._model, "created_at": _now(), **rest}
         if self._tokenizer is not None and part.scored:
@@ -215,7 +234,8 @@ class OllamaFormat:
             eval_duration=answer_ns,
         )
         reason: DoneReason = "length" if finish_reason == "length" else "stop"
-        return {"done": True, "done_reason": reason, **msgspec.structs.asdict(totals)}
+        context = {} if self._context is None else {"context": self._context}
+        return {"done": True, "done_reason": reason, **context, **msgspec.structs.asdict(totals)}
 
 
 def _called(index: int, id: str, name: str, arguments: str) -> OllamaToolCall:

@@ -80,10 +80,17 @@ def refuse(value: object, field: str, remedy: str) -> None:
 
 
 async def answered(
-    state: ServerState, request: Request, body: OllamaAsked, conversation: Conversation, line_of: LineOf
+    state: ServerState,
+    request: Request,
+    body: OllamaAsked,
+    conversation: Conversation,
+    line_of: LineOf,
+    *,
+    context: bool = False,
 ) -> Response:
-    """The response to a request whose generation is ready to begin."""
-    answer = OllamaFormat(body.model, conversation, state.tokenizer, line_of, logprobs=bool(body.logprobs))
+    """The response to a request whose generation is ready to begin. `context`: it shows the conversation's tokens."""
+    shows = {"logprobs": bool(body.logprobs), "context": context}
+    answer = OllamaFormat(body.model, conversation, state.tokenizer, line_of, **shows)
     return await respond_conversation(state, request, conversation, answer, stream=streams(body), form=LINES)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,6 +19,8 @@ from homenode.server.apis.ollama.asked import (
     sampling_of,
     streams,
 )
+from homenode.server.apis.ollama.go_rendering import GoTemplateError
+from homenode.server.apis.ollama.go_template import GoTemplate
 from homenode.server.apis.ollama.history import refuse_images
 from homenode.server.apis.ollama.names import check_name
 from homenode.server.apis.ollama.options import OllamaOptions
@@ -24,12 +29,13 @@ from homenode.server.core.conversation import Conversation, begin_conversation
 from homenode.server.core.fill_in_middle import encode_middles, ended_by_middle
 from homenode.server.core.grammars import grammar_of
 from homenode.server.core.message_reader import MessageReader
-from homenode.server.core.prompts import encode_prompts, texts_memory
+from homenode.server.core.prompts import PromptText, check_token_ids, encode_prompts, texts_memory
 from homenode.server.core.request import GenerationRequest, begin, check_limits
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
 from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import read_json, unless_gone_early
+from homenode.server.http.failures import ApiError
 from homenode.server.http.ignored import note_ignored
 
 _decode = decode_as(OllamaGenerateRequest, HINTS)
@@ -42,23 +48,64 @@ async def generate(state: ServerState, request: Request) -> Response:
     check_asked(state, request, body)
     if state.tokenizer.fill_in_middle is None:
         refuse(body.suffix, "suffix", f'"{body.model[:200]}" does not support insert: it cannot fill in the middle')
-    refuse(body.template, "template", "the model's own chat template is used; give `raw` and the whole prompt instead")
-    refuse(body.context, "context", "send the turns before as `messages` to /api/chat")
+    _check_goes_with(body)
     refuse_images(body.images, "images")
     if not body.prompt:
         return json_response(loaded(generate_line, body.model))
     raw = body.raw or bool(body.suffix)
-    if raw and body.system:
+    if body.suffix and body.system:
         note_ignored(request, "system", "system")
     begun = _raw(state, body, body.prompt) if raw else _message(state, body, body.prompt)
     conversation = await unless_gone_early(request, begun)
-    return await answered(state, request, body, conversation, generate_line)
+    return await answered(state, request, body, conversation, generate_line, context=not raw)
+
+
+def _check_goes_with(body: OllamaGenerateRequest) -> None:
+    """Raises ApiError 400 for a prompt of the client's own making beside fields that would make one."""
+    for name in ("template", "system", "context"):
+        if body.raw and getattr(body, name):
+            refuse(name, name, "`raw` does not go with `template`, `system` and `context`")
+        if body.suffix and getattr(body, name) and name != "system":
+            refuse(name, name, "`suffix` does not go with `template` and `context`")
 
 
 async def _message(state: ServerState, body: OllamaGenerateRequest, prompt: str) -> Conversation:
     messages = [{"role": "system", "content": body.system}] if body.system else []
     messages.append({"role": "user", "content": prompt})
-    return await begin_conversation(state, conversation_request(body, messages=messages))
+    check_token_ids(state, body.context or [], "context")
+    text = await asyncio.to_thread(lambda: _templated(state, body, messages)) if body.template else None
+    asked = conversation_request(
+        body,
+        messages=messages,
+        text=text,
+        earlier_ids=body.context or (),
+        add_special_tokens=True if text else None,
+        token_ids=True,
+    )
+    return await begin_conversation(state, asked)
+
+
+def _templated(state: ServerState, body: OllamaGenerateRequest, messages: list[dict[str, Any]]) -> PromptText:
+    """What the request's own template makes of the messages. Raises ApiError 400."""
+    hidden = None if state.config.special_tokens_in_content else state.tokenizer.hidden_names()
+    said = {message["role"]: message["content"] for message in messages}
+    if hidden is not None:
+        said = hidden.hide(said)
+    values = {
+        "System": said.get("system", ""),
+        "Prompt": said["user"],
+        "Response": "",
+        "Messages": [{"Role": role, "Content": content} for role, content in said.items()],
+        "Think": body.think is not None and body.think is not False,
+        "ThinkLevel": body.think if isinstance(body.think, str) else "",
+        "IsThinkSet": body.think is not None,
+    }
+    try:
+        template = GoTemplate(body.template or "")
+        text = template.render(values, ends_at_response="Messages" not in template.names)
+    except GoTemplateError as error:
+        raise ApiError(400, f"`template`: {error}", param="template", code="invalid_value") from None
+    return PromptText(text, hidden)
 
 
 async def _raw(state: ServerState, body: OllamaGenerateRequest, prompt: str) -> Conversation:

@@ -27,10 +27,7 @@ def tighten(components: dict[str, Any], state: ServerState) -> None:
     names = list(dict.fromkeys((*state.models, *map(tagged, state.models))))
     for kind in (OllamaChatRequest, OllamaGenerateRequest):
         _tighten_asked(components[kind.__name__], names, thinks="thinking" in capabilities(state))
-    generate = components[OllamaGenerateRequest.__name__]["properties"]
-    generate |= {"template": _EMPTY, "context": _NONE, "images": _NONE}
-    if "insert" not in capabilities(state):
-        generate["suffix"] = _EMPTY
+    _tighten_generate(components[OllamaGenerateRequest.__name__], state)
     components[OllamaMessage.__name__]["properties"]["images"] = _NONE
     for name in (OllamaEmbedRequest.__name__, OllamaEmbeddingsRequest.__name__):
         components[name]["properties"]["model"] = {"enum": names}
@@ -41,6 +38,18 @@ def tighten(components: dict[str, Any], state: ServerState) -> None:
     either: dict[str, Any] = {"enum": names}
     show["properties"] |= {name: {"anyOf": [either, {"type": "null"}], "default": None} for name in ("model", "name")}
     show["anyOf"] = [{"required": [name], "properties": {name: either}} for name in ("model", "name")]
+
+
+def _tighten_generate(schema: dict[str, Any], state: ServerState) -> None:
+    fields = schema["properties"]
+    fields["images"] = _NONE
+    fields["context"]["anyOf"][0]["items"]["maximum"] = state.ready.vocab_size - 1
+    if "insert" not in capabilities(state):
+        fields["suffix"] = _EMPTY
+    for own, others in (("raw", ("template", "system", "context")), ("suffix", ("template", "context"))):
+        without = {"properties": {own: {"enum": [False, None, ""]}}}
+        alone = {"properties": {name: {"enum": [None, "", []]} for name in others}}
+        schema["allOf"].append({"anyOf": [without, alone]})
 
 
 def _tighten_asked(schema: dict[str, Any], names: list[str], *, thinks: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from homenode.server.apis.ollama.options import OllamaOptions
+from homenode.server.core.generation_fields import TokenIds
 from homenode.server.core.kv_transfer import KvTransferParams
 from homenode.server.http.decoding import FieldHints
 
@@ -64,7 +65,7 @@ class OllamaMessage(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class OllamaAsked(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What requests for a chat and for a text share. The fields from `thinking_token_budget` on are this server's own."""
+    """What requests for a chat and for a text share. Fields from `thinking_token_budget` on are this server's own."""
 
     model: OllamaModelName
     stream: bool | None = None  # null: yes
@@ -89,16 +90,18 @@ class OllamaChatRequest(OllamaAsked, kw_only=True):
 
 
 class OllamaGenerateRequest(OllamaAsked, kw_only=True):
-    """Body of POST /api/generate. Without a prompt the model is loaded, which it is. `raw`: the prompt is what the model
-    sees, not a message. `suffix`: what comes behind the text that is wanted, of which the prompt is the beginning.
+    """Body of POST /api/generate. Without a prompt the model is loaded, which it is. `raw`: the prompt is what the
+    model sees, not a message. `suffix`: what comes behind the text that is wanted, of which the prompt is the beginning.
+    `template`: makes the prompt in place of the model's chat template (`go_template.py`). `context`: the tokens of the
+    conversation before, as an answer had them.
     """
 
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
     suffix: str | None = None
-    template: str | None = None
-    context: list[int] | None = None
+    template: Annotated[str, Meta(max_length=65536)] | None = None
+    context: TokenIds | None = None
     images: list[str] | None = None
 
 
