@@ -88,13 +88,14 @@ def test_generate_with_the_template_and_without() -> None:
 
 def test_the_context_of_an_answer_goes_before_the_next_prompt() -> None:
     writer = Writer("Once upon")
-    first = ask(writer, "/api/generate", stream=False).json()["context"]
-    assert first == [*writer.requests[-1].prompt_ids, *b"Once upon", EOS]
-    last = lines(ask(writer, "/api/generate", prompt="go on", context=first))[-1]
-    asked = writer.requests[-1].prompt_ids
-    assert asked[: len(first)] == first and asked.count(BOS) == 1
-    assert writer.seen() == [{"role": "user", "content": "go on"}]
-    assert last["context"] == [*asked, *b"Once upon", EOS]
+    for fields in ({}, {"template": "<u>{{ .Prompt }}</u>"}):
+        first = ask(writer, "/api/generate", stream=False, **fields).json()["context"]
+        assert first == [*writer.requests[-1].prompt_ids, *b"Once upon", EOS]
+        last = lines(ask(writer, "/api/generate", prompt="go on", context=first, **fields))[-1]
+        asked = writer.requests[-1].prompt_ids
+        assert asked[: len(first)] == first and asked.count(BOS) == len(fields)
+        assert last["context"] == [*asked, *b"Once upon", EOS]
+    assert asked[len(first) :] == [*b"<u>go on</u>"]
     assert "context" not in ask(writer, "/api/generate", raw=True, stream=False).json()
 
 
