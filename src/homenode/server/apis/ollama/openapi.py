@@ -48,7 +48,7 @@ def _tighten_generate(schema: dict[str, Any], state: ServerState) -> None:
         fields["suffix"] = _EMPTY
     for own, others in (("raw", ("template", "system", "context")), ("suffix", ("template", "context"))):
         without = {"properties": {own: {"enum": [False, None, ""]}}}
-        alone = {"properties": {name: {"enum": [None, "", []]} for name in others}}
+        alone: dict[str, Any] = {"properties": {name: {"enum": [None, "", []]} for name in others}}
         schema["allOf"].append({"anyOf": [without, alone]})
 
 
