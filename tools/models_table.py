@@ -38,6 +38,7 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "glm4_moe_lite": (("GLM-4.7-Flash", 30),),
     "glm_moe_dsa": (("GLM-5", 744),),
     "gpt2": (("GPT-2", 0.12), ("XL", 1.6)),
+    "gpt_bigcode": (("SantaCoder", 1.1), ("StarCoder 3B", 3.0), ("15B", 15.5)),
     "gpt_neox": (("Pythia 160M", 0.16), ("6.9B", 6.9), ("GPT-NeoX 20B", 20.6)),
     "gpt_oss": (("gpt-oss-20b", 20.9), ("gpt-oss-120b", 117)),
     "granite": (("Granite 3.3 2B", 2.5), ("8B", 8.2)),
@@ -68,6 +69,15 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "ernie4_5": (("ERNIE 4.5 0.3B", 0.36),),
     "ernie4_5_moe": (("ERNIE 4.5 21B-A3B", 21.8), ("300B-A47B", 300)),
     "afmoe": (("Trinity Nano 6B-A1B", 6.1), ("Mini 26B-A3B", 26.0)),
+    "cwm": (("CWM 32B", 32.6),),
+    "helium": (("Helium 1 2B", 2.0),),
+    "hy_v3": (("Hy3 preview 295B-A21B", 295),),
+    "hyperclovax": (("HyperCLOVA X SEED Think 14B", 14.7),),
+    "jais2": (("Jais 2 8B", 8.1), ("70B", 70)),
+    "mellum": (("Mellum 2 12B-A2.5B", 12.0),),
+    "solar_open": (("Solar Open 102B-A12B", 102),),
+    "vaultgemma": (("VaultGemma 1B", 1.0),),
+    "youtu": (("Youtu-LLM 2B", 2.0),),
     "arcee": (("AFM 4.5B", 4.6),),
     "dots1": (("dots.llm1", 143),),
     "exaone": (("EXAONE 3.5 2.4B", 2.4), ("7.8B", 7.8), ("32B", 32.0)),
@@ -123,7 +133,8 @@ NOTES: Mapping[str, str] = {
     **dict.fromkeys(("bamba", "nemotron_h"), "Mamba 2 beside attention"),
     "falcon_h1": "Mamba 2 and attention in every layer",
     "mamba2": "no attention at all",
-    "llama": "Llama 2 and 3 and models of their shape",
+    "llama": "Llama 2 and 3 and models of their shape, IQuest-Coder V1",
+    "hyperclovax": "Granite with norms behind attention and MLP",
     "mistral": "sliding window",
     "mixtral": "GGUF files with stacked experts and older ones with a tensor for each",
     "minicpm": "MiniCPM 1, 2, 4 and 4.1, attending to the whole context",
@@ -136,6 +147,8 @@ NOTES: Mapping[str, str] = {
         ("qwen3_5", "qwen3_5_moe", "qwen3_next"), "gated delta nets beside attention with a gate; CPUs only"
     ),
 }
+# Of which no converter writes GGUF files.
+FOLDERS_ONLY = frozenset(("cwm", "helium", "hyperclovax", "vaultgemma"))
 # By architecture: what people ask for that it does not do, besides what the code tells; it is refused by name.
 LIMITS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(
@@ -168,7 +181,7 @@ def table() -> str:
         name = architecture.name
         cells = (
             ", ".join((architecture.folder.class_name, *architecture.folder.picture_classes)),
-            ", ".join(architecture.gguf.all_names),
+            "" if name in FOLDERS_ONLY else ", ".join(architecture.gguf.all_names),
             "; ".join(f"{size}: {_memory(billions)}" for size, billions in SIZES[name]),
             NOTES.get(name, ""),
             ", ".join(_compared(architecture)),
@@ -189,6 +202,7 @@ def _compared(architecture: Architecture) -> tuple[str, ...]:
     gguf = architecture.name in TOYS or any(
         re.search(r"(check|write)_(stacked_|delta_)?gguf\(", text) for text in tests
     )
+    gguf = gguf and architecture.name not in FOLDERS_ONLY
     return tuple(kind for kind, there in (("folder", bool(tests)), ("GGUF", gguf)) if there)
 
 

@@ -82,6 +82,12 @@ GLM_5 = Case(
     KEYS | SPARSE_KEYS | {"expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 2.5},
     gguf_name="glm-dsa",
 )  # fmt: skip
+YOUTU = Case(
+    "youtu",
+    {key: value for key, value in SHAPE.items() if not key.startswith(("n_", "num_experts", "moe_"))},
+    {key: value for key, value in KEYS.items() if not key.startswith("expert")},
+    gguf_name="deepseek2",
+)
 MISTRAL_4 = Case(
     "mistral4",
     {key: value for key, value in SHAPE.items() if key != "head_dim"}
@@ -92,6 +98,7 @@ MISTRAL_4 = Case(
 )  # fmt: skip
 FOLDERS = {
     "V2": V2,
+    "Youtu": YOUTU,
     "V2 lite": V2_LITE,
     "V3": V3,
     "Kimi": KIMI,

@@ -44,6 +44,8 @@ CASES = {
     "falcon": Case("falcon", FALCON, EPS | {"attention.head_count_kv": 1}),
     "falcon 40b": Case("falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}, EPS),
     "gpt2": Case("gpt2", {"n_inner": 96}, EPS | {"attention.head_count_kv": 4}),
+    "gpt_bigcode": Case("gpt_bigcode", {"n_inner": 96}, EPS | {"attention.head_count_kv": 1}, gguf_name="starcoder"),
+    "gpt_bigcode of many keys": Case("gpt_bigcode", {"multi_query": False, "scale_attn_weights": False, "activation_function": "gelu"}),
     "bloom": Case("bloom", {"num_attention_heads": 4}, EPS | {"attention.head_count_kv": 4, "feed_forward_length": 256}),
     "bloom of three heads": Case("bloom", {"num_attention_heads": 3, "hidden_size": 48, "num_hidden_layers": 2}),
     "mpt": Case(
@@ -56,6 +58,7 @@ CASES = {
         },
     ),
     "nemotron": Case("nemotron", {"partial_rotary_factor": 0.5, "mlp_bias": True}, EPS | {"rope.dimension_count": 8}),
+    "jais2": Case("jais2", {"attention_bias": False}, EPS),
     "cohere": Case("cohere", {"logit_scale": 0.25, "tie_word_embeddings": True}, EPS | {"logit_scale": 0.25, "rope.freq_base": 500000.0}, gguf_name="command-r"),
     "cohere plus": Case("cohere", {"use_qk_norm": True, "attention_bias": True}, EPS | {"logit_scale": 0.0625, "rope.freq_base": 500000.0}, gguf_name="command-r"),
     "cohere2": Case(

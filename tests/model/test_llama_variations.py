@@ -194,7 +194,66 @@ OLMO = Case(
     {"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": 0.9},
     interleaved=True,
 )
+HY_V3 = Case(
+    "hy_v3",
+    {
+        "head_dim": 32,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "num_shared_experts": 2,
+        "moe_intermediate_size": 40,
+    },
+    {
+        **EXPERT_KEYS,
+        "expert_feed_forward_length": 40,
+        "expert_shared_feed_forward_length": 80,
+        "expert_weights_scale": 2.826,
+        "expert_gating_func": 2,
+    },
+)
+MELLUM = Case(
+    "mellum",
+    {
+        "head_dim": 32,
+        "sliding_window": 6,
+        "layer_types": [SLIDING, SLIDING, FULL],
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "rope_parameters": TWO_ROPES,
+    },
+    {**WINDOW_KEYS, **EXPERT_KEYS, **YARN_KEYS, "rope.freq_base": 5e5, "expert_feed_forward_length": 40},
+)
 FOLDERS = {
+    "hy_v3": HY_V3,
+    "mellum": MELLUM,
+    "mellum-plain": Case(
+        "mellum", {**MELLUM.changes, "layer_types": None, "mlp_layer_types": ["sparse", "dense", "sparse"]}
+    ),
+    "cwm": Case("cwm", {"head_dim": 32, "sliding_window": 6, "num_hidden_layers": 5}),
+    "helium": Case("helium", {"head_dim": 16, "attention_bias": True, "pad_token_id": 0}),
+    "hyperclovax": Case("hyperclovax", {**MULTIPLIERS, "attention_bias": True}),
+    "hyperclovax-plain": Case("hyperclovax", {"use_post_norm": False, "head_dim": 32}),
+    "solar_open": Case(
+        "solar_open",
+        {
+            "head_dim": 32,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
+    "vaultgemma": Case(
+        "vaultgemma",
+        {
+            "head_dim": 24,
+            "query_pre_attn_scalar": 20,
+            "sliding_window": 6,
+            "final_logit_softcapping": 5.0,
+            "pad_token_id": 0,
+        },
+    ),
     "smollm3": SMOLLM3,
     "smollm3-windows": Case(
         "smollm3", {"no_rope_layers": [0, 1, 1], "use_sliding_window": True, "sliding_window": 6, "pad_token_id": 0}
@@ -226,7 +285,7 @@ FOLDERS = {
 }
 STACKED = (
     SMOLLM3, MINISTRAL3, OLMO3, OLMOE, GRANITEMOE, GRANITEMOESHARED, SEED_OSS, EXAONE4, EXAONE_MOE, ERNIE4_5, ERNIE4_5_MOE, HUNYUAN, HUNYUAN_MOE, DOTS1, AFMOE,
-    ARCEE, EXAONE, OLMO,
+    ARCEE, EXAONE, OLMO, HY_V3, MELLUM,
 )  # fmt: skip
 
 

@@ -53,7 +53,11 @@ MIXTURES = {
     "ernie4_5_moe": MoeSpec(6, 3, 40, True, 48, (0,)),
     "hunyuan_v1_moe": MoeSpec(5, 2, 40, True, 48),
     "exaone_moe": MoeSpec(6, 3, 40, True, 48, (0,), score="sigmoid", epsilon=1e-20, scale=2.5),
-    **dict.fromkeys(("dots1", "afmoe"), MoeSpec(6, 3, 40, True, 48, (0,), score="sigmoid", epsilon=1e-20, scale=1.5)),
+    **dict.fromkeys(
+        ("dots1", "afmoe", "hy_v3"), MoeSpec(6, 3, 40, True, 48, (0,), score="sigmoid", epsilon=1e-20, scale=1.5)
+    ),
+    "mellum": MoeSpec(6, 2, 40, True),
+    "solar_open": MoeSpec(6, 3, 40, True, 48, score="sigmoid", epsilon=1e-20, scale=1.5),
     "llama4": MoeSpec(5, 1, 40, True, 40, (1,), score="chosen_softmax", weighted="input"),
 }
 LATENTS = {
@@ -63,6 +67,7 @@ LATENTS = {
 }
 LATENTS |= dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), LATENTS["deepseek_v3"])
 LATENTS["mistral4"] = replace(LATENTS["deepseek_v3"], growth=0.4, growth_length=8)
+LATENTS["youtu"] = LATENTS["deepseek_v3"]
 LATENTS["minicpm3"] = replace(LATENTS["deepseek_v3"], adjacent=False, residual=0.6, logits=2.0)
 INDEXERS = {
     "deepseek_v32": IndexerSpec(heads=3, width=12, chosen=9, layers=(), adjacent=False),
@@ -84,6 +89,7 @@ _GEMMA: dict[str, Any] = {
     "embedding_scale": 1.5, "attention_scale": 0.3, "sliding_window": 6, "sliding_layers": (True, False), "tie_word_embeddings": True,
 }  # fmt: skip
 GEMMAS = {
+    "vaultgemma": _GEMMA | {"attention_softcap": 2.0, "logits_softcap": 9.0},
     "gemma2": _GEMMA | {"attention_softcap": 2.0, "logits_softcap": 9.0},
     "gemma3": _GEMMA | {"local_rope": RopeSpec(theta=100.0)},
 }
@@ -93,14 +99,15 @@ _PLACED = {**_WINDOWED, "rope_layers": (True, False, True)}
 WINDOWED: dict[str, dict[str, Any]] = {
     "gpt_oss": _WINDOWED,
     "smollm3": {"rope_layers": (True, False, True)},
-    "olmo3": {**_WINDOWED, "local_rope": RopeSpec(theta=100.0)},
+    **dict.fromkeys(("olmo3", "mellum"), _WINDOWED | {"local_rope": RopeSpec(theta=100.0)}),
+    "cwm": _WINDOWED,
     "exaone4": _PLACED,
     "exaone_moe": _PLACED,
     "afmoe": _PLACED,
     "llama4": {**_PLACED, "window_kind": "chunked"},
     "cohere2": _WINDOWED,
     "muse_glimmer": _WINDOWED | {"logits_softcap": 9.0},
-    "gpt2": {"dimensions": {"positions": 256}},
+    **{key: {"dimensions": {"positions": 256}} for key in ("gpt2", "gpt_bigcode")},
     "bert": {"dimensions": {"positions": 256, "types": 2}},
 }
 # Of all layers but the last: key heads and value heads, their widths, and tokens that a convolution looks back.
@@ -131,7 +138,7 @@ OWN: dict[str, object] = {
     "gpt_neox": BlockStyle("gelu_erf", "parallel"),
     "phi": BlockStyle("gelu", "one_norm", head_bias=True),
     "falcon": BlockStyle("gelu_erf", "parallel"),
-    "gpt2": BlockStyle(positions="table"),
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), BlockStyle(positions="table")),
     "bloom": BlockStyle(positions="alibi", embedding_norm=True),
     "mpt": BlockStyle("gelu_erf", positions="alibi", norm_biases=False, clip=0.7),
     "nemotron": BlockStyle("relu2"),
@@ -145,6 +152,9 @@ OWN: dict[str, object] = {
     **dict.fromkeys(("granitemoe", "granitemoeshared"), Multipliers(residual=0.4, logits=3.0)),
     "llama4": Llama4Extras(True, 0.4, 8),
     "ministral3": QueryGrowth(0.4, 8),
+    "hyperclovax": Multipliers(residual=0.5, logits=2.0, norms_behind=True),
+    "solar_open": HeadNorms(False),
+    "jais2": BlockStyle("relu2"),
     **dict.fromkeys(("olmo", "olmoe"), ProjectionLimit(0.7)),
     "arcee": BlockStyle("relu2"),
     "gemma4": Gemma4Extras(8, True),

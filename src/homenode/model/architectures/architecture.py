@@ -5,7 +5,7 @@ and its forward function.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from homenode.compute.ops import Ops, Tensor
 from homenode.model.architectures.parameters import ForwardContext, Parameter
@@ -23,6 +23,10 @@ def _as_stored(tensors: Mapping[str, TensorEntry], _spec: ModelSpec) -> dict[str
 
 def _always(_fields: Fields) -> bool:
     return True
+
+
+def _never(_fields: Fields) -> bool:
+    return False
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,12 @@ class GgufFormat:
     def all_names(self) -> tuple[str, ...]:
         """Whatever `general.architecture` says in files of the architecture."""
         return (self.name, *self.picture_names, *self.further_names)
+
+    def without_files(self, name: str) -> GgufFormat:
+        """For an architecture, called `name`, that converters turn into the one that has this format, or that no
+        converter knows: no file is of it.
+        """
+        return replace(self, read=lambda config: replace(self.read(config), architecture=name), accepts=_never)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ DEFAULTS = Defaults(
 )
 STYLE = BlockStyle("gelu", positions="table")
 _LAYER, _TURNED = "model.layers.{layer}.", "turned."
-_SPELLED = {
+SPELLED = {
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
     "n_layer": "num_hidden_layers",
@@ -32,9 +32,18 @@ _SPELLED = {
 }
 
 
+HARMLESS = {
+    "n_ctx": "n_positions tells it",
+    **dict.fromkeys(
+        "summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout".split(),
+        "of models that classify",
+    ),
+}
+
+
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
-    config = config.respelled(_SPELLED)
+    config = config.respelled(SPELLED)
     fields = config.fields
     config.refuse_other_layers(window=None)
     for key, wanted in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)):
@@ -54,11 +63,28 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     )
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
+def read_gguf(config: GgufConfig, name: str = NAME) -> ModelSpec:
     """The figures in a GGUF file. No context is longer than the table of positions."""
-    spec, table = gguf_figures(config, NAME, STYLE), config.tensors.get("model.positions.weight")
+    spec, table = gguf_figures(config, name, STYLE), config.tensors.get("model.positions.weight")
     rows = table.shape[0] if table is not None and table.shape else spec.max_position
     return replace(spec, dimensions={"positions": rows}, max_position=min(spec.max_position, rows))
+
+
+def module_names(qkv: str, front: str = "") -> dict[str, str]:
+    """What the class calls its modules. `qkv`: what is made of the matrix of queries, keys and values; `front`: stands
+    before the names of a layer's matrices.
+    """
+    return {
+        "wte": "model.embed_tokens",
+        "wpe": "model.positions",
+        "ln_f": "model.norm",
+        "h.{layer}.ln_1": _LAYER + "input_layernorm",
+        "h.{layer}.ln_2": _LAYER + "post_attention_layernorm",
+        "h.{layer}.attn.c_attn": f"{_LAYER}{front}self_attn.{qkv}",
+        "h.{layer}.attn.c_proj": f"{_LAYER}{front}self_attn.o_proj",
+        "h.{layer}.mlp.c_fc": f"{_LAYER}{front}mlp.up_proj",
+        "h.{layer}.mlp.c_proj": f"{_LAYER}{front}mlp.down_proj",
+    }
 
 
 def _turned(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
@@ -77,27 +103,10 @@ ARCHITECTURE = Architecture(
         "GPT2LMHeadModel",
         read_folder,
         fields=frozenset(
-            (*_SPELLED, "n_inner", "activation_function", "scale_attn_weights", "scale_attn_by_inverse_layer_idx")
+            (*SPELLED, "n_inner", "activation_function", "scale_attn_weights", "scale_attn_by_inverse_layer_idx")
         ),
-        harmless={
-            "reorder_and_upcast_attn": "how, not what, transformers computes",
-            "n_ctx": "n_positions tells it",
-            **dict.fromkeys(
-                "summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout".split(),
-                "of models that classify",
-            ),
-        },
-        modules={
-            "wte": "model.embed_tokens",
-            "wpe": "model.positions",
-            "ln_f": "model.norm",
-            "h.{layer}.ln_1": _LAYER + "input_layernorm",
-            "h.{layer}.ln_2": _LAYER + "post_attention_layernorm",
-            "h.{layer}.attn.c_attn": _LAYER + _TURNED + "self_attn.qkv_proj",
-            "h.{layer}.attn.c_proj": _LAYER + _TURNED + "self_attn.o_proj",
-            "h.{layer}.mlp.c_fc": _LAYER + _TURNED + "mlp.up_proj",
-            "h.{layer}.mlp.c_proj": _LAYER + _TURNED + "mlp.down_proj",
-        },
+        harmless=HARMLESS | {"reorder_and_upcast_attn": "how, not what, transformers computes"},
+        modules=module_names("qkv_proj", _TURNED),
         convert=_turned,
     ),
     GgufFormat("gpt2", read_gguf),

@@ -20,10 +20,13 @@ DEFAULTS = Defaults(max_position=2048, bos_id=1, eos_id=2)
 
 @dataclass(frozen=True)
 class Multipliers:
-    """`residual`: of what attention and MLP add to a row. `logits`: what logits are divided by."""
+    """`residual`: of what attention and MLP add to a row. `logits`: what logits are divided by. `norms_behind`: what they
+    add has a norm.
+    """
 
     residual: float
     logits: float
+    norms_behind: bool = False
 
 
 def read_multipliers(config: FolderConfig, spec: ModelSpec) -> ModelSpec:
@@ -87,6 +90,8 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
         rotated = common.rotation_in(model, index, rotation)
         inner = common.select_last(ops, model, index, common.attended(ops, model, index, qkv, rotated))
         out = common.project_out(ops, model, inner, layer["o"], layer.get("o_bias"), None)
+        if own.norms_behind:
+            out = common.normed(ops, model, out, layer["attended_norm"])
         x = ops.add(common.select_last(ops, model, index, x), ops.scale(out, own.residual))
         h = common.normed(ops, model, x, layer["post_norm"])
         if "router" in layer:
@@ -94,6 +99,8 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
         else:
             inner = common.gated(ops, layer, h)
             out = common.project_out(ops, model, inner, layer["down"], layer.get("down_bias"), None)
+        if own.norms_behind:
+            out = common.normed(ops, model, out, layer["mlp_norm"])
         x = ops.add(x, ops.scale(out, own.residual))
     x = common.leave(ops, model, x)
     return ops.scale(x, 1.0 / own.logits) if model.part.last_stage and model.spec.pooling is None else x

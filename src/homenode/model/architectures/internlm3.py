@@ -6,8 +6,6 @@ from dataclasses import replace
 
 from homenode.model.architectures import llama
 from homenode.model.config.folder_config import Defaults, FolderConfig
-from homenode.model.config.gguf_config import GgufConfig
-from homenode.model.formats.fields import Fields
 from homenode.model.spec import ModelSpec
 
 NAME = "internlm3"
@@ -34,15 +32,6 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     return replace(config.decoder(NAME, DEFAULTS), attention_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    return replace(llama.read_gguf(config), architecture=NAME)
-
-
-def _never(_fields: Fields) -> bool:
-    return False
-
-
 ARCHITECTURE = replace(
     llama.ARCHITECTURE,
     name=NAME,
@@ -52,5 +41,5 @@ ARCHITECTURE = replace(
         read=read_folder,
         fields=llama.ARCHITECTURE.folder.fields | FIELDS.keys(),
     ),
-    gguf=replace(llama.ARCHITECTURE.gguf, read=read_gguf, accepts=_never),
+    gguf=llama.ARCHITECTURE.gguf.without_files(NAME),
 )

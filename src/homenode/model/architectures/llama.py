@@ -62,6 +62,7 @@ ARCHITECTURE = Architecture(
         read_folder,
         fields=frozenset(("hidden_act", "attention_bias", "mlp_bias")),
         harmless=dict.fromkeys(("sliding_window", "use_sliding_window", "max_window_layers"), NOT_READ),
+        older_classes=("IQuestCoderForCausalLM",),
     ),
     GgufFormat("llama", read_gguf, accepts=has_no_window, convert=common.interleaved_heads),
     PARAMETERS,

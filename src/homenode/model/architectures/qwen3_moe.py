@@ -50,7 +50,7 @@ def _read_text_of_pictures(config: FolderConfig) -> ModelSpec:
     return replace(spec, attention_bias=bias, output_bias=bias, moe=moe)
 
 
-def _split_experts(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
+def split_experts(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
     """The tensors of a folder, experts one by one. Those of pictures are published with turned matrices, and saved by
     transformers with others; the shapes tell.
     """
@@ -79,7 +79,7 @@ ARCHITECTURE = Architecture(
         },
         model_types=(PICTURE_TYPE, OMNI_TYPE),
         picture_classes=("Qwen3VLMoeForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration"),
-        convert=_split_experts,
+        convert=split_experts,
     ),
     GgufFormat("qwen3moe", read_gguf, picture_names=("qwen3vlmoe",)),
     PARAMETERS,

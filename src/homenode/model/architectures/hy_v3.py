@@ -1,0 +1,90 @@
+"""Hy3 (Tencent): Llama's block with norms of heads; behind first layers with an MLP sigmoid-scored experts and one that
+every token uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from homenode.model.architectures import common, qwen3
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.deepseek_v3 import dense_layers
+from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.config.known_fields import NOT_READ
+from homenode.model.formats import limits
+from homenode.model.spec import ModelSpec, TensorEntry
+
+NAME = "hy_v3"
+DEFAULTS = Defaults(
+    max_position=131072, heads=64, kv_heads=8, head_dim=128, vocab=120832, norm_eps=1e-5, theta=11158840.0,
+    intermediate=13312,
+)  # fmt: skip
+EXPERTS = ExpertDefaults(experts=192, experts_per_token=8, size=1536)
+_MLP = "model.layers.{layer}.mlp."
+_BIAS, _BIAS_OF_CLASS = "mlp.expert_bias", "mlp.e_score_correction_bias"  # in published folders, and in the class
+PARAMETERS = (
+    *qwen3.PARAMETERS,
+    *common.EXPERTS,
+    replace(common.CHOICE_BIAS, name="model.layers.{layer}." + _BIAS, gguf_name="blk.{layer}.exp_probs_b"),
+    *common.SHARED_EXPERTS,
+)
+
+
+def read_folder(config: FolderConfig) -> ModelSpec:
+    """The figures in config.json."""
+    fields = config.fields
+    config.refuse_activation("hidden_act", "silu")
+    config.refuse_other_layers(window=None)
+    spec = config.decoder(NAME, DEFAULTS)
+    shared = fields.integer("num_shared_experts", 1, maximum=limits.MOST_EXPERTS)
+    dense = dense_layers(fields, spec.num_layers, 1)
+    moe = config.moe(EXPERTS, normalise=True, dense=tuple(range(min(dense, spec.num_layers))))
+    moe = replace(
+        moe,
+        score="sigmoid",
+        epsilon=1e-20,
+        scale=fields.number("router_scaling_factor", 2.826),
+        shared_intermediate_size=shared * moe.intermediate_size,
+    )
+    bias = fields.boolean("attention_bias", False)
+    return replace(spec, attention_bias=bias, output_bias=bias, moe=moe)
+
+
+def read_gguf(config: GgufConfig) -> ModelSpec:
+    """The figures in a GGUF file."""
+    spec = config.decoder(NAME)
+    moe = config.moe(spec, "model.layers.{layer}.mlp.gate.weight", scores=(2,))
+    return replace(spec, moe=replace(moe, epsilon=1e-20))
+
+
+def _as_published(tensors: Mapping[str, TensorEntry], _spec: ModelSpec) -> dict[str, TensorEntry]:
+    return {name.replace(_BIAS_OF_CLASS, _BIAS): entry for name, entry in tensors.items()}
+
+
+ARCHITECTURE = Architecture(
+    NAME,
+    FolderFormat(
+        "HYV3ForCausalLM",
+        read_folder,
+        fields=frozenset(
+            "hidden_act attention_bias num_experts num_local_experts num_experts_per_tok num_shared_experts "
+            "moe_intermediate_size router_scaling_factor mlp_layer_types".split()
+        ),
+        harmless={
+            "enable_moe_fp32_combine": "how, not what, transformers computes",
+            **dict.fromkeys(("mlp_bias", "first_k_dense_replace", "qk_norm", "route_norm"), NOT_READ),
+        },
+        modules={
+            _MLP + "router.gate": _MLP + "gate",
+            _MLP + "shared_mlp.gate_proj": _MLP + "shared_experts.gate_proj",
+            _MLP + "shared_mlp.up_proj": _MLP + "shared_experts.up_proj",
+            _MLP + "shared_mlp.down_proj": _MLP + "shared_experts.down_proj",
+        },
+        convert=_as_published,
+    ),
+    GgufFormat("hy_v3", read_gguf, names={"blk.{layer}.exp_probs_b.bias": "model.layers.{layer}." + _BIAS}),
+    PARAMETERS,
+    qwen3.forward,
+)

@@ -1,0 +1,84 @@
+"""Mellum 2: Qwen 3's block with experts, and a window in some layers, whose rope is never stretched."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from homenode.compute.ops import Ops, Tensor
+from homenode.model.architectures import common, qwen3, qwen3_moe
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.architectures.qwen2_moe import ROUTER
+from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
+from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.config.known_fields import NOT_READ
+from homenode.model.formats import limits
+from homenode.model.spec import ModelSpec, RopeSpec
+
+NAME = "mellum"
+DEFAULTS = Defaults(
+    max_position=131072, heads=32, kv_heads=4, head_dim=128, vocab=98304, theta=5e5, local_theta=1e4, intermediate=7168
+)
+EXPERTS = ExpertDefaults(experts=64, experts_per_token=8, size=896)
+
+
+def read_folder(config: FolderConfig) -> ModelSpec:
+    """The figures in config.json."""
+    fields = config.fields
+    config.refuse_activation("hidden_act", "silu")
+    spec = config.decoder(NAME, DEFAULTS)
+    spec = config.with_window_in(spec, config.window(default=1024), lambda layers: (False,) * layers)
+    kinds = fields.texts("mlp_layer_types") or ("sparse",) * spec.num_layers
+    if len(kinds) != spec.num_layers or not set(kinds) <= {"dense", "sparse"}:
+        raise fields.wrong("mlp_layer_types", kinds, f"a list of {spec.num_layers} values, each dense or sparse")
+    dense = tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
+    moe = None
+    if len(dense) < spec.num_layers:
+        moe = config.moe(EXPERTS, normalise=fields.boolean("norm_topk_prob", True), dense=dense)
+    bias = fields.boolean("attention_bias", False)
+    return replace(spec, attention_bias=bias, output_bias=bias, moe=moe)
+
+
+def read_gguf(config: GgufConfig) -> ModelSpec:
+    """The figures in a GGUF file. Without a theta of their own, layers with a window have that of the others."""
+    spec = config.decoder(NAME)
+    theta = config.fields.number("rope.freq_base_swa", spec.rope.theta, above=1.0, most=limits.MOST_THETA)
+    window, sliding = config.window(), config.marked_layers("attention.sliding_window_pattern") or ()
+    if window is not None and any(sliding):
+        spec = replace(spec, sliding_window=window, sliding_layers=sliding, local_rope=RopeSpec(theta=theta))
+    else:
+        config.refuse_window(spec)
+    return replace(spec, moe=config.moe(spec, ROUTER))
+
+
+def forward(ops: Ops, model: ForwardContext) -> Tensor:
+    """Logits of the step's selected rows, or the rows for the next stage."""
+    x = common.enter(ops, model)
+    far, near = common.angles(ops, model.rope), common.angles(ops, model.rope.local or model.rope)
+    for index, layer in enumerate(model.parameters.layers):
+        q, k, v = common.project_qkv(ops, model, layer, common.normed(ops, model, x, layer["input_norm"]))
+        q, k = (common.normed(ops, model, rows, layer[norm]) for rows, norm in ((q, "q_norm"), (k, "k_norm")))
+        x = common.attend(ops, model, index, x, (q, k, v), far if common.window(model, index) is None else near)
+        x = common.feed_forward(ops, model, index, x)
+    return common.leave(ops, model, x)
+
+
+ARCHITECTURE = Architecture(
+    NAME,
+    FolderFormat(
+        "MellumForCausalLM",
+        read_folder,
+        fields=frozenset(
+            "hidden_act attention_bias sliding_window num_local_experts num_experts num_experts_per_tok "
+            "moe_intermediate_size norm_topk_prob mlp_layer_types".split()
+        ),
+        harmless=dict.fromkeys(
+            ("use_sliding_window", "max_window_layers", "decoder_sparse_step", "mlp_only_layers"), NOT_READ
+        )
+        | dict.fromkeys(("mtp_layer_types", "mtp_mlp_layer_types"), "of blocks that predict further tokens"),
+        convert=qwen3_moe.split_experts,
+    ),
+    GgufFormat("mellum", read_gguf, keys=frozenset(("rope.freq_base_swa",))),
+    (*qwen3.PARAMETERS, *common.EXPERTS),
+    forward,
+)
