@@ -151,10 +151,7 @@ NOTES: Mapping[str, str] = {
 FOLDERS_ONLY = frozenset(("cwm", "helium", "hyperclovax", "vaultgemma"))
 # By architecture: what people ask for that it does not do, besides what the code tells; it is refused by name.
 LIMITS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        ("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "mamba2", "nemotron_h"),
-        ("`--pd-role`",),
-    ),
+    "mamba2": ("`--pd-role`",),
     "gemma4": ("sound",),
     "glm4": ("GGUF files of models with pictures",),
     "gpt_oss": ("other gates than `swiglu_limit` 7",),

@@ -26,8 +26,9 @@ from homenode.errors import HomenodeError
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.part import ModelPart
 from homenode.model.parts import PartitionSpec, plan_parts
-from homenode.model.spec import ModelSpec
+from homenode.model.spec import ModelSpec, StateMixer
 from homenode.model.state import state_geometry_of
+from homenode.model.state_mixers import ConvolutionSpec, ScanSpec, with_mixer
 from tests.engine.engines import PATIENCE_S, config_for, greedy, run_all, tokens_of
 from tests.model.test_delta_net import CASES
 from tests.model.transformers_models import make_model, quiet_and_on_one_thread
@@ -170,23 +171,38 @@ def test_the_torch_backend_holds_states_as_well(folder: Path) -> None:
     assert [outputs[0].cached_tokens for outputs in again] == [0, 0, 32]
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
+# One group of heads for all KV heads, two for each, three of which the second belongs to both; and channels alone.
+_FIGURES: dict[str, Any] = {"layers": (0, 2), "head_dim": 8, "state_width": 10, "taps": 3}
+MIXERS: dict[str, StateMixer] = {
+    "one group": ScanSpec(heads=6, groups=1, **_FIGURES),
+    "four groups": ScanSpec(heads=12, groups=4, **_FIGURES),
+    "three groups": ScanSpec(heads=12, groups=3, gating="no_norm", **_FIGURES),
+    "convolution": ConvolutionSpec((0, 2), 24, 2),
+}
+
+
 @pytest.mark.parametrize("dtype", ["f32", "int8"])
-def test_a_state_in_kv_blocks_is_the_same_for_one_rank_and_for_two(folder: Path, interleaved: bool, dtype: str) -> None:
-    checkpoint = open_checkpoint(folder)
-    spec = checkpoint.spec
+@pytest.mark.parametrize("kind", ["delta net", "interleaved delta net", *MIXERS])
+def test_a_state_in_kv_blocks_is_the_same_for_one_rank_and_for_two(folder: Path, kind: str, dtype: str) -> None:
+    spec = open_checkpoint(folder).spec
     assert spec.delta is not None
-    spec = dataclasses.replace(spec, delta=dataclasses.replace(spec.delta, interleaved=interleaved))
+    if kind in MIXERS:
+        spec = dataclasses.replace(spec, delta=None, layer_states=(), dimensions={})
+        spec = with_mixer(spec, MIXERS[kind], (1, 3))
+    else:
+        delta = dataclasses.replace(spec.delta, interleaved=kind.startswith("interleaved"))
+        spec = dataclasses.replace(spec, delta=delta)
     backend, found = NativeBackend([-1]), []
     for ranks in (1, 2):
         heads: list[Any] = []
         for part in plan_parts(spec, {}, PartitionSpec(ranks=ranks)):
             geometry = KvGeometry.uniform(1, part.kv_heads.count, spec.head_dim, 32, dtype)
             geometry = dataclasses.replace(geometry, state=state_geometry_of(spec, part))
+            assert geometry.state is not None
             memory = backend.state_memory(geometry.state, 2)
             cache = backend.kv_cache(geometry, 40, shared=True)
             here = StatePages(backend.kv_memory(cache), memory, geometry, spec, part)
-            count = state_pages([geometry])
+            count = state_pages(spec, [part], [geometry])
             values = _numbered(spec, part)
             memory.write_slot(0, values)
             here.store(0, range(3, 3 + count))
@@ -204,29 +220,38 @@ def test_a_state_in_kv_blocks_is_the_same_for_one_rank_and_for_two(folder: Path,
 
 def _numbered(spec: ModelSpec, part: ModelPart) -> FloatArray:
     """The state of a part, each value of the whole state having a number of its own."""
-    delta, groups = spec.delta, part.state_groups
-    assert delta is not None
-    keys, each = delta.key_heads, delta.value_heads // delta.key_heads
-    here = list(range(groups.first, groups.end))
-    order = (
-        [j * keys + g for j in range(each) for g in here]
-        if delta.interleaved
-        else [g * each + j for g in here for j in range(each)]
-    )
+    channels, heads = _here(spec, part)
     found, at = [], 0
     for layer in state_geometry_of(spec).layers:  # type: ignore[union-attr]
         tail = np.arange(at, at + layer.taps * layer.channels, dtype=np.float32).reshape(layer.taps, -1)
         at += tail.size
-        matrices = np.arange(at, at + layer.heads * layer.key_width * layer.value_width, dtype=np.float32)
+        elements = layer.key_width * layer.value_width
+        matrices = np.arange(at, at + layer.heads * elements, dtype=np.float32).reshape(layer.heads, elements)
         at += matrices.size
-        q, k, v = np.split(tail, [delta.key_size, 2 * delta.key_size], axis=1)
-        by_key = [x.reshape(layer.taps, keys, -1)[:, here].reshape(layer.taps, -1) for x in (q, k)]
-        values = v.reshape(layer.taps, layer.heads, -1)[:, order].reshape(layer.taps, -1)
-        found += [
-            np.concatenate([*by_key, values], axis=1).reshape(-1),
-            matrices.reshape(layer.heads, -1)[order].reshape(-1),
-        ]
+        found += [tail[:, channels].reshape(-1), matrices[heads].reshape(-1)]
     return np.concatenate(found)
+
+
+def _here(spec: ModelSpec, part: ModelPart) -> tuple[list[int], list[int]]:
+    """Which channels and which heads of the whole state a part has, in its order."""
+    delta, mixer = spec.delta, spec.mixer
+    groups = list(range(part.state_groups.first, part.state_groups.end))
+    if delta is not None:
+        keys, each = delta.key_heads, delta.value_heads // delta.key_heads
+        heads = [g * each + j for g in groups for j in range(each)]
+        if delta.interleaved:
+            heads = [j * keys + g for j in range(each) for g in groups]
+        sizes = [(groups, keys, delta.key_width)] * 2 + [(heads, delta.value_heads, delta.value_width)]
+    elif isinstance(mixer, ScanSpec):
+        heads, read = groups, sorted({head // mixer.per_group for head in groups})
+        sizes = [(heads, mixer.heads, mixer.head_dim)] + [(read, mixer.groups, mixer.state_width)] * 2
+    else:
+        heads, sizes = [], [(groups, spec.state_groups, 1)]
+    channels, first = [], 0
+    for numbers, count, width in sizes:
+        channels += [first + number * width + n for number in numbers for n in range(width)]
+        first += count * width
+    return channels, heads
 
 
 def test_handing_over_from_a_torch_device_is_refused_by_name(folder: Path) -> None:
@@ -236,3 +261,19 @@ def test_handing_over_from_a_torch_device_is_refused_by_name(folder: Path) -> No
     assert problem is not None and "torch:cuda:0 keeps it where no other engine reads it" in problem.message
     assert state_handover_problem(config, spec, [], [], ["cpu"]) is None
     assert state_handover_problem(EngineConfig(), spec, [], [], ["torch:cuda:0"]) is None
+
+
+@pytest.mark.parametrize(
+    ("mixer", "attending", "told"),
+    [
+        (MIXERS["one group"], (), "this model has no keys and values"),
+        (ScanSpec(heads=5, groups=1, **_FIGURES), (1, 3), "5 groups of it and 2 KV heads, which do not go together"),
+    ],
+)
+def test_states_that_do_not_go_with_kv_heads_are_refused_by_name(
+    folder: Path, mixer: StateMixer, attending: tuple[int, ...], told: str
+) -> None:
+    spec = dataclasses.replace(open_checkpoint(folder).spec, delta=None, layer_states=(), dimensions={})
+    config = EngineConfig(transfer=TransferConfig(pd_role="prefill"))
+    problem = state_handover_problem(config, with_mixer(spec, mixer, attending), [], [], ["cpu"])
+    assert problem is not None and told in problem.message and problem.param == "pd_role"

@@ -17,6 +17,7 @@ from tests.engine.transfer_pair import Live, Pair, tokens_of, wait_until
 from tests.model.test_delta_net import CASES as DELTA_NETS
 from tests.model.test_gemma4 import SMALL as GEMMA_4
 from tests.model.test_latent_attention import V32
+from tests.model.test_mamba_hybrids import CASES as HYBRIDS
 from tests.model.transformers_models import make_model, quiet_and_on_one_thread
 from tests.tokenizer_files import tokenizer_json
 
@@ -27,31 +28,36 @@ pytestmark = [
 ]
 
 MODELS = {"states": DELTA_NETS["qwen3_next"], "unlike heads": GEMMA_4, "indexers": V32}
+RECURRENCES = {
+    "Mamba 2": HYBRIDS["granite"],
+    "Mamba 2 beside attention": HYBRIDS["falcon"],
+    "convolutions": HYBRIDS["lfm2"],
+}
 BOTH = ("--kv-cache-memory", "8MiB", "--block-size", "32", "--max-model-len", "160", "--dtype", "float32")
 LENGTHS = (2, 3, 32, 33, 34, 65, 100, 128)
 PROMPTS = [[3 + (7 * n + 11 * k) % 60 for k in range(length)] for n, length in enumerate(LENGTHS)]
 RANKS, CHUNKS = ("--tensor-parallel-size", "2"), ("--max-num-batched-tokens", "23")
+WAYS = (
+    ("shm", "push", (), ()),
+    ("tcp", "pull-eager", CHUNKS, RANKS),
+    ("shm", "pull-delay", RANKS, ("--max-num-seqs", "3")),
+)
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {}
     with quiet_and_on_one_thread():
-        for name, case in MODELS.items():
+        for name, case in (MODELS | RECURRENCES).items():
             made[name] = tmp_path_factory.mktemp("layers") / "model"
             make_model(case.kind, case.changes, made[name], seed=case.seed)
             (made[name] / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
     return made
 
 
-@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
-    ("channel", "mode", "sender", "receiver"),
-    [
-        ("shm", "push", (), ()),
-        ("tcp", "pull-eager", CHUNKS, RANKS),
-        ("shm", "pull-delay", RANKS, ("--max-num-seqs", "3")),
-    ],
+    ("model", "channel", "mode", "sender", "receiver"),
+    [(model, *way) for model in MODELS for way in WAYS] + [(model, *WAYS[1]) for model in RECURRENCES],
 )
 def test_a_pair_says_what_one_engine_says(
     folders: dict[str, Path], model: str, channel: str, mode: str, sender: tuple[str, ...], receiver: tuple[str, ...]

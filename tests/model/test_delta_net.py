@@ -21,10 +21,11 @@ from homenode.model.weights.load import load_model
 from tests.model.config_fields import check_fields
 from tests.model.conftest import make_backend
 from tests.model.delta_gguf import write_delta_gguf
-from tests.model.driver import Driver, Sequence
+from tests.model.driver import Driver
 from tests.model.parity import Case, check_folder, spread_error
 from tests.model.split import split_driver
 from tests.model.transformers_models import logprobs, make_model, prompts, quiet_and_on_one_thread
+from tests.model.variants import changed_folder, check_cuts_company_and_copies
 
 pytestmark = pytest.mark.torch
 
@@ -142,19 +143,7 @@ def test_the_text_of_a_model_that_sees_pictures(made: tuple[Case, Path, Any], tm
 @pytest.mark.parametrize("made", CASES, indirect=True)
 def test_cuts_company_and_copies_change_no_bit(made: tuple[Case, Path, Any], backend: Backend) -> None:
     _, folder, _ = made
-    model = load_model(open_checkpoint(folder), backend)
-    prompt, other = prompts((50, 21))
-    _, whole = Driver(model, backend).prefill(prompt)
-    for chunk in (1, 3, 32, 49):
-        assert np.array_equal(Driver(model, backend).prefill(prompt, chunk=chunk)[1], whole)
-    driver = Driver(model, backend)
-    first, second = Sequence(list(other)), Sequence(list(prompt))
-    rows = driver.step([(first, 21), (second, 17)], every_row=True)
-    second.copies = [(16, 30)]  # the slot, and the position after which it gets the state
-    rows = np.concatenate([rows[21:], driver.step([(second, 33)], every_row=True)])
-    assert np.array_equal(rows, whole)
-    again = Sequence(list(prompt), 31, second.blocks, slot=16)
-    assert np.array_equal(driver.step([(again, 19)], every_row=True), whole[31:])
+    check_cuts_company_and_copies(folder, backend)
 
 
 @pytest.mark.parametrize("made", ["qwen3_5_moe"], indirect=True)
@@ -199,10 +188,8 @@ def test_what_cannot_be_run_is_refused_by_name(
     made: tuple[Case, Path, Any], tmp_path: Path, change: dict[str, Any], error: type[Exception], problem: str
 ) -> None:
     _, folder, _ = made
-    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | change))
     with pytest.raises(error, match=problem):
-        load_model(open_checkpoint(tmp_path), ReferenceBackend())
+        load_model(open_checkpoint(changed_folder(folder, change, tmp_path)), ReferenceBackend())
 
 
 @pytest.mark.slow

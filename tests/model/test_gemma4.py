@@ -24,6 +24,7 @@ from homenode.model.weights.load import load_model
 from tests.model.conftest import make_backend
 from tests.model.parity import Case, check_folder, check_stacked_gguf, write_stacked_gguf
 from tests.model.transformers_models import make_model, quiet_and_on_one_thread
+from tests.model.variants import changed_folder
 
 pytestmark = pytest.mark.torch
 
@@ -152,11 +153,8 @@ def test_what_it_cannot_do_is_refused(
     case, folder = toy
     if case is LARGE:
         pytest.skip("one toy is enough")
-    config = json.loads((folder / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | changes))
-    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
     with pytest.raises((UnsupportedError, CheckpointError), match=message):
-        open_checkpoint(tmp_path)
+        open_checkpoint(changed_folder(folder, changes, tmp_path))
 
 
 def test_older_configurations_mean_the_same(toy: tuple[Case, Path], tmp_path: Path) -> None:

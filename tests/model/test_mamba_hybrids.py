@@ -4,12 +4,10 @@ Mamba 2 and Bamba.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="needs torch, which the `torch` dependency group installs")
@@ -23,10 +21,11 @@ from homenode.model.parts import PartitionSpec
 from homenode.model.weights.load import load_model
 from tests.model.config_fields import check_fields
 from tests.model.conftest import make_backend
-from tests.model.driver import Driver, Sequence
+from tests.model.driver import Driver
 from tests.model.parity import Case, check_folder, spread_error, write_stacked_gguf
 from tests.model.split import split_driver
 from tests.model.transformers_models import logprobs, make_model, prompts, quiet_and_on_one_thread
+from tests.model.variants import changed_folder, check_cuts_company_and_copies
 
 pytestmark = pytest.mark.torch
 
@@ -185,19 +184,7 @@ def test_a_gguf_file_has_the_logits_of_transformers(
 @pytest.mark.parametrize("made", ONE_OF_EACH, indirect=True)
 def test_cuts_company_and_copies_change_no_bit(made: tuple[Case, Path, Any], backend: Backend) -> None:
     _, folder, _ = made
-    model = load_model(open_checkpoint(folder), backend)
-    prompt, other = prompts((50, 21))
-    _, whole = Driver(model, backend).prefill(prompt)
-    for chunk in (1, 3, 32, 49):
-        assert np.array_equal(Driver(model, backend).prefill(prompt, chunk=chunk)[1], whole)
-    driver = Driver(model, backend)
-    first, second = Sequence(list(other)), Sequence(list(prompt))
-    rows = driver.step([(first, 21), (second, 17)], every_row=True)
-    second.copies = [(16, 30)]  # the slot, and the position after which it gets the state
-    rows = np.concatenate([rows[21:], driver.step([(second, 33)], every_row=True)])
-    assert np.array_equal(rows, whole)
-    again = Sequence(list(prompt), 31, second.blocks, slot=16)
-    assert np.array_equal(driver.step([(again, 19)], every_row=True), whole[31:])
+    check_cuts_company_and_copies(folder, backend)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -237,10 +224,8 @@ def test_what_cannot_be_run_is_refused_by_name(
     made: tuple[Case, Path, Any], tmp_path: Path, change: dict[str, Any], error: type[Exception], problem: str
 ) -> None:
     _, folder, _ = made
-    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | change))
     with pytest.raises(error, match=problem):
-        load_model(open_checkpoint(tmp_path), ReferenceBackend())
+        load_model(open_checkpoint(changed_folder(folder, change, tmp_path)), ReferenceBackend())
 
 
 @pytest.mark.slow

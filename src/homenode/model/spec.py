@@ -13,6 +13,7 @@ from homenode.compute.ops import (
     AttentionMask,
     ExpertScore,
     GroupScore,
+    IntArray,
     LayerKv,
     LayerState,
     Routing,
@@ -130,6 +131,11 @@ class StateMixer(Protocol):
 
     def state(self, part: Any) -> LayerState:
         """What a layer keeps of a sequence in a `ModelPart`."""
+
+    def by_kv_head(self, part: Any) -> tuple[IntArray, IntArray]:
+        """Which channels of the convolution and which matrices of a layer in a `ModelPart` go with each of its KV heads,
+        both [KV heads, so many]. A channel may go with several, each KV head of the model with equally many matrices.
+        """
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.compute.ops import StateGeometry
+import numpy as np
+
+from homenode.compute.ops import IntArray, StateGeometry
 from homenode.model.part import ModelPart
-from homenode.model.spec import ModelSpec
+from homenode.model.spec import DeltaSpec, ModelSpec
+from homenode.model.state_mixers import columns_of, in_runs
 
 
 def state_layers(spec: ModelSpec, part: ModelPart) -> dict[int, int]:
@@ -15,14 +18,40 @@ def state_layers(spec: ModelSpec, part: ModelPart) -> dict[int, int]:
     return {layer: number for number, layer in enumerate(having)}
 
 
-def groups_of_a_kv_head(spec: ModelSpec, part: ModelPart) -> int | None:
-    """How many groups of each state, in order, count as one KV head's, whatever the cut over ranks; None where groups
-    and KV heads do not go together in this part.
+def state_by_kv_head(spec: ModelSpec, part: ModelPart) -> tuple[IntArray, IntArray] | None:
+    """Which channels of a state's convolution and which of its matrices go with each KV head of a part, whatever the cut
+    over ranks: see `StateMixer.by_kv_head`. None where the groups of a state and KV heads do not go together here.
     """
     each, rest = divmod(spec.state_groups, spec.num_kv_heads)
     groups, heads = part.state_groups, part.kv_heads
-    together = (groups.first, groups.count) == (heads.first * each, heads.count * each)
-    return each if together and not rest and spec.delta is not None else None
+    if rest or (groups.first, groups.count) != (heads.first * each, heads.count * each):
+        return None
+    if spec.delta is not None:
+        return _delta_by_kv_head(spec.delta, part)
+    return None if spec.mixer is None else spec.mixer.by_kv_head(part)
+
+
+def _delta_by_kv_head(delta: DeltaSpec, part: ModelPart) -> tuple[IntArray, IntArray]:
+    keys, each = part.state_groups.count, delta.value_heads // delta.key_heads
+    key_heads, of_key = in_runs(keys, part.kv_heads.count), np.arange(each, dtype=np.int32)
+    apart = (1, keys) if delta.interleaved else (each, 1)  # value heads of key heads that follow, and of the same
+    value_heads = (key_heads[:, :, None] * apart[0] + of_key * apart[1]).reshape(len(key_heads), -1)
+    key, width = columns_of(key_heads, delta.key_width), keys * delta.key_width
+    values = columns_of(value_heads, delta.value_width)
+    return np.concatenate([key, width + key, 2 * width + values], axis=1), value_heads
+
+
+def floats_of_kv_head(held: tuple[IntArray, IntArray], state: StateGeometry) -> int:
+    """Values of a sequence's state that go with a KV head. `held`: see `state_by_kv_head`."""
+    channels, matrices = (each.shape[1] for each in held)
+    return sum(layer.taps * channels + matrices * layer.key_width * layer.value_width for layer in state.layers)
+
+
+def matrix_operations(spec: ModelSpec) -> float:
+    """Operations of a token with each element of a state's matrices: the gated delta rule takes something out of a
+    matrix before it adds to it, the recurrence of Mamba 2 does not.
+    """
+    return 7.0 if spec.delta is not None else 5.0
 
 
 def state_geometry_of(spec: ModelSpec, part: ModelPart | None = None) -> StateGeometry | None:

@@ -8,7 +8,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from homenode.compute.ops import LayerKv, LayerState
+import numpy as np
+
+from homenode.compute.ops import IntArray, LayerKv, LayerState
 from homenode.model.part import IndexRange, ModelPart
 from homenode.model.spec import ModelSpec, StateMixer
 
@@ -81,6 +83,19 @@ class ScanSpec:
         channels = heads * self.head_dim + 2 * self.groups_in(part).count * self.state_width
         return LayerState(channels, self.taps, heads, self.state_width, self.head_dim)
 
+    def by_kv_head(self, part: ModelPart) -> tuple[IntArray, IntArray]:
+        """See `StateMixer.by_kv_head`: with heads go the groups that they read, the last of them again where others read
+        more.
+        """
+        heads, here = in_runs(part.state_groups.count, part.kv_heads.count), self.groups_in(part)
+        count, each = heads.shape[1], self.per_group
+        first, last = ((part.state_groups.first + heads[:, end]) // each - here.first for end in (0, -1))
+        most = -(-count // each) + (count % each > 0 and each % count > 0)
+        groups = np.minimum(first[:, None] + np.arange(most, dtype=np.int32), last[:, None])
+        inner, inputs = part.state_groups.count * self.head_dim, here.count * self.state_width
+        read = columns_of(groups, self.state_width)
+        return np.concatenate([columns_of(heads, self.head_dim), inner + read, inner + inputs + read], axis=1), heads
+
     def _lengths(self, heads: int, groups: int) -> dict[str, int]:
         inner, each, width = heads * self.head_dim, groups * self.state_width, self.taps + 1
         return {
@@ -128,6 +143,22 @@ class ConvolutionSpec:
     def state(self, part: ModelPart) -> LayerState:
         """See `StateMixer.state`."""
         return LayerState(part.state_groups.count, self.taps)
+
+    def by_kv_head(self, part: ModelPart) -> tuple[IntArray, IntArray]:
+        """See `StateMixer.by_kv_head`."""
+        channels = in_runs(part.state_groups.count, part.kv_heads.count)
+        return channels, channels[:, :0]
+
+
+def in_runs(count: int, kv_heads: int) -> IntArray:
+    """The numbers from 0 to count - 1, equally many for each KV head [KV heads, so many]."""
+    return np.arange(count, dtype=np.int32).reshape(kv_heads, -1)
+
+
+def columns_of(numbers: IntArray, width: int) -> IntArray:
+    """The columns of each row's numbers [rows, n], of which each has `width`: [rows, n * width]."""
+    columns: IntArray = np.add(numbers[:, :, None] * width, np.arange(width, dtype=np.int32))
+    return columns.reshape(len(numbers), -1)
 
 
 def with_mixer(spec: ModelSpec, mixer: StateMixer, attends: Collection[int]) -> ModelSpec:

@@ -16,7 +16,7 @@ from homenode.host.placement.step_cost import Spread, at_home, round_robin
 from homenode.host.topology.host import Host
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec
-from homenode.model.state import state_geometry_of
+from homenode.model.state import matrix_operations, state_geometry_of
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.numa_choice import model_work
 from homenode.model.weights.sampled_rows import of_sampled_rows
@@ -107,14 +107,15 @@ def _of_indexers(spec: ModelSpec, geometry: KvGeometry, part: ModelPart) -> Inde
 
 
 def _of_states(spec: ModelSpec, part: ModelPart) -> tuple[float, float]:
-    """Bytes of the states of a sequence that a step reads and writes, and operations of a token with them: seven for
-    each element of a matrix, two for each input of a convolution.
+    """Bytes of the states of a sequence that a step reads and writes, and operations of a token with them: two for
+    each input of a convolution, beside those with matrices.
     """
     kept = state_geometry_of(spec, part)
     if kept is None:
         return 0.0, 0.0
     elements = sum(layer.heads * layer.key_width * layer.value_width for layer in kept.layers)
-    return 2.0 * kept.slot_bytes, 7.0 * elements + sum(2.0 * s.channels * (s.taps + 1) for s in kept.layers)
+    convolved = sum(2.0 * layer.channels * (layer.taps + 1) for layer in kept.layers)
+    return 2.0 * kept.slot_bytes, matrix_operations(spec) * elements + convolved
 
 
 def teams_of(host: Host, binding: EngineBinding) -> tuple[NodeTeam, ...]:

@@ -18,7 +18,7 @@ from homenode.bench.machine.ceilings import Operations, Work, path_of
 from homenode.compute.ops import KvGeometry
 from homenode.model.formats.limits import EMBEDDING
 from homenode.model.spec import ModelSpec
-from homenode.model.state import state_geometry_of
+from homenode.model.state import matrix_operations, state_geometry_of
 from homenode.model.weights.layout import WeightLayout
 from homenode.model.weights.sampled_rows import of_sampled_rows, output_matrix
 
@@ -106,17 +106,16 @@ class WorkCounter:
         return 1.0 - (1.0 - chosen) ** tokens, chosen
 
     def _states(self, tokens: int, sequences: int) -> dict[str, Work]:
-        """What layers that keep a state read and write of it, each sequence's once, and multiply: of a matrix seven
-        operations for each element and token, or five where nothing is taken out of it first.
-        """
+        """What layers that keep a state read and write of it, each sequence's once, and multiply."""
         kept = state_geometry_of(self.spec)
         if kept is None:
             return {}
         elements = sum(layer.heads * layer.key_width * layer.value_width for layer in kept.layers)
         weights = sum(layer.channels * (layer.taps + 1) for layer in kept.layers)
         tails = sum(layer.channels * layer.taps for layer in kept.layers)
-        rule, each = ("delta rule", 7.0) if self.spec.delta is not None else ("selective scan", 5.0)
-        matrices = Work(8.0 * sequences * elements, Operations.of("f32", each * tokens * elements))
+        rule = "delta rule" if self.spec.delta is not None else "selective scan"
+        operations = matrix_operations(self.spec) * tokens * elements
+        matrices = Work(8.0 * sequences * elements, Operations.of("f32", operations))
         return ({rule: matrices} if elements else {}) | {
             "convolution": Work(8.0 * sequences * tails, Operations.of("f32", 2.0 * tokens * weights))
         }

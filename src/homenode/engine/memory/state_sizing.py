@@ -11,7 +11,7 @@ from homenode.errors import CapacityError, UnsupportedError
 from homenode.model.kv_cells import kv_cells
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec
-from homenode.model.state import groups_of_a_kv_head
+from homenode.model.state import floats_of_kv_head, state_by_kv_head
 from homenode.units import format_bytes, format_count
 
 _SHARE = 0.5  # of the KV memory: an engine with much of one kind and little of the other can serve few requests
@@ -56,18 +56,25 @@ def state_interval(config: EngineConfig, geometry: KvGeometry) -> int:
     return -(-wanted // size) * size
 
 
-def state_pages(geometries: Sequence[KvGeometry]) -> int:
+def state_pages(spec: ModelSpec, parts: Sequence[ModelPart], geometries: Sequence[KvGeometry]) -> int:
     """KV blocks in which a state is handed over to another engine, of which each worker holds what it has of the state
-    in what it has of the blocks. `geometries`: of the workers. 0 where no layer keeps a state.
+    in what it has of the blocks. `parts`, `geometries`: of the workers. 0 where no layer keeps a state.
     """
-    return max((-(-g.state.slot_bytes // max(1, g.block_bytes)) for g in geometries if g.state is not None), default=0)
+    return max((_pages(spec, *worker) for worker in zip(parts, geometries, strict=True)), default=0)
 
 
-def state_form(parts: Sequence[ModelPart], geometries: Sequence[KvGeometry]) -> dict[str, str]:
+def _pages(spec: ModelSpec, part: ModelPart, geometry: KvGeometry) -> int:
+    held = None if geometry.state is None else state_by_kv_head(spec, part)
+    if geometry.state is None or held is None:  # `state_handover_problem` has told why
+        return 0
+    return -(-4 * part.kv_heads.count * floats_of_kv_head(held, geometry.state) // geometry.block_bytes)
+
+
+def state_form(spec: ModelSpec, parts: Sequence[ModelPart], geometries: Sequence[KvGeometry]) -> dict[str, str]:
     """The fact in which engines that hand states over must agree, by its name: how a state lies in KV blocks. It lies
     by KV heads, so that ranks may be more or fewer at the other side, and in the blocks of its stage's layers.
     """
-    if not (pages := state_pages(geometries)):
+    if not (pages := state_pages(spec, parts, geometries)):
         return {}
     ends = " ".join(map(str, sorted({part.layers.end for part in parts})))
     block = geometries[0].block_size
@@ -102,13 +109,15 @@ def state_handover_problem(
             f"values, and {elsewhere[0]} keeps it where no other engine reads it; compute on CPUs (--stage-devices cpu)",
             param="stage_devices",
         )
-    if spec.mixer is not None:
-        return UnsupportedError(
-            f"--pd-role {config.transfer.pd_role}: layers of {spec.architecture} models keep a state, which only models "
-            "with gated delta nets can hand over; serve the model without it",
-            param="pd_role",
-        )
     what = f"--pd-role {config.transfer.pd_role}: a state is handed over in KV blocks, a part with each KV head"
+    problem = None
+    if all(spec.kv_of(layer) is None for layer in range(spec.num_layers)):
+        problem = "no keys and values"
+    elif spec.state_groups % spec.num_kv_heads:
+        groups, heads = format_count(spec.state_groups, "group"), format_count(spec.num_kv_heads, "KV head")
+        problem = f"{groups} of it and {heads}, which do not go together"
+    if problem is not None:
+        return UnsupportedError(f"{what}, and this model has {problem}; serve it without --pd-role", param="pd_role")
     for part, geometry in zip(parts, geometries, strict=True):
         layers = range(part.layers.first, part.layers.end)
         if geometry.state is not None and all(spec.kv_of(layer) is None for layer in layers):
@@ -117,11 +126,11 @@ def state_handover_problem(
                 "(--layer-split)",
                 param="layer_split",
             )
-        if geometry.state is not None and groups_of_a_kv_head(spec, part) is None:
+        if geometry.state is not None and state_by_kv_head(spec, part) is None:
             return UnsupportedError(
                 f"{what}, and with --tensor-parallel-size {part.ranks} rank {part.rank} has "
-                f"{format_count(part.state_groups.count, 'group')} of it and {format_count(part.kv_heads.count, 'KV head')}, which do not go "
-                "together; have fewer ranks",
+                f"{format_count(part.state_groups.count, 'group')} of it and {format_count(part.kv_heads.count, 'KV head')}, "
+                "which do not go together; have fewer ranks",
                 param="tensor_parallel_size",
             )
     return None

@@ -37,6 +37,7 @@ from homenode.host.refusals import named_refusals
 from homenode.host.topology.finding import Finding
 from homenode.model.checkpoint.index import open_checkpoint
 from homenode.model.kv_cells import kv_cells
+from homenode.model.part import ModelPart
 from homenode.model.parts import read_layer_split
 from homenode.transfer.fingerprint import fingerprint_of
 
@@ -151,7 +152,7 @@ def _sizes(plan: EnginePlan, fits: Sequence[Fits]) -> Sizes:
     sizes = resolve(enough, spec, replace(geometry, state=None), 2 * blocks * geometry.block_bytes + _MANY)
     slots = min((fit.state_slots for fit in fits if fit.state_slots), default=0)
     interval = state_interval(plan.config, plan.whole_geometry)
-    pages = state_pages(plan.geometries) if plan.config.transfer.on else 0
+    pages = state_pages(spec, _parts(plan), plan.geometries) if plan.config.transfer.on else 0
     whole = plan.config.transfer.on and (pages > 0 or kv_cells(spec) is not None)
     sizes = replace(sizes, num_blocks=blocks, state_slots=slots, state_interval=interval)
     sizes = replace(sizes, state_pages=pages, whole_pages=whole)
@@ -159,6 +160,10 @@ def _sizes(plan: EnginePlan, fits: Sequence[Fits]) -> Sizes:
         return sizes
     chunk = chunk_of_parts(plan.geometries, blocks)
     return replace(sizes, chunk_blocks=chunk["chunk_blocks"], chunk_bytes=chunk["chunk_bytes"])
+
+
+def _parts(plan: EnginePlan) -> list[ModelPart]:
+    return [worker.part for worker in plan.layout.workers]
 
 
 def _grows(plan: EnginePlan) -> bool:
@@ -176,7 +181,7 @@ def _sharing(plan: EnginePlan, backend: Backend) -> KvTransferSetup:
     config, geometry = plan.config, plan.whole_geometry
     fingerprint = fingerprint_of(
         config.transfer, plan.checkpoint, geometry, plan.kept_as(backend), config.model.max_model_len
-    ) | state_form([worker.part for worker in plan.layout.workers], plan.geometries)
+    ) | state_form(plan.checkpoint.spec, _parts(plan), plan.geometries)
     return KvTransferSetup(config.transfer, backend, plan.checkpoint.spec, geometry, fingerprint)
 
 

@@ -1,9 +1,9 @@
 """A sequence's state in KV blocks, in which it is handed over to other engines.
 
 The blocks are cut over ranks and stages as all KV memory is: a worker has of each block its KV heads in its layers. Of
-its state it puts the groups that go with a KV head (`groups_of_a_kv_head`) into that head's part of the blocks: what it
-has of the head in block 0, layer after layer, then in block 1, and so on, as float32. So an engine with more ranks or
-fewer finds with each head what it needs.
+its state it puts what goes with a KV head (`state_by_kv_head`) into that head's part of the blocks: what it has of the
+head in block 0, layer after layer, then in block 1, and so on, as float32. So an engine with more ranks or fewer finds
+with each head what it needs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from homenode.compute.ops import FloatArray, KvGeometry, StateMemory
 from homenode.errors import InternalError
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec
-from homenode.model.state import groups_of_a_kv_head
+from homenode.model.state import floats_of_kv_head, state_by_kv_head
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -29,22 +29,23 @@ class StatePages:
     def __init__(
         self, memory: KvMemory, state: StateMemory, geometry: KvGeometry, spec: ModelSpec, part: ModelPart
     ) -> None:
-        groups = groups_of_a_kv_head(spec, part)
-        if geometry.state is None or spec.delta is None or groups is None:
+        held = state_by_kv_head(spec, part)
+        if geometry.state is None or held is None:
             raise InternalError("a state is to lie in KV blocks that have no place for it")
         layout = memory.layout
-        self._memory, self._state, self._layers, self._delta = memory, state, geometry.state.layers, spec.delta
-        self._groups = groups
+        self._memory, self._state, self._layers = memory, state, geometry.state.layers
+        self._channels, self._matrices = held
         self._tiles = layout.block_size // TILE_TOKENS
         self._block = (layout.layers, layout.kv_heads, layout.head_bytes)
-        self._floats = geometry.state.slot_bytes // (4 * layout.kv_heads)  # of a KV head
+        self._floats = floats_of_kv_head(held, geometry.state)
 
     def store(self, slot: int, blocks: Sequence[int]) -> None:
         """Put the state in a slot into these blocks."""
         layers, count, size = self._block
         heads = np.zeros((count, self._floats), np.float32)
-        for of_slot, of_head in self._places(self._state.read_slot(slot), heads):
-            of_head[...] = of_slot
+        for tail, matrices, tail_of_heads, matrices_of_heads in self._places(self._state.read_slot(slot), heads):
+            tail_of_heads[...] = tail[:, self._channels].swapaxes(0, 1)
+            matrices_of_heads[...] = matrices[self._matrices]
         filled = np.zeros((count, len(blocks) * layers * size), np.uint8)
         filled[:, : 4 * self._floats] = heads.view(np.uint8)
         by_block = filled.reshape(count, len(blocks), layers, size).transpose(1, 2, 0, 3)
@@ -61,10 +62,11 @@ class StatePages:
                 part[:] = piece
         filled = by_block.transpose(2, 0, 1, 3).reshape(count, -1)[:, : 4 * self._floats]
         heads = np.ascontiguousarray(filled).view(np.float32)
-        slot_values = np.zeros(heads.size, np.float32)
-        for of_slot, of_head in self._places(slot_values, heads):
-            of_slot[...] = of_head
-        self._state.write_slot(slot, slot_values)
+        found = np.zeros(sum(layer.nbytes for layer in self._layers) // 4, np.float32)
+        for tail, matrices, tail_of_heads, matrices_of_heads in self._places(found, heads):
+            tail[:, self._channels] = tail_of_heads.swapaxes(0, 1)
+            matrices[self._matrices] = matrices_of_heads
+        self._state.write_slot(slot, found)
 
     def _pieces(self, block: int, values: Bytes) -> Iterator[tuple[Bytes, Bytes]]:
         """The pieces of a block in memory, each with its part of the block's bytes."""
@@ -74,33 +76,21 @@ class StatePages:
             yield found, values[at : at + len(found)]
             at += len(found)
 
-    def _places(self, slot: FloatArray, heads: FloatArray) -> Iterator[tuple[FloatArray, FloatArray]]:
-        """The same values in a slot, as `StateMemory.read_slot` has them, and in `heads` [KV heads, floats]."""
-        delta, at, past = self._delta, 0, 0
-        count, keys = len(heads), len(heads) * self._groups
-        each = delta.value_heads // delta.key_heads
-        order = (each, keys) if delta.interleaved else (keys, each)
-
-        def by_head(values: FloatArray, axis: int) -> FloatArray:
-            """[value heads ...] from axis `axis` on, as [KV heads, ..., groups, value heads of a group, ...]."""
-            parted = values.reshape(*values.shape[:axis], *order, *values.shape[axis + 1 :])
-            parted = parted.swapaxes(axis, axis + 1) if delta.interleaved else parted
-            parted = parted.reshape(*parted.shape[:axis], count, self._groups, *parted.shape[axis + 1 :])
-            return np.moveaxis(parted, axis, 0)
-
+    def _places(
+        self, slot: FloatArray, heads: FloatArray
+    ) -> Iterator[tuple[FloatArray, FloatArray, FloatArray, FloatArray]]:
+        """Of each layer, in a slot as `StateMemory.read_slot` has it: the last inputs of its convolution [taps, channels],
+        its matrices [heads, elements]; and the same in `heads` [KV heads, floats].
+        """
+        at, past, (count, channels), matrices = 0, 0, self._channels.shape, self._matrices.shape[1]
         for layer in self._layers:
-            tail = slot[at : at + layer.taps * layer.channels].reshape(layer.taps, layer.channels)
-            at += tail.size
-            matrices = slot[at : at + layer.heads * layer.key_width * layer.value_width]
-            at += matrices.size
-            key_columns = keys * delta.key_width
-            queries, states = (
-                np.moveaxis(part.reshape(layer.taps, count, -1), 1, 0)
-                for part in (tail[:, :key_columns], tail[:, key_columns : 2 * key_columns])
+            elements, inputs = layer.key_width * layer.value_width, layer.taps * layer.channels
+            middle, end = at + inputs, at + inputs + layer.heads * elements
+            of_heads, behind = past + layer.taps * channels, past + layer.taps * channels + matrices * elements
+            yield (
+                slot[at:middle].reshape(layer.taps, layer.channels),
+                slot[middle:end].reshape(layer.heads, elements),
+                heads[:, past:of_heads].reshape(count, layer.taps, channels),
+                heads[:, of_heads:behind].reshape(count, matrices, elements),
             )
-            values = by_head(tail[:, 2 * key_columns :].reshape(layer.taps, layer.heads, delta.value_width), 1)
-            squares = by_head(matrices.reshape(layer.heads, layer.key_width, layer.value_width), 0)
-            for part in (queries, states, values, squares):
-                width = part[0].size
-                yield part, heads[:, past : past + width].reshape(part.shape)
-                past += width
+            at, past = end, behind
