@@ -108,7 +108,8 @@ void make_recorder(Recorder* self, std::shared_ptr<ThreadPool> pool, Level level
 Output run(Program& program, const Array1<int32_t>& ids, const Array1<int32_t>& positions,
            const Array1<int32_t>& query_start, const Array1<int32_t>& context_len, const Array2<int32_t>& block_table,
            const Array1<int32_t>& sample_rows, const std::optional<Array2<float>>& hidden,
-           const std::optional<Array2<int32_t>>& state, const std::optional<Array2<int32_t>>& state_copies) {
+           const std::optional<Array2<int32_t>>& state, const std::optional<Array2<int32_t>>& state_copies,
+           const std::optional<Array1<int32_t>>& token_types) {
   StepInput input{span_of(ids),
                   span_of(positions),
                   span_of(query_start),
@@ -131,6 +132,7 @@ Output run(Program& program, const Array1<int32_t>& ids, const Array1<int32_t>& 
       raise({Fault::user, 0, "step arrays: copies of states with other columns than sequence, slot, position"});
     input.state_copies = {state_copies->data(), state_copies->size()};
   }
+  if (token_types) input.token_types = span_of(*token_types);
   auto output = [&] {
     nb::gil_scoped_release unlocked;
     return program.run(input);
@@ -234,6 +236,9 @@ void bind_recorder(nb::module_& m) {
             return take(r.position_rows(weight_of(table), first));
           },
           nb::arg("table"), nb::arg("first"))
+      .def(
+          "type_rows", [](Recorder& r, const WeightHandle& table) { return take(r.type_rows(weight_of(table))); },
+          nb::arg("table"))
       .def(
           "stored_rows",
           [](Recorder& r, std::shared_ptr<StoredTable> table) { return take(r.stored_rows(std::move(table))); },
@@ -485,7 +490,8 @@ void bind_program(nb::module_& m) {
   nb::class_<Program>(m, "ProgramHandle", "A recorded forward function.")
       .def("run", &run, nb::arg("ids"), nb::arg("positions"), nb::arg("query_start"), nb::arg("context_len"),
            nb::arg("block_table"), nb::arg("sample_rows"), nb::arg("hidden") = nb::none(),
-           nb::arg("state") = nb::none(), nb::arg("state_copies") = nb::none(), nb::keep_alive<0, 1>())
+           nb::arg("state") = nb::none(), nb::arg("state_copies") = nb::none(), nb::arg("token_types") = nb::none(),
+           nb::keep_alive<0, 1>())
       .def_prop_ro("nbytes", &Program::bytes)
       .def_prop_ro(
           "ranges", [](const Program& program) { return ranges_of(program.own_ranges()); },

@@ -54,8 +54,8 @@ struct AttendArgs {
   // [prefetch_ranges] what will be wanted next, in that order: worth fetching meanwhile
   const PrefetchRange* prefetch = nullptr;
   int prefetch_ranges = 0;
-  // [rows] slopes in base 2, and the position of the chunk's first key less that of the row: a score gets its slope times
-  // the position of its key less that of the row; null: nothing. Not with a softcap.
+  // [rows] slopes in base 2, and the position of the chunk's first key less that of the row: a score loses its slope times
+  // the distance of its key from the row; null: nothing. Not with a softcap.
   const float* slopes = nullptr;
   const int* apart = nullptr;
 };

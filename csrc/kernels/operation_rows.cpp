@@ -52,6 +52,15 @@ void PositionRowsOperation::lower(Lowering& to) {
            {memory_of(out)});
 }
 
+void TypeRowsOperation::lower(Lowering& to) {
+  to.phase({"embedding",
+            [table = table.get(), y = View(out)](const Step& step, int thread, int threads) {
+              embedding_rows(*table, 0, step.token_types.data(), step.tokens, y.row(0), y.stride(), thread, threads);
+            },
+            true},
+           {memory_of(out)});
+}
+
 void StoredRowsOperation::lower(Lowering& to) {
   to.phase({"stored rows",
             [table = table.get(), y = View(out)](const Step& step, int thread, int threads) {

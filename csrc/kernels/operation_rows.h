@@ -34,6 +34,16 @@ class PositionRowsOperation : public Operation {
   Tensor out;
 };
 
+// Rows of a table by the types of the step's tokens.
+class TypeRowsOperation : public Operation {
+ public:
+  TypeRowsOperation(std::shared_ptr<const Weight> from, Tensor to) : table(std::move(from)), out(std::move(to)) {}
+  void lower(Lowering&) override;
+
+  std::shared_ptr<const Weight> table;
+  Tensor out;
+};
+
 class StoredRowsOperation : public Operation {
  public:
   StoredRowsOperation(std::shared_ptr<const StoredTable> from, Tensor to)

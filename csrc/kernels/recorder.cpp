@@ -69,6 +69,12 @@ Result<Tensor> Recorder::position_rows(std::shared_ptr<const Weight> table, int6
   return append(std::make_unique<PositionRowsOperation>(std::move(table), first, out), out, {});
 }
 
+Result<Tensor> Recorder::type_rows(std::shared_ptr<const Weight> table) {
+  const Tensor out = make(table->columns, RowKind::tokens);
+  program_->bounds_.types = std::min(program_->bounds_.types, table->rows);
+  return append(std::make_unique<TypeRowsOperation>(std::move(table), out), out, {});
+}
+
 Result<Tensor> Recorder::stored_rows(std::shared_ptr<const StoredTable> table) {
   const Tensor out = make(table->columns(), RowKind::tokens);
   program_->bounds_.vocabulary = std::min(program_->bounds_.vocabulary, table->rows());

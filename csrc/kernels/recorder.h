@@ -25,6 +25,7 @@ class Recorder {
   // The table holds rows `first` on, of `vocabulary` in all (0: it holds all); ids elsewhere give zeros.
   Result<Tensor> embedding(std::shared_ptr<const Weight> table, int64_t first = 0, int64_t vocabulary = 0);
   Result<Tensor> position_rows(std::shared_ptr<const Weight> table, int64_t first);
+  Result<Tensor> type_rows(std::shared_ptr<const Weight> table);
   Result<Tensor> stored_rows(std::shared_ptr<const StoredTable> table);
   Result<Tensor> received(int64_t columns);
   Result<Tensor> sum(const Tensor& x);

@@ -88,8 +88,8 @@ Result<Tensor> Recorder::attention(const Tensor& q, const Tensor& k, const Tenso
   }
   if (params.slopes.value && (cap > 0 || params.chosen.value))
     return misuse("attention: slopes, which go with neither a cap nor chosen tokens");
-  if (!params.causal && (params.chosen.value || params.slopes.value || params.window_kind == WindowKind::chunked))
-    return misuse("attention: to what comes later, which goes with neither chosen tokens, slopes nor chunks");
+  if (!params.causal && (params.chosen.value || params.window_kind == WindowKind::chunked))
+    return misuse("attention: to what comes later, which goes with neither chosen tokens nor chunks");
   if (params.chosen.value) {
     if (auto error = check_input(params.chosen, "attention")) return *error;
     if (!params.value_columns || cache->shape().kv_heads != 1 || params.window || params.sinks.value)

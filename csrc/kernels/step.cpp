@@ -25,6 +25,8 @@ std::optional<Error> check_counts(const StepInput& in, const StepBounds& bounds)
     return wrong(to_string(r) + " sampled rows; at most " + to_string(limits.max_sampled_rows));
   if (in.positions.size() != n)
     return wrong(to_string(in.positions.size()) + " positions for " + to_string(n) + " ids");
+  if (!in.token_types.empty() && in.token_types.size() != n)
+    return wrong(to_string(in.token_types.size()) + " types for " + to_string(n) + " ids");
   if (in.query_start.size() != s + 1)
     return wrong("query_start has " + to_string(in.query_start.size()) + " entries for " + to_string(s) + " sequences");
   if (in.query_start.front() != 0 || in.query_start.back() != static_cast<int32_t>(n)) {
@@ -118,6 +120,12 @@ std::optional<Error> check(const StepInput& in, const StepBounds& bounds) {
                    to_string(bounds.vocabulary));
     }
   }
+  for (size_t t = 0; t < in.token_types.size(); ++t) {
+    if (in.token_types[t] < 0 || in.token_types[t] >= bounds.types) {
+      return wrong("token " + to_string(t) + " has type " + to_string(in.token_types[t]) + " of " +
+                   to_string(bounds.types));
+    }
+  }
   for (size_t i = 0; i < in.context_len.size(); ++i) {
     if (auto error = check_sequence(in, bounds, i)) return error;
   }
@@ -159,6 +167,8 @@ std::optional<Error> Step::assign(const StepInput& in, const StepBounds& bounds)
   context_len.assign(in.context_len.begin(), in.context_len.end());
   block_table.assign(in.block_table.begin(), in.block_table.end());
   sample_rows.assign(in.sample_rows.begin(), in.sample_rows.end());
+  token_types.assign(in.token_types.begin(), in.token_types.end());
+  token_types.resize(in.ids.size());
   state_slot.assign(in.state_slot.begin(), in.state_slot.end());
   state_fresh.assign(in.state_fresh.begin(), in.state_fresh.end());
   assign_copies(in);

@@ -25,6 +25,7 @@ struct StepBounds {
   int64_t state_slots = 0;         // of the state memory; 0: the program has none
   int64_t received_columns = 0;    // of the rows that a step brings; 0: none
   int64_t positions = INT32_MAX;   // that a table of positions has rows for
+  int64_t types = INT32_MAX;       // rows of the table of token types
   std::vector<const KvCache*> caches = {};  // may have other memory attached, whose blocks are only read
 };
 
@@ -35,6 +36,7 @@ struct StepInput {
   std::span<const int32_t> sample_rows;
   // Of programs with state memory; copies in threes: sequence, slot, position.
   std::span<const int32_t> state_slot = {}, state_fresh = {}, state_copies = {};
+  std::span<const int32_t> token_types = {};  // none: all are 0
   const float* hidden = nullptr;  // [hidden_rows, hidden_columns], without a gap
   int64_t hidden_rows = 0, hidden_columns = 0;
 };
@@ -46,7 +48,7 @@ struct StateCopy {
 
 struct Step {
   int tokens = 0, sequences = 0, sampled = 0;
-  std::vector<int32_t> ids, positions, query_start, context_len, sample_rows;
+  std::vector<int32_t> ids, positions, query_start, context_len, sample_rows, token_types;
   std::vector<int32_t> block_table;  // [sequences, table_width]
   int64_t table_width = 0;
   std::vector<int32_t> state_slot, state_fresh;

@@ -45,7 +45,7 @@ class Case:
     gguf_name: str = ""
     class_name: str = ""
     bound: float = BOUND
-    gguf_tensors: Mapping[str, list[float]] = field(default_factory=dict)  # that are no parameter
+    gguf_tensors: Mapping[str, Any] = field(default_factory=dict)  # that are no parameter: their numbers
     gguf_joined: Mapping[str, str] = field(default_factory=dict)  # a parameter -> the one whose rows it stands before
 
 

@@ -13,11 +13,11 @@ import pytest
 pytest.importorskip("torch", reason="needs torch, which the `torch` dependency group installs")
 pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
 
-from homenode.compute.ops import Backend, FloatArray, StepArrays, StepLimits
-from homenode.errors import UnsupportedError
+from homenode.compute.ops import Backend, FloatArray
+from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.checkpoint.index import open_checkpoint
-from homenode.model.weights.load import load_model
 from homenode.model.weights.pooling_head import load_pooling_head
+from tests.model.encoder_rows import near, rows_of
 from tests.model.parity import Case, write_stacked_gguf
 from tests.model.transformers_models import SIZES, prompts, quiet_and_on_one_thread
 
@@ -46,7 +46,6 @@ CASES = {
     ),
 }  # fmt: skip
 TEXTS = prompts((1, 5, 40, 130))
-BOUND = 2e-5  # of the spread of rows
 
 
 def make_encoder(case: Case, folder: Path, kind: str = "AutoModel", **more: Any) -> Any:
@@ -68,33 +67,11 @@ def make_encoder(case: Case, folder: Path, kind: str = "AutoModel", **more: Any)
     return model
 
 
-def rows_of(path: Path, backend: Backend, texts: list[list[int]]) -> list[FloatArray]:
-    """Rows after the last layer, of texts computed in one step."""
-    model = load_model(open_checkpoint(path), backend)
-    blocks = [-(-len(text) // 32) for text in texts]
-    cache = backend.kv_cache(model.kv_geometry(32, "f32"), sum(blocks))
-    total = sum(map(len, texts))
-    program = backend.compile(model.forward(cache), StepLimits(total, len(texts), total, max(blocks)))
-    starts = np.cumsum([0, *map(len, texts)]).astype(np.int32)
-    table = np.zeros((len(texts), max(blocks)), np.int32)
-    for row, (count, first) in enumerate(zip(blocks, np.cumsum([0, *blocks]), strict=False)):
-        table[row, :count] = np.arange(first, first + count)
-    ids = np.array([token for text in texts for token in text], np.int32)
-    positions = np.concatenate([np.arange(len(text), dtype=np.int32) for text in texts])
-    lengths = np.array([len(text) for text in texts], np.int32)
-    rows = np.array(program.run(StepArrays(ids, positions, starts, lengths, table, np.arange(total, dtype=np.int32))))
-    return np.split(rows, starts[1:-1])
-
-
 def hidden_of(theirs: Any, text: list[int]) -> FloatArray:
     import torch
 
     with torch.no_grad():
         return np.asarray(theirs(input_ids=torch.tensor([text])).last_hidden_state[0].numpy(), np.float32)
-
-
-def near(found: FloatArray, wanted: FloatArray) -> None:
-    assert np.abs(found - wanted).max() <= BOUND * np.ptp(wanted)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -143,10 +120,142 @@ def test_the_head_of_a_model_that_scores(name: str, more: dict[str, Any], tmp_pa
     np.testing.assert_allclose(row, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_a_bert_that_scores_pairs_by_types_is_refused(tmp_path: Path) -> None:
-    make_encoder(CASES["bert"], tmp_path, "AutoModelForSequenceClassification", num_labels=1)
-    with pytest.raises(UnsupportedError, match="two types of tokens"):
-        open_checkpoint(tmp_path)
+def head_of(path: Path, row: FloatArray) -> FloatArray:
+    """What the head of a model makes of one row."""
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.spec.pooling is not None
+    for layer in load_pooling_head(checkpoint, checkpoint.spec.pooling):
+        row = layer.apply(row)
+    return row
+
+
+def test_a_bert_scores_pairs_by_the_types_of_tokens(tmp_path: Path, backend: Backend) -> None:
+    import torch
+
+    theirs = make_encoder(CASES["bert"], tmp_path, "AutoModelForSequenceClassification", num_labels=1)
+    types = [[int(at >= min(3, len(text) - 1)) for at in range(len(text))] for text in TEXTS]
+    for found, text, kinds in zip(rows_of(tmp_path, backend, TEXTS, types), TEXTS, types, strict=True):
+        with torch.no_grad():
+            wanted = theirs(input_ids=torch.tensor([text]), token_type_ids=torch.tensor([kinds])).logits[0].numpy()
+        np.testing.assert_allclose(head_of(tmp_path, found[0]), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "gelu_erf"])
+def test_a_reranker_as_a_gguf_file(activation: str, tmp_path: Path, reference: Backend) -> None:
+    import torch
+
+    name = "modernbert" if activation == "gelu_erf" else "xlm_roberta"
+    more: dict[str, Any] = {"classifier_pooling": "mean"} if name == "modernbert" else {}
+    theirs = make_encoder(CASES[name], tmp_path, "AutoModelForSequenceClassification", num_labels=1, **more)
+    state = {key: value.numpy() for key, value in theirs.state_dict().items()}
+    keys = CASES["modernbert" if more else "bert"].gguf_keys | {"pooling_type": 4}
+    keys |= {"classifier.pooling_type": 1} if more else {"attention.layer_norm_epsilon": 1e-5}
+    case = replace(CASES[name], gguf_name="modern-bert" if more else "bert", gguf_keys=keys)
+    heads = {"head.dense.weight": "cls.weight", "head.norm.weight": "cls.norm.weight", "classifier.weight": "cls.output.weight",
+             "classifier.bias": "cls.output.bias", "classifier.dense.weight": "cls.weight", "classifier.dense.bias": "cls.bias",
+             "classifier.out_proj.weight": "cls.output.weight", "classifier.out_proj.bias": "cls.output.bias"}  # fmt: skip
+    case = replace(case, gguf_tensors={ours: state[key] for key, ours in heads.items() if key in state})
+
+    def store(tensor: str, values: FloatArray) -> tuple[FloatArray, str]:
+        return np.ascontiguousarray(values[2:] if tensor == "position_embd.weight" else values), "F32"
+
+    file = write_stacked_gguf(case, tmp_path, tmp_path / "model.gguf", store)
+    pooling = open_checkpoint(file).spec.pooling
+    assert pooling is not None and pooling.rows == ("mean" if more else "cls") and pooling.labels == ("LABEL_0",)
+    rows = rows_of(file, reference, [TEXTS[2]])[0]
+    with torch.no_grad():
+        wanted = theirs(input_ids=torch.tensor([TEXTS[2]])).logits[0].numpy()
+    found = head_of(file, rows.mean(axis=0) if more else rows[0])
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+QWEN3 = Case("qwen3", {"head_dim": 16})
+WORDS = {"no": 9, "yes": 7}
+
+
+def write_words(folder: Path) -> None:
+    """The tokenizer of a reranker, as far as its scores go."""
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": "BPE", "vocab": WORDS, "merges": []}}))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("told", ["card", "field", "module"])
+def test_a_qwen3_reranker_scores_yes_against_no(told: str, tied: bool, tmp_path: Path, reference: Backend) -> None:
+    import torch
+
+    theirs = make_encoder(QWEN3, tmp_path, "AutoModelForCausalLM", tie_word_embeddings=tied)
+    assert open_checkpoint(tmp_path).spec.pooling is None
+    write_words(tmp_path)
+    if told == "card":
+        (tmp_path / "README.md").write_text("---\ntags: x\n---\n# Qwen3-Reranker-0.6B\n")
+    elif told == "field":
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(config | {"classifier_from_token": ["no", "yes"]}))
+    else:
+        write_logit_score(tmp_path, WORDS)
+    pooling = open_checkpoint(tmp_path).spec.pooling
+    assert pooling is not None and (pooling.rows, pooling.width) == ("last", 1) and "{document}" in pooling.template
+    for found, text in zip(rows_of(tmp_path, reference, TEXTS), TEXTS, strict=True):
+        with torch.no_grad():
+            logits = theirs(input_ids=torch.tensor([text])).logits[0, -1, [WORDS["no"], WORDS["yes"]]]
+        score = 1 / (1 + np.exp(-head_of(tmp_path, found[-1])[0]))
+        assert score == pytest.approx(float(logits.softmax(0)[1]), abs=1e-5)
+
+
+def write_logit_score(folder: Path, words: dict[str, int]) -> None:
+    """modules.json as sentence-transformers writes it for such a model."""
+    kinds = ("base.modules.Transformer", "cross_encoder.modules.LogitScore")
+    modules = [
+        {"idx": n, "path": f"{n}_X" if n else "", "type": f"sentence_transformers.{kind}"}
+        for n, kind in enumerate(kinds)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_X").mkdir()
+    told = {"true_token_id": words["yes"], "false_token_id": words["no"]}
+    (folder / "1_X" / "config.json").write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_a_qwen3_with_a_head_for_scores(labels: int, tmp_path: Path, reference: Backend) -> None:
+    import torch
+
+    theirs = make_encoder(QWEN3, tmp_path, "AutoModelForSequenceClassification", num_labels=labels, pad_token_id=0)
+    pooling = open_checkpoint(tmp_path).spec.pooling
+    assert pooling is not None and len(pooling.labels) == labels and bool(pooling.template) == (labels == 1)
+    for found, text in zip(rows_of(tmp_path, reference, TEXTS), TEXTS, strict=True):
+        with torch.no_grad():
+            wanted = theirs(input_ids=torch.tensor([text])).logits[0].numpy()
+        np.testing.assert_allclose(head_of(tmp_path, found[-1]), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_qwen3_reranker_as_a_gguf_file(tmp_path: Path, reference: Backend) -> None:
+    import torch
+
+    theirs = make_encoder(QWEN3, tmp_path, "AutoModelForCausalLM", tie_word_embeddings=True)
+    words = theirs.lm_head.weight[[WORDS["yes"], WORDS["no"]]].detach().numpy()
+    labels = {"pooling_type": 4, "classifier.output_labels": ["yes", "no"]}
+    case = replace(QWEN3, gguf_keys=labels, gguf_tensors={"cls.output.weight": words})
+    file = write_stacked_gguf(case, tmp_path, tmp_path / "model.gguf")
+    (row,) = rows_of(file, reference, [TEXTS[2]])
+    with torch.no_grad():
+        logits = theirs(input_ids=torch.tensor([TEXTS[2]])).logits[0, -1, [WORDS["yes"], WORDS["no"]]]
+    np.testing.assert_allclose(head_of(file, row[-1]), [float(logits[0] - logits[1])], rtol=1e-4, atol=1e-4)
+
+
+def test_rerankers_that_lack_what_makes_the_score_are_refused(tmp_path: Path) -> None:
+    make_encoder(CASES["bert"], tmp_path)
+    rank = replace(CASES["bert"], gguf_keys=CASES["bert"].gguf_keys | {"pooling_type": 4})
+    with pytest.raises(UnsupportedError, match=r"a reranker without cls\.output\.weight"):
+        open_checkpoint(write_stacked_gguf(rank, tmp_path, tmp_path / "a.gguf"))
+    rank = replace(rank, gguf_tensors={"cls.output.weight": np.ones((1, 64), np.float32)})
+    with pytest.raises(UnsupportedError, match=r"a reranker without cls\.weight"):
+        open_checkpoint(write_stacked_gguf(rank, tmp_path, tmp_path / "b.gguf"))
+    decoder = tmp_path / "decoder"
+    make_encoder(QWEN3, decoder, "AutoModelForCausalLM")
+    (decoder / "README.md").write_text("# Qwen3-Reranker-4B")
+    (decoder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"yes": 7}}}))
+    with pytest.raises(CheckpointError, match="no token 'no'"):
+        open_checkpoint(decoder)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +267,7 @@ def test_a_bert_that_scores_pairs_by_types_is_refused(tmp_path: Path) -> None:
         ("modernbert", "norm_bias", True),
         ("modernbert", "hidden_activation", "silu"),
         ("nomic_bert", "prenorm", True),
-        ("nomic_bert", "moe_every_n_layers", 2),
+        ("nomic_bert", "qkv_proj_bias", True),
     ],
 )
 def test_what_changes_the_result_is_refused_by_name(name: str, field: str, value: object, tmp_path: Path) -> None:

@@ -58,6 +58,8 @@ MIXTURES = {
     ),
     "mellum": MoeSpec(6, 2, 40, True),
     "solar_open": MoeSpec(6, 3, 40, True, 48, score="sigmoid", epsilon=1e-20, scale=1.5),
+    **dict.fromkeys(("dots1", "afmoe"), MoeSpec(6, 3, 40, True, 48, (0,), score="sigmoid", epsilon=1e-20, scale=1.5)),
+    "nomic_bert": MoeSpec(6, 2, 40, False, dense_layers=(0,), activation="gelu_erf"),
     "llama4": MoeSpec(5, 1, 40, True, 40, (1,), score="chosen_softmax", weighted="input"),
 }
 LATENTS = {
@@ -109,6 +111,8 @@ WINDOWED: dict[str, dict[str, Any]] = {
     "muse_glimmer": _WINDOWED | {"logits_softcap": 9.0},
     **{key: {"dimensions": {"positions": 256}} for key in ("gpt2", "gpt_bigcode")},
     "bert": {"dimensions": {"positions": 256, "types": 2}},
+    "nomic_bert": {"dimensions": {"experts_bias": 1}},
+    "jina_bert": {"dimensions": {"types": 2, "normed_heads": 1}},
 }
 # Of all layers but the last: key heads and value heads, their widths, and tokens that a convolution looks back.
 DELTAS = {

@@ -103,7 +103,7 @@ def oracle(case: Case, inputs: Sequence[FloatArray], first: int = 0) -> FloatArr
     if case.mask == "all":
         visible = np.abs(distance) < (case.window or n)
     if (slopes := case.slopes()) is not None:
-        scores = scores - slopes.astype(np.float64)[:, None, None] * distance
+        scores = scores - slopes.astype(np.float64)[:, None, None] * np.abs(distance)
     scores = np.where(visible, scores, -np.inf)
     sinks = case.head_sinks()
     sink = np.full((1, 1, 1), -np.inf) if sinks is None else sinks.astype(np.float64)[:, None, None]
@@ -173,6 +173,8 @@ CASES = [
     Case(8, 2, 64, 300, "int8", window=128, softcap=1.5, sinks=True),
     Case(8, 4, 64, 300, sloped=True),
     Case(3, 3, 80, 700, "bf16", sloped=True),
+    Case(4, 4, 64, 600, sloped=True, mask="all"),
+    Case(12, 12, 64, 70, "bf16", sloped=True, mask="all"),
     Case(8, 2, 64, 300, "int8", window=128, sinks=True, sloped=True),
     Case(7, 1, 64, 290, softcap=1.5),
     Case(7, 1, 64, 290, "bf16", softcap=1.5),

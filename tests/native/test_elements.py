@@ -129,6 +129,22 @@ def test_rows_of_a_table_of_positions(backend: NativeBackend) -> None:
         program.run(step_of([Part(34, 5)]))
 
 
+def test_rows_of_a_table_of_types(backend: NativeBackend) -> None:
+    table = random(3, 24)
+    made = backend.weight_from_array(table, "F32")
+    program = backend.compile(lambda ops: ops.type_rows(made), limits(9))
+    step = step_of([Part(0, 4), Part(0, 1)])
+    assert np.array_equal(program.run(step).numpy(), table[[0] * 5])
+    step.token_types = np.array([0, 0, 2, 2, 1], np.int32)
+    assert np.array_equal(program.run(step).numpy(), table[[0, 0, 2, 2, 1]])
+    step.token_types = np.array([0, 0, 3, 2, 1], np.int32)
+    with pytest.raises(ValueError, match="token 2 has type 3 of 3"):
+        program.run(step)
+    step.token_types = np.zeros(4, np.int32)
+    with pytest.raises(ValueError, match="4 types for 5 ids"):
+        program.run(step)
+
+
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("columns", [1, 16, 50, 257, 1000])
 def test_soft_cap(backend: NativeBackend, rows: int, columns: int) -> None:

@@ -198,13 +198,14 @@ inline void cap_scores(const AttendArgs& a, int row) {
   });
 }
 
-// Adds to the scores of all tiles a row sees what its slope makes of their keys' distances.
+// Adds to the scores of all tiles a row sees what its slope makes of their keys' distances, to either side.
 inline void slope_scores(const AttendArgs& a, int row) {
   alignas(64) static constexpr float kFirst[kTileKeys] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const Lanes slope = fill(a.slopes[row]), first = load(kFirst);
   for_tiles(a, row, [&]<bool>(int t) {
     const Lanes apart = add(first, fill(static_cast<float>(a.apart[row] + t * kTileKeys)));
-    store(tile_scores(a, row, t), multiply_add(apart, slope, load(tile_scores(a, row, t))));
+    const Lanes less = smaller(apart, subtract(fill(0), apart));
+    store(tile_scores(a, row, t), multiply_add(less, slope, load(tile_scores(a, row, t))));
   });
 }
 

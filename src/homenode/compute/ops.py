@@ -247,6 +247,7 @@ class StepArrays:
     state_slot: IntArray | None = None
     state_fresh: IntArray | None = None
     state_copies: IntArray | None = None
+    token_types: IntArray | None = None  # [n] which of the texts that are read together each is of; None: the first
 
 
 @dataclass
@@ -408,6 +409,9 @@ class Ops(Protocol):
         """Rows `first` + position of `table` for the step's positions: [tokens, table.columns]. The table has such a
         row for every position of a step.
         """
+
+    def type_rows(self, table: Weight) -> Tensor:
+        """Rows of `table` for the step's token types: [tokens, table.columns]."""
 
     def stored_rows(self, table: StoredTable) -> Tensor:
         """Rows of a table that stays in its file for the step's token ids: [tokens, columns of the table]."""

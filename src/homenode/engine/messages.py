@@ -62,12 +62,13 @@ class EngineLoading(msgspec.Struct, frozen=True, tag=True):
 
 class PoolingReady(msgspec.Struct, frozen=True):
     """What an engine makes of texts in place of further text: vectors of `width`, or with `labels` a score of each.
-    `rows`: one of `homenode.model.pooling.POOLING_KINDS`.
+    `rows`: one of `homenode.model.pooling.POOLING_KINDS`. `template`: see `homenode.model.pooling.PoolingSpec`.
     """
 
     rows: str
     width: int
     labels: list[str] = []
+    template: str = ""
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):

@@ -20,6 +20,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     arrival: float = 0.0  # time.monotonic() of the front, same clock on one host
     deadline: float | None = None  # time.monotonic() after which it is aborted
     kv: KvTicket | None = None  # its KV is handed over, to or from another engine
+    second_from: int = 0  # of two texts that are read together, the first token of the second; 0: there is one text
     pools: bool = False  # wants the vector of its text, or scores; its `params.max_tokens` is 0
     begun: list[
         int

@@ -24,6 +24,7 @@ class StartSequence(msgspec.Struct, frozen=True, array_like=True):
     state_source: int = -1  # the slot that is copied there before anything is computed; -1: none is
     surprise_limit: float | None = None  # under Mirostat after a preemption: what `Sampled` said last
     state_pages: list[int] = []  # KV blocks in which the state came from another engine; none: it did not
+    second_from: int = 0  # see `Request.second_from`
 
 
 class StepItem(msgspec.Struct, frozen=True, array_like=True, gc=False):

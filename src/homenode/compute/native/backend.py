@@ -590,6 +590,7 @@ class NativeProgram:
                 a.hidden,
                 _state_rows(a),
                 a.state_copies,
+                a.token_types,
             )
 
     def expert_usage(self) -> npt.NDArray[np.uint64]:

@@ -42,6 +42,10 @@ class RecordingOps:
         """See `Ops.position_rows`. A step with a position that the table has no row of is refused."""
         return self._recorder.position_rows(table, first)
 
+    def type_rows(self, table: _native.Weight) -> _native.Tensor:
+        """See `Ops.type_rows`. A step with a type that the table has no row of is refused."""
+        return self._recorder.type_rows(table)
+
     def stored_rows(self, table: _native.StoredTable) -> _native.Tensor:
         """See `Ops.stored_rows`. A row that its file no longer has is NaN."""
         return self._recorder.stored_rows(table)

@@ -60,6 +60,15 @@ class EagerOps:
             raise ValueError(f"position {positions.max()} has no row in a table of {len(table)} rows from {first} on")
         return table[positions + first]
 
+    def type_rows(self, table: FloatArray) -> FloatArray:
+        """See `Ops.type_rows`. ValueError for a type that the table has no row of."""
+        types = self._step.token_types
+        if types is None:
+            types = np.zeros(len(self._step.ids), np.int32)
+        if len(types) and not 0 <= types.min() <= types.max() < len(table):
+            raise ValueError(f"token types from {types.min()} to {types.max()} have no rows in a table of {len(table)}")
+        return table[types]
+
     def stored_rows(self, table: Any) -> FloatArray:
         """See `Ops.stored_rows`. ValueError for an id past the table."""
         ids = self._step.ids

@@ -88,6 +88,15 @@ class TorchOps:
         """See `Ops.position_rows`."""
         return table[self._step.positions + first].float()
 
+    def type_rows(self, table: torch.Tensor) -> torch.Tensor:
+        """See `Ops.type_rows`. ValueError for a type that the table has no row of."""
+        types = self._step.host.token_types
+        self._step.by_values = True  # the host reads them
+        if types is None:
+            return table[0].float().expand(len(self._step.ids), -1)
+        check_ids(types, table.shape[0])
+        return table[torch.from_numpy(types).to(self._device.device).long()].float()
+
     def stored_rows(self, table: Any) -> torch.Tensor:
         """See `Ops.stored_rows`. ValueError for an id past the table."""
         ids = self._step.host.ids

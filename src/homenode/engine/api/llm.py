@@ -220,7 +220,8 @@ class LLM:
         """
         from homenode.engine.api import pooled
 
-        labels = pooled.pooling_of(self._engine).labels
+        pooling = pooled.pooling_of(self._engine)
+        labels = pooling.labels
         ones, others = ([text] if isinstance(text, str) else list(text) for text in (first, second))
         if len(ones) not in (1, len(others)) or not others:
             raise UserError(
@@ -231,17 +232,20 @@ class LLM:
         if labels:
             pairs = zip(ones * len(others) if len(ones) == 1 else ones, others, strict=True)
             most = self.ready.max_model_len
-            logits = self._pool([pooled.pair_ids(self.tokenizer, one, other, most) for one, other in pairs])
+            encoded = [pooled.pair_ids(self.tokenizer, *pair, most, pooling.template) for pair in pairs]
+            logits = self._pool([ids for ids, _ in encoded], [second for _, second in encoded])
             return [1.0 / (1.0 + math.exp(-max(-700.0, logit))) for logit in logits[:, 0].tolist()]
         vectors = pooled.normalised(self._pool(self._prompts([*ones, *others])))
         products = vectors[: len(ones)] * vectors[len(ones) :]
         return list(map(float, products.sum(axis=1, dtype=np.float64)))
 
-    def _pool(self, prompts: Sequence[list[int]]) -> FloatArray:
+    def _pool(self, prompts: Sequence[list[int]], seconds: Sequence[int] | None = None) -> FloatArray:
+        """`seconds`: of each prompt where its second text begins."""
         from homenode.engine.api import pooled
 
-        now = time.monotonic()
-        return pooled.pool(self._engine, [pooled.pooling_request(next(self._ids), ids, now) for ids in prompts])
+        now, starts = time.monotonic(), seconds or [0] * len(prompts)
+        pairs = zip(prompts, starts, strict=True)
+        return pooled.pool(self._engine, [pooled.pooling_request(next(self._ids), ids, now, at) for ids, at in pairs])
 
     def _stream(self, ids: list[int], params: SamplingParams, stop: Sequence[str]) -> CompletionStream:
         _refuse_several(params)

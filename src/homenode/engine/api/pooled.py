@@ -14,6 +14,7 @@ from homenode.engine.errors import named_error
 from homenode.engine.messages import Output, PoolingReady
 from homenode.engine.request import Request
 from homenode.errors import UserError
+from homenode.model.pooling import pair_texts
 from homenode.model.tokenizer import Tokenizer
 from homenode.sampling import SamplingParams
 
@@ -47,9 +48,10 @@ def pool(engine: LocalEngine, requests: Sequence[Request]) -> FloatArray:
     return np.array(found, np.float32).reshape(len(found), width)
 
 
-def pooling_request(number: int, ids: list[int], arrival: float) -> Request:
-    """A request for the vector of a text."""
-    return Request(id=number, prompt_ids=ids, params=SamplingParams(max_tokens=0), arrival=arrival, pools=True)
+def pooling_request(number: int, ids: list[int], arrival: float, second_from: int = 0) -> Request:
+    """A request for the vector of a text. `second_from`: see `Request`."""
+    params = SamplingParams(max_tokens=0)
+    return Request(id=number, prompt_ids=ids, params=params, arrival=arrival, pools=True, second_from=second_from)
 
 
 def normalised(vectors: FloatArray) -> FloatArray:
@@ -58,7 +60,11 @@ def normalised(vectors: FloatArray) -> FloatArray:
     return np.asarray(vectors / np.where(lengths > 0, lengths, 1.0), np.float32)
 
 
-def pair_ids(tokenizer: Tokenizer, first: str, second: str, most: int) -> list[int]:
-    """Token ids of two texts that are read together. CapacityError for a text of more than `most`."""
-    bare = [encode_fitting(tokenizer, text, most, False) for text in (first, second)]
-    return tokenizer.surrounding.pair(*bare)
+def pair_ids(tokenizer: Tokenizer, first: str, second: str, most: int, template: str) -> tuple[list[int], int]:
+    """Token ids of two texts that are read together, and where the second begins (see `Request.second_from`).
+    CapacityError for a text of more than `most`.
+    """
+    if template:
+        return encode_fitting(tokenizer, "".join(pair_texts(template, first, second)), most, False), 0
+    one, other = (encode_fitting(tokenizer, text, most, False) for text in (first, second))
+    return tokenizer.surrounding.pair(one, other), tokenizer.surrounding.second_from(one)

@@ -24,6 +24,10 @@ def with_runner(checkpoint: OpenedCheckpoint, asked: ModelConfig) -> OpenedCheck
             raise UnsupportedError(
                 f"{checkpoint.path}: an encoder ({spec.architecture}), which cannot generate; leave --runner generate out"
             )
+        if own is not None and own.labels:
+            raise UnsupportedError(
+                f"{checkpoint.path}: a model that scores texts ({', '.join(own.labels)}); leave --runner generate out"
+            )
         head = frozenset[str]() if own is None else own.tensors
         tensors = {name: entry for name, entry in checkpoint.tensors.items() if name not in head}
         return replace(checkpoint, spec=replace(spec, pooling=None), tensors=tensors)
@@ -61,4 +65,6 @@ def _whole_texts(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
 def pooling_ready(spec: ModelSpec) -> PoolingReady | None:
     """What the front is told of it."""
     pooling = spec.pooling
-    return None if pooling is None else PoolingReady(pooling.rows, pooling.width, list(pooling.labels))
+    return (
+        None if pooling is None else PoolingReady(pooling.rows, pooling.width, list(pooling.labels), pooling.template)
+    )

@@ -37,6 +37,7 @@ class StepBuilder:
                         *slots,
                         sequence.surprise_limit,
                         pages,
+                        sequence.request.second_from,
                     )
                 )
             parts.append((sequence, allocation, self._part(sequence, allocation, count)))

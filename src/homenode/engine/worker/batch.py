@@ -69,6 +69,10 @@ def build_batch(items: Sequence[StepItem], table: SequenceTable, pooling: Poolin
         block_table=block_table(slots, ends, table),
         sample_rows=sample_rows,
     )
+    seconds = table.second_from[slots]
+    if seconds.any():
+        after = np.repeat(np.where(seconds > 0, seconds, np.iinfo(np.int32).max), counts)
+        arrays.token_types = (positions >= after).astype(np.int32)
     if table.has_state:
         add_state(arrays, items, slots, table)
     return Batch(arrays, row_slots, [item.seq for item in items if item.sample], spans)

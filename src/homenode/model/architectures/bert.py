@@ -30,6 +30,7 @@ PARAMETERS = (
     *common.OUTPUT_BIAS,
     *common.GATE_UP_DOWN[1:],
     *common.MLP_BIASES[1:],
+    encoder.SECOND_TYPES,
     *encoder.POST_NORMS,
 )
 FIELDS = frozenset(
@@ -86,16 +87,15 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     if first >= spec.max_position:
         raise fields.wrong("max_position_embeddings", spec.max_position, f"a whole number above {first}")
     types = fields.integer("type_vocab_size", 2, minimum=0, maximum=limits.MOST_HIDDEN)
-    labels = labels_of(config)
-    if labels and not is_roberta and len(labels) == 1 and types > 1:
-        raise UnsupportedError(
-            f"{config.path}: a BERT that scores pairs by two types of tokens is not supported; homenode runs rerankers of XLM-RoBERTa and ModernBERT"
-        )
+    labels = config.labels()
     head = ROBERTA_HEAD if is_roberta else BERT_HEAD
+    figures = {"positions": spec.max_position, "types": types}
+    if len(labels) == 1 and types > 1:
+        figures[encoder.SECOND] = types  # it reads pairs
     return replace(
         _biased(spec),
         max_position=spec.max_position - first,
-        dimensions={"positions": spec.max_position, "types": types},
+        dimensions=figures,
         own=encoder.EncoderStyle(config.plain_activation("hidden_act", "gelu"), first),
         pooling=PoolingSpec("cls", len(labels), head, labels) if labels else spec.pooling,
     )
@@ -103,15 +103,6 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 
 def _biased(spec: ModelSpec) -> ModelSpec:
     return replace(spec, attention_bias=True, output_bias=True, mlp_bias=True)
-
-
-def labels_of(config: FolderConfig) -> tuple[str, ...]:
-    """What a model scores whose class is one for that; of another nothing."""
-    named = config.fields.texts("architectures")
-    if not named or not named[0].endswith("ForSequenceClassification"):
-        return ()
-    table = config.fields.table("id2label")
-    return tuple(f"LABEL_{number}" for number in range(len(table.names()) if table is not None else 2))
 
 
 def read_gguf(config: GgufConfig) -> ModelSpec:

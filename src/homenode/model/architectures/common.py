@@ -4,7 +4,7 @@ stored tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -189,9 +189,11 @@ def project_qkv(ops: Ops, model: ForwardContext, layer: Layer, h: Tensor) -> tup
     return q, k, v
 
 
-def project_qkv_normed_whole(ops: Ops, model: ForwardContext, layer: Layer, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def project_qkv_normed_whole(
+    ops: Ops, model: ForwardContext, layer: Layer, h: Tensor, norm: Callable[[str, Tensor], Tensor] | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """The same with `PROJECTIONS_NORMED_WHOLE`: all of q, brought together over the ranks, through a norm, and all of
-    k, which is with every rank.
+    k, which is with every rank. `norm`: by the key of its weight; None: an RMS norm.
     """
     spec, part = model.spec, model.part
     biases = (layer.get("q_bias"), layer.get("k_bias"), layer.get("v_bias"))
@@ -200,7 +202,10 @@ def project_qkv_normed_whole(ops: Ops, model: ForwardContext, layer: Layer, h: T
     q, k, v = ops.split(qkv, [count * spec.head_dim for count in (heads.count, spec.num_kv_heads, kv.count)])
     if part.ranks > 1:
         q = ops.gather(q, [count * spec.head_dim for count in part.head_counts])
-    q, k = normed(ops, model, q, layer["q_norm"]), normed(ops, model, k, layer["k_norm"])
+    if norm is None:
+        q, k = normed(ops, model, q, layer["q_norm"]), normed(ops, model, k, layer["k_norm"])
+    else:
+        q, k = norm("q_norm", q), norm("k_norm", k)
     of_heads = ((q, heads, spec.num_heads), (k, kv, spec.num_kv_heads))
     q, k = (columns_of(ops, x, here, count, spec.head_dim) for x, here, count in of_heads)
     return q, k, v

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from homenode.compute.ops import Ops, PlainActivation, Tensor
+from homenode.compute.ops import FloatArray, Ops, PlainActivation, Tensor
 from homenode.model.architectures import common
 from homenode.model.architectures.common import Layer, layer_bias, layer_weight
 from homenode.model.architectures.parameters import ForwardContext, Parameter
@@ -18,9 +19,10 @@ from homenode.model.pooling import PoolingSpec
 from homenode.model.spec import ModelSpec, TensorEntry
 
 _TYPES, _TYPE = "model.token_types.weight", "model.token_type.weight"  # a table, and its first row
+SECOND = "second_types"  # of `ModelSpec.dimensions`: rows of the table, where texts are read in pairs by type
 EPS = {"layer_norm_eps": "rms_norm_eps"}  # what config.json has
 _GGUF_EPS = {"attention.layer_norm_epsilon": "attention.layer_norm_rms_epsilon"}
-GGUF_KEYS = frozenset(("attention.causal", "classifier.pooling_type"))
+GGUF_KEYS = frozenset(("attention.causal",))
 HARMLESS = {
     **dict.fromkeys(("type_vocab_size", "vocab_type"), "a text by itself has the first type, whose row is there"),
     "cls_token_id": "the tokenizer tells it",
@@ -34,12 +36,13 @@ _UNREAD = ("pooler.", "cls.", "lm_head.", "head.", "decoder.", "classifier.", "e
 
 @dataclass(frozen=True)
 class EncoderStyle:
-    """`ModelSpec.own` of encoders. `activation`: of the MLP. `first_position`: the row of the table that the first
-    token has.
+    """`ModelSpec.own` of encoders. `activation`: of an MLP without a gate; `gate`: of the gate of one that has it.
+    `first_position`: the row of the table that the first token has.
     """
 
     activation: PlainActivation = "gelu_erf"
     first_position: int = 0
+    gate: Literal["silu", "gelu_erf"] = "silu"
 
 
 def _enters(_spec: ModelSpec, part: ModelPart, _layer: int | None) -> bool:
@@ -47,8 +50,12 @@ def _enters(_spec: ModelSpec, part: ModelPart, _layer: int | None) -> bool:
 
 
 def has_types(spec: ModelSpec, part: ModelPart, _layer: int | None) -> bool:
-    """Rows of types are added to those of tokens."""
-    return part.first_stage and spec.dimensions.get("types", 0) > 0
+    """The row of the first type is added to those of all tokens."""
+    return part.first_stage and spec.dimensions.get("types", 0) > 0 and SECOND not in spec.dimensions
+
+
+def _has_second_types(spec: ModelSpec, part: ModelPart, _layer: int | None) -> bool:
+    return part.first_stage and SECOND in spec.dimensions
 
 
 EMBEDDING = Parameter("embed", "model.embed_tokens.weight", ("vocabulary", "hidden"), "token_embd.weight", _enters)
@@ -58,6 +65,7 @@ EMBEDDING_NORM = (
 )
 POSITIONS = Parameter("positions", "model.positions.weight", ("positions", "hidden"), "position_embd.weight", _enters)
 TYPES = Parameter("types", _TYPE, ("hidden",), "token_types.weight", has_types)
+SECOND_TYPES = Parameter("type_table", _TYPES, (SECOND, "hidden"), "token_types.weight", _has_second_types)
 GGUF_NAMES = {"token_types.weight": _TYPES}
 POST_NORMS = tuple(
     make(f"{key}{suffix}", key, gguf, "hidden", when=lambda *_: True)
@@ -93,7 +101,7 @@ def without_unread(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[
     """The tensors that an encoder needs, and of the table of types the first row."""
     head = frozenset[str]() if spec.pooling is None else spec.pooling.tensors
     found = {n: entry for n, entry in tensors.items() if n in head or not n.startswith(_UNREAD)}
-    if (types := found.pop(_TYPES, None)) is not None:
+    if SECOND not in spec.dimensions and (types := found.pop(_TYPES, None)) is not None:
         found[_TYPE] = slice_of(types, 0, _TYPE) if len(types.shape) == 2 else replace(types, name=_TYPE)
     return found
 
@@ -116,6 +124,8 @@ def enter(ops: Ops, model: ForwardContext) -> Tensor:
         return x
     if "types" in top:
         x = ops.add(x, top["types"])
+    elif "type_table" in top:
+        x = ops.add(x, ops.type_rows(top["type_table"]))
     if "positions" in top:
         own = model.spec.own
         first = own.first_position if isinstance(own, EncoderStyle) else 0
@@ -123,26 +133,47 @@ def enter(ops: Ops, model: ForwardContext) -> Tensor:
     return normed(ops, model, top, "embed_norm", x)
 
 
-def post_norm_layer(ops: Ops, model: ForwardContext, index: int, x: Tensor, rotation: Tensor | None) -> Tensor:
+def post_norm_layer(
+    ops: Ops,
+    model: ForwardContext,
+    index: int,
+    x: Tensor,
+    rotation: Tensor | None,
+    slopes: FloatArray | None = None,
+) -> Tensor:
     """x after layer `index` of this stage, each half of which is normed after it was added; of the model's last layer
     the selected rows only.
     """
     layer = model.parameters.layers[index]
-    qkv = common.project_qkv(ops, model, layer, x)
-    inner = common.select_last(ops, model, index, common.attended(ops, model, index, qkv, rotation))
+    qkv = _project_qkv(ops, model, layer, x)
+    inner = common.select_last(ops, model, index, common.attended(ops, model, index, qkv, rotation, slopes))
     x = common.select_last(ops, model, index, x)
-    x = normed(
+    attended = normed(
         ops, model, layer, "attended_norm", common.project_out(ops, model, inner, layer["o"], layer.get("o_bias"), x)
     )
-    inner = _inner(ops, model, layer, x)
-    return normed(
-        ops, model, layer, "mlp_norm", common.project_out(ops, model, inner, layer["down"], layer.get("down_bias"), x)
-    )
+    if "residual_norm" in layer:
+        attended = normed(ops, model, layer, "residual_norm", ops.add(attended, x))
+    return normed(ops, model, layer, "mlp_norm", _feed_forward(ops, model, index, attended))
+
+
+def _project_qkv(ops: Ops, model: ForwardContext, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if "q_norm" not in layer:
+        return common.project_qkv(ops, model, layer, x)
+    return common.project_qkv_normed_whole(ops, model, layer, x, lambda key, rows: normed(ops, model, layer, key, rows))
+
+
+def _feed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:
+    layer = model.parameters.layers[index]
+    if "router" in layer:
+        x = common.mixture(ops, model, index, x, x)
+        return ops.add(x, layer["experts_bias"]) if "experts_bias" in layer else x
+    return common.project_out(ops, model, _inner(ops, model, layer, x), layer["down"], layer.get("down_bias"), x)
 
 
 def _inner(ops: Ops, model: ForwardContext, layer: Layer, x: Tensor) -> Tensor:
-    if "gate" in layer:
+    own = model.spec.own if isinstance(model.spec.own, EncoderStyle) else EncoderStyle()
+    if "gate" not in layer:
+        return ops.activate(ops.linear(x, (layer["up"],), (layer.get("up_bias"),)), own.activation)
+    if own.gate == "silu":
         return common.gated(ops, layer, x)
-    own = model.spec.own
-    activation = own.activation if isinstance(own, EncoderStyle) else "gelu_erf"
-    return ops.activate(ops.linear(x, (layer["up"],), (layer.get("up_bias"),)), activation)
+    return ops.gelu_mul(ops.linear(x, (layer["gate"], layer["up"])), form="gelu_erf")

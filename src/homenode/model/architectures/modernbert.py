@@ -11,7 +11,6 @@ from homenode.compute.ops import Ops, Tensor
 from homenode.errors import UnsupportedError
 from homenode.model.architectures import common, encoder
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.bert import labels_of
 from homenode.model.architectures.parameters import ForwardContext
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
@@ -80,7 +79,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     every = fields.integer("global_attn_every_n_layers", PATTERN, maximum=limits.MOST_LAYERS)
     local = fields.integer("local_attention", 128, minimum=2, maximum=limits.MOST_POSITION)
     spec = config.with_window_in(spec, local // 2 + 1, lambda layers: _full_layers_first(layers, every))
-    if not (labels := labels_of(config)):
+    if not (labels := config.labels()):
         return spec
     rows = fields.text("classifier_pooling", "cls")
     head = (

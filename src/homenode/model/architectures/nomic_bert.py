@@ -1,5 +1,5 @@
-"""nomic-embed-text 1 and 1.5: BERT's layer with a rope in place of a table of positions, a gated MLP, and no biases but
-those of norms.
+"""nomic-embed-text: BERT's layer with a rope in place of a table of positions. 1 and 1.5 have a gated MLP, and no biases
+but those of norms. Of 2 each second layer has experts in place of an MLP without a gate, and one bias for all of them.
 """
 
 from __future__ import annotations
@@ -11,22 +11,47 @@ from homenode.compute.ops import Ops, Tensor
 from homenode.errors import UnsupportedError
 from homenode.model.architectures import common, encoder
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.parameters import ForwardContext
-from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.architectures.parameters import ForwardContext, Parameter
+from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.formats.fused_rows import split_fused_rows
-from homenode.model.formats.reading import quoted
-from homenode.model.spec import ModelSpec, TensorEntry
+from homenode.model.formats.reading import damaged, quoted
+from homenode.model.formats.tensor_parts import rows_of, transposed
+from homenode.model.part import ModelPart
+from homenode.model.spec import ModelSpec, MoeSpec, TensorEntry
 
 NAME = "nomic_bert"
 DEFAULTS = Defaults(max_position=2048, heads=12, vocab=30528, norm_eps=1e-12, intermediate=3072, theta=1000.0)
+EXPERTS = ExpertDefaults(experts=8, experts_per_token=2, size=3072)
+EXPERTS_BIAS = "model.layers.{layer}.mlp.experts.bias"
+
+
+def _has_gate(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
+    return spec.moe is None
+
+
+def _has_experts_bias(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
+    return spec.dimensions.get("experts_bias", 0) > 0 and common.has_experts(spec, part, layer)
+
+
+def _has_mlp_biases(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
+    return common.has_mlp_biases(spec, part, layer) and common.has_mlp(spec, part, layer)
+
+
 PARAMETERS = (
     encoder.EMBEDDING,
     encoder.TYPES,
     *encoder.EMBEDDING_NORM,
     *common.PROJECTIONS,
-    *common.GATE_UP_DOWN,
+    *common.QKV_BIASES,
+    *common.OUTPUT_BIAS,
+    replace(common.GATE_UP_DOWN[0], when=_has_gate),
+    *common.GATE_UP_DOWN[1:],
+    *(replace(bias, when=_has_mlp_biases) for bias in common.MLP_BIASES[1:]),
+    common.EXPERTS[0],
+    *common.EXPERTS[2:],
+    Parameter("experts_bias", EXPERTS_BIAS, ("hidden",), "blk.{layer}.ffn_down_exps.bias", _has_experts_bias),
     *encoder.POST_NORMS,
 )
 _SPELLED = {
@@ -38,17 +63,17 @@ _SPELLED = {
     "layer_norm_epsilon": "layer_norm_eps",
     "rotary_emb_base": "rope_theta",
     "rotary_emb_fraction": "partial_rotary_factor",
+    "moe_top_k": "num_experts_per_tok",
 }
 _PLAIN = {  # what the class of the makers can have, and published models have not
     "prenorm": False,
     "causal": False,
     "parallel_block": False,
     "use_rms_norm": False,
-    "qkv_proj_bias": False,
-    "mlp_fc1_bias": False,
-    "mlp_fc2_bias": False,
     "rotary_emb_interleaved": False,
+    "expert_choice_router": False,
 }
+_BIASES = ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias")
 _LAYER = "model.layers.{layer}."
 _IN_LAYER = {
     "attn.Wqkv": "self_attn.qkv_proj",
@@ -56,6 +81,10 @@ _IN_LAYER = {
     "mlp.fc11": "mlp.up_proj",
     "mlp.fc12": "mlp.gate_proj",
     "mlp.fc2": "mlp.down_proj",
+    "mlp.fc1": "mlp.up_proj",
+    "mlp.router.layer": "mlp.gate",
+    "mlp.experts": "mlp.experts",
+    "mlp.experts.mlp": "mlp.experts",
     "norm1": "attended_norm",
     "norm2": "mlp_norm",
     "self_attn.q_proj": "self_attn.q_proj",
@@ -90,28 +119,70 @@ def read_folder(config: FolderConfig) -> ModelSpec:
             raise UnsupportedError(f"{config.path}: {key} is not supported but as {str(wanted).lower()}")
     if fields.optional_number("rotary_emb_scale_base", least=0.0):
         raise UnsupportedError(f"{config.path}: rotary_emb_scale_base is not supported; homenode wants null")
-    activation = fields.text("activation_function", "") or fields.text("hidden_act", "silu")
-    if activation not in ("swiglu", "silu", "swish"):
+    every = fields.optional_integer("moe_every_n_layers", minimum=0, maximum=limits.MOST_LAYERS) or 0
+    activations = ("gelu",) if every else ("swiglu", "silu", "swish")
+    activation = fields.text("activation_function", "") or fields.text("hidden_act", activations[0])
+    if activation not in activations:
         raise UnsupportedError(
-            f"{config.path}: activation_function {quoted(activation)} is not supported; homenode runs 'swiglu'"
+            f"{config.path}: activation_function {quoted(activation)} is not supported; homenode runs {activations[0]!r}"
         )
-    if fields.optional_integer("moe_every_n_layers", minimum=0):
-        raise UnsupportedError(
-            f"{config.path}: moe_every_n_layers is not supported; homenode runs nomic_bert without experts"
-        )
+    for key in _BIASES:
+        if fields.boolean(key, bool(every)) is not bool(every):
+            raise UnsupportedError(f"{config.path}: {key} is not supported but as {str(bool(every)).lower()}")
+    for key, count in (("num_shared_experts", 0), ("ffn_div", 1)):
+        if every and (seen := fields.integer(key, count, minimum=0)) != count:
+            raise UnsupportedError(f"{config.path}: {key} {seen} is not supported; homenode wants {count}")
     spec = encoder.folder_figures(config, NAME, DEFAULTS)
     types = fields.integer("type_vocab_size", 2, minimum=0, maximum=limits.MOST_HIDDEN)
-    return replace(spec, dimensions={"types": types})
+    spec = replace(spec, dimensions={"types": types, "experts_bias": int(every > 0)})
+    if not every:
+        return spec
+    dense = tuple(layer for layer in range(spec.num_layers) if layer % every != 1)
+    normalise = fields.boolean("moe_normalize_expert_weights", False)
+    return _with_experts(spec, config.moe(EXPERTS, normalise=normalise, size=spec.intermediate_size, dense=dense))
+
+
+def _with_experts(spec: ModelSpec, moe: MoeSpec) -> ModelSpec:
+    """The figures of a model with experts, whose matrices have biases as well."""
+    moe = replace(moe, activation="gelu_erf")
+    return replace(spec, moe=moe, attention_bias=True, output_bias=True, mlp_bias=True)
 
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
     spec = encoder.gguf_figures(config, NAME)
-    return replace(spec, dimensions={"types": int("model.token_types.weight" in config.tensors)})
+    figures = {"types": int("model.token_types.weight" in config.tensors), "experts_bias": 0}
+    spec = replace(spec, dimensions=figures)
+    if not config.fields.optional_integer("expert_count", minimum=0):
+        return spec
+    router = "model.layers.{layer}.mlp.gate.weight"
+    return _with_experts(spec, config.moe(spec, router, size=spec.intermediate_size, normalise=False))
 
 
 def _converted(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
-    return split_fused_rows(encoder.without_unread(tensors, spec), spec)
+    found = split_fused_rows(encoder.without_unread(tensors, spec), spec)
+    return found if spec.moe is None else _single_experts(found, spec.moe)
+
+
+def _single_experts(tensors: Mapping[str, TensorEntry], moe: MoeSpec) -> dict[str, TensorEntry]:
+    """The experts of a layer lie one below the other, down with its columns as rows. CheckpointError for another
+    height.
+    """
+    found: dict[str, TensorEntry] = {}
+    for name, entry in tensors.items():
+        module, _, part = name.rpartition(".")
+        if not module.endswith(".mlp.experts") or part not in ("w1", "w2"):
+            found[name] = entry
+            continue
+        rows = moe.num_experts * moe.intermediate_size
+        if len(entry.shape) != 2 or entry.shape[0] != rows:
+            wanted = f"{rows} rows, {moe.intermediate_size} of each expert"
+            raise damaged(entry.file, f"shape of {name}", seen=list(entry.shape), wanted=wanted)
+        for expert in range(moe.num_experts):
+            one = f"{module}.{expert}.{'up' if part == 'w1' else 'down'}_proj.weight"
+            matrix = rows_of(entry, one, expert * moe.intermediate_size, moe.intermediate_size)
+            found[one] = matrix if part == "w1" else transposed(matrix, one)
+    return found
 
 
 def forward(ops: Ops, model: ForwardContext) -> Tensor:
@@ -133,14 +204,18 @@ ARCHITECTURE = Architecture(
                 *encoder.EPS,
                 *_SPELLED,
                 *_PLAIN,
+                *_BIASES,
+                *EXPERTS.keys,
                 *"activation_function hidden_act moe_every_n_layers rotary_emb_scale_base type_vocab_size".split(),
+                *"num_shared_experts ffn_div moe_normalize_expert_weights num_experts_per_tok".split(),
             )
         ),
         harmless={key: why for key, why in encoder.HARMLESS.items() if key != "type_vocab_size"}
         | dict.fromkeys(
             "fused_bias_fc fused_dropout_add_ln use_xentropy pad_vocab_size_multiple "
             "last_layer_subset dense_seq_output summary_first_dropout scale_attn_weights "
-            "scale_attn_by_inverse_layer_idx reorder_and_upcast_attn max_trained_positions".split(),
+            "scale_attn_by_inverse_layer_idx reorder_and_upcast_attn max_trained_positions moe_impl "
+            "moe_resid_pdrop add_pooling_layer".split(),
             "how, not what, its makers' class computes",
         ),
         older_classes=("NomicBertForMaskedLM", "NomicBertForPreTraining"),
@@ -154,6 +229,8 @@ ARCHITECTURE = Architecture(
         keys=encoder.GGUF_KEYS | {"token_type_count"},
         names=encoder.GGUF_NAMES,
         convert=_converted,
+        with_or_without_experts=True,
+        further_names=("nomic-bert-moe",),
     ),
     PARAMETERS,
     forward,

@@ -11,10 +11,12 @@ from homenode.model.architectures.parameters import ForwardContext
 from homenode.model.architectures.qwen2 import WINDOW_FIELDS, with_upper_window
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
+from homenode.model.pooling import QWEN3_TEMPLATE, HeadLayer, PoolingSpec
 from homenode.model.spec import ModelSpec
 
 NAME = "qwen3"
 DEFAULTS = Defaults(max_position=32768, head_dim=128)
+_SCORE = "score.weight"
 PICTURE_TYPE = "qwen3_vl_text"  # the text of Qwen 3 VL, which has no window
 PICTURE_DEFAULTS = Defaults(max_position=128000, heads=32, kv_heads=32, head_dim=128, theta=500000.0)
 PARAMETERS = (
@@ -36,6 +38,9 @@ def read_folder(config: FolderConfig) -> ModelSpec:
         spec = config.decoder(NAME, PICTURE_DEFAULTS)
     else:
         spec = with_upper_window(config, config.decoder(NAME, DEFAULTS))
+    if labels := config.labels():  # Qwen3-Reranker, where there is one
+        template = QWEN3_TEMPLATE if len(labels) == 1 else ""
+        spec = replace(spec, pooling=PoolingSpec("last", len(labels), (HeadLayer(_SCORE),), labels, template))
     return replace(spec, attention_bias=bias, output_bias=bias)
 
 
@@ -64,7 +69,9 @@ ARCHITECTURE = Architecture(
     FolderFormat(
         "Qwen3ForCausalLM",
         read_folder,
-        fields=WINDOW_FIELDS | {"hidden_act", "attention_bias"},
+        fields=WINDOW_FIELDS | {"hidden_act", "attention_bias", "id2label", "classifier_from_token"},
+        harmless={"is_original_qwen3_reranker": "the words of its scores tell it"},
+        older_classes=("Qwen3ForSequenceClassification",),
         model_types=(PICTURE_TYPE,),
         picture_classes=("Qwen3VLForConditionalGeneration",),
     ),

@@ -14,6 +14,7 @@ from homenode.model.checkpoint.folder_text import holds_text_of, text_config, te
 from homenode.model.checkpoint.output_matrix import repeats_embedding
 from homenode.model.checkpoint.pooling_files import base_model_tensors, read_pooling
 from homenode.model.checkpoint.prediction_blocks import without_prediction_layers
+from homenode.model.checkpoint.reranker_files import named_reranker, with_rows
 from homenode.model.config.folder_config import FolderConfig
 from homenode.model.formats import limits
 from homenode.model.formats.coded_matrices import with_coded_matrices
@@ -63,10 +64,13 @@ def read_folder(folder: Path) -> tuple[ModelSpec, dict[str, TensorEntry], dict[s
     tensors = base_model_tensors(tensors)
     spec = _spec(folder, config, metadata, tensors)
     limits.check_embedding(spec, tensors, folder)
-    pooling, head = read_pooling(folder, spec.hidden_size)
+    pooling, head = read_pooling(folder, spec, tensors)
+    if pooling is None and spec.pooling is None:
+        pooling = named_reranker(folder, Fields(folder / CONFIG, config), spec, tensors)
     if pooling is None and spec.pooling is None and base:
         pooling = PoolingSpec("last", spec.hidden_size)  # nothing here makes text of its vectors
     spec = replace(spec, pooling=pooling or spec.pooling)
+    tensors = with_rows(tensors, spec.pooling)
     return spec, architecture_of(spec.architecture).folder.convert(tensors, spec) | head, metadata
 
 

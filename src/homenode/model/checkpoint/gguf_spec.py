@@ -62,7 +62,7 @@ def spec_from_gguf(
         _check_window_layers(config, spec)
     limits.check_spec(spec, path)
     name = Fields(path, metadata).text("general.architecture")
-    pooling = gguf_pooling(path, metadata, tensors, name, spec.hidden_size)
+    pooling = gguf_pooling(path, metadata, tensors, name, spec)
     return replace(spec, pooling=pooling or spec.pooling)
 
 

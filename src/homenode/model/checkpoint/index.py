@@ -14,6 +14,7 @@ from homenode.model.checkpoint.gguf_names import GgufNames
 from homenode.model.checkpoint.gguf_spec import figures_of, gguf_architecture, num_experts, spec_from_gguf
 from homenode.model.checkpoint.matrix_scales import read_matrix_scales, without_scales
 from homenode.model.checkpoint.prediction_blocks import without_prediction_blocks
+from homenode.model.checkpoint.reranker_files import with_rows
 from homenode.model.config.gguf_config import ROPE_FACTORS
 from homenode.model.formats import limits
 from homenode.model.formats.gguf import GgufTensor
@@ -81,7 +82,7 @@ def _open_gguf(path: Path) -> OpenedCheckpoint:
     factors = {name: entry for name in ROPE_FACTORS if (entry := tensors.pop(name, None)) is not None}
     spec = spec_from_gguf(path, model.metadata, tensors, factors)
     limits.check_embedding(spec, tensors, path)
-    tensors = split_fused(tensors, fused, architecture, spec)
+    tensors = with_rows(split_fused(tensors, fused, architecture, spec), spec.pooling)
     return OpenedCheckpoint(path, spec, architecture.gguf.convert(tensors, spec), dict(model.metadata))
 
 

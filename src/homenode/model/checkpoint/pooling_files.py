@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from homenode.errors import UnsupportedError
+from homenode.model.checkpoint.reranker_files import gguf_reranker, logit_score
 from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
 from homenode.model.formats.reading import damaged, inside, is_there, quoted, read_json, read_json_list
 from homenode.model.formats.safetensors import read_safetensors
 from homenode.model.pooling import HeadActivation, HeadLayer, PoolingKind, PoolingSpec
-from homenode.model.spec import TensorEntry
+from homenode.model.spec import ModelSpec, TensorEntry
 
 MODULES = "modules.json"
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
@@ -37,9 +38,11 @@ _NOT_SAID = (0, 2**32 - 1)  # the second is -1
 _GGUF_DENSE = ("dense_2.weight", "dense_3.weight")
 
 
-def read_pooling(folder: Path, hidden: int) -> tuple[PoolingSpec | None, dict[str, TensorEntry]]:
-    """What modules.json of a folder says follows the model, whose rows have `hidden` columns, and the tensors of that;
-    None where it says nothing. UnsupportedError for a module that homenode does not have.
+def read_pooling(
+    folder: Path, model: ModelSpec, of_model: Mapping[str, TensorEntry]
+) -> tuple[PoolingSpec | None, dict[str, TensorEntry]]:
+    """What modules.json of a folder says follows the model, whose tensors are `of_model`, and the tensors of that; None
+    where it says nothing. UnsupportedError for a module that homenode does not have.
     """
     file = folder / MODULES
     if not is_there(file):
@@ -57,15 +60,17 @@ def read_pooling(folder: Path, hidden: int) -> tuple[PoolingSpec | None, dict[st
         if number == 0 and kind == "Transformer":
             continue
         if kind == "Pooling" and spec is None:
-            spec = PoolingSpec(_rows_of(inner / _CONFIG), hidden)
-        elif kind == "Dense" and spec is not None and not normalised:
+            spec = PoolingSpec(_rows_of(inner / _CONFIG), model.hidden_size)
+        elif kind == "LogitScore" and spec is None:
+            spec = logit_score(inner / _CONFIG, model, of_model)
+        elif kind == "Dense" and spec is not None and not spec.labels and not normalised:
             layer, found, width = _dense(inner)
             spec, tensors = replace(spec, head=(*spec.head, layer), width=width), tensors | found
         elif kind == "Normalize" and spec is not None:
             normalised = True  # vectors are, unless a request says otherwise
         elif not (kind == "Dropout" and spec is not None):
             raise UnsupportedError(
-                f"{file}: module {number}, a {quoted(kind)}, is not supported there; homenode runs Transformer, Pooling, Dense and Normalize, in this order"
+                f"{file}: module {number}, a {quoted(kind)}, is not supported there; homenode runs Transformer, Pooling, Dense and Normalize, in this order, or Transformer and LogitScore"
             )
     return spec, tensors
 
@@ -111,22 +116,21 @@ def _dense(folder: Path) -> tuple[HeadLayer, dict[str, TensorEntry], int]:
 
 
 def gguf_pooling(
-    path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, TensorEntry], architecture: str, hidden: int
+    path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, TensorEntry], architecture: str, model: ModelSpec
 ) -> PoolingSpec | None:
     """The same of a GGUF file, whose name of its architecture is `architecture`; None where it does not say."""
-    kind = Fields(path, metadata, f"{architecture}.").optional_integer("pooling_type", minimum=-1, maximum=2**32 - 1)
+    fields = Fields(path, metadata, f"{architecture}.")
+    kind = fields.optional_integer("pooling_type", minimum=-1, maximum=2**32 - 1)
     if kind is None or kind < 0 or kind in _NOT_SAID:
         return None
     if kind == _RANK:
-        raise UnsupportedError(
-            f"{path}: a reranking model in a GGUF file ({architecture}.pooling_type {kind}) is not supported; give its folder"
-        )
+        return gguf_reranker(path, metadata, tensors, model, fields)
     if kind not in _GGUF_KINDS:
         raise UnsupportedError(
             f"{path}: {architecture}.pooling_type {kind} is not supported; homenode has {', '.join(f'{n} ({name})' for n, name in _GGUF_KINDS.items())}"
         )
     head = tuple(HeadLayer(name) for name in _GGUF_DENSE if name in tensors)
-    width = tensors[head[-1].matrix].shape[0] if head and tensors[head[-1].matrix].shape else hidden
+    width = tensors[head[-1].matrix].shape[0] if head and tensors[head[-1].matrix].shape else model.hidden_size
     return PoolingSpec(_GGUF_KINDS[kind], width, head)
 
 

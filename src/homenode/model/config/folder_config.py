@@ -146,6 +146,16 @@ class FolderConfig:
             generation=sampling_defaults(self.generation, _SAMPLING),
         )
 
+    def labels(self) -> tuple[str, ...]:
+        """What a model scores whose class is one for that; of another nothing. The names are not the file's own, which
+        may have any.
+        """
+        named = self.fields.texts("architectures")
+        if not named or not named[0].endswith("ForSequenceClassification"):
+            return ()
+        table = self.fields.table("id2label")
+        return tuple(f"LABEL_{number}" for number in range(len(table.names()) if table is not None else 2))
+
     def refuse_activation(self, key: str, wanted: str) -> None:
         """UnsupportedError where the MLP is said to have another activation than `wanted`."""
         activation = self.fields.text(key, wanted)

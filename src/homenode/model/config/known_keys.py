@@ -24,7 +24,7 @@ READ = frozenset(
     "rope.scaling.yarn_ext_factor rope.scaling.yarn_attn_factor rope.scaling.yarn_log_multiplier "
     "rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow expert_count expert_used_count expert_group_count "
     "expert_group_used_count expert_gating_func expert_weights_scale expert_weights_norm expert_feed_forward_length "
-    "expert_shared_feed_forward_length pooling_type".split()
+    "expert_shared_feed_forward_length pooling_type classifier.output_labels classifier.pooling_type".split()
 )
 # The values that ask for nothing; any other changes the result, and is refused.
 NEUTRAL: Mapping[str, tuple[object, ...]] = {

@@ -45,6 +45,10 @@ class SurroundingTokens:
         """Two texts that were encoded without special tokens, as they are read together."""
         return [*self.before, *first, *self.between, *second, *self.after]
 
+    def second_from(self, first: list[int]) -> int:
+        """Where the second text begins in such a pair."""
+        return len(self.before) + len(first) + len(self.between)
+
     def chat_prompt(self, ids: list[int], add_special_tokens: bool | None) -> list[int]:
         """The prompt of a conversation that was rendered and encoded to `ids` without special tokens."""
         return list(chain.from_iterable(self.chat_pieces([ids], add_special_tokens)))

@@ -41,7 +41,17 @@ _WIDE = frozenset({"embed", "lm_head"})  # every token depends on these two: nev
 # Which experts compute, which tokens are attended to, how fast a state decays, and where a token stands, hangs on
 # these. They are small.
 _EXACT = frozenset(
-    {"positions", "router", "shared_router", "delta_gates", "delta_b", "delta_a", "scan_dt", "index_weights"}
+    {
+        "positions",
+        "type_table",
+        "router",
+        "shared_router",
+        "delta_gates",
+        "delta_b",
+        "delta_a",
+        "scan_dt",
+        "index_weights",
+    }
 )
 
 

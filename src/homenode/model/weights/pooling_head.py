@@ -58,6 +58,8 @@ def load_pooling_head(checkpoint: Checkpoint, pooling: PoolingSpec) -> tuple[Loa
     found, columns = [], checkpoint.spec.hidden_size
     for layer in pooling.head:
         matrix = _array(checkpoint, layer.matrix, columns)
+        if layer.minus:
+            matrix = matrix - _array(checkpoint, layer.minus, columns)
         columns = len(matrix)
         bias, norm = (_array(checkpoint, name, columns)[0] if name else None for name in (layer.bias, layer.norm))
         found.append(LoadedHeadLayer(matrix, bias, layer.activation, norm, layer.norm_epsilon))

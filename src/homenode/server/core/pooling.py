@@ -96,7 +96,7 @@ async def pool_texts(state: ServerState, prompts: Sequence[EncodedPrompt], prior
     check_prompt_tokens(tokens)
     caller().take_prompt(tokens)
     turns = asyncio.Semaphore(state.ready.max_num_seqs)
-    tasks = [asyncio.create_task(_pool_text(state, prompt.ids, priority, turns)) for prompt in prompts]
+    tasks = [asyncio.create_task(_pool_text(state, prompt, priority, turns)) for prompt in prompts]
     try:
         outputs = await asyncio.gather(*tasks)
     finally:
@@ -107,12 +107,13 @@ async def pool_texts(state: ServerState, prompts: Sequence[EncodedPrompt], prior
     return PooledTexts(vectors, tokens, sum(output.cached_tokens for output in outputs))
 
 
-async def _pool_text(state: ServerState, ids: list[int], priority: int, turns: asyncio.Semaphore) -> Output:
+async def _pool_text(state: ServerState, prompt: EncodedPrompt, priority: int, turns: asyncio.Semaphore) -> Output:
     async with turns:
         recorder = state.metrics.recorder()
         request = Request(
             id=state.next_id(),
-            prompt_ids=ids,
+            prompt_ids=prompt.ids,
+            second_from=prompt.second_from,
             params=_PARAMS,
             priority=priority,
             key=caller().name,

@@ -21,10 +21,13 @@ _OWN_VALUES = frozenset({"messages", "tools", "add_generation_prompt", "continue
 
 
 class EncodedPrompt(NamedTuple):
-    """Token ids of a prompt that fits the context, and its text where the client gave one."""
+    """Token ids of a prompt that fits the context, and its text where the client gave one. `second_from`: see
+    `homenode.engine.request.Request`.
+    """
 
     ids: list[int]
     text: str | None = None
+    second_from: int = 0
 
 
 class PromptText(NamedTuple):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from homenode.model.pooling import pair_texts
 from homenode.server.core.pooling import check_texts, cosine, kept_tokens, pool_texts, pooling_of, sigmoid
 from homenode.server.core.prompts import (
     EncodedPrompt,
@@ -17,6 +19,8 @@ from homenode.server.core.prompts import (
 from homenode.server.core.state import ServerState
 from homenode.server.core.text_work import SHORT_TEXT
 from homenode.server.http.failures import ApiError
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -71,18 +75,49 @@ async def _by_vectors(state: ServerState, asked: TextsToScore) -> Scores:
 
 
 async def _by_model(state: ServerState, asked: TextsToScore) -> Scores:
-    first = await _bare_ids(state, asked.first, asked.first_param)
-    second = await _bare_ids(state, asked.second, asked.second_param)
-    most = kept_tokens(state, asked.truncate)
-    prompts = []
-    for number, (one, other) in enumerate(zip(first * len(second) if len(first) == 1 else first, second, strict=True)):
-        ids = state.tokenizer.surrounding.pair(one, other)
-        if most is not None and (over := len(ids) - most) > 0:
-            ids = state.tokenizer.surrounding.pair(one, other[: max(0, len(other) - over)])
-        check_prompt(state, ids, f"{asked.second_param}[{number}]")
-        prompts.append(EncodedPrompt(ids))
+    template = pooling_of(state).template
+    prompts = await (_in_template(state, asked, template) if template else _joined(state, asked))
     found = await pool_texts(state, prompts, asked.priority)
     return Scores([v[0] if asked.logits else sigmoid(v[0]) for v in found.vectors], found.prompt_tokens)
+
+
+async def _in_template(state: ServerState, asked: TextsToScore, template: str) -> list[EncodedPrompt]:
+    """Pairs as texts, in which names of control tokens are what they are in conversations."""
+    most, prompts = kept_tokens(state, asked.truncate), list[EncodedPrompt]()
+    for number, (one, other) in enumerate(_pairs(asked.first, asked.second)):
+        hidden = None if state.config.special_tokens_in_content else state.tokenizer.hidden_names()
+        texts = (one, other) if hidden is None else (hidden.hide(one), hidden.hide(other))
+        text, behind = pair_texts(template, *texts)
+        param, inline = f"{asked.second_param}[{number}]", len(text) <= SHORT_TEXT
+        if most is None:
+            ids = await fitting_ids(state, PromptText(text + behind, hidden), param, False, inline=inline)
+        else:
+            end = state.tokenizer.encode(behind, False)
+            room = max(0, most - len(end))
+            ids = await fitting_ids(state, PromptText(text, hidden), param, False, inline=inline, most=room)
+            ids = [*ids, *end][-most:]
+        check_prompt(state, ids, param)
+        prompts.append(EncodedPrompt(ids))
+    return prompts
+
+
+async def _joined(state: ServerState, asked: TextsToScore) -> list[EncodedPrompt]:
+    """Pairs as the tokenizer puts them together."""
+    first = await _bare_ids(state, asked.first, asked.first_param)
+    second = await _bare_ids(state, asked.second, asked.second_param)
+    most, around = kept_tokens(state, asked.truncate), state.tokenizer.surrounding
+    prompts = list[EncodedPrompt]()
+    for number, (one, other) in enumerate(_pairs(first, second)):
+        ids = around.pair(one, other)
+        if most is not None and (over := len(ids) - most) > 0:
+            ids = around.pair(one, other[: max(0, len(other) - over)])
+        check_prompt(state, ids, f"{asked.second_param}[{number}]")
+        prompts.append(EncodedPrompt(ids, second_from=around.second_from(one)))
+    return prompts
+
+
+def _pairs(first: Sequence[Item], second: Sequence[Item]) -> Iterator[tuple[Item, Item]]:
+    return zip(list(first) * len(second) if len(first) == 1 else first, second, strict=True)
 
 
 async def _bare_ids(state: ServerState, texts: Sequence[str], param: str) -> list[list[int]]:
