@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -140,12 +140,13 @@ def post_norm_layer(
     x: Tensor,
     rotation: Tensor | None,
     slopes: FloatArray | None = None,
+    project: Callable[[Ops, ForwardContext, Layer, Tensor], tuple[Tensor, Tensor, Tensor]] = common.project_qkv,
 ) -> Tensor:
     """x after layer `index` of this stage, each half of which is normed after it was added; of the model's last layer
-    the selected rows only.
+    the selected rows only. `project`: x to q, k and v.
     """
     layer = model.parameters.layers[index]
-    qkv = _project_qkv(ops, model, layer, x)
+    qkv = project(ops, model, layer, x)
     inner = common.select_last(ops, model, index, common.attended(ops, model, index, qkv, rotation, slopes))
     x = common.select_last(ops, model, index, x)
     attended = normed(
@@ -154,12 +155,6 @@ def post_norm_layer(
     if "residual_norm" in layer:
         attended = normed(ops, model, layer, "residual_norm", ops.add(attended, x))
     return normed(ops, model, layer, "mlp_norm", _feed_forward(ops, model, index, attended))
-
-
-def _project_qkv(ops: Ops, model: ForwardContext, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    if "q_norm" not in layer:
-        return common.project_qkv(ops, model, layer, x)
-    return common.project_qkv_normed_whole(ops, model, layer, x, lambda key, rows: normed(ops, model, layer, key, rows))
 
 
 def _feed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:

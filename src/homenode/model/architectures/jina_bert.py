@@ -11,7 +11,7 @@ from homenode.compute.ops import Ops, Tensor
 from homenode.errors import UnsupportedError
 from homenode.model.architectures import common, encoder
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.common import layer_bias, layer_weight
+from homenode.model.architectures.common import Layer, layer_bias, layer_weight
 from homenode.model.architectures.layer_norm_decoder import slopes_of
 from homenode.model.architectures.parameters import ForwardContext, Parameter
 from homenode.model.config.folder_config import Defaults, FolderConfig
@@ -35,34 +35,27 @@ def _is_normed(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
     return spec.dimensions.get(_NORMS, 0) > 0
 
 
-def _is_plain(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
-    return not spec.dimensions.get(_NORMS)
-
-
 def _norm(key: str, name: str, gguf: str, length: str) -> tuple[Parameter, Parameter]:
     weight = layer_weight(key, name, gguf, length, when=_is_normed)
     return weight, layer_bias(f"{key}_bias", name, gguf, length, when=_is_normed)
 
 
+# Every rank has all keys, whose norm is over all heads in the model for code.
 PARAMETERS = (
     encoder.EMBEDDING,
     encoder.TYPES,
     *encoder.EMBEDDING_NORM,
-    *common.PROJECTIONS,
-    *common.QKV_BIASES,
+    *common.PROJECTIONS_NORMED_WHOLE[:4],
+    common.QKV_BIASES[0],
+    layer_bias("k_bias", "self_attn.k_proj", "attn_k", "all_kv", when=common.has_qkv_biases),
+    common.QKV_BIASES[2],
     *common.OUTPUT_BIAS,
-    *common.GATE_UP_DOWN,
-    common.MLP_BIASES[2],
-    *encoder.POST_NORMS,
-)
-# Of the model for code every rank has all keys, as their norm is over all heads.
-PARAMETERS = (
-    *(p if p.shape[:1] != ("kv",) or "v_" in p.name else replace(p, when=_is_plain) for p in PARAMETERS),
-    replace(common.PROJECTIONS_NORMED_WHOLE[1], when=_is_normed),
-    layer_bias("k_bias", "self_attn.k_proj", "attn_k", "all_kv", when=_is_normed),
     *_norm("q_norm", "self_attn.q_norm", "attn_q_norm", "all_query"),
     *_norm("k_norm", "self_attn.k_norm", "attn_k_norm", "all_kv"),
     *_norm("residual_norm", "residual_norm", "attn_norm_2", "hidden"),
+    *common.GATE_UP_DOWN,
+    common.MLP_BIASES[2],
+    *encoder.POST_NORMS,
 )
 _MODULES = {
     "embeddings.word_embeddings": "model.embed_tokens",
@@ -146,12 +139,19 @@ def _converted(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str,
     return split_fused_rows(found, spec)
 
 
+def _project_qkv(ops: Ops, model: ForwardContext, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def norm(key: str, rows: Tensor) -> Tensor:
+        return encoder.normed(ops, model, layer, key, rows) if key in layer else rows
+
+    return common.project_qkv_normed_whole(ops, model, layer, x, norm)
+
+
 def forward(ops: Ops, model: ForwardContext) -> Tensor:
     """The step's selected rows, or the rows for the next stage."""
     x, here = encoder.enter(ops, model), model.part.heads
     slopes = slopes_of(model.spec.num_heads, _ALIBI_BITS)[here.first : here.end]
     for index in range(len(model.parameters.layers)):
-        x = encoder.post_norm_layer(ops, model, index, x, None, slopes)
+        x = encoder.post_norm_layer(ops, model, index, x, None, slopes, _project_qkv)
     return x
 
 
