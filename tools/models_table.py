@@ -33,6 +33,7 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "gemma": (("Gemma 2B", 2.5), ("7B", 8.5)),
     "gemma2": (("Gemma 2 2B", 2.6), ("9B", 9.2), ("27B", 27.2)),
     "gemma3": (("Gemma 3 270M", 0.27), ("1B", 1.0), ("4B", 3.9), ("12B", 11.8), ("27B", 27.0)),
+    "gemma3n": (("Gemma 3n E2B", 4.5), ("E4B", 6.9)),
     "gemma4": (("Gemma 4 E2B", 5.1), ("E4B", 8.0), ("12B", 12.0), ("26B-A4B", 26.0), ("31B", 31.0)),
     "glm4_moe": (("GLM-4.5-Air, 4.5V, 4.6V", 107), ("GLM-4.5, 4.6, 4.7", 355)),
     "glm4_moe_lite": (("GLM-4.7-Flash", 30),),
@@ -79,6 +80,7 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "solar_open": (("Solar Open 102B-A12B", 102),),
     "vaultgemma": (("VaultGemma 1B", 1.0),),
     "youtu": (("Youtu-LLM 2B", 2.0),),
+    "apertus": (("Apertus 8B", 8.1), ("70B", 70.6)),
     "arcee": (("AFM 4.5B", 4.6),),
     "dots1": (("dots.llm1", 143),),
     "exaone": (("EXAONE 3.5 2.4B", 2.4), ("7.8B", 7.8), ("32B", 32.0)),
@@ -121,6 +123,7 @@ NOTES: Mapping[str, str] = {
     "deepseek_v3": "DeepSeek V3, R1 and V3.1, Kimi K2; the cache keeps latents",
     "falcon": "RW models, too, which have ALiBi",
     "gemma2": "scores and logits capped, every other layer with a window",
+    "gemma3n": "several streams of rows (AltUp)",
     "gemma4": "per-layer embeddings, layers that read the keys and values of others",
     "gpt_neox": "both residual styles; gelu is exact in GGUF files, too",
     "gpt_oss": "MXFP4 stays at 4 bits",
@@ -155,7 +158,7 @@ FOLDERS_ONLY = frozenset(("cwm", "helium", "hyperclovax", "vaultgemma"))
 # By architecture: what people ask for that it does not do, besides what the code tells; it is refused by name.
 LIMITS: Mapping[str, tuple[str, ...]] = {
     "mamba2": ("`--pd-role`",),
-    "gemma4": ("sound",),
+    **dict.fromkeys(("gemma3n", "gemma4"), ("sound",)),
     "glm4": ("GGUF files of models with pictures",),
     "gpt_oss": ("other gates than `swiglu_limit` 7",),
     "bert": ("GGUF files of BERT's own rerankers, which lack a layer",),

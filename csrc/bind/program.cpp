@@ -32,11 +32,9 @@ T named(const std::string& name, const std::pair<const char*, T> (&choices)[Coun
 }
 
 Activation activation_named(const std::string& name) {
-  const std::pair<const char*, Activation> activations[] = {{"silu", Activation::silu},
-                                                            {"gelu", Activation::gelu},
-                                                            {"gelu_erf", Activation::gelu_erf},
-                                                            {"relu2", Activation::relu2},
-                                                            {"clamped", Activation::clamped}};
+  const std::pair<const char*, Activation> activations[] = {
+      {"silu", Activation::silu},   {"gelu", Activation::gelu},         {"gelu_erf", Activation::gelu_erf},
+      {"relu2", Activation::relu2}, {"exp_rest", Activation::exp_rest}, {"clamped", Activation::clamped}};
   return named(name, activations, "an activation");
 }
 
@@ -241,8 +239,10 @@ void bind_recorder(nb::module_& m) {
           nb::arg("table"))
       .def(
           "stored_rows",
-          [](Recorder& r, std::shared_ptr<StoredTable> table) { return take(r.stored_rows(std::move(table))); },
-          nb::arg("table"))
+          [](Recorder& r, std::shared_ptr<StoredTable> table, std::optional<int> otherwise) {
+            return take(r.stored_rows(std::move(table), otherwise));
+          },
+          nb::arg("table"), nb::arg("otherwise").none())
       .def(
           "received", [](Recorder& r, int64_t columns) { return take(r.received(columns)); }, nb::arg("columns"))
       .def(
@@ -346,6 +346,21 @@ void bind_recorder(nb::module_& m) {
           "gate_by_largest",
           [](Recorder& r, const Tensor& x, const Tensor& logits) { return take(r.gate_by_largest(x, logits)); },
           nb::arg("x"), nb::arg("logits"))
+      .def(
+          "add_weighted",
+          [](Recorder& r, const Tensor& x, const Tensor& y, const std::optional<Tensor>& weights, int64_t width,
+             float offset) { return take(r.add_weighted(x, y, weights.value_or(Tensor{}), width, offset)); },
+          nb::arg("x"), nb::arg("y"), nb::arg("weights").none(), nb::arg("width"), nb::arg("offset"))
+      .def(
+          "match_magnitude",
+          [](Recorder& r, const Tensor& x, const Tensor& y, float floor) {
+            return take(r.match_magnitude(x, y, floor));
+          },
+          nb::arg("x"), nb::arg("y"), nb::arg("floor"))
+      .def(
+          "relu_above",
+          [](Recorder& r, const Tensor& x, float deviations) { return take(r.relu_above(x, deviations)); },
+          nb::arg("x"), nb::arg("deviations"))
       .def(
           "soft_cap", [](Recorder& r, const Tensor& x, float cap) { return take(r.soft_cap(x, cap)); }, nb::arg("x"),
           nb::arg("cap"))

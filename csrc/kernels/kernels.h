@@ -159,14 +159,15 @@ struct Kernels {
   // Rotates a head, pairing element i with i + half by the cosines [half] and sines [half]; elements from 2 * half on
   // pass. out may be x.
   void (*rotate)(const float* x, float* out, const float* cos_sin, int64_t half, int64_t head_dim);
-  // out = gate / (1 + exp(-gate)) * up; out may be gate or up. up, here and in the next three, null: ones.
+  // out = gate / (1 + exp(-gate)) * up; out may be gate or up. up, here and in the next four, null: ones.
   void (*silu_mul)(const float* gate, const float* up, float* out, int64_t count);
   // out = gate * Phi(gate) * up, with the normal distribution by way of tanh (Hendrycks and Gimpel 2016); out may be
   // gate or up.
   void (*gelu_mul)(const float* gate, const float* up, float* out, int64_t count);
-  // The same with the normal distribution to 1e-7, and out = max(gate, 0)^2 * up.
+  // The same with the normal distribution to 1e-7, out = max(gate, 0)^2 * up, and (e^m - 1 - m) * up, m = min(gate, 0).
   void (*gelu_erf_mul)(const float* gate, const float* up, float* out, int64_t count);
   void (*relu2_mul)(const float* gate, const float* up, float* out, int64_t count);
+  void (*exp_rest_mul)(const float* gate, const float* up, float* out, int64_t count);
   // out = g / (1 + exp(-1.702 g)) * (u + 1), g being gate limited to 7 from above and u up limited to -7 .. 7; out may
   // be gate or up.
   void (*clamped_mul)(const float* gate, const float* up, float* out, int64_t count);

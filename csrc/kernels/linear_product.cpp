@@ -81,6 +81,7 @@ GateKernel gate_kernel(Activation gate, Level level) {
     case Activation::gelu: return table.gelu_mul;
     case Activation::gelu_erf: return table.gelu_erf_mul;
     case Activation::relu2: return table.relu2_mul;
+    case Activation::exp_rest: return table.exp_rest_mul;
     case Activation::clamped: break;
   }
   return table.clamped_mul;

@@ -22,14 +22,23 @@ void for_pieces(int rows, int64_t columns, int thread, int threads, Work&& work)
 }
 
 // Sixteen sums side by side: the order of additions depends on the count alone.
-float mean_of(const float* x, int64_t count) {
+template <class Value>
+float mean_by(int64_t count, Value&& value) {
   float sums[16] = {};
   for (int64_t i = 0; i < count; i += 16) {
-    for (int64_t j = 0; j < 16 && i + j < count; ++j) sums[j] += x[i + j];
+    for (int64_t j = 0; j < 16 && i + j < count; ++j) sums[j] += value(i + j);
   }
   float total = 0;
   for (const float sum : sums) total += sum;
   return total / static_cast<float>(count);
+}
+
+float mean_of(const float* x, int64_t count) {
+  return mean_by(count, [x](int64_t i) { return x[i]; });
+}
+
+float mean_square_of(const float* x, int64_t count, float less = 0) {
+  return mean_by(count, [=](int64_t i) { return (x[i] - less) * (x[i] - less); });
 }
 
 }  // namespace
@@ -63,9 +72,12 @@ void TypeRowsOperation::lower(Lowering& to) {
 
 void StoredRowsOperation::lower(Lowering& to) {
   to.phase({"stored rows",
-            [table = table.get(), y = View(out)](const Step& step, int thread, int threads) {
+            [table = table.get(), otherwise = otherwise, y = View(out)](const Step& step, int thread, int threads) {
               const RowRange rows = rows_of(step.tokens, thread, threads);
-              for (int r = rows.begin; r < rows.end; ++r) table->read(step.ids[static_cast<size_t>(r)], y.row(r));
+              for (int r = rows.begin; r < rows.end; ++r) {
+                const int id = step.ids[static_cast<size_t>(r)];
+                table->read(id < table->rows() ? id : otherwise, y.row(r));
+              }
             },
             true},
            {memory_of(out)});
@@ -303,6 +315,64 @@ void GateByLargestOperation::lower(Lowering& to) {
        },
        true},
       {memory_of(x), memory_of(logits), memory_of(out)});
+}
+
+void AddWeightedOperation::lower(Lowering& to) {
+  std::vector<Memory*> touched = {memory_of(x), memory_of(y), memory_of(out)};
+  if (weights.value) touched.push_back(memory_of(weights));
+  to.phase({"add weighted",
+            [x = View(x), y = View(y), by = View(weights), sum = View(out), kind = out.rows, width = width,
+             offset = offset](const Step& step, int thread, int threads) {
+              const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
+              const int64_t runs = x.columns() / width, added = y.columns() / width;
+              for (int r = rows.begin; r < rows.end; ++r) {
+                for (int64_t run = 0; run < runs; ++run) {
+                  float* made = sum.row(r) + run * width;
+                  std::copy_n(x.row(r) + run * width, width, made);
+                  for (int64_t i = 0; i < added; ++i) {
+                    const float factor = offset + (by.exists() ? by.row(r)[run * added + i] : 0),
+                                *from = y.row(r) + i * width;
+                    for (int64_t c = 0; c < width; ++c) made[c] += factor * from[c];
+                  }
+                }
+              }
+            },
+            true},
+           touched);
+}
+
+void MatchMagnitudeOperation::lower(Lowering& to) {
+  to.phase({"match magnitude",
+            [x = View(x), y = View(y), made = View(out), kind = out.rows, floor = floor](const Step& step, int thread,
+                                                                                         int threads) {
+              const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
+              const int64_t width = y.columns();
+              for (int r = rows.begin; r < rows.end; ++r) {
+                const float wanted = std::sqrt(mean_square_of(y.row(r), width));
+                for (int64_t c = 0; c < x.columns(); c += width) {
+                  const float *from = x.row(r) + c, there = std::max(mean_square_of(from, width), floor);
+                  const float factor = wanted / std::sqrt(there);
+                  for (int64_t i = 0; i < width; ++i) made.row(r)[c + i] = from[i] * factor;
+                }
+              }
+            },
+            true},
+           {memory_of(x), memory_of(y), memory_of(out)});
+}
+
+void ReluAboveOperation::lower(Lowering& to) {
+  to.phase({"relu above",
+            [x = View(x), y = View(out), kind = out.rows, deviations = deviations](const Step& step, int thread,
+                                                                                   int threads) {
+              const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
+              for (int r = rows.begin; r < rows.end; ++r) {
+                const float *from = x.row(r), mean = mean_of(from, x.columns());
+                const float least = mean + deviations * std::sqrt(mean_square_of(from, x.columns(), mean));
+                for (int64_t c = 0; c < x.columns(); ++c) y.row(r)[c] = std::max(from[c] - least, 0.0f);
+              }
+            },
+            true},
+           {memory_of(x), memory_of(out)});
 }
 
 void SoftCapOperation::lower(Lowering& to) {

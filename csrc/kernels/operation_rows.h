@@ -46,11 +46,12 @@ class TypeRowsOperation : public Operation {
 
 class StoredRowsOperation : public Operation {
  public:
-  StoredRowsOperation(std::shared_ptr<const StoredTable> from, Tensor to)
-      : table(std::move(from)), out(std::move(to)) {}
+  StoredRowsOperation(std::shared_ptr<const StoredTable> from, int row_past_it, Tensor to)
+      : table(std::move(from)), otherwise(row_past_it), out(std::move(to)) {}
   void lower(Lowering&) override;
 
   std::shared_ptr<const StoredTable> table;
+  int otherwise;  // the row of ids past it
   Tensor out;
 };
 
@@ -216,6 +217,48 @@ class GateByLargestOperation : public Operation {
   void lower(Lowering&) override;
 
   Tensor x, logits, out;
+};
+
+// Each run of `width` columns of x plus the sum over those of y of (offset + weight) times the run: a row of weights has
+// one for each pair, those of a run of x beside each other; empty: all are 0.
+class AddWeightedOperation : public Operation {
+ public:
+  AddWeightedOperation(Tensor to, Tensor from, Tensor by, int64_t columns, float plus, Tensor sum)
+      : x(std::move(to)),
+        y(std::move(from)),
+        weights(std::move(by)),
+        width(columns),
+        offset(plus),
+        out(std::move(sum)) {}
+  void lower(Lowering&) override;
+
+  Tensor x, y, weights;
+  int64_t width;
+  float offset;
+  Tensor out;
+};
+
+// Each run of x as long as y, made as large as that: x * sqrt(mean(y^2) / max(mean(x^2), floor)).
+class MatchMagnitudeOperation : public Operation {
+ public:
+  MatchMagnitudeOperation(Tensor from, Tensor of, float least, Tensor to)
+      : x(std::move(from)), y(std::move(of)), floor(least), out(std::move(to)) {}
+  void lower(Lowering&) override;
+
+  Tensor x, y;
+  float floor;
+  Tensor out;
+};
+
+// max(x - mean - deviations * standard deviation, 0), of all columns of a row.
+class ReluAboveOperation : public Operation {
+ public:
+  ReluAboveOperation(Tensor from, float by, Tensor to) : x(std::move(from)), deviations(by), out(std::move(to)) {}
+  void lower(Lowering&) override;
+
+  Tensor x;
+  float deviations;
+  Tensor out;
 };
 
 class SoftCapOperation : public Operation {

@@ -63,9 +63,11 @@ void GroupedNormOperation::lower(Lowering& to) {
 void MultiplyOperation::lower(Lowering& to) {
   to.phase({"multiply",
             [x = View(x), z = View(y), to_rows = View(out), kind = out.rows,
+             to_all = y.rows == RowKind::fixed && y.fixed_rows == 1,
              multiply = kernels(to.level()).multiply_rows](const Step& step, int thread, int threads) {
               const RowRange rows = rows_of(rows_in(kind, step), thread, threads);
-              for (int r = rows.begin; r < rows.end; ++r) multiply(x.row(r), z.row(r), to_rows.row(r), x.columns());
+              for (int r = rows.begin; r < rows.end; ++r)
+                multiply(x.row(r), z.row(to_all ? 0 : r), to_rows.row(r), x.columns());
             },
             true},
            {memory_of(x), memory_of(y), memory_of(out)});

@@ -75,10 +75,12 @@ Result<Tensor> Recorder::type_rows(std::shared_ptr<const Weight> table) {
   return append(std::make_unique<TypeRowsOperation>(std::move(table), out), out, {});
 }
 
-Result<Tensor> Recorder::stored_rows(std::shared_ptr<const StoredTable> table) {
+Result<Tensor> Recorder::stored_rows(std::shared_ptr<const StoredTable> table, std::optional<int> otherwise) {
+  if (otherwise && (*otherwise < 0 || *otherwise >= table->rows()))
+    return misuse("stored_rows: row " + to_string(*otherwise) + " of a table of " + to_string(table->rows()));
   const Tensor out = make(table->columns(), RowKind::tokens);
-  program_->bounds_.vocabulary = std::min(program_->bounds_.vocabulary, table->rows());
-  return append(std::make_unique<StoredRowsOperation>(std::move(table), out), out, {});
+  if (!otherwise) program_->bounds_.vocabulary = std::min(program_->bounds_.vocabulary, table->rows());
+  return append(std::make_unique<StoredRowsOperation>(std::move(table), otherwise.value_or(0), out), out, {});
 }
 
 Result<Tensor> Recorder::rms_norm(const Tensor& x, const Tensor& weight, float eps) {
@@ -204,6 +206,41 @@ Result<Tensor> Recorder::gate_by_largest(const Tensor& x, const Tensor& logits) 
     return misuse("gate_by_largest: no logits, or some rows selected and others not");
   const Tensor out = make(x.columns, rows_made_of(x));
   return append(std::make_unique<GateByLargestOperation>(x, logits, out), out, {{x, logits}});
+}
+
+Result<Tensor> Recorder::add_weighted(const Tensor& x, const Tensor& y, const Tensor& weights, int64_t width,
+                                      float offset) {
+  std::vector<Tensor> from = {x, y};
+  if (weights.value) from.push_back(weights);
+  for (const Tensor& t : from) {
+    if (auto error = check_input(t, "add_weighted")) return *error;
+    if (rows_made_of(t) != rows_made_of(x)) return misuse("add_weighted: some rows are selected, others are not");
+  }
+  if (width < 1 || x.columns % width || y.columns % width ||
+      (weights.value && weights.columns != x.columns / width * (y.columns / width))) {
+    return misuse("add_weighted: rows of " + to_string(x.columns) + " and " + to_string(y.columns) + " columns with " +
+                  to_string(weights.columns) + " weights; wanted one for each pair of runs of " + to_string(width));
+  }
+  const Tensor out = make(x.columns, rows_made_of(x));
+  return append(std::make_unique<AddWeightedOperation>(x, y, weights, width, offset, out), out, from);
+}
+
+Result<Tensor> Recorder::match_magnitude(const Tensor& x, const Tensor& y, float floor) {
+  for (const Tensor* t : {&x, &y}) {
+    if (auto error = check_input(*t, "match_magnitude")) return *error;
+  }
+  if (x.columns % y.columns || rows_made_of(x) != rows_made_of(y) || !(floor > 0)) {
+    return misuse("match_magnitude: rows of " + to_string(x.columns) + " and " + to_string(y.columns) +
+                  " columns, some selected and others not, or a floor that is not above 0");
+  }
+  const Tensor out = make(x.columns, rows_made_of(x));
+  return append(std::make_unique<MatchMagnitudeOperation>(x, y, floor, out), out, {{x, y}});
+}
+
+Result<Tensor> Recorder::relu_above(const Tensor& x, float deviations) {
+  if (auto error = check_input(x, "relu_above")) return *error;
+  const Tensor out = make(x.columns, rows_made_of(x));
+  return append(std::make_unique<ReluAboveOperation>(x, deviations, out), out, {{x}});
 }
 
 Result<Tensor> Recorder::soft_cap(const Tensor& x, float cap) {

@@ -26,7 +26,8 @@ class Recorder {
   Result<Tensor> embedding(std::shared_ptr<const Weight> table, int64_t first = 0, int64_t vocabulary = 0);
   Result<Tensor> position_rows(std::shared_ptr<const Weight> table, int64_t first);
   Result<Tensor> type_rows(std::shared_ptr<const Weight> table);
-  Result<Tensor> stored_rows(std::shared_ptr<const StoredTable> table);
+  // otherwise: the row of ids past the table; none: they are refused.
+  Result<Tensor> stored_rows(std::shared_ptr<const StoredTable> table, std::optional<int> otherwise);
   Result<Tensor> received(int64_t columns);
   Result<Tensor> sum(const Tensor& x);
   Result<Tensor> gather(const Tensor& x, std::vector<int64_t> widths);
@@ -60,6 +61,10 @@ class Recorder {
   Result<Tensor> scale_by(const Tensor& x, const Tensor& factor);
   Result<Tensor> scale_by_position(const Tensor& x, float growth, int length, int ahead);
   Result<Tensor> gate_by_largest(const Tensor& x, const Tensor& logits);
+  // weights: an empty handle where all are 0.
+  Result<Tensor> add_weighted(const Tensor& x, const Tensor& y, const Tensor& weights, int64_t width, float offset);
+  Result<Tensor> match_magnitude(const Tensor& x, const Tensor& y, float floor);
+  Result<Tensor> relu_above(const Tensor& x, float deviations);
   Result<Tensor> soft_cap(const Tensor& x, float cap);
   // residual, choice_bias: may be null. Pointers in the routing come from choice_bias and the weights.
   Result<Tensor> moe(const Tensor& x, const Tensor& logits, ExpertWeights, Routing, const Tensor* residual,

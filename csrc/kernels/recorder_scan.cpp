@@ -50,10 +50,12 @@ Result<Tensor> Recorder::rms_norm_grouped(const Tensor& x, const Tensor& weight,
 }
 
 Result<Tensor> Recorder::multiply(const Tensor& x, const Tensor& y) {
+  const bool to_all = y.value && y.rows == RowKind::fixed && y.fixed_rows == 1 && x.value;  // a vector
   for (const Tensor* t : {&x, &y}) {
+    if (to_all && t == &y) continue;
     if (auto error = check_input(*t, "multiply")) return *error;
   }
-  if (x.columns != y.columns || rows_made_of(x) != rows_made_of(y))
+  if (x.columns != y.columns || (!to_all && rows_made_of(x) != rows_made_of(y)))
     return misuse("multiply: rows of " + to_string(x.columns) + " and " + to_string(y.columns));
   const Tensor out = make(x.columns, rows_made_of(x));
   return append(std::make_unique<MultiplyOperation>(x, y, out), out, {{x, y}});

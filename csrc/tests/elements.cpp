@@ -30,6 +30,8 @@ void check_rows(Random& random, const Kernels& table) {
   require_written(product, count, "gelu_erf_mul");
   table.relu2_mul(gates.get(), nullptr, product.get(), n);
   require_written(product, count, "relu2_mul");
+  table.exp_rest_mul(gates.get(), nullptr, product.get(), n);
+  require_written(product, count, "exp_rest_mul");
   table.clamped_mul(gates.get(), x.get(), product.get(), n);
   require_written(product, count, "clamped_mul");
   table.soft_cap(gates.get(), 30, product.get(), n);

@@ -197,6 +197,7 @@ void compare_rows(Random& random) {
       {"gelu_mul", [&](const Kernels& k, float* out) { k.gelu_mul(x.get(), y.get(), out, n); }},
       {"gelu_erf_mul", [&](const Kernels& k, float* out) { k.gelu_erf_mul(x.get(), y.get(), out, n); }},
       {"relu2_mul", [&](const Kernels& k, float* out) { k.relu2_mul(x.get(), nullptr, out, n); }},
+      {"exp_rest_mul", [&](const Kernels& k, float* out) { k.exp_rest_mul(x.get(), nullptr, out, n); }},
       {"clamped_mul", [&](const Kernels& k, float* out) { k.clamped_mul(x.get(), y.get(), out, n); }},
       {"sigmoid_mul", [&](const Kernels& k, float* out) { k.sigmoid_mul(x.get(), y.get(), out, n); }},
       {"multiply_rows", [&](const Kernels& k, float* out) { k.multiply_rows(x.get(), y.get(), out, n); }},

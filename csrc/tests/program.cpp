@@ -128,8 +128,12 @@ class Model {
     const Activation how = shape_.qk_norm ? Activation::relu2 : Activation::gelu_erf;
     const Tensor up =
         taken(r.linear(normed, {weight(shape_.inner, shape_.hidden)}, {parameter(shape_.inner)}, nullptr));
-    const Tensor out = taken(r.linear(taken(r.activate(up, how)), {weight(shape_.hidden, shape_.inner)}, {}, nullptr));
-    return taken(r.add(x, taken(r.clamp(out, 2))));
+    const Tensor inner = taken(r.relu_above(taken(r.activate(up, how)), 0.1f));
+    const Tensor out = taken(r.linear(inner, {weight(shape_.hidden, shape_.inner)}, {}, nullptr));
+    const Tensor by = taken(r.linear(normed, {weight(1, shape_.hidden)}, {}, nullptr));
+    const Tensor sized = taken(r.match_magnitude(taken(r.clamp(out, 2)), normed, 1e-5f));
+    return taken(
+        r.add(taken(r.add_weighted(x, sized, by, shape_.hidden, 1)), taken(r.activate(sized, Activation::exp_rest))));
   }
 
   Tensor moe(Recorder& r, const Tensor& normed, const Tensor& x) {

@@ -143,6 +143,10 @@ def _as_converted(tensors: Mapping[str, FloatArray], spec: ModelSpec) -> dict[st
             name = ".".join((*front, kind))
             values = np.concatenate([found[name], values]) if name in found else values
         found[name] = values
+    for stack, parts in {"altup_proj": "altup_projections", "altup_unembd_proj": "altup_unembed_projections"}.items():
+        names = [f"{parts}.{number}.weight" for number in range(spec.streams - 1)]
+        if found.keys() >= set(names) and names:
+            found[f"{stack}.weight"] = np.stack([found.pop(name) for name in names])
     mixer = spec.mixer
     for name, values in found.items():
         if name.endswith(("ssm_conv1d.weight", "shortconv.conv.weight")) and mixer is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ pytest.importorskip("torch", reason="needs torch, which the `torch` dependency g
 pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
 
 from homenode.compute.ops import Backend
-from homenode.errors import UnsupportedError
+from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.checkpoint.index import open_checkpoint
 from tests.model.config_fields import check_fields
-from tests.model.parity import Case, check_folder, check_gguf, check_stacked_gguf, write_stacked_gguf
-from tests.model.transformers_models import LLAMA3, make_model
+from tests.model.parity import BOUND, Case, check_file, check_folder, check_gguf, check_stacked_gguf, write_stacked_gguf
+from tests.model.transformers_models import LLAMA3, make_model, quiet_and_on_one_thread
 
 pytestmark = pytest.mark.torch
 
@@ -187,6 +188,7 @@ AFMOE = Case(
     },
 )
 ARCEE = Case("arcee", {"rope_scaling": {**YARN, "rope_theta": 1e4}}, YARN_KEYS, interleaved=True)
+APERTUS = Case("apertus", {"pad_token_id": 0, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}})
 EXAONE = Case("exaone", {"rope_theta": 1e4}, class_name="ExaoneForCausalLM")
 OLMO = Case(
     "olmo",
@@ -276,6 +278,7 @@ FOLDERS = {
     "glm4": GLM4,
     "dots1": DOTS1,
     "afmoe": AFMOE,
+    "apertus": Case("apertus", {"pad_token_id": 0, "attention_bias": True}),
     "arcee": ARCEE,
     "olmo": OLMO,
     "exaone": EXAONE,
@@ -302,6 +305,26 @@ def test_a_gguf_file_has_the_tokens_of_transformers(case: Case, tmp_path: Path, 
 @pytest.mark.parametrize("case", [GLM, GLM4], ids=lambda case: case.kind)
 def test_a_gguf_file_with_gate_and_up_in_one_matrix(case: Case, tmp_path: Path, backend: Backend) -> None:
     check_gguf(case, tmp_path, backend)
+
+
+def test_a_gguf_file_of_apertus_has_numbers_among_its_keys(tmp_path: Path, backend: Backend) -> None:
+    with quiet_and_on_one_thread():
+        theirs = make_model("apertus", APERTUS.changes, tmp_path)
+        tensors, layers = theirs.state_dict(), range(theirs.config.num_hidden_layers)
+        keys: dict[str, Any] = {
+            f"xielu.{name}": [float(tensors[f"model.layers.{layer}.mlp.act_fn.{name}"]) for layer in layers]
+            for name in ("alpha_p", "alpha_n", "beta", "eps")
+        }
+        joined = dict.fromkeys(("positive", "negative", "linear"), "")  # which are no tensors there
+        case = replace(APERTUS, gguf_keys=keys, gguf_joined=joined)
+        check_file(write_stacked_gguf(case, tmp_path, tmp_path / "m.gguf"), theirs, backend, BOUND)
+    for key, value, message in (
+        ("alpha_p", [0.5], "a list of 3 numbers"),
+        ("eps", [-0.5] * 3, "xielu.eps -0.5 is not"),
+    ):
+        changed = replace(case, gguf_keys=keys | {f"xielu.{key}": value})
+        with pytest.raises((CheckpointError, UnsupportedError), match=message):
+            open_checkpoint(write_stacked_gguf(changed, tmp_path, tmp_path / f"{key}.gguf"))
 
 
 def test_a_gguf_file_of_llama_4_is_of_the_published_sizes(tmp_path: Path) -> None:

@@ -65,6 +65,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "falcon": {"num_kv_heads": 6},
     "gpt2": {"tie_word_embeddings": True} | BIASES,
     "gpt_bigcode": {"num_kv_heads": 1} | BIASES,
+    "apertus": {},
+    "gemma3n": {},
     "bloom": BIASES,
     "mpt": {"tie_word_embeddings": True},
     "nemotron": {},

@@ -11,9 +11,11 @@ import numpy as np
 
 from homenode.compute.ops import FloatArray, LayerKv
 from homenode.dtypes import BY_NAME, DType
+from homenode.model.architectures.apertus import XieluFactors
 from homenode.model.architectures.cohere import CohereExtras
 from homenode.model.architectures.delta_net import with_delta
 from homenode.model.architectures.falcon_h1 import FalconH1Multipliers
+from homenode.model.architectures.gemma3n import Gemma3nExtras
 from homenode.model.architectures.gemma4 import Gemma4Extras
 from homenode.model.architectures.glm4_moe import HeadNorms
 from homenode.model.architectures.granite import Multipliers
@@ -135,6 +137,13 @@ UNLIKE: dict[str, dict[str, Any]] = {  # heads of two kinds, and a table that st
         "sliding_layers": (True, False, True), "local_rope": RopeSpec(theta=100.0, rotary_dim=16), "tie_word_embeddings": True, "logits_softcap": 9.0,
         "dimensions": {"per_layer": 8, "all_per_layer": 24, "per_layer_vocabulary": 80}, "layer_intermediate": (96, 96, 192),
     },
+    "gemma3n": {
+        "num_layers": 3, **_WINDOWED, "local_rope": RopeSpec(theta=100.0),
+        "logits_softcap": 9.0, "attention_scale": 1.0, "embedding_scale": 8.0, "tie_word_embeddings": True, "streams": 4,
+        "dimensions": {
+            "per_layer": 8, "all_per_layer": 24, "per_layer_vocabulary": 80, "streams": 4, "stream_pairs": 16, "laurel": 12,
+        },
+    },
 }  # fmt: skip
 OWN: dict[str, object] = {
     "starcoder2": BlockStyle(),
@@ -142,6 +151,8 @@ OWN: dict[str, object] = {
     "phi": BlockStyle("gelu", "one_norm", head_bias=True),
     "falcon": BlockStyle("gelu_erf", "parallel"),
     **dict.fromkeys(("gpt2", "gpt_bigcode"), BlockStyle(positions="table")),
+    "apertus": XieluFactors((0.8, 0.3, 0.5), (0.4, 0.9, 0.2), (0.5, 0.6, 0.4)),
+    "gemma3n": Gemma3nExtras((0.3, 1.2, None)),
     "bloom": BlockStyle(positions="alibi", embedding_norm=True),
     "mpt": BlockStyle("gelu_erf", positions="alibi", norm_biases=False, clip=0.7),
     "nemotron": BlockStyle("relu2"),
@@ -160,7 +171,7 @@ OWN: dict[str, object] = {
     "jais2": BlockStyle("relu2"),
     **dict.fromkeys(("olmo", "olmoe"), ProjectionLimit(0.7)),
     "arcee": BlockStyle("relu2"),
-    "gemma4": Gemma4Extras(8, True),
+    "gemma4": Gemma4Extras(True),
     **dict.fromkeys(("granite", "minicpm"), Multipliers(residual=0.5, logits=2.0)),
     "muse_glimmer": GatedCappedBlock(0.4, 1e-3, True, (True, False, True)),
     "glm4_moe": HeadNorms(True),

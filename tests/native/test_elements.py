@@ -77,6 +77,7 @@ PLAIN = {
     "gelu": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
     "gelu_erf": lambda x: 0.5 * x * (1 + np.vectorize(math.erf)(x / np.sqrt(2))),
     "relu2": lambda x: np.maximum(x, 0) ** 2,
+    "exp_rest": lambda x: np.expm1(np.minimum(x, 0)) - np.minimum(x, 0),
 }
 
 
@@ -170,6 +171,44 @@ def test_gates_by_the_largest_logit(backend: NativeBackend, rows: int, columns: 
 
 
 @pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", [8, 50])
+def test_weighted_sums_of_runs(backend: NativeBackend, rows: int, width: int) -> None:
+    """As many as there are weights, or each once where there are none."""
+    x, y = random(rows, 3 * width), random(rows, 2 * width, seed=2)
+    weights = random(rows, 6, seed=3)
+
+    def wanted(factors: FloatArray) -> FloatArray:
+        added = factors.astype(np.float64).reshape(rows, 3, 2) @ y.reshape(rows, 2, width)
+        return np.asarray(x + added.reshape(rows, -1), np.float32)
+
+    constant = backend.constant
+    found = evaluate(
+        backend, lambda ops: ops.add_weighted(constant(x), constant(y), constant(weights), width, 0.5), rows
+    )
+    np.testing.assert_allclose(found, wanted(weights + np.float32(0.5)), rtol=1e-5, atol=1e-6)
+    found = evaluate(backend, lambda ops: ops.add_weighted(constant(x), constant(y), None, width, 1.0), rows)
+    np.testing.assert_allclose(found, wanted(np.ones((rows, 6), np.float32)), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="one for each pair of runs"):
+        evaluate(backend, lambda ops: ops.add_weighted(constant(x), constant(y), constant(x), width, 0.0), rows)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("columns", [1, 16, 257])
+def test_magnitudes_and_what_lies_above_the_mean(backend: NativeBackend, rows: int, columns: int) -> None:
+    x, y, constant = random(rows, 2 * columns), random(rows, columns, seed=2), backend.constant
+    x[0, :columns] = 1e-6  # below the floor
+    runs = x.astype(np.float64).reshape(rows, 2, columns)
+    there = np.maximum(np.square(runs).mean(axis=2, keepdims=True), 1e-5)
+    wanted = runs * np.sqrt(np.square(y.astype(np.float64)).mean(axis=1)[:, None, None] / there)
+    found = evaluate(backend, lambda ops: ops.match_magnitude(constant(x), constant(y), 1e-5), rows)
+    np.testing.assert_allclose(found, wanted.reshape(x.shape), rtol=1e-5, atol=1e-7)
+    found = evaluate(backend, lambda ops: ops.relu_above(constant(y), 0.7), rows)
+    exact = y.astype(np.float64)
+    rest = exact - exact.mean(axis=1, keepdims=True) - 0.7 * exact.std(axis=1, keepdims=True)
+    np.testing.assert_allclose(found, np.maximum(rest, 0), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("columns", [8, 48, 200])
 def test_sums_and_multiples(backend: NativeBackend, rows: int, columns: int) -> None:
     """A norm that only the sum reads is computed with it."""
@@ -177,6 +216,9 @@ def test_sums_and_multiples(backend: NativeBackend, rows: int, columns: int) -> 
     constant = backend.constant
     assert np.array_equal(evaluate(backend, lambda ops: ops.add(constant(x), constant(y)), rows), x + y)
     assert np.array_equal(evaluate(backend, lambda ops: ops.scale(constant(x), 1.7), rows), x * np.float32(1.7))
+    assert np.array_equal(
+        evaluate(backend, lambda ops: ops.multiply(constant(x), backend.vector(weight)), rows), x * weight
+    )
     normed = evaluate(backend, lambda ops: ops.rms_norm(constant(y), backend.vector(weight), 1e-5), rows)
     found = evaluate(
         backend, lambda ops: ops.add(constant(x), ops.rms_norm(constant(y), backend.vector(weight), 1e-5)), rows

@@ -33,6 +33,7 @@ KERNELS = (
         "gelu_mul",
         "gelu_erf_mul",
         "relu2_mul",
+        "exp_rest_mul",
         "soft_cap",
         "sigmoid_mul",
         "multiply_rows",

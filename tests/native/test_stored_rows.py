@@ -51,6 +51,9 @@ def test_a_row_that_the_file_no_longer_has_is_no_number(backend: NativeBackend, 
     assert np.all(found[0] == 1) and np.isnan(found[1]).all()
     with pytest.raises(ValueError, match="40"):  # ids are checked as those of any table
         program.run(step_of([Part(0, 1)], [40]))
+    program = backend.compile(lambda ops: ops.stored_rows(handle, 11), limits(2))
+    found = program.run(step_of([Part(0, 2)], [40, 9])).numpy()  # but where they have a row, here one that is gone
+    assert np.isnan(found[0]).all() and np.all(found[1] == 1)
 
 
 def test_tables_that_cannot_be_are_refused(tmp_path: Path) -> None:

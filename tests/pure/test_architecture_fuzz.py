@@ -57,6 +57,10 @@ OWN: dict[str, dict[str, Any]] = {
         "rope_theta": None, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 1, "global_head_dim": 32,
         "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64, "enable_moe_block": True, "top_k_experts": 2,
     },
+    "gemma3n": {
+        "rope_theta": None, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 1, "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 64, "laurel_rank": 8, "activation_sparsity_pattern": [0.5, 0.95, 0.0, 0.0],
+    },
     "llama4": {"num_experts_per_tok": 1},
 }  # fmt: skip
 ODD = st.one_of(
@@ -165,6 +169,11 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
         "attention.sliding_window": 8, "attention.sliding_window_pattern": [True] * 4, "attention.key_length_swa": 16, "attention.value_length_swa": 16,
         "attention.shared_kv_layers": 1, "embedding_length_per_layer_input": 8,
     },
+    "gemma3n": {
+        "attention.sliding_window": 8, "attention.sliding_window_pattern": [True, False] * 2, "attention.shared_kv_layers": 1,
+        "embedding_length_per_layer_input": 8, "activation_sparsity_scale": [1.5, 0.5, -math.inf, -math.inf],
+    },
+    "apertus": {"xielu.alpha_p": [0.5] * 4, "xielu.alpha_n": [-0.5] * 4, "xielu.beta": [0.5] * 4, "xielu.eps": [-1e-6] * 4},
     "muse_glimmer": {"logit_scale": 0.5},
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4", "youtu"), LATENT),
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), LATENT | INDEXER),

@@ -95,6 +95,12 @@ inline Lanes relu2(const Lanes& x) {
   return multiply(positive, positive);
 }
 
+// e^m - 1 - m with m = min(x, 0): what the exponential has beyond its tangent at 0, and nothing above 0.
+inline Lanes exp_rest(const Lanes& x) {
+  const Lanes negative = smaller(fill(0), x);
+  return subtract(subtract(exponential(negative), fill(1)), negative);
+}
+
 template <Lanes (*activation)(const Lanes&)>
 inline void multiply_gates(const float* gate, const float* up, float* out, int64_t count) {
   int64_t i = 0;
@@ -121,6 +127,9 @@ void gelu_erf_mul(const float* gate, const float* up, float* out, int64_t count)
 }
 void relu2_mul(const float* gate, const float* up, float* out, int64_t count) {
   multiply_gates<relu2>(gate, up, out, count);
+}
+void exp_rest_mul(const float* gate, const float* up, float* out, int64_t count) {
+  multiply_gates<exp_rest>(gate, up, out, count);
 }
 
 inline Lanes clamped_product(const Lanes& gate, const Lanes& up) {

@@ -20,6 +20,7 @@ constexpr Kernels kTable = {
     gelu_mul,
     gelu_erf_mul,
     relu2_mul,
+    exp_rest_mul,
     clamped_mul,
     soft_cap,
     {{4, load_query_floats, put_key_f32, put_values_f32, attend<StoredF32>, score<StoredF32>},

@@ -333,8 +333,9 @@ AttentionMask = Literal["causal", "all"]
 Precision = Literal["usual", "fine"]
 ExpertScore = Literal["softmax", "sigmoid", "chosen_softmax", "sparsemixer"]
 GroupScore = Literal["max", "top2"]
-# Of one value: x * sigmoid(x); x * Phi(x), the normal distribution by way of tanh or exactly; max(x, 0)^2.
-PlainActivation = Literal["silu", "gelu", "gelu_erf", "relu2"]
+# Of one value: x * sigmoid(x); x * Phi(x), the normal distribution by way of tanh or exactly; max(x, 0)^2; and
+# e^m - 1 - m with m = min(x, 0), which is 0 above 0.
+PlainActivation = Literal["silu", "gelu", "gelu_erf", "relu2", "exp_rest"]
 Activation = PlainActivation | Literal["clamped"]
 
 
@@ -413,8 +414,10 @@ class Ops(Protocol):
     def type_rows(self, table: Weight) -> Tensor:
         """Rows of `table` for the step's token types: [tokens, table.columns]."""
 
-    def stored_rows(self, table: StoredTable) -> Tensor:
-        """Rows of a table that stays in its file for the step's token ids: [tokens, columns of the table]."""
+    def stored_rows(self, table: StoredTable, otherwise: int | None = None) -> Tensor:
+        """Rows of a table that stays in its file for the step's token ids: [tokens, columns of the table]. `otherwise`:
+        the row of ids past the table; None: there are none.
+        """
 
     def received(self, columns: int) -> Tensor:
         """The rows that the stage before this one computed, `StepArrays.hidden`: [tokens, columns]."""
@@ -541,7 +544,7 @@ class Ops(Protocol):
         """x + y, of equal shapes; or y is a parameter that is a vector, which is added to every row."""
 
     def multiply(self, x: Tensor, y: Tensor) -> Tensor:
-        """x * y, of equal shapes."""
+        """x * y, of equal shapes; or y is a parameter that is a vector, by which every row is multiplied."""
 
     def scale(self, x: Tensor, factor: float | Tensor) -> Tensor:
         """x * factor: a number, or a parameter that is a vector of one."""
@@ -553,6 +556,20 @@ class Ops(Protocol):
 
     def gate_by_largest(self, x: Tensor, logits: Tensor) -> Tensor:
         """x * sigmoid(the largest of the row's logits)."""
+
+    def add_weighted(self, x: Tensor, y: Tensor, weights: Tensor | None, width: int, offset: float = 0.0) -> Tensor:
+        """Each run of `width` columns of x plus the sum over the runs of y of (offset + weight) * the run. A row of
+        weights has one for each pair of runs, those of one run of x beside each other: [rows, runs of x * runs of y];
+        None: all are 0.
+        """
+
+    def match_magnitude(self, x: Tensor, y: Tensor, floor: float) -> Tensor:
+        """Each run of x that is as long as y, made as large as that: x * sqrt(mean(y^2) / max(mean(x^2), floor))."""
+
+    def relu_above(self, x: Tensor, deviations: float) -> Tensor:
+        """max(x - mean - deviations * deviation, 0), with the mean and the standard deviation of the row's columns, whose
+        squares are divided by their number.
+        """
 
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
         """cap * tanh(x / cap), cap being above 0."""

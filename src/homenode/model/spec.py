@@ -206,6 +206,7 @@ class ModelSpec:
     layer_intermediate: tuple[int, ...] = ()  # of each layer, where they differ; empty: intermediate_size in all
     dimensions: Mapping[str, int] = field(default_factory=dict)  # further lengths of tensors, which are never divided
     head_widths: Mapping[str, int] = field(default_factory=dict)  # and those that are so many for each query head
+    streams: int = 1  # of hidden_size columns each, which layers hand on beside each other
     pooling: PoolingSpec | None = None  # how texts become vectors or scores; None: the model generates text
     attention_mask: AttentionMask = "causal"
 
@@ -213,6 +214,11 @@ class ModelSpec:
     def encodes(self) -> bool:
         """Whether its tokens see what comes behind them, so that it makes vectors or scores of whole texts only."""
         return self.attention_mask != "causal"
+
+    @property
+    def handed_columns(self) -> int:
+        """Columns of a row that a stage hands on to the next."""
+        return self.streams * self.hidden_size
 
     def state_of(self, layer: int) -> LayerState | None:
         """What a layer of the model keeps of a sequence besides keys and values, None where it keeps nothing."""
@@ -286,6 +292,9 @@ class ModelSpec:
         return self.sliding_window if not self.sliding_layers or self.sliding_layers[layer] else None
 
 
+VectorFunction = Literal["identity", "negative_exponential", "softplus"]  # value; -e^value; ln(1 + e^value)
+
+
 @dataclass(frozen=True)
 class TensorEntry:
     """Where a tensor's bytes are. Name and shape are in Hugging Face terms ([rows, columns], row-major), whatever the
@@ -302,7 +311,7 @@ class TensorEntry:
         0  # GGUF llama q and k: rows of this many heads are interleaved (see Backend.weight_from_file)
     )
     times: float = 1.0  # multiplies every value: GGUF files have it beside some matrices (matrix_scales.py)
-    negative_exponential: bool = False  # of a vector -e^value is meant: folders hold decays as logarithms
+    function: VectorFunction = "identity"  # of a vector these are meant: folders hold what was trained
     plus: float = 0.0  # added to every value of a vector: Gemma's folders hold norm weights less one
     coded: CodedMatrix | None = (
         None  # it lies there as several tensors; `dtype` and `nbytes` are those of what they are put together to

@@ -177,7 +177,7 @@ def _one_worker(
     cost = cpu_worker(host, binding, work_of(spec, layout, geometry, part), speeds, owners)
     weights = {str(node): size for node, size in nodes.nodes.items() if size}
     return EngineSpec(
-        config, sizes, (StageCost((cost,), 4 * spec.hidden_size),), 0.0, weights, sizes.num_blocks * geometry.block_bytes,
+        config, sizes, (StageCost((cost,), 4 * spec.handed_columns),), 0.0, weights, sizes.num_blocks * geometry.block_bytes,
         binding.numa or nodes.policy, binding.numa_why,
     )  # fmt: skip
 
@@ -243,7 +243,7 @@ def _stage(
     part = planned.layout.workers[mine[0]].part
     sums = 2 * part.layers.count + part.first_stage + part.last_stage if len(mine) > 1 else 0
     shared = Link(link.latency, link.byte * (len(mine) - 1))  # every rank reads what all others have
-    return StageCost(tuple(costs), 4 * spec.hidden_size, sums, shared, link)
+    return StageCost(tuple(costs), 4 * spec.handed_columns, sums, shared, link)
 
 
 def _link(host: Host, planned: EnginePlan, first: int, speeds: Speeds) -> Link:

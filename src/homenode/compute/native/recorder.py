@@ -46,9 +46,9 @@ class RecordingOps:
         """See `Ops.type_rows`. A step with a type that the table has no row of is refused."""
         return self._recorder.type_rows(table)
 
-    def stored_rows(self, table: _native.StoredTable) -> _native.Tensor:
+    def stored_rows(self, table: _native.StoredTable, otherwise: int | None = None) -> _native.Tensor:
         """See `Ops.stored_rows`. A row that its file no longer has is NaN."""
-        return self._recorder.stored_rows(table)
+        return self._recorder.stored_rows(table, otherwise)
 
     def received(self, columns: int) -> _native.Tensor:
         """See `Ops.received`. They are read where the caller of the step has them."""
@@ -209,6 +209,20 @@ class RecordingOps:
     def gate_by_largest(self, x: _native.Tensor, logits: _native.Tensor) -> _native.Tensor:
         """See `Ops.gate_by_largest`."""
         return self._recorder.gate_by_largest(x, logits)
+
+    def add_weighted(
+        self, x: _native.Tensor, y: _native.Tensor, weights: _native.Tensor | None, width: int, offset: float = 0.0
+    ) -> _native.Tensor:
+        """See `Ops.add_weighted`."""
+        return self._recorder.add_weighted(x, y, weights, width, offset)
+
+    def match_magnitude(self, x: _native.Tensor, y: _native.Tensor, floor: float) -> _native.Tensor:
+        """See `Ops.match_magnitude`."""
+        return self._recorder.match_magnitude(x, y, floor)
+
+    def relu_above(self, x: _native.Tensor, deviations: float) -> _native.Tensor:
+        """See `Ops.relu_above`."""
+        return self._recorder.relu_above(x, deviations)
 
     def soft_cap(self, x: _native.Tensor, cap: float) -> _native.Tensor:
         """See `Ops.soft_cap`. ValueError for a cap that is not above 0."""

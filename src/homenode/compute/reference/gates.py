@@ -43,6 +43,12 @@ def relu2_gated(gate: FloatArray, up: FloatArray) -> FloatArray:
     return np.asarray(np.square(np.maximum(gate, np.float32(0))) * up, np.float32)
 
 
+def exp_rest_gated(gate: FloatArray, up: FloatArray) -> FloatArray:
+    """(e^m - 1 - m) * up with m = min(gate, 0)."""
+    negative = np.minimum(gate, np.float32(0))
+    return np.asarray((np.expm1(negative) - negative) * up, np.float32)
+
+
 def clamped_gated(gate: FloatArray, up: FloatArray) -> FloatArray:
     """g * sigmoid(1.702 g) * (u + 1): the gate limited from above, up on both sides."""
     g, u = np.minimum(gate, CLAMP), np.clip(up, -CLAMP, CLAMP)
@@ -54,6 +60,7 @@ GATES: dict[Activation, Callable[[FloatArray, FloatArray], FloatArray]] = {
     "gelu": gelu_gated,
     "gelu_erf": gelu_erf_gated,
     "relu2": relu2_gated,
+    "exp_rest": exp_rest_gated,
     "clamped": clamped_gated,
 }
 

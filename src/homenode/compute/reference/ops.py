@@ -69,9 +69,10 @@ class EagerOps:
             raise ValueError(f"token types from {types.min()} to {types.max()} have no rows in a table of {len(table)}")
         return table[types]
 
-    def stored_rows(self, table: Any) -> FloatArray:
-        """See `Ops.stored_rows`. ValueError for an id past the table."""
+    def stored_rows(self, table: Any, otherwise: int | None = None) -> FloatArray:
+        """See `Ops.stored_rows`. ValueError for an id past the table where there are none."""
         ids = self._step.ids
+        ids = ids if otherwise is None else np.where(ids < table.rows, ids, otherwise)
         if len(ids) and not 0 <= ids.min() <= ids.max() < table.rows:
             raise ValueError(f"token ids from {ids.min()} to {ids.max()} are outside a table of {table.rows} rows")
         rows = [table.read(int(i)) for i in ids]
@@ -279,6 +280,30 @@ class EagerOps:
         """See `Ops.gate_by_largest`."""
         with np.errstate(over="ignore"):
             return np.asarray(x / (1 + np.exp(-logits.max(axis=1, keepdims=True))), np.float32)
+
+    def add_weighted(
+        self, x: FloatArray, y: FloatArray, weights: FloatArray | None, width: int, offset: float = 0.0
+    ) -> FloatArray:
+        """See `Ops.add_weighted`."""
+        out, runs = np.array(x, np.float32).reshape(len(x), -1, width), y.reshape(len(y), -1, width)
+        factors = np.full((len(x), out.shape[1], runs.shape[1]), offset, np.float32)
+        if weights is not None:
+            factors += weights.reshape(factors.shape)
+        for index in range(runs.shape[1]):
+            out += factors[:, :, index, None] * runs[:, index, None]
+        return out.reshape(x.shape)
+
+    def match_magnitude(self, x: FloatArray, y: FloatArray, floor: float) -> FloatArray:
+        """See `Ops.match_magnitude`."""
+        runs = x.reshape(len(x), -1, y.shape[1])
+        there = np.maximum(np.square(runs).mean(axis=2, keepdims=True), np.float32(floor))
+        wanted = np.square(y).mean(axis=1)[:, None, None]
+        return np.asarray(runs * (np.sqrt(wanted) / np.sqrt(there)), np.float32).reshape(x.shape)
+
+    def relu_above(self, x: FloatArray, deviations: float) -> FloatArray:
+        """See `Ops.relu_above`."""
+        least = x.mean(axis=1, keepdims=True) + np.float32(deviations) * x.std(axis=1, keepdims=True)
+        return np.asarray(np.maximum(x - least, 0), np.float32)
 
     def soft_cap(self, x: FloatArray, cap: float) -> FloatArray:
         """See `Ops.soft_cap`."""

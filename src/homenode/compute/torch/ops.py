@@ -97,9 +97,10 @@ class TorchOps:
         check_ids(types, table.shape[0])
         return table[torch.from_numpy(types).to(self._device.device).long()].float()
 
-    def stored_rows(self, table: Any) -> torch.Tensor:
-        """See `Ops.stored_rows`. ValueError for an id past the table."""
+    def stored_rows(self, table: Any, otherwise: int | None = None) -> torch.Tensor:
+        """See `Ops.stored_rows`. ValueError for an id past the table where there are none."""
         ids = self._step.host.ids
+        ids = ids if otherwise is None else np.where(ids < table.rows, ids, otherwise)
         check_ids(ids, table.rows)
         self._step.by_values = True  # the host reads them
         rows = np.stack([table.read(int(i)) for i in ids]) if len(ids) else np.zeros((0, table.columns), np.float32)
@@ -281,6 +282,28 @@ class TorchOps:
         """See `Ops.gate_by_largest`."""
         return x / (1 + torch.exp(-logits.amax(dim=1, keepdim=True)))
 
+    def add_weighted(
+        self, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor | None, width: int, offset: float = 0.0
+    ) -> torch.Tensor:
+        """See `Ops.add_weighted`."""
+        out, runs = x.reshape(len(x), -1, width), y.reshape(len(y), -1, width)
+        factors = None if weights is None else weights.reshape(len(x), out.shape[1], -1, 1) + offset
+        for index in range(runs.shape[1]):
+            out = out + (offset if factors is None else factors[:, :, index]) * runs[:, index : index + 1]
+        return out.reshape(x.shape)
+
+    def match_magnitude(self, x: torch.Tensor, y: torch.Tensor, floor: float) -> torch.Tensor:
+        """See `Ops.match_magnitude`."""
+        runs = x.reshape(len(x), -1, y.shape[1])
+        there = runs.square().mean(dim=2, keepdim=True).clamp(min=floor)
+        wanted = y.square().mean(dim=1)[:, None, None]
+        return (runs * (wanted.sqrt() / there.sqrt())).reshape(x.shape)
+
+    def relu_above(self, x: torch.Tensor, deviations: float) -> torch.Tensor:
+        """See `Ops.relu_above`."""
+        rest = x - x.mean(dim=1, keepdim=True)
+        return (rest - deviations * rest.square().mean(dim=1, keepdim=True).sqrt()).clamp(min=0)
+
     def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
         """See `Ops.soft_cap`. By way of exp, as torch's own tanh depends on where an element lies."""
         return cap * (1 - 2 / (1 + torch.exp(x * (2 / cap))))
@@ -434,11 +457,18 @@ def relu2(x: torch.Tensor) -> torch.Tensor:
     return x.clamp(min=0).square()
 
 
+def exp_rest(x: torch.Tensor) -> torch.Tensor:
+    """e^m - 1 - m with m = min(x, 0)."""
+    negative = x.clamp(max=0)
+    return torch.exp(negative) - 1 - negative
+
+
 PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # by `PlainActivation`
     "silu": apply_silu,
     "gelu": gelu,
     "gelu_erf": gelu_erf,
     "relu2": relu2,
+    "exp_rest": exp_rest,
 }
 
 

@@ -83,7 +83,7 @@ def make_executor(
         from homenode.engine.channels.shared import SharedChannels  # maps memory by the native core
 
         return SharedChannels(
-            layout.workers, planned.checkpoint.spec.hidden_size, config.scheduler.max_num_batched_tokens
+            layout.workers, planned.checkpoint.spec.handed_columns, config.scheduler.max_num_batched_tokens
         )
 
     if config.parallel.executor == "ray" and make_channels is None:

@@ -208,6 +208,6 @@ def _device_room(config: EngineConfig, join: Join, model: LoadedModel, backend: 
             config.compute.gpu_memory_utilization,
             rank=part.rank,
             ranks=part.ranks,
-            hidden=None if part.first_stage else model.spec.hidden_size,
+            hidden=None if part.first_stage else model.spec.handed_columns,
         )
     )

@@ -132,7 +132,7 @@ class PartWorker:
             eos_token_ids=loaded.model.spec.eos_token_ids,
             part=part,
             channels=links,
-            columns=loaded.model.spec.hidden_size,
+            columns=loaded.model.spec.handed_columns,
             state=self._state,
             grammars=self._grammar_masks,
             state_pages=self._state_pages,

@@ -146,7 +146,7 @@ def enter(ops: Ops, model: ForwardContext) -> Tensor:
     """The rows that the first of this stage's layers begins with: from the embedding table, or from the
     stage before.
     """
-    return embedded(ops, model) if model.part.first_stage else ops.received(model.spec.hidden_size)
+    return embedded(ops, model) if model.part.first_stage else ops.received(model.spec.handed_columns)
 
 
 def embedded(ops: Ops, model: ForwardContext) -> Tensor:

@@ -211,7 +211,7 @@ def convert_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[
         if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
             found[name] = replace(entry, plus=1.0)
         elif name.endswith("linear_attn.A_log"):
-            found[name] = replace(entry, negative_exponential=True)
+            found[name] = replace(entry, function="negative_exponential")
     return found
 
 

@@ -53,21 +53,18 @@ STACKED = StackedExperts(
 
 @dataclass(frozen=True)
 class Gemma4Extras:
-    """`per_layer`: elements that a layer takes in for each token, 0: none; `keys_as_values`: in layers without a
-    window; `scaled`: layers have a number that multiplies their result.
-    """
+    """`keys_as_values`: in layers without a window; `scaled`: layers have a number that multiplies their result."""
 
-    per_layer: int
     keys_as_values: bool
     scaled: bool = True
 
 
 def _of(spec: ModelSpec) -> Gemma4Extras:
-    return spec.own if isinstance(spec.own, Gemma4Extras) else Gemma4Extras(0, False)
+    return spec.own if isinstance(spec.own, Gemma4Extras) else Gemma4Extras(False)
 
 
 def _takes_in(spec: ModelSpec, _part: ModelPart, _layer: int | None) -> bool:
-    return _of(spec).per_layer > 0
+    return spec.dimensions.get("per_layer", 0) > 0
 
 
 def _has_embedding(spec: ModelSpec, part: ModelPart, layer: int | None) -> bool:
@@ -91,9 +88,8 @@ _INNER = ("expert_intermediate", "hidden")
 _EMBED, *_HEAD = common.EMBEDDING_AND_HEAD
 _Q, _K, _V, _O = common.PROJECTIONS
 _Q_NORM, _K_NORM = common.HEAD_NORMS
-PARAMETERS = (
-    replace(_EMBED, when=_has_embedding),
-    *_HEAD,
+EMBEDDING_AND_HEAD = (replace(_EMBED, when=_has_embedding), *_HEAD)
+PER_LAYER_TOP = (  # what each layer takes in
     Parameter(
         "per_layer_table",
         "model.embed_tokens_per_layer.weight",
@@ -116,6 +112,13 @@ PARAMETERS = (
         "per_layer_proj_norm.weight",
         _takes_in,
     ),
+)
+PER_LAYER_BLOCK = (
+    layer_weight("per_layer_gate", "per_layer_input_gate", "inp_gate", "per_layer", "hidden", when=_takes_in),
+    layer_weight("per_layer_out", "per_layer_projection", "proj", "hidden", "per_layer", when=_takes_in),
+    layer_weight("per_layer_out_norm", "post_per_layer_input_norm", "post_norm", "hidden", when=_takes_in),
+)
+ATTENTION = (
     layer_weight("input_norm", "input_layernorm", "attn_norm", "hidden"),
     _Q,
     replace(_K, when=_has_keys),
@@ -124,6 +127,11 @@ PARAMETERS = (
     _Q_NORM,
     replace(_K_NORM, when=_has_keys),
     layer_weight("attended_norm", "post_attention_layernorm", "post_attention_norm", "hidden"),
+)
+PARAMETERS = (
+    *EMBEDDING_AND_HEAD,
+    *PER_LAYER_TOP,
+    *ATTENTION,
     layer_weight("post_norm", "pre_feedforward_layernorm", "ffn_norm", "hidden"),
     *(replace(matrix, when=always) for matrix in common.GATE_UP_DOWN),
     layer_weight("mlp_norm", "post_feedforward_layernorm", "post_ffw_norm", "hidden"),
@@ -150,9 +158,7 @@ PARAMETERS = (
         "expert_input_norm", "pre_feedforward_layernorm_2", "pre_ffw_norm_2", "hidden", when=common.has_experts
     ),
     layer_weight("expert_norm", "post_feedforward_layernorm_2", "post_ffw_norm_2", "hidden", when=common.has_experts),
-    layer_weight("per_layer_gate", "per_layer_input_gate", "inp_gate", "per_layer", "hidden", when=_takes_in),
-    layer_weight("per_layer_out", "per_layer_projection", "proj", "hidden", "per_layer", when=_takes_in),
-    layer_weight("per_layer_out_norm", "post_per_layer_input_norm", "post_norm", "hidden", when=_takes_in),
+    *PER_LAYER_BLOCK,
     Parameter(
         "layer_scale",
         "model.layers.{layer}.layer_scalar",
@@ -171,7 +177,7 @@ def _shared(own: list[LayerKv], sliding: tuple[bool, ...], first: int) -> tuple[
     return tuple(kv if layer < first else last[sliding[layer]] for layer, kv in enumerate(own))
 
 
-def _with_layers(config: FolderConfig | GgufConfig, spec: ModelSpec, own: list[LayerKv], shared: int) -> ModelSpec:
+def with_layers(config: FolderConfig | GgufConfig, spec: ModelSpec, own: list[LayerKv], shared: int) -> ModelSpec:
     """The figures with what each layer keeps, the last `shared` of them nothing of their own."""
     sliding = spec.sliding_layers or (False,) * spec.num_layers
     try:
@@ -193,16 +199,12 @@ def _with_layers(config: FolderConfig | GgufConfig, spec: ModelSpec, own: list[L
     )
 
 
-def _with_inputs(spec: ModelSpec, figures: Gemma4Extras, vocabulary: int) -> ModelSpec:
-    return replace(
-        spec,
-        own=figures,
-        dimensions={
-            "per_layer": figures.per_layer,
-            "all_per_layer": figures.per_layer * spec.num_layers,
-            "per_layer_vocabulary": vocabulary,
-        },
-    )
+def with_inputs(spec: ModelSpec, width: int, vocabulary: int, **more: int) -> ModelSpec:
+    """The figures with `width` elements that a layer takes in for each token, by a table of so many rows. `more`: further
+    dimensions.
+    """
+    inputs = {"per_layer": width, "all_per_layer": width * spec.num_layers, "per_layer_vocabulary": vocabulary}
+    return replace(spec, dimensions=inputs | more)
 
 
 def _far_heads(config: FolderConfig, layer: int, default: tuple[int | None, int]) -> tuple[int | None, int]:
@@ -253,7 +255,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
         kv_heads, head_dim = by_layer.get(layer, (None, near))
         own.append(LayerKv(kv_heads or spec.num_kv_heads, head_dim, head_dim))
     shared = fields.integer("num_kv_shared_layers", 0, minimum=0, maximum=spec.num_layers - 1)
-    spec = _with_layers(config, spec, own, shared)
+    spec = with_layers(config, spec, own, shared)
     if fields.boolean("use_double_wide_mlp", False) and shared:
         inner = spec.intermediate_size
         spec = replace(spec, layer_intermediate=(inner,) * (spec.num_layers - shared) + (2 * inner,) * shared)
@@ -262,7 +264,8 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     if taken and vocabulary < spec.vocab_size:
         raise fields.wrong("vocab_size_per_layer_input", vocabulary, f"the {spec.vocab_size} of vocab_size or more")
     return replace(
-        _with_inputs(spec, Gemma4Extras(taken, same), vocabulary),
+        with_inputs(spec, taken, vocabulary),
+        own=Gemma4Extras(same),
         logits_softcap=gemma2.softcap(config, "final_logit_softcapping", None),
         moe=_moe(config) if fields.boolean("enable_moe_block", False) else None,
     )
@@ -327,7 +330,7 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
         layer_intermediate=inner if len(set(inner)) > 1 else (),
         logits_softcap=fields.optional_number("final_logit_softcapping", least=0.0) or None,
     )
-    spec = _with_layers(config, spec, own, shared)
+    spec = with_layers(config, spec, own, shared)
     taken = fields.integer("embedding_length_per_layer_input", 0, minimum=0, maximum=limits.MOST_HIDDEN)
     values = [f"model.layers.{layer}.self_attn.v_proj.weight" in config.tensors for layer in range(spec.num_layers)]
     same = any(
@@ -338,7 +341,7 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
     if fields.integer("expert_count", 0, minimum=0):
         moe = config.moe(spec, "model.layers.{layer}.router.proj.weight")
         spec = replace(spec, moe=replace(moe, activation="gelu", dense_layers=()))
-    return _with_inputs(spec, Gemma4Extras(taken, same, scaled), spec.vocab_size)
+    return replace(with_inputs(spec, taken, spec.vocab_size), own=Gemma4Extras(same, scaled))
 
 
 def without_unread(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
@@ -359,22 +362,23 @@ def from_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str
 
 def taken_in(ops: Ops, model: ForwardContext) -> tuple[Tensor, ...]:
     """What each layer of the model takes in: a part of the token's row of the table, and one of its embedding's
-    projection.
+    projection. Row 0 of the table is that of tokens past it.
     """
     spec, top = model.spec, model.parameters.top
-    width = _of(spec).per_layer
-    of_token = ops.scale(ops.stored_rows(top["per_layer_table"]), math.sqrt(width))
+    width = spec.dimensions["per_layer"]
+    of_token = ops.scale(ops.stored_rows(top["per_layer_table"], otherwise=0), math.sqrt(width))
     projected = ops.linear(common.embedded(ops, model), (top["per_layer_projection"],))
     of_embedding = common.normed(ops, model, ops.scale(projected, spec.hidden_size**-0.5), top["per_layer_norm"])
     both = ops.scale(ops.add(of_embedding, of_token), 2**-0.5)
     return tuple(ops.split(both, [width] * spec.num_layers))
 
 
-def attended(ops: Ops, model: ForwardContext, index: int, x: Tensor, rotation: Tensor) -> Tensor:
-    """What layer `index` of this stage attends to, by keys and values of its own, or by those of its donor."""
+def attended(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Tensor) -> Tensor:
+    """What layer `index` of this stage attends to, h being normed rows, by keys and values of its own, or by those of its
+    donor.
+    """
     layer, number, eps = model.parameters.layers[index], model.part.layers.first + index, model.spec.rms_norm_eps
     _, head_dim = model.spec.heads_of(number)
-    h = common.normed(ops, model, x, layer["input_norm"])
     weights = [layer[name] for name in ("q", "k", "v") if name in layer]
     rows = ops.linear(h, weights, precision=common.precision_of_scores(model.spec))
     k = v = None
@@ -412,7 +416,8 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
     near = common.angles(ops, model.rope.local or model.rope)
     for index, layer in enumerate(model.parameters.layers):
         rotation = far if common.window(model, index) is None else near
-        inner = common.select_last(ops, model, index, attended(ops, model, index, x, rotation))
+        h = common.normed(ops, model, x, layer["input_norm"])
+        inner = common.select_last(ops, model, index, attended(ops, model, index, h, rotation))
         out = common.project_out(ops, model, inner, layer["o"], None, None)
         x = ops.add(common.select_last(ops, model, index, x), common.normed(ops, model, out, layer["attended_norm"]))
         out = fed_forward(ops, model, index, x)

@@ -238,7 +238,7 @@ def convert_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[
     found = split_tensors(tensors, spec)
     for name, entry in found.items():
         if name.endswith(".A_log"):
-            found[name] = replace(entry, negative_exponential=True)
+            found[name] = replace(entry, function="negative_exponential")
     return found
 
 

@@ -21,7 +21,7 @@ from homenode.units import format_count
 
 _SAMPLING = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
 GELU = "gelu_pytorch_tanh"
-_SPELLINGS = {"silu": ("silu", "swish"), GELU: (GELU,)}
+_SPELLINGS = {"silu": ("silu", "swish"), GELU: (GELU,), "xielu": ("xielu",)}
 # What transformers calls the activations of MLPs without a gate.
 _PLAIN: Mapping[str, PlainActivation] = {
     **dict.fromkeys((GELU, "gelu_new", "gelu_fast"), "gelu"),

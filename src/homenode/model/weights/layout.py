@@ -51,6 +51,9 @@ _EXACT = frozenset(
         "delta_a",
         "scan_dt",
         "index_weights",
+        "stream_router",
+        "stream_predict",
+        "stream_correct",
     }
 )
 

@@ -271,8 +271,9 @@ def _load_vector(fd: int, entry: TensorEntry, cut: IndexRange) -> FloatArray:
     if entry.coded:
         column = replace(entry, shape=(*entry.shape, 1))
         return coded_rows.decoded(column, (cut.first, cut.end), (0, 1))[:, 0] + np.float32(entry.plus)
-    if entry.negative_exponential:
-        return -np.exp(_load_vector(fd, replace(entry, negative_exponential=False), cut))
+    if entry.function != "identity":
+        stored = _load_vector(fd, replace(entry, function="identity"), cut)
+        return -np.exp(stored) if entry.function == "negative_exponential" else np.logaddexp(stored, np.float32(0))
     if entry.dtype.name == "F32" and len(entry.shape) == 1 and not entry.permuted_heads and not entry.plus:
         data = os.pread(fd, entry.nbytes, entry.offset)
         if len(data) == entry.nbytes:
