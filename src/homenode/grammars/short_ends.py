@@ -1,9 +1,9 @@
 """Short ends: tokens that complete a text bound by a grammar, from where its matcher is.
 
 llguidance tells which tokens may come next, and not how far away the end is. So an end is searched for: token after
-token, first what usually closes (quotes, brackets), then one token of each kind, where nothing changes each single byte.
-What is found is short, and not always the shortest. The search counts its looks and never the time, so that it finds the
-same on every machine.
+token, first what usually closes (quotes, brackets), then one token of each kind, where nothing changes each single
+byte. What is found is short, and not always the shortest. The search counts its looks and never the time, so that it
+finds the same on every machine.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class _Way(NamedTuple):
 
 
 class ShortEnds:
-    """Finds ends with the tokens of a vocabulary. For one thread at a time."""
+    """Finds ends with the tokens of a vocabulary. For any threads, each with a matcher of its own."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._library, self._texts, self._special = vocabulary.library, vocabulary.texts, vocabulary.special
-        self._mask = np.zeros(-(-vocabulary.size // 32), np.uint32)
+        self._words = -(-vocabulary.size // 32)
         lengths = np.fromiter(map(len, self._texts), np.intp, len(self._texts))
         self._kinds = _kinds(self._texts, lengths)
         self._kinds[np.array(sorted(self._special), np.intp)] = _CONTROL
@@ -56,8 +56,8 @@ class ShortEnds:
         self._bytes = {self._texts[token][0]: token for token in single}
 
     def find(self, matcher: LLMatcher, looks: int, tail: End = ()) -> tuple[End | None, int]:
-        """A short end from where `matcher` is, None where none was found, and how many looks at a mask that took, at most
-        `looks`. `tail`: what would be the rest of one if a way led to it. The matcher is where it was afterwards.
+        """A short end from where `matcher` is, None where none was found, and how many looks at a mask that took, at
+        most `looks`. `tail`: what would be the rest of one if a way led to it. The matcher is where it was afterwards.
         """
         return _Search(self, matcher, looks, tail).run()
 
@@ -108,7 +108,7 @@ class ShortEnds:
 
     def any_token(self, matcher: LLMatcher) -> int | None:
         """A token that may come next; None where only an end may."""
-        mask = self.scratch()
+        mask = self.empty_mask()
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         candidates, _ = self.candidates(mask)
         return candidates[0] if candidates else None
@@ -117,9 +117,9 @@ class ShortEnds:
         """The tokens of a mask that are one byte."""
         return [token for token in self._bytes.values() if mask[token // 32] >> (token % 32) & 1]
 
-    def scratch(self) -> npt.NDArray[np.uint32]:
-        """[words] memory for a mask, overwritten by the next search."""
-        return self._mask
+    def empty_mask(self) -> npt.NDArray[np.uint32]:
+        """[words] memory for a mask."""
+        return np.zeros(self._words, np.uint32)
 
     def _rests(self, end: End, token: int) -> Iterator[End]:
         if token == end[0]:
@@ -151,13 +151,14 @@ class ShortEnds:
 
 
 class _Search:
-    """One search. Ways are ordered by how far they lead from the first choices, and of those the longest goes first. Where
-    a step changes nothing (the mask stays the same) it is taken again and again, but at growing cost; of two ways of one
-    length with the same mask only the first goes on.
+    """One search. Ways are ordered by how far they lead from the first choices, and of those the longest goes first.
+    Where a step changes nothing (the mask stays the same) it is taken again and again, but at growing cost; of two ways
+    of one length with the same mask only the first goes on.
     """
 
     def __init__(self, ends: ShortEnds, matcher: LLMatcher, looks: int, tail: End) -> None:
         self._ends, self._matcher, self._looks, self._tail = ends, matcher, looks, tail
+        self._scratch = ends.empty_mask()
         self._at: End = ()  # tokens that the matcher has taken
         self._seen: set[tuple[int, bytes]] = set()  # lengths and masks
         self._open: list[_Way] = [_Way(0, 0, 0, (), b"", 0)]
@@ -209,9 +210,9 @@ class _Search:
             self._push(way.aside + 2, (*path, _EACH_BYTE), known, still)
 
     def _mask(self) -> npt.NDArray[np.uint32]:
-        mask = self._ends.scratch()
-        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        return mask
+        """Where the matcher is; overwritten by the next one of this search."""
+        self._matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
+        return self._scratch
 
     def _push(self, aside: int, path: End, before: bytes, still: int) -> None:
         self._count += 1

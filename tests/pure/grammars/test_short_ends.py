@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -67,6 +68,30 @@ def test_what_has_no_end_within_bounds_is_told() -> None:
     matcher = make_matcher(BYTES, compile_grammar(Regex("[a-z]{600}"), BYTES, "field").text)
     end, looks = ShortEnds(BYTES).find(matcher, 64)
     assert end is None and looks == 64 and ends_from(ShortEnds(BYTES), matcher) == 0
+
+
+class Interrupted:
+    """A matcher; while it computes a mask another thread searches, here at once, with a matcher of its own."""
+
+    def __init__(self, matcher: Any, others: Callable[[], object]) -> None:
+        self._matcher, self._others = matcher, others
+
+    def unsafe_compute_mask_ptr(self, address: int, size: int) -> None:
+        self._matcher.unsafe_compute_mask_ptr(address, size)
+        self._others()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+
+def test_searches_of_several_threads_do_not_disturb_each_other() -> None:
+    """One thread makes matchers, another one computes masks, and both look for ends."""
+    ends = ShortEnds(WORDS)
+    first, second = (
+        make_matcher(WORDS, compile_grammar(spec, WORDS, "field").text) for spec in (JsonSchema(FORM), Regex("[^x]*x"))
+    )
+    alone = ends.find(first, 256)
+    assert ends.find(Interrupted(first, lambda: ends.find(second, 8)), 256) == alone  # type: ignore[arg-type]
 
 
 def written(spec: GrammarSpec, seed: int, most: int, vocabulary: Vocabulary) -> tuple[bytes, list[int]]:

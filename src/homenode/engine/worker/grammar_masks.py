@@ -42,8 +42,8 @@ EndBits = tuple[tuple[int, int], ...]  # (word, bit) of each token that ends an 
 
 @dataclass(slots=True)
 class BoundMatcher:
-    """Where a sequence is in its grammar. `near`: tokens before the last one from which on its end is kept within reach,
-    by `steering`, which is there from then on.
+    """Where a sequence is in its grammar. `near`: tokens before the last one from which on its end is kept within
+    reach, by `steering`, which is there from then on.
     """
 
     matcher: LLMatcher
@@ -104,7 +104,7 @@ class GrammarMasks:
         self._max_length = max_length
         self._kept: OrderedDict[str, BoundMatcher] = OrderedDict()  # touched by the thread that makes matchers only
         self._vocabulary: Vocabulary | None = None  # likewise
-        self._ends: ShortEnds | None = None  # made there, used by whoever works on a matcher
+        self._ends: ShortEnds | None = None  # made there, used by every thread that works on a matcher
         self._executor: LLExecutor | None = None  # touched by the thread of the masks only
         self._makers = self._threads("homenode-matchers")
         self._maskers = self._threads("homenode-masks")
