@@ -4,7 +4,7 @@ recurrence of Mamba 2, one token after the other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -43,7 +43,8 @@ class StateStep:
 
     Sequences are numbered by how many rows they have, the longest first, so that those that have a row t are the first
     `running[t]`. `slots`, `fresh`, `firsts`: tensors [s] of the slot of each, whether its state is zeros whatever the
-    slot holds, and its first row; the first two are int32, and a replayed step finds other values in them. `copies`: after how many rows which sequences' states go to which slots as well.
+    slot holds, and its first row; the first two are int32, and a replayed step finds other values in them. `copies`:
+    after how many rows which sequences' states go to which slots as well.
     """
 
     def __init__(
@@ -143,16 +144,15 @@ def delta_rule(
     q, v = q / key_width**0.5, v.reshape(len(qkv), heads, value_width)
     share, kept = gates
     out = torch.empty(len(qkv), heads, value_width, device=qkv.device)
-    states = _states(step, matrices)
-    for done, running in enumerate(step.running):
-        rows = step.firsts[:running] + done
-        state = states[:running] * kept[rows, :, None, None]
+
+    def advance(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        state = state * kept[rows, :, None, None]
         change = (v[rows] - (state * k[rows, :, :, None]).sum(dim=2)) * share[rows, :, None]
-        states[:running] = state + k[rows, :, :, None] * change[:, :, None, :]
-        out[rows] = (states[:running] * q[rows, :, :, None]).sum(dim=2)
-        for sequence, slot in step.copies.get(done + 1, ()):
-            matrices[slot] = states[sequence]
-    matrices[step.slots.long()] = states
+        state = state + k[rows, :, :, None] * change[:, :, None, :]
+        out[rows] = (state * q[rows, :, :, None]).sum(dim=2)
+        return state
+
+    _advance(step, matrices, advance)
     return out.reshape(len(qkv), -1)
 
 
@@ -175,16 +175,28 @@ def selective_scan(
     share, kept = gates
     entering = x * share[:, :, None]
     out = torch.empty(len(xbc), heads, value_width, device=xbc.device)
+
+    def advance(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        state = state * kept[rows, :, None, None] + b[rows, :, :, None] * entering[rows, :, None, :]
+        out[rows] = (state * c[rows, :, :, None]).sum(dim=2)
+        return state
+
+    _advance(step, matrices, advance)
+    return (out + skip[:, None] * x).reshape(len(xbc), -1)
+
+
+def _advance(
+    step: StateStep, matrices: torch.Tensor, advance: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> None:
+    """Take the step's sequences through their rows, one after the other: `advance` gives the states of some, [s, heads,
+    key_width, value_width], after their next rows, by the numbers of these.
+    """
     states = _states(step, matrices)
     for done, running in enumerate(step.running):
-        rows = step.firsts[:running] + done
-        state = states[:running] * kept[rows, :, None, None]
-        states[:running] = state + b[rows, :, :, None] * entering[rows, :, None, :]
-        out[rows] = (states[:running] * c[rows, :, :, None]).sum(dim=2)
+        states[:running] = advance(states[:running], step.firsts[:running] + done)
         for sequence, slot in step.copies.get(done + 1, ()):
             matrices[slot] = states[sequence]
     matrices[step.slots.long()] = states
-    return (out + skip[:, None] * x).reshape(len(xbc), -1)
 
 
 def _rows(end: int, first: int = 0) -> IntArray:
