@@ -7,6 +7,7 @@ import gc
 import json
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers
 
-from homenode.engine.messages import Output
+from homenode.engine.messages import Output, PoolingReady
 from homenode.engine.request import Request, TokenLogprob
 from homenode.model.tokenizer import Tokenizer
 from homenode.server.apis.openai.completions.request import CompletionRequest
@@ -68,7 +69,8 @@ def letters() -> Tokenizer:
     library = Library(models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=[("t", "h"), ("th", "e")]))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
-    return Tokenizer(library, {}, {"default": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"})
+    middle = {"prefix_token": "A", "suffix_token": "B", "middle_token": "C"}
+    return Tokenizer(library, middle, {"default": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"})
 
 
 def answered(request: Request) -> list[Output]:
@@ -96,6 +98,24 @@ def watched(start: Start, watchdog: Watchdog) -> Running:
     server = start(client, letters())  # type: ignore[arg-type]
     server.http.timeout = 120
     server.call(lambda: setattr(watchdog, "thread", threading.get_ident()))
+    return server
+
+
+WIDTH = 1024
+
+
+def pooled(request: Request) -> list[Output]:
+    values = array("f", range(1, WIDTH + 1)).tobytes()
+    return [Output(request.id, finish_reason="stop", pooled=values)]
+
+
+@pytest.fixture(scope="module")
+def watched_vectors(start: Start, watchdog: Watchdog) -> Running:
+    """A server that makes long vectors of texts."""
+    client = ScriptedClient(pooled)
+    client.ready = msgspec.structs.replace(client.ready, vocab_size=258, pooling=PoolingReady("mean", WIDTH))
+    server = start(client, letters())  # type: ignore[arg-type]
+    server.http.timeout = 120
     return server
 
 
@@ -198,6 +218,11 @@ CASES: dict[str, tuple[str, Callable[[], Any], int]] = {
     "empty lists": (COMPLETIONS, lambda: filled('{"prompt":[', "[],", "]}"), 400),
     "empty objects": (CHAT, lambda: filled('{"messages":[],"chat_template_kwargs":{"a":[', "{},", "]}}"), 400),
     "numbers with a point": (COMPLETIONS, lambda: filled('{"prompt":[', "1.0,", "]}"), 400),
+    "middles of many prompts": (
+        COMPLETIONS,
+        lambda: {"prompt": [text(8000)] * 256, "suffix": "x", "max_tokens": 1},
+        200,
+    ),
     "a long value where a short one is wanted": (CHAT, lambda: chat(reasoning_effort=text(BODY)), 400),
     "escapes": (COMPLETIONS, lambda: filled('{"prompt":"', "\\u00e9", '"}'), 400),
     "tokens of a text": ("/tokenize", lambda: {"prompt": text(2**18), "return_token_strs": True}, 200),
@@ -227,6 +252,31 @@ def test_no_call_of_the_loop_takes_long(name: str, watched: Running, watchdog: W
     worst, what = watchdog.look()
     watched.client.requests.clear()
     assert answer.status_code == status, answer.text[:300]
+    assert 0 < worst < MOST_S, what
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/embeddings", {"input": ["a"] * 1024}),
+        ("/pooling", {"input": ["a"] * 1024, "normalize": True}),
+        ("/api/embed", {"model": "story-teller", "input": ["a"] * 1024}),
+        ("/v1/score", {"text_1": "a", "text_2": ["b"] * 1024}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"] * 1024}),
+    ],
+)
+def test_no_call_takes_long_for_many_vectors(
+    path: str, fields: dict[str, Any], watched: Running, watched_vectors: Running, watchdog: Watchdog
+) -> None:
+    others = watchdog.thread
+    watched_vectors.call(lambda: setattr(watchdog, "thread", threading.get_ident()))
+    try:
+        watchdog.look()
+        answer = watched_vectors.post(path, fields)
+        worst, what = watchdog.look()
+    finally:
+        watchdog.thread = others
+    assert answer.status_code == 200, answer.text[:300]
     assert 0 < worst < MOST_S, what
 
 

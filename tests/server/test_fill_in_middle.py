@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from homenode.engine.messages import Output
 from homenode.engine.request import Request
 from homenode.model.tokenizer.fill_in_middle import FillInMiddleTokens, fill_in_middle_tokens
 from tests.server.conftest import Running, Start
-from tests.server.fakes import BOS, ByteTokenizer, ScriptedClient
+from tests.server.fakes import BOS, MAX_MODEL_LEN, ByteTokenizer, ScriptedClient
 
 PREFIX, SUFFIX, MIDDLE, REPOSITORY, FILE = 1, 2, 3, 4, 5
 
@@ -35,6 +36,20 @@ def editor(start: Start) -> Running:
 
 def laid_out(before: str, after: str, begun: str = "") -> list[int]:
     return [BOS, PREFIX, *before.encode(), SUFFIX, *after.encode(), MIDDLE, *begun.encode()]
+
+
+def test_many_prompts_with_a_long_suffix_are_refused_before_each_has_it(start: Start) -> None:
+    client = said("")
+    client.ready = msgspec.structs.replace(client.ready, max_model_len=32768)
+    answer = start(client, MiddleTokenizer()).complete(prompt=["a"] * 300, suffix="b" * 20_000)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == "prompt" and "prompt tokens" in error["message"]
+    assert not client.requests
+
+
+def test_the_prompt_whose_middle_does_not_fit_is_named(editor: Running) -> None:
+    answer = editor.complete(prompt=["a", "b" * MAX_MODEL_LEN], suffix="c")
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt[1]"
 
 
 def test_a_suffix_is_laid_out_with_the_models_own_tokens(editor: Running) -> None:

@@ -202,6 +202,17 @@ def test_errors_of_scores_name_the_field(vectors: Running, path: str, body: dict
     assert answer.status_code == 400 and answer.json()["error"]["param"].startswith(param), answer.text
 
 
+def test_pairs_that_have_too_many_tokens_together(start: Start) -> None:
+    """Before they are made: each has the tokens of the query once more."""
+    client = client_of(scored, PoolingReady("cls", 1, ["LABEL_0"]))
+    client.ready = msgspec.structs.replace(client.ready, max_model_len=32768)
+    body = {"query": "a" * 20_000, "documents": ["b"] * 300}
+    answer = start(client, PairTokenizer()).post("/v1/rerank", body)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == "documents" and "prompt tokens" in error["message"]
+    assert not client.requests
+
+
 def test_pooling_gives_what_the_model_makes(vectors: Running, scores: Running) -> None:
     answer = vectors.post("/pooling", {"input": ["abc"]}).json()
     assert answer["data"] == [{"index": 0, "object": "pooling", "data": [97, 98, 99, EOS]}]

@@ -59,8 +59,8 @@ class _Source(Generic[Event, Whole]):
 async def respond(
     state: ServerState, request: Request, generation: Generation, answer: TextFormat, *, stream: bool
 ) -> Response:
-    """The response with texts. Raises ApiError when a sequence ends without a result, and ClientGone when nobody is left
-    to answer.
+    """The response with texts. Raises ApiError when a sequence ends without a result, and ClientGone when nobody is
+    left to answer.
     """
     source = _Source(generation, generation.events, join_events)
     return await _respond(state, request, source, answer, stream=stream)

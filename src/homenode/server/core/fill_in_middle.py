@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import msgspec
 
 from homenode.model.tokenizer.fill_in_middle import FillInMiddleTokens
 from homenode.sampling import SamplingParams
-from homenode.server.core.prompts import EncodedPrompt, PromptText, check_prompt, check_token_ids, fitting_ids
+from homenode.server.core.prompts import (
+    PROMPTS_AT_ONCE,
+    EncodedPrompt,
+    PromptText,
+    check_prompt,
+    check_prompt_tokens,
+    check_token_ids,
+    fitting_ids,
+)
 from homenode.server.core.state import ServerState
 from homenode.server.core.text_work import SHORT_TEXT
 from homenode.server.http.failures import ApiError
@@ -44,21 +53,28 @@ def middle_prompt(
     return EncodedPrompt(ids)
 
 
-async def encode_middles(state: ServerState, prompts: Sequence[str | list[int]], suffix: str) -> list[EncodedPrompt]:
-    """Each prompt with the suffix, laid out with the model's own tokens. Raises ApiError 400, which names `suffix` where the
-    model has none.
+async def encode_middles(
+    state: ServerState, prompts: Sequence[str | list[int]], suffix: str, *, n: int = 1
+) -> list[EncodedPrompt]:
+    """Each prompt, which is answered `n` times, with the suffix, laid out with the model's own tokens. Raises ApiError
+    400, which names `suffix` where the model has no such tokens, and the prompt that does not fit.
     """
     tokens = middle_tokens_of(state, "suffix")
     after = await fitting_ids(state, PromptText(suffix), "suffix", False, inline=len(suffix) <= SHORT_TEXT)
-    found = []
-    for prompt in prompts:
+    inline = sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) <= SHORT_TEXT
+    found, count = list[EncodedPrompt](), 0
+    for number, prompt in enumerate(prompts):
+        if number % PROMPTS_AT_ONCE == 0:
+            await asyncio.sleep(0)  # others get a turn
+        param = "prompt" if len(prompts) == 1 else f"prompt[{number}]"
         if isinstance(prompt, str):
-            inline = len(prompt) <= SHORT_TEXT
-            before = await fitting_ids(state, PromptText(prompt), "prompt", False, inline=inline)
+            before = await fitting_ids(state, PromptText(prompt), param, False, inline=inline)
         else:
-            check_token_ids(state, prompt, "prompt")
+            check_token_ids(state, prompt, param)
             before = prompt
-        found.append(middle_prompt(state, tokens, before, after, param="prompt"))
+        found.append(middle_prompt(state, tokens, before, after, param=param))
+        count += len(found[-1].ids)
+        check_prompt_tokens(count, "prompt", n)
     return found
 
 

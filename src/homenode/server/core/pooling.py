@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from operator import mul
 from typing import TypeAlias
 
+import msgspec
+from starlette.responses import Response
+
 from homenode.engine.messages import Output, PoolingReady
 from homenode.engine.request import Request
 from homenode.sampling import SamplingParams
 from homenode.server.core.failures import from_output
-from homenode.server.core.prompts import EncodedPrompt, check_prompt_tokens, most_prompt_tokens
+from homenode.server.core.prompts import EncodedPrompt, most_prompt_tokens
 from homenode.server.core.state import ServerState
 from homenode.server.http.failures import ApiError
 from homenode.server.keys.caller import caller
@@ -38,7 +41,10 @@ def pooling_of(state: ServerState) -> PoolingReady:
     """What the engine makes of texts. Raises ApiError 400 where it generates text."""
     pooling = state.ready.pooling
     if pooling is None:
-        text = "the served model generates text and makes no embeddings; `homenode serve --runner pooling` has it make some"
+        text = (
+            "the served model generates text and makes no embeddings; `homenode serve --runner pooling` has it make "
+            "some"
+        )
         raise ApiError(400, text, param="model", code="unsupported_model")
     return pooling
 
@@ -88,12 +94,12 @@ def check_texts(state: ServerState, count: int, param: str) -> None:
 
 
 async def pool_texts(state: ServerState, prompts: Sequence[EncodedPrompt], priority: int = 0) -> PooledTexts:
-    """Have the engine make a vector of each text. Raises ApiError for the first that fails; none is left running then.
+    """Have the engine make a vector of each text, which `check_prompt_tokens` lets through. Raises ApiError for the first
+    that fails; none is left running then.
 
     Of many texts as many are with the engine at a time as it computes together.
     """
     tokens = sum(len(prompt.ids) for prompt in prompts)
-    check_prompt_tokens(tokens)
     caller().take_prompt(tokens)
     turns = asyncio.Semaphore(state.ready.max_num_seqs)
     tasks = [asyncio.create_task(_pool_text(state, prompt, priority, turns)) for prompt in prompts]
@@ -134,6 +140,12 @@ async def _pool_text(state: ServerState, prompt: EncodedPrompt, priority: int, t
         finally:
             state.active.discard(request.id)
             recorder.end("abort")
+
+
+async def json_of(state: ServerState, found: PooledTexts, answer: Callable[[], object]) -> Response:
+    """200 with the answer as JSON, made off the event loop where the vectors in it are many or long."""
+    content = await state.text_work.run(lambda: msgspec.json.encode(answer()), sum(map(len, found.vectors)))
+    return Response(content, media_type="application/json")
 
 
 def shown_vector(vector: Vector, dimensions: int | None, *, normalise: bool) -> Vector:

@@ -15,7 +15,7 @@ from homenode.server.core.text_work import SHORT_TEXT, memory_of
 from homenode.server.http.failures import ApiError
 from homenode.units import format_count
 
-_PROMPTS_AT_ONCE = 16  # of many, those that are encoded before other requests get a turn
+PROMPTS_AT_ONCE = 16  # of many, those that are encoded before other requests get a turn
 _MOST_PROMPT_TOKENS = 2**22  # of all sequences of a request; each takes its prompt to the engine
 _OWN_VALUES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 
@@ -82,12 +82,12 @@ async def encode_prompts(
     inline = sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) <= SHORT_TEXT
     encoded, tokens = [], 0
     for number, prompt in enumerate(prompts):
-        if number % _PROMPTS_AT_ONCE == 0:
+        if number % PROMPTS_AT_ONCE == 0:
             await asyncio.sleep(0)  # others get a turn
         name = param if len(prompts) == 1 else f"{param}[{number}]"
         encoded.append(await _encode_prompt(state, prompt, name, add_special_tokens, most, inline=inline))
-        tokens += len(encoded[-1].ids) * n
-        check_prompt_tokens(tokens)
+        tokens += len(encoded[-1].ids)
+        check_prompt_tokens(tokens, param, n)
     return encoded
 
 
@@ -244,14 +244,15 @@ def check_prompt(state: ServerState, ids: list[int], param: str) -> None:
         raise _too_long(state, param, format_count(len(ids), "token"))
 
 
-def check_prompt_tokens(tokens: int) -> None:
-    """Raises ApiError 400 when the prompts of a request, each once for every answer to it, have too many tokens."""
-    if tokens > _MOST_PROMPT_TOKENS:
+def check_prompt_tokens(tokens: int, param: str, n: int = 1) -> None:
+    """Raises ApiError 400 when the prompts in the field `param`, each `n` times, have too many tokens together."""
+    if tokens * n > _MOST_PROMPT_TOKENS:
+        asked = f"`{param}` has" if n == 1 else f"`{param}` and `n` ask for"
         raise ApiError(
             400,
-            f"`prompt` and `n` ask for {format_count(tokens, 'prompt token')} or more; at most "
-            f"{_MOST_PROMPT_TOKENS} are taken in one request",
-            param="n",
+            f"{asked} {format_count(tokens * n, 'prompt token')} or more; at most {_MOST_PROMPT_TOKENS} are taken in "
+            "one request",
+            param=param if n == 1 else "n",
             code="invalid_value",
         )
 

@@ -28,10 +28,9 @@ class GenerationRequest:
 
     `sampling`: as asked, None where the model's defaults apply; its `n` is the number of answers to each prompt, its
     `stop` the strings that end a text. Its `max_tokens` is replaced by `max_tokens` here: the most tokens of an answer,
-    None for as many as the context takes. `echo`: each text begins with its prompt. `shows_stop`: a text ends with the stop
-    string that ended it. `token_ids`: the answer shows token
-    ids, those of the prompts included. `shown_tokens`: special tokens that have text although others are skipped.
-    `stream`: the answer is sent as events.
+    None for as many as the context takes. `echo`: each text begins with its prompt. `shows_stop`: a text ends with the
+    stop string that ended it. `token_ids`: the answer shows token ids, those of the prompts included. `shown_tokens`:
+    special tokens that have text although others are skipped. `stream`: the answer is sent as events.
     """
 
     prompts: Sequence[EncodedPrompt]
@@ -55,7 +54,10 @@ def check_limits(state: ServerState, num_prompts: int, sampling: SamplingParams)
     `begin` checks the same; APIs do so before they encode prompts, which may take long.
     """
     if state.ready.pooling is not None:
-        text = "the served model makes vectors or scores of texts (embeddings) and does not generate; ask /v1/embeddings, /v1/score or /v1/rerank"
+        text = (
+            "the served model makes vectors or scores of texts (embeddings) and does not generate; ask /v1/embeddings, "
+            "/v1/score or /v1/rerank"
+        )
         raise ApiError(400, text, param="model", code="unsupported_model")
     count, most = num_prompts * sampling.n, state.config.max_sequences_per_request
     if count > most:
@@ -82,8 +84,9 @@ async def begin(state: ServerState, request: GenerationRequest) -> Generation:
     Raises ApiError 400, and KeyLimitError when the key has no tokens left.
     """
     check_limits(state, len(request.prompts), request.sampling)
-    check_prompt_tokens(sum(len(prompt.ids) for prompt in request.prompts) * request.sampling.n)
-    caller().take_prompt(sum(len(prompt.ids) for prompt in request.prompts))
+    tokens = sum(len(prompt.ids) for prompt in request.prompts)
+    check_prompt_tokens(tokens, "prompt", request.sampling.n)
+    caller().take_prompt(tokens)
     if request.sampling.bad_words or request.sampling.dry_multiplier:
         rules, sampling = state.token_rules, request.sampling
         request = replace(request, sampling=await state.text_work.run(lambda: rules.resolved(sampling)))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import TypeVar
 
 from homenode.model.pooling import pair_texts
 from homenode.server.core.pooling import check_texts, cosine, kept_tokens, pool_texts, pooling_of, sigmoid
 from homenode.server.core.prompts import (
+    PROMPTS_AT_ONCE,
     EncodedPrompt,
     PromptText,
     check_prompt,
+    check_prompt_tokens,
     encode_prompts,
     fitting_ids,
     texts_memory,
@@ -54,10 +58,16 @@ async def score_texts(state: ServerState, asked: TextsToScore) -> Scores:
             raise ApiError(400, f"`{param}` is an empty list; give a text", param=param, code="invalid_value")
         check_texts(state, len(texts), param)
     if len(asked.first) not in (1, len(asked.second)):
-        text = f"`{asked.first_param}` has {len(asked.first)} texts and `{asked.second_param}` {len(asked.second)}; give one, or as many"
+        text = (
+            f"`{asked.first_param}` has {len(asked.first)} texts and `{asked.second_param}` {len(asked.second)}; give "
+            "one, or as many"
+        )
         raise ApiError(400, text, param=asked.first_param, code="invalid_value")
     if len(pooling.labels) > 1:
-        text = f"the served model gives a text scores of {len(pooling.labels)} labels; pairs need one that gives a pair one score"
+        text = (
+            f"the served model gives a text scores of {len(pooling.labels)} labels; pairs need one that gives a pair "
+            "one score"
+        )
         raise ApiError(400, text, param="model", code="unsupported_model")
     async with state.text_work.reserve(texts_memory([*asked.first, *asked.second])):
         return await (_by_model(state, asked) if pooling.labels else _by_vectors(state, asked))
@@ -68,10 +78,12 @@ async def _by_vectors(state: ServerState, asked: TextsToScore) -> Scores:
     prompts: list[EncodedPrompt] = []
     for texts, param in ((asked.first, asked.first_param), (asked.second, asked.second_param)):
         prompts += await encode_prompts(state, list(texts), param, add_special_tokens=True, n=1, most=most)
+        check_prompt_tokens(sum(len(prompt.ids) for prompt in prompts), param)
     found = await pool_texts(state, prompts, asked.priority)
     first, second = found.vectors[: len(asked.first)], found.vectors[len(asked.first) :]
-    pairs = zip(first * len(second) if len(first) == 1 else first, second, strict=True)
-    return Scores([cosine(one, other) for one, other in pairs], found.prompt_tokens)
+    pairs = _pairs(first, second)
+    values = await state.text_work.run(lambda: list(starmap(cosine, pairs)), sum(map(len, found.vectors)))
+    return Scores(values, found.prompt_tokens)
 
 
 async def _by_model(state: ServerState, asked: TextsToScore) -> Scores:
@@ -83,12 +95,14 @@ async def _by_model(state: ServerState, asked: TextsToScore) -> Scores:
 
 async def _in_template(state: ServerState, asked: TextsToScore, template: str) -> list[EncodedPrompt]:
     """Pairs as texts, in which names of control tokens are what they are in conversations."""
-    most, prompts = kept_tokens(state, asked.truncate), list[EncodedPrompt]()
+    most, prompts, tokens = kept_tokens(state, asked.truncate), list[EncodedPrompt](), 0
+    inline = sum(len(one) + len(other) for one, other in _pairs(asked.first, asked.second)) <= SHORT_TEXT
     for number, (one, other) in enumerate(_pairs(asked.first, asked.second)):
+        await _take_turn(number, tokens, asked.second_param)
         hidden = None if state.config.special_tokens_in_content else state.tokenizer.hidden_names()
         texts = (one, other) if hidden is None else (hidden.hide(one), hidden.hide(other))
         text, behind = pair_texts(template, *texts)
-        param, inline = f"{asked.second_param}[{number}]", len(text) <= SHORT_TEXT
+        param = f"{asked.second_param}[{number}]"
         if most is None:
             ids = await fitting_ids(state, PromptText(text + behind, hidden), param, False, inline=inline)
         else:
@@ -98,6 +112,8 @@ async def _in_template(state: ServerState, asked: TextsToScore, template: str) -
             ids = [*ids, *end][-most:]
         check_prompt(state, ids, param)
         prompts.append(EncodedPrompt(ids))
+        tokens += len(ids)
+    check_prompt_tokens(tokens, asked.second_param)
     return prompts
 
 
@@ -106,14 +122,26 @@ async def _joined(state: ServerState, asked: TextsToScore) -> list[EncodedPrompt
     first = await _bare_ids(state, asked.first, asked.first_param)
     second = await _bare_ids(state, asked.second, asked.second_param)
     most, around = kept_tokens(state, asked.truncate), state.tokenizer.surrounding
-    prompts = list[EncodedPrompt]()
+    prompts, tokens = list[EncodedPrompt](), 0
     for number, (one, other) in enumerate(_pairs(first, second)):
+        await _take_turn(number, tokens, asked.second_param)
         ids = around.pair(one, other)
         if most is not None and (over := len(ids) - most) > 0:
             ids = around.pair(one, other[: max(0, len(other) - over)])
         check_prompt(state, ids, f"{asked.second_param}[{number}]")
         prompts.append(EncodedPrompt(ids, second_from=around.second_from(one)))
+        tokens += len(ids)
+    check_prompt_tokens(tokens, asked.second_param)
     return prompts
+
+
+async def _take_turn(number: int, tokens: int, param: str) -> None:
+    """Before the pair of this number is made: those before it, of so many tokens, are not too much, and others get a
+    turn.
+    """
+    check_prompt_tokens(tokens, param)
+    if number % PROMPTS_AT_ONCE == 0:
+        await asyncio.sleep(0)
 
 
 def _pairs(first: Sequence[Item], second: Sequence[Item]) -> Iterator[tuple[Item, Item]]:

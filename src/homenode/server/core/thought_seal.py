@@ -1,8 +1,9 @@
 """Thoughts that clients keep for the server: sealed, so that only this service reads them and nobody changes them.
 
 A sealed text is a nonce, the text combined with a key stream, and a tag over both (encrypt, then authenticate). The key
-stream is SHAKE256 of a key and the nonce, the tag is keyed BLAKE2b; both keys are derived from the service's secret. The
-standard library has no authenticated cipher, and TLS here is its own: a library of ciphers would be there for this alone.
+stream is SHAKE256 of a key and the nonce, the tag is keyed BLAKE2b; both keys are derived from the service's secret.
+The standard library has no authenticated cipher, and TLS here is its own: a library of ciphers would be there for this
+alone.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The tokens of an answer, as a server tells the proxy that asks for them: a header of a whole answer, a comment before the
-end of a stream of events. Pure.
+"""The tokens of an answer, as a server tells the proxy that asks for them: a header of a whole answer, a comment before
+the end of a stream of events. Pure.
 
 A line of Ollama's streams cannot be a comment; there the last line has the tokens anyway.
 """

@@ -39,14 +39,14 @@ def _is_done(last: bytes) -> bool:
 
 @dataclass(frozen=True)
 class ForwardedApi:
-    """`name`: for salts; `prompt_units`: of the fields of a body, how many prompts there are (0 when it cannot be told),
-    and the units and tokens of a single one.
+    """`name`: for salts; `prompt_units`: of the fields of a body, how many prompts there are (0 when it cannot be
+    told), and the units and tokens of a single one.
 
     `streams`: whether the answer is a stream, by the value of the field `stream`. `unstreamed`: fields of a body that
     asks for a whole answer. `form`: of a stream; `is_last`: whether an event of it says that the answer is complete;
     `failure`: the event for an error; `label`: what stands before the body of an error where that becomes an event.
-    `error_shape`: of errors, None: as the OpenAI API has them. `direct`: why no request of it is handed over; None: they
-    are.
+    `error_shape`: of errors, None: as the OpenAI API has them. `direct`: why no request of it is handed over; None:
+    they are.
     """
 
     name: bytes

@@ -92,8 +92,8 @@ class Forwarder:
         self._waits_for = ""
 
     async def run(self) -> None:
-        """Carry the request to its end. Raises ApiError when nothing was sent and there is no answer, and KeyLimitError when
-        its key has no tokens left.
+        """Carry the request to its end. Raises ApiError when nothing was sent and there is no answer, and KeyLimitError
+        when its key has no tokens left.
         """
         caller().take_prompt(self._guessed)
         self._state.proxied_requests.add(self.proxied)

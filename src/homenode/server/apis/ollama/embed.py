@@ -15,6 +15,7 @@ from homenode.server.core.api import POST_FAILURES, Operation
 from homenode.server.core.pooling import (
     PooledTexts,
     check_texts,
+    json_of,
     kept_tokens,
     makes_vectors,
     pool_texts,
@@ -77,13 +78,15 @@ async def embed(state: ServerState, request: Request) -> Response:
     texts = [body.input] if isinstance(body.input, str) else body.input
     pooled = _pooled(state, texts, "input", body.dimensions, truncate=body.truncate is not False)
     found = await unless_gone(request.receive, pooled)
-    vectors = [list(shown_vector(vector, body.dimensions, normalise=True)) for vector in found.vectors]
     taken = time.monotonic_ns() - begin
-    return json_response(
-        OllamaEmbedded(
+
+    def answer() -> OllamaEmbedded:
+        vectors = [list(shown_vector(vector, body.dimensions, normalise=True)) for vector in found.vectors]
+        return OllamaEmbedded(
             model=body.model, embeddings=vectors, total_duration=taken, prompt_eval_count=found.prompt_tokens
         )
-    )
+
+    return await json_of(state, found, answer)
 
 
 async def embeddings(state: ServerState, request: Request) -> Response:

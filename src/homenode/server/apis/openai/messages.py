@@ -128,8 +128,8 @@ Messages = Annotated[list[Message], Meta(min_length=1, max_length=4096)]
 
 
 def template_messages(request: Request, messages: Messages) -> list[dict[str, Any]]:
-    """The messages as chat templates know them. Of pictures that tools gave back `image` is told as ignored. Raises ApiError
-    400.
+    """The messages as chat templates know them. Of pictures that tools gave back `image` is told as ignored. Raises
+    ApiError 400.
     """
     results = [message.content for message in messages if isinstance(message, ToolMessage | FunctionMessage)]
     if any(part.type != "text" for content in results if isinstance(content, list) for part in content):

@@ -156,8 +156,8 @@ def tool_offer(tools: dict[str, ChatTool], choice: str | ToolChoice | None, para
 
 
 async def check_inputs(state: ServerState, tools: dict[str, ChatTool], offer: ToolOffer | None) -> None:
-    """Try the grammars of the tools that may be called. Raises ApiError 400, which names the place of one that cannot be
-    kept.
+    """Try the grammars of the tools that may be called. Raises ApiError 400, which names the place of one that cannot
+    be kept.
     """
     if offer is None or offer.use is ToolUse.NONE:
         return

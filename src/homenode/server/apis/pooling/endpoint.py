@@ -14,6 +14,7 @@ from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.pooling import (
     PooledTexts,
     check_texts,
+    json_of,
     kept_tokens,
     pool_texts,
     pooling_of,
@@ -23,7 +24,6 @@ from homenode.server.core.pooling import (
 from homenode.server.core.prompts import encode_prompts, split_prompts, texts_memory
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import FieldHints, decode_as
-from homenode.server.http.endpoint import json_response
 from homenode.server.http.exchange import read_json, unless_gone
 
 _Id = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -78,11 +78,7 @@ async def pooling(state: ServerState, request: Request) -> Response:
     body = await read_json(state, request, _decode)
     model = state.model(body.model)
     found = await unless_gone(request.receive, _pooled(state, body))
-    vectors = [shown_vector(vector, None, normalise=bool(body.normalize)) for vector in found.vectors]
-    data = [PooledText(index=number, data=list(vector)) for number, vector in enumerate(vectors)]
-    usage = PooledUsage(found.prompt_tokens, found.prompt_tokens)
-    name, created = f"pool-{secrets.token_hex(12)}", int(time.time())
-    return json_response(PooledList(id=name, created=created, model=model, data=data, usage=usage))
+    return await json_of(state, found, lambda: _answer(body, model, found))
 
 
 async def _pooled(state: ServerState, body: PoolingRequest) -> PooledTexts:
@@ -94,6 +90,14 @@ async def _pooled(state: ServerState, body: PoolingRequest) -> PooledTexts:
     async with state.text_work.reserve(texts_memory(texts)):
         prompts = await encode_prompts(state, texts, "input", add_special_tokens=special, n=1, most=most)
         return await pool_texts(state, prompts, body.priority or 0)
+
+
+def _answer(body: PoolingRequest, model: str, found: PooledTexts) -> PooledList:
+    vectors = [shown_vector(vector, None, normalise=bool(body.normalize)) for vector in found.vectors]
+    data = [PooledText(index=number, data=list(vector)) for number, vector in enumerate(vectors)]
+    usage = PooledUsage(found.prompt_tokens, found.prompt_tokens)
+    name, created = f"pool-{secrets.token_hex(12)}", int(time.time())
+    return PooledList(id=name, created=created, model=model, data=data, usage=usage)
 
 
 def _tighten(components: dict[str, Any], state: ServerState) -> None:

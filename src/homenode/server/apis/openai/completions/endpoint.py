@@ -56,7 +56,7 @@ async def _begin(state: ServerState, body: CompletionRequest) -> Generation:
             if body.echo:
                 text = "`echo` does not go with `suffix`: the prompt of a middle is no beginning of its text"
                 raise ApiError(400, text, param="echo", code="invalid_value")
-            encoded = await encode_middles(state, prompts, body.suffix)
+            encoded = await encode_middles(state, prompts, body.suffix, n=sampling.n)
             sampling = ended_by_middle(state, sampling)
         else:
             encoded = await encode_prompts(

@@ -7,7 +7,6 @@ import sys
 from array import array
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,6 +19,7 @@ from homenode.server.core.pooling import (
     PooledTexts,
     Vector,
     check_texts,
+    json_of,
     kept_tokens,
     makes_vectors,
     pool_texts,
@@ -34,9 +34,10 @@ from homenode.server.http.failures import ApiError
 
 
 class EmbeddingRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of POST /v1/embeddings. `input`: a text, texts, token ids, or lists of token ids. `dimensions`: elements that
-    are kept of each vector. `truncate_prompt_tokens`: tokens that are kept of each text, -1 for as many as fit; without
-    it a text that is too long is refused. `normalize`: vectors have length 1, which they have unless this is false.
+    """Body of POST /v1/embeddings. `input`: a text, texts, token ids, or lists of token ids. `dimensions`: elements
+    that are kept of each vector. `truncate_prompt_tokens`: tokens that are kept of each text, -1 for as many as fit;
+    without it a text that is too long is refused. `normalize`: vectors have length 1, which they have unless this is
+    false.
     """
 
     input: str | list[str | TokenId | TokenIds]
@@ -82,8 +83,7 @@ async def embeddings(state: ServerState, request: Request) -> Response:
     body = await read_json(state, request, _decode)
     model = state.model(body.model)
     found = await unless_gone(request.receive, _pooled(state, body))
-    answer = await state.text_work.run(lambda: _answer(body, model, found), sum(map(len, found.vectors)))
-    return Response(answer, media_type="application/json")
+    return await json_of(state, found, lambda: _answer(body, model, found))
 
 
 async def _pooled(state: ServerState, body: EmbeddingRequest) -> PooledTexts:
@@ -100,12 +100,12 @@ async def _pooled(state: ServerState, body: EmbeddingRequest) -> PooledTexts:
         return await pool_texts(state, prompts, body.priority or 0)
 
 
-def _answer(body: EmbeddingRequest, model: str, found: PooledTexts) -> bytes:
+def _answer(body: EmbeddingRequest, model: str, found: PooledTexts) -> EmbeddingList:
     shown = [shown_vector(v, body.dimensions, normalise=body.normalize is not False) for v in found.vectors]
     written = as_base64 if body.encoding_format == "base64" else list
     data = [Embedding(index=number, embedding=written(vector)) for number, vector in enumerate(shown)]
     usage = EmbeddingUsage(found.prompt_tokens, found.prompt_tokens)
-    return msgspec.json.encode(EmbeddingList(data=data, model=model, usage=usage))
+    return EmbeddingList(data=data, model=model, usage=usage)
 
 
 def as_base64(vector: Vector) -> str:
