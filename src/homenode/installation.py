@@ -12,9 +12,12 @@ import shlex
 import shutil
 import sys
 from dataclasses import dataclass
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 NAME = "homenode"
 _REQUIREMENT = re.compile(r"(?P<package>[^;]*?)\s*;.*\bextra\s*==\s*['\"](?P<extra>[^'\"]+)['\"]\)?\s*$")
@@ -63,6 +66,8 @@ class Installation:
 def read_installation(name: str = NAME) -> Installation:
     """What the files that the installer left say of the package `name`; of a program that runs from a folder that nobody installed, what the
     folder's own description says."""
+    from importlib.metadata import PackageNotFoundError, distribution  # brings many modules, for messages only
+
     try:
         found = distribution(name)
     except PackageNotFoundError:

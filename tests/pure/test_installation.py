@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import re
 import subprocess
@@ -73,9 +74,9 @@ def test_pipx_has_commands_of_its_own(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_program_that_nobody_installed_names_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(name: str) -> object:
-        raise installation.PackageNotFoundError(name)
+        raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(installation, "distribution", none)
+    monkeypatch.setattr(importlib.metadata, "distribution", none)
     assert read_installation().again_command().endswith(f"--editable {ROOT}")
     assert extra_command("bench", "matplotlib").endswith("install matplotlib")
 
