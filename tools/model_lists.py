@@ -10,17 +10,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from homenode.model.architectures.registry import ARCHITECTURES, GGUF_NAMES
+from homenode.model.architectures.registry import ARCHITECTURES, gguf_names
 from homenode.model.checkpoint.folder_text import ANY_TEXT
 
 ROOT = Path(__file__).resolve().parent.parent
 LISTS = ROOT / "docs" / "model-lists.json"
-CLASSES = ANY_TEXT.union(
-    *(
-        (each.folder.class_name, *each.folder.older_classes, *each.folder.picture_classes)
-        for each in ARCHITECTURES.values()
-    )
-)
+CLASSES = ANY_TEXT.union(*((*each.folder.class_names, *each.folder.picture_classes) for each in ARCHITECTURES.values()))
+GGUF_NAMES = frozenset(gguf_names())
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -71,15 +72,23 @@ class Driver:
 
         Returns natural log-probabilities, float32 [rows, vocabulary]: of what follows each sequence's last token, or every token of the step.
         """
+        logits = self._run(work, every_row)
+        return self._logprobs(logits, sum(count for _, count in work) if every_row else len(work))
+
+    def rows(self, work: list[tuple[Sequence, int]]) -> FloatArray:
+        """What the program makes of each sequence's last token, float32 [sequences, columns]."""
+        return np.asarray(self._run(work, every_row=False))
+
+    def _run(self, work: list[tuple[Sequence, int]], every_row: bool) -> Any:
         for sequence, count in work:
             if sequence.slot is None:
                 sequence.slot = self._slots.pop()
             while len(sequence.blocks) * self._block_size < sequence.computed + count:
                 sequence.blocks.append(self._free.pop())
-        logits = self._program.run(self._arrays(work, every_row))
+        found = self._program.run(self._arrays(work, every_row))
         for sequence, count in work:
             sequence.computed += count
-        return self._logprobs(logits, sum(count for _, count in work) if every_row else len(work))
+        return found
 
     def _arrays(self, work: list[tuple[Sequence, int]], every_row: bool) -> StepArrays:
         ids = [t for s, n in work for t in s.tokens[s.computed : s.computed + n]]

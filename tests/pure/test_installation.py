@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from homenode import installation
 from homenode.installation import Installation, extra_command, install_command, read_installation
 from tests.paths import ROOT
 

@@ -238,8 +238,8 @@ class ModelSpec:
         return kept
 
     def attended_columns(self, layer: int) -> int:
-        """Columns of a key and its value that a query head of a layer multiplies with, as the model defines them; 0 where
-        it has no attention. Latent attention may multiply with more, to read less.
+        """Columns of a key and its value that a query head of a layer multiplies with, as the model defines them; 0
+        where it has no attention. Latent attention may multiply with more, to read less.
         """
         kv = self.kv_of(layer)
         if kv is None:
@@ -259,8 +259,8 @@ class ModelSpec:
         return self.layer_intermediate[layer] if self.layer_intermediate else self.intermediate_size
 
     def cache_layers(self, first: int, past: int) -> dict[int, int]:
-        """For each of layers first .. past - 1 that attends, the layer of a KV memory of those that holds what it reads.
-        KeyError where a layer's donor is not among them.
+        """For each of layers first .. past - 1 that attends, the layer of a KV memory of those that holds what it
+        reads. KeyError where a layer's donor is not among them.
         """
         places: dict[int, int] = {}
         for layer in range(first, past):
@@ -347,8 +347,8 @@ class CodedMatrix:
     eight rows of a column), "rows" (words of one row's next columns, row after row), "int8" (a signed byte each),
     "float8" (F8_E4M3), "float4" (E2M1, two to a byte, the first in the lower half) or "floats" (no codes).
 
-    A matrix may be a part of what lies in these tensors: its row i is their row `first_row` + i * `row_step`; of runs of
-    `row_run` rows each, of floats alone, row i / `row_run` * `row_step` + i % `row_run` behind the first. With
+    A matrix may be a part of what lies in these tensors: its row i is their row `first_row` + i * `row_step`; of runs
+    of `row_run` rows each, of floats alone, row i / `row_run` * `row_step` + i % `row_run` behind the first. With
     `transposed` it is that of what lies there, turned: their columns are its rows, counted likewise, and their rows
     from `first_column` on are its columns; there is one code to a byte then.
     """

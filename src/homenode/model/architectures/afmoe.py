@@ -1,6 +1,6 @@
-"""Trinity (AFMoE): a norm before and one after attention and MLP, what is attended to gated by a sigmoid, no rope in the
-layers that see the whole context; first layers with an MLP, then experts scored by a sigmoid and chosen with a bias,
-beside one that every token uses.
+"""Trinity (AFMoE): a norm before and one after attention and MLP, what is attended to gated by a sigmoid, no rope in
+the layers that see the whole context; first layers with an MLP, then experts scored by a sigmoid and chosen with a
+bias, beside one that every token uses.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from homenode.compute.ops import Ops, Tensor
 from homenode.errors import UnsupportedError
-from homenode.model.architectures import common, exaone4
+from homenode.model.architectures import common, pre_norm
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.common import layer_weight
+from homenode.model.architectures.layer_kinds import INTERVAL, all_but_each, with_gguf_windows
 from homenode.model.architectures.parameters import ForwardContext
-from homenode.model.architectures.smollm3 import INTERVAL, all_but_each
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
@@ -79,13 +79,13 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
     spec = config.decoder(NAME)
-    spec = exaone4.with_gguf_windows(config, spec, config.window())
-    moe = config.moe(spec, f"model.layers.{{layer}}.{_ROUTER}.weight", scores=(2,))
+    spec = with_gguf_windows(config, spec, config.window())
+    moe = config.moe(spec, f"model.layers.{{layer}}.{_ROUTER}.weight", scores=(2,), epsilon=1e-20)
     return replace(
         spec,
         rope_layers=spec.rope_layers or all_but_each(spec.num_layers),
         embedding_scale=math.sqrt(spec.hidden_size),
-        moe=replace(moe, epsilon=1e-20),
+        moe=moe,
     )
 
 
@@ -95,8 +95,9 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
     rotation = common.angles(ops, model.rope)
     for index, layer in enumerate(model.parameters.layers):
         h = common.normed(ops, model, x, layer["input_norm"])
-        qkv, gate = exaone4.project(ops, model, index, h), ops.linear(h, (layer["attention_gate"],))
-        found = common.attended(ops, model, index, qkv, common.rotation_in(model, index, rotation))
+        qkv = pre_norm.normed_heads(ops, model, index, common.project_qkv(ops, model, layer, h))
+        gate = ops.linear(h, (layer["attention_gate"],))
+        found = common.attended(ops, model, index, qkv, rotation)
         inner, x = (common.select_last(ops, model, index, each) for each in (ops.sigmoid_mul(found, gate), x))
         out = common.project_out(ops, model, inner, layer["o"], layer.get("o_bias"), None)
         x = ops.add(x, common.normed(ops, model, out, layer["attended_norm"]))

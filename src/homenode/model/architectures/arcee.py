@@ -9,6 +9,7 @@ from homenode.model.architectures import common
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.layer_norm_decoder import BlockStyle, inner_columns, style_of
 from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.architectures.pre_norm import forward_with
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
@@ -44,23 +45,16 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
-    spec = config.decoder(NAME, whole_heads=True)
-    config.refuse_window(spec)
+    spec = config.refuse_window(config.decoder(NAME, whole_heads=True))
     mlp_bias = "model.layers.0.mlp.up_proj.bias" in config.tensors
     return replace(spec, mlp_bias=mlp_bias, own=BlockStyle("relu2"))
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    style = style_of(model.spec)
-    x = common.enter(ops, model)
-    rotation = common.angles(ops, model.rope)
-    for index, layer in enumerate(model.parameters.layers):
-        qkv = common.project_qkv(ops, model, layer, common.normed(ops, model, x, layer["input_norm"]))
-        x = common.attend(ops, model, index, x, qkv, rotation)
-        inner = inner_columns(ops, layer, common.normed(ops, model, x, layer["post_norm"]), style)
-        x = common.project_out(ops, model, inner, layer["down"], layer.get("down_bias"), x)
-    return common.leave(ops, model, x)
+def feed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:
+    """x plus an MLP without a gate."""
+    layer = model.parameters.layers[index]
+    inner = inner_columns(ops, layer, common.normed(ops, model, x, layer["post_norm"]), style_of(model.spec))
+    return common.project_out(ops, model, inner, layer["down"], layer.get("down_bias"), x)
 
 
 ARCHITECTURE = Architecture(
@@ -68,5 +62,5 @@ ARCHITECTURE = Architecture(
     FolderFormat("ArceeForCausalLM", read_folder, fields=frozenset(("hidden_act", "attention_bias", "mlp_bias"))),
     GgufFormat("arcee", read_gguf, convert=common.interleaved_heads),
     PARAMETERS,
-    forward,
+    forward_with(feed_forward=feed_forward),
 )

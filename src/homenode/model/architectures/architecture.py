@@ -21,11 +21,13 @@ def _as_stored(tensors: Mapping[str, TensorEntry], _spec: ModelSpec) -> dict[str
     return dict(tensors)
 
 
-def _always(_fields: Fields) -> bool:
+def always(_fields: Fields) -> bool:
+    """`GgufFormat.accepts` of an architecture that has its name alone."""
     return True
 
 
-def _never(_fields: Fields) -> bool:
+def never(_fields: Fields) -> bool:
+    """`GgufFormat.accepts` of an architecture that no file is of."""
     return False
 
 
@@ -35,10 +37,10 @@ class FolderFormat:
 
     `class_name`: its class in transformers, which config.json names; `model_types`: what a config.json without a class
     may call it besides the architecture's own name; `older_classes`: what published folders call the class as well;
-    `picture_classes`: the classes of models that see pictures and
-    have one of this architecture for text. `modules`: what parts of the class are called that parameter tables call
-    otherwise, name -> name, with `{layer}`; names in folders may lack `transformer.` in front, and do here. `read`: the
-    figures. `fields`: the fields of config.json that `read` asks for
+    `picture_classes`: the classes of models that see pictures and have one of this architecture for text. All of these
+    names are written out in the architecture's own module, where the registry looks for them. `modules`: what parts of
+    the class are called that parameter tables call otherwise, name -> name, with `{layer}`; names in folders may lack
+    `transformer.` in front, and do here. `read`: the figures. `fields`: the fields of config.json that `read` asks for
     besides those of every architecture (`known_fields.READ`); `harmless`: fields that change nothing in this
     architecture, with the reason. `convert`: what its tensors are turned to, such as matrices that lie in one.
     """
@@ -53,23 +55,29 @@ class FolderFormat:
     modules: Mapping[str, str] = field(default_factory=dict)
     convert: Conversion = _as_stored
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Whatever config.json may call the class."""
+        return (self.class_name, *self.older_classes)
+
 
 @dataclass(frozen=True)
 class GgufFormat:
     """A model of the architecture as a GGUF file.
 
     `name`: what `general.architecture` says; `picture_names`: what it says of the text of models that see pictures,
-    where that is another name. `accepts`: of the key-value pairs, whether they mean this one of several
-    architectures that have that name. `read`: the figures. `keys`: those that `read` asks for besides those of every
-    architecture (`known_keys.READ`). `names`: tensors that are no parameter by themselves, such as several matrices in
-    one: their name in the file -> the Hugging Face name, both with `{layer}`. `convert`: what the tensors are turned
-    to, such as rows of q and k in another order. `with_or_without_experts`: files of both kinds are of it.
-    `further_names`: what `general.architecture` may say besides.
+    where that is another name; `further_names`: what it may say besides. All of these are written out in the
+    architecture's own module, where the registry looks for them. `accepts`: of the key-value pairs, whether they mean
+    this one of several architectures that have that name. `read`: the figures. `keys`: those that `read` asks for
+    besides those of every architecture (`known_keys.READ`). `names`: tensors that are no parameter by themselves, such
+    as several matrices in one: their name in the file -> the Hugging Face name, both with `{layer}`. `convert`: what
+    the tensors are turned to, such as rows of q and k in another order. `with_or_without_experts`: files of both kinds
+    are of it.
     """
 
     name: str
     read: Callable[[GgufConfig], ModelSpec]
-    accepts: Callable[[Fields], bool] = _always
+    accepts: Callable[[Fields], bool] = always
     keys: frozenset[str] = frozenset()
     picture_names: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
@@ -86,7 +94,7 @@ class GgufFormat:
         """For an architecture, called `name`, that converters turn into the one that has this format, or that no
         converter knows: no file is of it.
         """
-        return replace(self, read=lambda config: replace(self.read(config), architecture=name), accepts=_never)
+        return replace(self, read=lambda config: replace(self.read(config), architecture=name), accepts=never)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ from homenode.model.architectures.architecture import Architecture, FolderFormat
 from homenode.model.architectures.falcon_h1 import BESIDE_MIXERS
 from homenode.model.architectures.parameters import ForwardContext
 from homenode.model.config.folder_config import Defaults, FolderConfig
-from homenode.model.config.gguf_config import GgufConfig
-from homenode.model.formats.fields import Fields
 from homenode.model.spec import ModelSpec
 from homenode.model.state_mixers import with_mixer
 
@@ -64,15 +62,6 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
     return common.leave(ops, model, x)
 
 
-def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file."""
-    return replace(granitemoehybrid.read_gguf(config), architecture=NAME)
-
-
-def _never(_fields: Fields) -> bool:
-    return False
-
-
 ARCHITECTURE = Architecture(
     NAME,
     FolderFormat(
@@ -85,7 +74,7 @@ ARCHITECTURE = Architecture(
         ),
         convert=mamba_mixer.convert_folder,
     ),
-    GgufFormat("granitehybrid", read_gguf, accepts=_never, keys=mamba_mixer.KEYS),
+    GgufFormat("granitehybrid", granitemoehybrid.read_gguf, keys=mamba_mixer.KEYS).without_files(NAME),
     PARAMETERS,
     forward,
 )

@@ -39,7 +39,6 @@ FIELDS = frozenset(
         *"hidden_act type_vocab_size is_decoder id2label pad_token_id position_embedding_type".split(),
     )
 )
-TASKS = ("ForMaskedLM", "ForSequenceClassification")
 ROBERTAS = ("XLMRoberta", "Roberta", "Camembert")
 ROBERTA_TYPES = ("xlm-roberta", "roberta", "camembert")
 BERT_HEAD = (
@@ -135,8 +134,17 @@ ARCHITECTURE = Architecture(
         model_types=ROBERTA_TYPES,
         older_classes=(
             "BertForPreTraining",
-            *(f"Bert{task}" for task in TASKS),
-            *(f"{front}{task}" for front in ROBERTAS for task in ("Model", *TASKS)),
+            "BertForMaskedLM",
+            "BertForSequenceClassification",
+            "XLMRobertaModel",
+            "XLMRobertaForMaskedLM",
+            "XLMRobertaForSequenceClassification",
+            "RobertaModel",
+            "RobertaForMaskedLM",
+            "RobertaForSequenceClassification",
+            "CamembertModel",
+            "CamembertForMaskedLM",
+            "CamembertForSequenceClassification",
         ),
         modules=_MODULES
         | {f"{front}.{theirs}": ours for front in ("bert", "roberta") for theirs, ours in _MODULES.items()},

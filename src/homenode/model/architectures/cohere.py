@@ -1,5 +1,5 @@
-"""Cohere's Command R and R+: attention and a gated MLP beside each other behind one LayerNorm without bias; logits with a
-factor. R+ has a LayerNorm over each head of q and k.
+"""Cohere's Command R and R+: attention and a gated MLP beside each other behind one LayerNorm without bias; logits with
+a factor. R+ has a LayerNorm over each head of q and k.
 """
 
 from __future__ import annotations
@@ -72,9 +72,7 @@ def read_cohere(config: FolderConfig, name: str, defaults: Defaults, head_norms:
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
-    spec = read_cohere_gguf(config, NAME)
-    config.refuse_window(spec)
-    return spec
+    return config.refuse_window(read_cohere_gguf(config, NAME))
 
 
 def read_cohere_gguf(config: GgufConfig, name: str) -> ModelSpec:
@@ -121,9 +119,7 @@ def add_layer(ops: Ops, model: ForwardContext, index: int, x: Tensor, rotation: 
 
 def leave_scaled(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
     """As `leave`, logits with their factor."""
-    x = leave(ops, model, x)
-    has_logits = model.part.last_stage and model.spec.pooling is None
-    return ops.scale(x, extras_of(model.spec).logit_scale) if has_logits else x
+    return common.scaled_logits(ops, model, leave(ops, model, x), extras_of(model.spec).logit_scale)
 
 
 ARCHITECTURE = Architecture(

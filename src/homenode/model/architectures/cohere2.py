@@ -17,6 +17,7 @@ from homenode.model.architectures.cohere import (
     read_cohere,
     read_cohere_gguf,
 )
+from homenode.model.architectures.layer_kinds import INTERVAL, all_but_each
 from homenode.model.architectures.parameters import ForwardContext
 from homenode.model.config.folder_config import FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
@@ -24,19 +25,15 @@ from homenode.model.formats import limits
 from homenode.model.spec import ModelSpec
 
 NAME = "cohere2"
-WINDOW, PERIOD = 4096, 4
-
-
-def _sliding(layers: int, period: int = PERIOD) -> tuple[bool, ...]:
-    return tuple((layer + 1) % period != 0 for layer in range(layers))
+WINDOW = 4096
 
 
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
     fields = config.fields
     spec = read_cohere(config, NAME, replace(DEFAULTS, theta=10000.0))
-    period = fields.integer("sliding_window_pattern", PERIOD, maximum=limits.MOST_LAYERS)
-    windowed = config.with_window_in(spec, config.window(WINDOW), lambda layers: _sliding(layers, period))
+    period = fields.integer("sliding_window_pattern", INTERVAL, maximum=limits.MOST_LAYERS)
+    windowed = config.with_window_in(spec, config.window(WINDOW), lambda layers: all_but_each(layers, period))
     if windowed.sliding_window is None:
         raise UnsupportedError(f"{config.path}: no layer with a window is not supported in {NAME}, as only those turn")
     return windowed
@@ -46,7 +43,7 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
     spec = read_cohere_gguf(config, NAME)
     marked = config.marked_layers("attention.sliding_window_pattern")
-    sliding = _sliding(spec.num_layers) if marked is None else marked
+    sliding = all_but_each(spec.num_layers) if marked is None else marked
     return replace(spec, sliding_window=config.window(WINDOW), sliding_layers=sliding)
 
 

@@ -165,6 +165,13 @@ def angles(ops: Ops, rope: Rope) -> Tensor:
     return ops.rope_angles(rope.inverse_frequencies, rope.scale)
 
 
+def rotation_by_layer(ops: Ops, model: ForwardContext) -> Callable[[int], Tensor]:
+    """cos and sin for a layer of this stage, by its index: layers with a window may have a rope of their own."""
+    far = angles(ops, model.rope)
+    near = angles(ops, model.rope.local) if model.rope.local else far
+    return lambda index: far if window(model, index) is None else near
+
+
 def normed(ops: Ops, model: ForwardContext, x: Tensor, weight: Tensor) -> Tensor:
     """x through an RMS norm over each run of as many columns as `weight` has: a whole row, or each head of one."""
     return ops.rms_norm(x, weight, model.spec.rms_norm_eps)
@@ -246,13 +253,10 @@ def attended(
     slopes: FloatArray | None = None,
 ) -> Tensor:
     """What layer `index` of this stage attends to: rotate q and k, attend over the cache, within the layer's window, if
-    any. `rotation`: None in a layer without rope, or where q and k are rotated already.
+    any. `rotation`: None where q and k are rotated already.
     """
     spec = model.spec
-    q, k, v = qkv
-    if rotation is not None:
-        q = ops.rope(q, rotation, spec.head_dim)
-        k = ops.rope(k, rotation, spec.head_dim)
+    q, k, v = qkv if rotation is None else rotated(ops, model, index, qkv, rotation)
     sinks = model.parameters.layers[index].get("sinks")
     scale = spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale
     where = model.cache_layers[model.part.layers.first + index]
@@ -261,14 +265,23 @@ def attended(
     return ops.attention(q, k, v, model.cache, where, scale, seen, cap, sinks=sinks, slopes=slopes, **kinds)
 
 
-def rotation_in(model: ForwardContext, index: int, rotation: Tensor) -> Tensor | None:
-    """`rotation` where layer `index` of this stage has rope, else None."""
-    return rotation if model.spec.has_rope(model.part.layers.first + index) else None
-
-
-def rotated_neighbours(ops: Ops, model: ForwardContext, x: Tensor, rotation: Tensor) -> Tensor:
-    """Queries or keys, each head rotated; the elements that turn together are neighbours."""
-    return ops.rope(x, rotation, model.spec.head_dim, adjacent=True)
+def rotated(
+    ops: Ops,
+    model: ForwardContext,
+    index: int,
+    qkv: tuple[Tensor, Tensor, Tensor],
+    rotation: Tensor,
+    *,
+    adjacent: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v, each head of q and k rotated where layer `index` of this stage has rope. `adjacent`: the elements
+    that turn together are neighbours.
+    """
+    if not model.spec.has_rope(model.part.layers.first + index):
+        return qkv
+    q, k, v = qkv
+    q, k = (ops.rope(x, rotation, model.spec.head_dim, adjacent) for x in (q, k))
+    return q, k, v
 
 
 def gated_mlp(ops: Ops, model: ForwardContext, layer: Layer, x: Tensor) -> Tensor:
@@ -369,9 +382,20 @@ def leave(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
     return logits_of(ops, model, normed(ops, model, x, model.parameters.top["norm"]))
 
 
+def leave_scaled(ops: Ops, model: ForwardContext, x: Tensor, factor: float) -> Tensor:
+    """As `leave`, logits multiplied by `factor`; vectors are not."""
+    return scaled_logits(ops, model, leave(ops, model, x), factor)
+
+
+def scaled_logits(ops: Ops, model: ForwardContext, x: Tensor, factor: float) -> Tensor:
+    """What a stage returns, multiplied by `factor` where it is logits."""
+    has_logits = model.part.last_stage and model.spec.pooling is None
+    return ops.scale(x, factor) if has_logits and factor != 1.0 else x
+
+
 def logits_of(ops: Ops, model: ForwardContext, h: Tensor) -> Tensor:
-    """Logits [sampled rows, vocabulary] of rows that the last norm was applied to, or of a model that makes vectors these
-    rows. A tied model multiplies with its embedding table.
+    """Logits [sampled rows, vocabulary] of rows that the last norm was applied to, or of a model that makes vectors
+    these rows. A tied model multiplies with its embedding table.
     """
     if model.spec.pooling is not None:
         return h

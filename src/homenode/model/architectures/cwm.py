@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from homenode.model.architectures import llama
+from homenode.model.architectures.layer_kinds import all_but_first_of_each
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.spec import ModelSpec
 
@@ -22,11 +23,7 @@ ROPE = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
 }
-WINDOW, PATTERN = 8192, 4
-
-
-def _window_layers(layers: int) -> tuple[bool, ...]:
-    return tuple(layer % PATTERN != 0 for layer in range(layers))
+WINDOW = 8192
 
 
 def read_folder(config: FolderConfig) -> ModelSpec:
@@ -39,7 +36,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
         fields = fields.with_value("eos_token_id", STOPS)
     config = replace(config, fields=fields)
     spec = replace(config.decoder(NAME, DEFAULTS), mlp_bias=fields.boolean("mlp_bias", False))
-    return config.with_window_in(spec, config.window(default=WINDOW), _window_layers)
+    return config.with_window_in(spec, config.window(default=WINDOW), all_but_first_of_each)
 
 
 ARCHITECTURE = replace(

@@ -82,8 +82,7 @@ def is_glm(fields: Fields) -> bool:
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
     spec = latent_attention.read_gguf(config, NAME)
-    router = "model.layers.{layer}.mlp.gate.weight"
-    return replace(spec, moe=config.moe(spec, router, normalise=False, scores=(1, 3), group_score="max"))
+    return replace(spec, moe=config.moe(spec, normalise=False, scores=(1, 3), group_score="max"))
 
 
 ARCHITECTURE = Architecture(

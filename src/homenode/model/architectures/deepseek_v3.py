@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from homenode.errors import UnsupportedError
 from homenode.model.architectures import common, latent_attention
-from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat, always
 from homenode.model.architectures.deepseek_v2 import is_glm
 from homenode.model.architectures.latent_attention import LatentHeads
-from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
+from homenode.model.config.folder_config import SIGMOID_MOE_FIELDS, Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats.fields import Fields
 from homenode.model.spec import ModelSpec
@@ -29,12 +29,7 @@ PARAMETERS = (
     common.CHOICE_BIAS,
     *common.SHARED_EXPERTS,
 )
-FIELDS = latent_attention.FIELDS | frozenset(
-    (
-        "n_routed_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob n_group topk_group "
-        "routed_scaling_factor n_shared_experts first_k_dense_replace scoring_func topk_method moe_layer_freq"
-    ).split()
-)
+FIELDS = latent_attention.FIELDS | SIGMOID_MOE_FIELDS | {"n_routed_experts", "num_local_experts", "moe_layer_freq"}
 
 
 def read_folder(config: FolderConfig) -> ModelSpec:
@@ -71,14 +66,15 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
 def read_gguf_as(config: GgufConfig, name: str) -> ModelSpec:
     """The figures in a GGUF file of an architecture that routes so."""
     spec = latent_attention.read_gguf(config, name)
-    moe = config.moe(spec, "model.layers.{layer}.mlp.gate.weight", scores=(2,))
-    return replace(spec, moe=replace(moe, epsilon=1e-20))
+    return replace(spec, moe=config.moe(spec, scores=(2,), epsilon=1e-20))
 
 
-def gguf_format(read: Callable[[GgufConfig], ModelSpec], accepts: Callable[[Fields], bool]) -> GgufFormat:
-    """Files of the name `deepseek2` that `accepts` takes."""
+def gguf_format(
+    name: str, read: Callable[[GgufConfig], ModelSpec], accepts: Callable[[Fields], bool] = always
+) -> GgufFormat:
+    """Files with this `general.architecture` that `accepts` takes."""
     return GgufFormat(
-        "deepseek2",
+        name,
         read,
         accepts=accepts,
         keys=latent_attention.KEYS,
@@ -101,7 +97,7 @@ ARCHITECTURE = Architecture(
         picture_classes=("KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration"),
         convert=latent_attention.split_folder_heads,
     ),
-    gguf_format(read_gguf, _scores_by_sigmoid),
+    gguf_format("deepseek2", read_gguf, _scores_by_sigmoid),
     PARAMETERS,
     latent_attention.forward,
 )

@@ -12,6 +12,7 @@ from homenode.compute.ops import DeltaHeads, LayerKv, LayerState, Ops, Tensor
 from homenode.errors import UnsupportedError
 from homenode.model.architectures import common
 from homenode.model.architectures.common import Layer, layer_weight
+from homenode.model.architectures.layer_kinds import all_but_each
 from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter
 from homenode.model.config.folder_config import FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
@@ -135,7 +136,7 @@ def read_gguf(config: GgufConfig, spec: ModelSpec, *, reordered: bool, fused_gat
     marked = config.marked_layers("attention.recurrent_layers")
     if marked is None:
         period = fields.integer("full_attention_interval", 4)
-        marked = tuple((layer + 1) % period != 0 for layer in range(spec.num_layers))
+        marked = all_but_each(spec.num_layers, period)
     layers = tuple(layer for layer, recurrent in enumerate(marked) if recurrent)
     keys, values = fields.integer("ssm.group_count", maximum=most), fields.integer("ssm.time_step_rank", maximum=most)
     inner = fields.integer("ssm.inner_size", maximum=limits.MOST_INTERMEDIATE)

@@ -1,5 +1,5 @@
-"""dots.llm1: Qwen 3's attention, first layers with an MLP, then experts scored by a sigmoid and chosen with a bias, beside
-one that every token uses.
+"""dots.llm1: Qwen 3's attention, first layers with an MLP, then experts scored by a sigmoid and chosen with a bias,
+beside one that every token uses.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from homenode.model.architectures import common, qwen3
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
+from homenode.model.architectures.layer_kinds import with_upper_window
+from homenode.model.architectures.pre_norm import forward
+from homenode.model.config.folder_config import SIGMOID_MOE_FIELDS, Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
-from homenode.model.formats import limits
 from homenode.model.spec import ModelSpec
 
 NAME = "dots1"
@@ -23,29 +24,17 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
     fields = config.fields
     config.refuse_activation("hidden_act", "silu")
-
-    def upper(layers: int) -> tuple[bool, ...]:
-        first = fields.integer("max_window_layers", 62, minimum=0)
-        return tuple(layer >= first for layer in range(layers))
-
-    spec = config.with_window_in(config.decoder(NAME, DEFAULTS), config.window(default=4096), upper)
+    spec = with_upper_window(config, config.decoder(NAME, DEFAULTS), config.window(default=4096), 62)
     bias = fields.boolean("attention_bias", False)
-    moe = config.sigmoid_moe(EXPERTS, spec.num_layers, dense=0)
-    shared = fields.integer("n_shared_experts", 0, minimum=0, maximum=limits.MOST_EXPERTS)
-    moe = replace(
-        moe,
-        normalise=fields.boolean("norm_topk_prob", False),
-        shared_intermediate_size=shared * moe.intermediate_size,
-    )
+    moe = config.sigmoid_moe(EXPERTS, spec.num_layers, dense=0, normalise=False, shared=0)
     return replace(spec, attention_bias=bias, output_bias=bias, moe=moe)
 
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
-    spec = config.decoder(NAME)
-    config.refuse_window(spec)
-    moe = config.moe(spec, "model.layers.{layer}.mlp.gate.weight", scores=(2, 1), normalise=False)
-    return replace(spec, moe=replace(moe, epsilon=1e-20))
+    spec = config.refuse_window(config.decoder(NAME))
+    moe = config.moe(spec, scores=(2, 1), normalise=False, epsilon=1e-20)
+    return replace(spec, moe=moe)
 
 
 ARCHITECTURE = Architecture(
@@ -53,13 +42,11 @@ ARCHITECTURE = Architecture(
     FolderFormat(
         "Dots1ForCausalLM",
         read_folder,
-        fields=frozenset(
-            "hidden_act attention_bias sliding_window max_window_layers n_routed_experts num_local_experts "
-            "num_experts_per_tok moe_intermediate_size norm_topk_prob n_group topk_group routed_scaling_factor "
-            "n_shared_experts first_k_dense_replace scoring_func topk_method".split()
+        fields=SIGMOID_MOE_FIELDS.union(
+            "hidden_act attention_bias sliding_window max_window_layers n_routed_experts num_local_experts".split()
         ),
     ),
     GgufFormat("dots1", read_gguf),
     PARAMETERS,
-    qwen3.forward,
+    forward,
 )

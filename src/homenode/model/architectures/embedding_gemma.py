@@ -19,7 +19,8 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
     if not config.fields.boolean("use_bidirectional_attention", False):
         raise UnsupportedError(
-            f"{config.path}: use_bidirectional_attention false is not supported for this class; homenode runs it as Gemma3ForCausalLM"
+            f"{config.path}: use_bidirectional_attention false is not supported for this class; homenode runs it as "
+            "Gemma3ForCausalLM"
         )
     if config.fields.has("attn_logit_softcapping"):
         raise UnsupportedError(f"{config.path}: attn_logit_softcapping is not supported; homenode wants null there")

@@ -9,10 +9,12 @@ from typing import Literal
 from homenode.compute.ops import FloatArray, Ops, PlainActivation, Tensor
 from homenode.model.architectures import common
 from homenode.model.architectures.common import Layer, layer_bias, layer_weight
+from homenode.model.architectures.layer_norm_decoder import EPS_KEY, normed
 from homenode.model.architectures.parameters import ForwardContext, Parameter
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
+from homenode.model.formats.fused_rows import split_fused_rows
 from homenode.model.formats.tensor_parts import slice_of
 from homenode.model.part import ModelPart
 from homenode.model.pooling import PoolingSpec
@@ -21,7 +23,6 @@ from homenode.model.spec import ModelSpec, TensorEntry
 _TYPES, _TYPE = "model.token_types.weight", "model.token_type.weight"  # a table, and its first row
 SECOND = "second_types"  # of `ModelSpec.dimensions`: rows of the table, where texts are read in pairs by type
 EPS = {"layer_norm_eps": "rms_norm_eps"}  # what config.json has
-_GGUF_EPS = {"attention.layer_norm_epsilon": "attention.layer_norm_rms_epsilon"}
 GGUF_KEYS = frozenset(("attention.causal",))
 HARMLESS = {
     **dict.fromkeys(("type_vocab_size", "vocab_type"), "a text by itself has the first type, whose row is there"),
@@ -83,7 +84,7 @@ def gguf_figures(config: GgufConfig, name: str) -> ModelSpec:
     """The same in a GGUF file."""
     if config.fields.boolean("attention.causal", False):
         raise config.fields.wrong("attention.causal", True, "false, as this is an encoder")
-    return _encoder(config.respelled(_GGUF_EPS).decoder(name))
+    return _encoder(config.respelled(EPS_KEY).decoder(name))
 
 
 def _encoder(spec: ModelSpec) -> ModelSpec:
@@ -106,15 +107,15 @@ def without_unread(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[
     return found
 
 
+def split_tensors(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
+    """These, fused matrices as an entry for each."""
+    return split_fused_rows(without_unread(tensors, spec), spec)
+
+
 def positions_in(tensors: Mapping[str, TensorEntry], otherwise: int) -> int:
     """Rows of the table of positions."""
     table = tensors.get("model.positions.weight")
     return table.shape[0] if table is not None and table.shape else min(otherwise, limits.MOST_POSITION)
-
-
-def normed(ops: Ops, model: ForwardContext, of: Layer, key: str, x: Tensor) -> Tensor:
-    """x through the LayerNorm `key` of a layer, or of what is outside the layers."""
-    return ops.layer_norm(x, of[key], of.get(f"{key}_bias"), model.spec.rms_norm_eps)
 
 
 def enter(ops: Ops, model: ForwardContext) -> Tensor:

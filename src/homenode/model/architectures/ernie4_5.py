@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.compute.ops import Ops, Tensor
-from homenode.model.architectures import common, llama
+from homenode.model.architectures import llama
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.architectures.pre_norm import forward_with, project_neighbours
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
@@ -28,23 +27,10 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
-    spec = config.decoder(NAME)
-    config.refuse_window(spec)
-    return spec
+    return config.refuse_window(config.decoder(NAME))
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x = common.enter(ops, model)
-    rotation = common.angles(ops, model.rope)
-    for index, layer in enumerate(model.parameters.layers):
-        q, k, v = common.project_qkv(ops, model, layer, common.normed(ops, model, x, layer["input_norm"]))
-        q, k = (common.rotated_neighbours(ops, model, each, rotation) for each in (q, k))
-        x = common.attend(ops, model, index, x, (q, k, v), None)
-        x = common.feed_forward(ops, model, index, x)
-    return common.leave(ops, model, x)
-
-
+forward = forward_with(project_neighbours)
 ARCHITECTURE = Architecture(
     NAME,
     FolderFormat("Ernie4_5ForCausalLM", read_folder, fields=frozenset(("hidden_act", "use_bias"))),

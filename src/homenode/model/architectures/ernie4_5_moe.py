@@ -53,9 +53,8 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
-    spec = config.decoder(NAME)
-    config.refuse_window(spec)
-    return replace(spec, moe=config.moe(spec, "model.layers.{layer}.mlp.gate.weight"))
+    spec = config.refuse_window(config.decoder(NAME))
+    return replace(spec, moe=config.moe(spec))
 
 
 def with_bias_vectors(tensors: Tensors, _spec: ModelSpec) -> dict[str, TensorEntry]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from homenode.model.architectures import llama
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.pre_norm import forward
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
@@ -43,18 +42,12 @@ MODULES = {
 
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
-    config = config.respelled(FIELDS)
-    config.refuse_activation("hidden_act", "silu")
-    config.refuse_other_layers(window=None)
-    bias, mlp_bias = config.fields.boolean("attention_bias", False), config.fields.boolean("mlp_bias", False)
-    return replace(config.decoder(NAME, DEFAULTS), attention_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
+    return llama.read_folder_as(config.respelled(FIELDS), NAME, DEFAULTS)
 
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
-    spec = config.decoder(NAME)
-    config.refuse_window(spec)
-    return spec
+    return config.refuse_window(config.decoder(NAME))
 
 
 ARCHITECTURE = Architecture(
@@ -67,5 +60,5 @@ ARCHITECTURE = Architecture(
     ),
     GgufFormat("exaone", read_gguf),
     llama.PARAMETERS,
-    llama.forward,
+    forward,
 )

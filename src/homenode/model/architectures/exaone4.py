@@ -4,14 +4,13 @@ see a window, the others have no rope.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from homenode.compute.ops import Ops, Tensor
 from homenode.model.architectures import common, olmo2
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.common import layer_weight
+from homenode.model.architectures.layer_kinds import with_gguf_windows, with_windows
 from homenode.model.architectures.parameters import ForwardContext
-from homenode.model.architectures.smollm3 import INTERVAL, all_but_each
+from homenode.model.architectures.pre_norm import project
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
@@ -36,39 +35,10 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     return with_windows(config, config.decoder(NAME, DEFAULTS))
 
 
-def with_windows(config: FolderConfig, spec: ModelSpec) -> ModelSpec:
-    """`spec` with a window, and rope, in the layers that config.json names."""
-    window = config.window(default=4096)
-    if window is None:
-        config.refuse_other_layers(window)
-        return spec
-
-    def patterned(layers: int) -> tuple[bool, ...]:
-        return all_but_each(layers, config.fields.integer("sliding_window_pattern", INTERVAL))
-
-    spec = config.with_window_in(spec, window, patterned)
-    return replace(spec, rope_layers=spec.sliding_layers or (False,) * spec.num_layers)
-
-
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
     spec = config.decoder(NAME)
     return with_gguf_windows(config, spec, config.window(default=4096 if spec.num_layers == LARGE else 0))
-
-
-def with_gguf_windows(config: GgufConfig, spec: ModelSpec, window: int | None) -> ModelSpec:
-    """The same in a GGUF file."""
-    if window is None:
-        return spec
-    sliding = config.marked_layers("attention.sliding_window_pattern") or all_but_each(spec.num_layers)
-    return replace(spec, sliding_window=window, sliding_layers=sliding, rope_layers=sliding)
-
-
-def project(ops: Ops, model: ForwardContext, index: int, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v of layer `index` of this stage, each head of q and k normed, not yet rotated."""
-    layer = model.parameters.layers[index]
-    q, k, v = common.project_qkv(ops, model, layer, h)
-    return common.normed(ops, model, q, layer["q_norm"]), common.normed(ops, model, k, layer["k_norm"]), v
 
 
 def forward(ops: Ops, model: ForwardContext) -> Tensor:
@@ -76,8 +46,7 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
     x = common.enter(ops, model)
     rotation = common.angles(ops, model.rope)
     for index in range(len(model.parameters.layers)):
-        rotated = common.rotation_in(model, index, rotation)
-        x = olmo2.layer_of(ops, model, index, x, project(ops, model, index, x), rotated)
+        x = olmo2.layer_of(ops, model, index, x, project(ops, model, index, x, rotation))
     return common.leave(ops, model, x)
 
 

@@ -1,5 +1,5 @@
-"""Falcon: attention and MLP beside each other behind one LayerNorm (7B) or one each (40B, 180B); the RW models have them
-one after the other, ALiBi and biases.
+"""Falcon: attention and MLP beside each other behind one LayerNorm (7B) or one each (40B, 180B); the RW models have
+them one after the other, ALiBi and biases.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def _residual_style(fields: Fields) -> BlockStyle:
         return BlockStyle("gelu_erf", "serial")
     if not parallel or (norms == 2 and not newer):
         raise UnsupportedError(
-            f"{fields.path}: new_decoder_architecture {str(newer).lower()} with parallel_attn {str(parallel).lower()} and num_ln_in_parallel_attn {norms} is not supported; homenode runs Falcon 7B, 40B and RW"
+            f"{fields.path}: new_decoder_architecture {str(newer).lower()} with parallel_attn {str(parallel).lower()} "
+            f"and num_ln_in_parallel_attn {norms} is not supported; homenode runs Falcon 7B, 40B and RW"
         )
     return BlockStyle("gelu_erf", "parallel" if norms == 2 else "one_norm")
 

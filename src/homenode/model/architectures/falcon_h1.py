@@ -123,7 +123,7 @@ def _convert_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict
 
 def forward(ops: Ops, model: ForwardContext) -> Tensor:
     """Logits of the step's selected rows, or the rows for the next stage."""
-    own, part = model.spec.own, model.part
+    own = model.spec.own
     assert isinstance(own, FalconH1Multipliers)
     x = common.enter(ops, model)
     rotation = common.angles(ops, model.rope)
@@ -140,8 +140,7 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
         inner = common.gated(ops, layer, h) if own.gate == 1.0 else _gated(ops, layer, h, own.gate)
         out = common.project_out(ops, model, inner, layer["down"], layer.get("down_bias"), None)
         x = ops.add(x, _scaled(ops, out, own.down))
-    x = common.leave(ops, model, x)
-    return _scaled(ops, x, own.logits) if part.last_stage else x
+    return common.leave_scaled(ops, model, x, own.logits)
 
 
 def _projected(ops: Ops, model: ForwardContext, inner: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

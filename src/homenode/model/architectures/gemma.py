@@ -12,6 +12,7 @@ from homenode.compute.ops import Ops, Tensor
 from homenode.model.architectures import common, gemma2
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.architectures.pre_norm import forward_with
 from homenode.model.config.folder_config import GELU, Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
@@ -40,24 +41,18 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
-    spec = config.decoder(NAME)
-    config.refuse_window(spec)
+    spec = config.refuse_window(config.decoder(NAME))
     return replace(spec, embedding_scale=math.sqrt(spec.hidden_size))
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x = common.enter(ops, model)
-    rotation = common.angles(ops, model.rope)
-    for index, layer in enumerate(model.parameters.layers):
-        qkv = common.project_qkv(ops, model, layer, common.normed(ops, model, x, layer["input_norm"]))
-        x = common.attend(ops, model, index, x, qkv, rotation)
-        h = common.normed(ops, model, x, layer["post_norm"])
-        inner = ops.gelu_mul(ops.linear(h, (layer["gate"], layer["up"])))
-        x = common.project_out(ops, model, inner, layer["down"], None, x)
-    return common.leave(ops, model, x)
+def feed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:
+    """x plus an MLP whose gate is one of gelu."""
+    layer = model.parameters.layers[index]
+    inner = gemma2.gated(ops, layer, common.normed(ops, model, x, layer["post_norm"]))
+    return common.project_out(ops, model, inner, layer["down"], None, x)
 
 
+forward = forward_with(feed_forward=feed_forward)
 ARCHITECTURE = Architecture(
     NAME,
     FolderFormat(

@@ -13,7 +13,8 @@ from dataclasses import replace
 from homenode.compute.ops import Ops, Tensor
 from homenode.model.architectures import common
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.common import layer_weight
+from homenode.model.architectures.common import Layer, layer_weight
+from homenode.model.architectures.layer_kinds import all_but_each
 from homenode.model.architectures.parameters import ForwardContext
 from homenode.model.config.folder_config import GELU, Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
@@ -45,12 +46,12 @@ def decoder(config: FolderConfig, name: str, defaults: Defaults, pattern: int) -
     config.refuse_activation("hidden_activation", GELU)
     spec = config.decoder(name, defaults)
 
-    def all_but_each(layers: int) -> tuple[bool, ...]:
+    def patterned(layers: int) -> tuple[bool, ...]:
         each = fields.optional_integer("sliding_window_pattern") or fields.integer("_sliding_window_pattern", pattern)
-        return window_layers(layers, each)
+        return all_but_each(layers, each)
 
     bias = fields.boolean("attention_bias", False)
-    spec = config.with_window_in(spec, config.window(default=4096), all_but_each)
+    spec = config.with_window_in(spec, config.window(default=4096), patterned)
     return replace(
         spec,
         attention_bias=bias,
@@ -63,11 +64,6 @@ def decoder(config: FolderConfig, name: str, defaults: Defaults, pattern: int) -
 def softcap(config: FolderConfig, key: str, default: float | None) -> float | None:
     """The cap that config.json names; None where it says null, or nothing and there is none by default."""
     return config.fields.optional_number(key) if config.fields.has(key) or config.fields.is_null(key) else default
-
-
-def window_layers(layers: int, pattern: int) -> tuple[bool, ...]:
-    """Of each layer whether it sees a window only: all but each `pattern`-th."""
-    return tuple((layer + 1) % pattern != 0 for layer in range(layers))
 
 
 def read_folder(config: FolderConfig) -> ModelSpec:
@@ -89,7 +85,7 @@ def gguf_decoder(config: GgufConfig, name: str, *, theta: float, pattern: int, l
     supposes.
     """
     spec = config.decoder(name, theta=theta)
-    window, sliding = config.window(default=4096), window_layers(spec.num_layers, pattern)
+    window, sliding = config.window(default=4096), all_but_each(spec.num_layers, pattern)
     length = spec.hidden_size / spec.num_heads if spec.num_layers == large else spec.head_dim
     return replace(
         spec,
@@ -120,9 +116,14 @@ def layer_of(
     out = common.project_out(ops, model, inner, layer["o"], None, None)
     x = ops.add(common.select_last(ops, model, index, x), common.normed(ops, model, out, layer["attended_norm"]))
     h = common.normed(ops, model, x, layer["post_norm"])
-    inner = ops.gelu_mul(ops.linear(h, (layer["gate"], layer["up"])))
+    inner = gated(ops, layer, h)
     out = common.project_out(ops, model, inner, layer["down"], None, None)
     return ops.add(x, common.normed(ops, model, out, layer["mlp_norm"]))
+
+
+def gated(ops: Ops, layer: Layer, h: Tensor) -> Tensor:
+    """gelu(gate(h)) * up(h), the inner columns of an MLP."""
+    return ops.gelu_mul(ops.linear(h, (layer["gate"], layer["up"])))
 
 
 def forward(ops: Ops, model: ForwardContext) -> Tensor:

@@ -11,6 +11,7 @@ from homenode.errors import UnsupportedError
 from homenode.model.architectures import common, gemma2
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.architectures.pre_norm import normed_heads
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
@@ -51,13 +52,10 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
 def forward(ops: Ops, model: ForwardContext) -> Tensor:
     """Logits of the step's selected rows, or the rows for the next stage."""
     x = common.enter(ops, model)
-    far = common.angles(ops, model.rope)
-    near = common.angles(ops, model.rope.local or model.rope)
+    rotation = common.rotation_by_layer(ops, model)
     for index, layer in enumerate(model.parameters.layers):
-        q, k, v = common.project_qkv(ops, model, layer, common.normed(ops, model, x, layer["input_norm"]))
-        q = common.normed(ops, model, q, layer["q_norm"])
-        k = common.normed(ops, model, k, layer["k_norm"])
-        x = gemma2.layer_of(ops, model, index, x, (q, k, v), far if common.window(model, index) is None else near)
+        qkv = common.project_qkv(ops, model, layer, common.normed(ops, model, x, layer["input_norm"]))
+        x = gemma2.layer_of(ops, model, index, x, normed_heads(ops, model, index, qkv), rotation(index))
     return common.leave(ops, model, x)
 
 

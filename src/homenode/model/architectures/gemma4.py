@@ -17,6 +17,7 @@ from homenode.errors import UnsupportedError
 from homenode.model.architectures import common, gemma2
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.common import layer_weight
+from homenode.model.architectures.layer_kinds import all_but_each
 from homenode.model.architectures.parameters import ForwardContext, Parameter, always
 from homenode.model.config.folder_config import GELU, Defaults, FolderConfig
 from homenode.model.config.folder_rope import NEVER_TURNS
@@ -238,14 +239,14 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     far = heads, fields.integer("global_head_dim", HEAD_DIM, maximum=limits.MOST_HEAD_DIM)
     layers = fields.integer("num_hidden_layers", maximum=limits.MOST_LAYERS)
     kinds = fields.texts("layer_types") or tuple(
-        "sliding_attention" if slides else "full_attention" for slides in gemma2.window_layers(layers, PATTERN)
+        "sliding_attention" if slides else "full_attention" for slides in all_but_each(layers, PATTERN)
     )
     full = [layer for layer, kind in enumerate((*kinds[: layers - 1], "full_attention")) if kind == "full_attention"]
     by_layer = {layer: _far_heads(config, layer, far) for layer in full}
     if len({head_dim for _, head_dim in by_layer.values()}) > 1:
         raise UnsupportedError(f"{config.path}: full_attention layers with unlike head_dim are not supported")
     spec = config.decoder(NAME, DEFAULTS, rotates_part=True, far_head_dim=by_layer[full[0]][1])
-    spec = config.with_window_in(spec, config.window(default=512), lambda n: gemma2.window_layers(n, PATTERN))
+    spec = config.with_window_in(spec, config.window(default=512), lambda n: all_but_each(n, PATTERN))
     spec = replace(spec, rope=_far_rope(config, spec, by_layer[full[0]][1]))
     if spec.sliding_layers:
         spec = replace(spec, sliding_layers=(*spec.sliding_layers[:-1], False))  # the class has the last layer so

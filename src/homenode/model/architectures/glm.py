@@ -6,10 +6,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.compute.ops import Ops, Tensor
 from homenode.model.architectures import common
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.architectures.pre_norm import forward_with, project_neighbours
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats.fused_rows import split_fused_rows
@@ -51,27 +50,7 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
 
 def gguf_decoder(config: GgufConfig, name: str) -> ModelSpec:
     """The figures in a GGUF file of an architecture with this attention."""
-    spec = config.decoder(name)
-    config.refuse_window(spec)
-    return spec
-
-
-def project(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v of layer `index` of this stage, q and k rotated."""
-    q, k, v = common.project_qkv(ops, model, model.parameters.layers[index], h)
-    q, k = (common.rotated_neighbours(ops, model, each, rotation) for each in (q, k))
-    return q, k, v
-
-
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x = common.enter(ops, model)
-    rotation = common.angles(ops, model.rope)
-    for index, layer in enumerate(model.parameters.layers):
-        h = common.normed(ops, model, x, layer["input_norm"])
-        x = common.attend(ops, model, index, x, project(ops, model, index, h, rotation), None)
-        x = common.feed_forward(ops, model, index, x)
-    return common.leave(ops, model, x)
+    return config.refuse_window(config.decoder(name))
 
 
 ARCHITECTURE = Architecture(
@@ -84,5 +63,5 @@ ARCHITECTURE = Architecture(
     ),
     GgufFormat("chatglm", read_gguf, names=GGUF_NAMES, convert=split_fused_rows),
     PARAMETERS,
-    forward,
+    forward_with(project_neighbours),
 )

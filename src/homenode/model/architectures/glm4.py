@@ -8,6 +8,7 @@ from homenode.model.architectures import common, glm, olmo2
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.common import layer_weight
 from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.architectures.pre_norm import project_neighbours
 from homenode.model.config.folder_config import FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats.fused_rows import split_fused_rows
@@ -30,7 +31,8 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
     if any(config.fields.integers(key := "rope.dimension_sections")):
         raise UnsupportedError(
-            f"{config.path}: {key} is not supported in {NAME}, where it means rows of q and k in another order; homenode runs the models without pictures"
+            f"{config.path}: {key} is not supported in {NAME}, where it means rows of q and k in another order; "
+            "homenode runs the models without pictures"
         )
     return glm.gguf_decoder(config, NAME)
 
@@ -41,7 +43,7 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
     rotation = common.angles(ops, model.rope)
     for index, layer in enumerate(model.parameters.layers):
         h = common.normed(ops, model, x, layer["input_norm"])
-        x = olmo2.layer_of(ops, model, index, x, glm.project(ops, model, index, h, rotation), None)
+        x = olmo2.layer_of(ops, model, index, x, project_neighbours(ops, model, index, h, rotation))
     return common.leave(ops, model, x)
 
 

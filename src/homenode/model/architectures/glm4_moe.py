@@ -6,12 +6,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from homenode.compute.ops import Ops, Tensor
 from homenode.model.architectures import common
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.common import layer_weight
-from homenode.model.architectures.parameters import ForwardContext
-from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
+from homenode.model.architectures.pre_norm import forward
+from homenode.model.config.folder_config import SIGMOID_MOE_FIELDS, Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec
@@ -58,25 +57,10 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
-    spec = config.decoder(NAME)
-    config.refuse_window(spec)
+    spec = config.refuse_window(config.decoder(NAME))
     norms = HeadNorms("model.layers.0.self_attn.q_norm.weight" in config.tensors)
-    moe = config.moe(spec, "model.layers.{layer}.mlp.gate.weight", scores=(2,))
-    return replace(spec, own=norms, moe=replace(moe, epsilon=1e-20))
-
-
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x = common.enter(ops, model)
-    rotation = common.angles(ops, model.rope)
-    for index, layer in enumerate(model.parameters.layers):
-        q, k, v = common.project_qkv(ops, model, layer, common.normed(ops, model, x, layer["input_norm"]))
-        if "q_norm" in layer:
-            q = common.normed(ops, model, q, layer["q_norm"])
-            k = common.normed(ops, model, k, layer["k_norm"])
-        x = common.attend(ops, model, index, x, (q, k, v), rotation)
-        x = common.feed_forward(ops, model, index, x)
-    return common.leave(ops, model, x)
+    moe = config.moe(spec, scores=(2,), epsilon=1e-20)
+    return replace(spec, own=norms, moe=moe)
 
 
 ARCHITECTURE = Architecture(
@@ -84,11 +68,8 @@ ARCHITECTURE = Architecture(
     FolderFormat(
         "Glm4MoeForCausalLM",
         read_folder,
-        fields=frozenset(
-            "hidden_act attention_bias use_qk_norm n_routed_experts num_local_experts num_experts_per_tok "
-            "moe_intermediate_size norm_topk_prob n_group topk_group routed_scaling_factor n_shared_experts "
-            "first_k_dense_replace scoring_func topk_method".split()
-        ),
+        fields=SIGMOID_MOE_FIELDS
+        | {"hidden_act", "attention_bias", "use_qk_norm", "n_routed_experts", "num_local_experts"},
         model_types=(PICTURE_TYPE,),
         picture_classes=("Glm4vMoeForConditionalGeneration",),
     ),

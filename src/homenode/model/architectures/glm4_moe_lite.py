@@ -39,7 +39,7 @@ ARCHITECTURE = Architecture(
         fields=deepseek_v3.FIELDS | {"mlp_layer_types"},
         convert=latent_attention.split_folder_heads,
     ),
-    deepseek_v3.gguf_format(read_gguf, is_glm),
+    deepseek_v3.gguf_format("deepseek2", read_gguf, is_glm),
     deepseek_v3.PARAMETERS,
     latent_attention.forward,
 )

@@ -1,5 +1,5 @@
-"""GPT-2: a table of positions, LayerNorm, biases everywhere, and an MLP of gelu without a gate. Folders hold matrices with
-columns for rows.
+"""GPT-2: a table of positions, LayerNorm, biases everywhere, and an MLP of gelu without a gate. Folders hold matrices
+with columns for rows.
 """
 
 from __future__ import annotations

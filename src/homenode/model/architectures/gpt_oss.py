@@ -10,8 +10,9 @@ from homenode.errors import UnsupportedError
 from homenode.model.architectures import common
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.common import layer_bias, layer_weight
-from homenode.model.architectures.llama import forward
+from homenode.model.architectures.layer_kinds import all_but_each
 from homenode.model.architectures.parameters import Parameter, always
+from homenode.model.architectures.pre_norm import forward
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats.stacked_experts import StackedExperts
@@ -21,7 +22,7 @@ NAME = "gpt_oss"
 DEFAULTS = Defaults(max_position=131072, heads=64, kv_heads=8, head_dim=64, vocab=201088, norm_eps=1e-5, theta=150000.0)
 EXPERTS = ExpertDefaults(experts=128, experts_per_token=4, size=0)  # config.json never says a size
 ROPE = RopeSpec(theta=150000.0, kind="yarn", factor=32.0, original_max_position=4096, truncate=False)
-WINDOW = 128
+WINDOW, PATTERN = 128, 2
 GATE = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # of the clamped gate
 _EXPERT = "mlp.experts.{expert}."
 _INNER = ("expert_intermediate", "hidden")
@@ -47,10 +48,6 @@ def _routed(moe: MoeSpec) -> MoeSpec:
     return replace(moe, score="chosen_softmax", normalise=True, activation="clamped")
 
 
-def _even_layers(layers: int) -> tuple[bool, ...]:
-    return tuple(layer % 2 == 0 for layer in range(layers))
-
-
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
     fields = config.fields
@@ -61,7 +58,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     spec = replace(config.decoder(NAME, DEFAULTS), attention_bias=bias, output_bias=bias)
     if not any(fields.has(key) for key in ("rope_parameters", "rope_scaling")):
         spec = replace(spec, rope=ROPE)
-    spec = config.with_window_in(spec, config.window(default=WINDOW), _even_layers)
+    spec = config.with_window_in(spec, config.window(default=WINDOW), lambda n: all_but_each(n, PATTERN))
     return replace(spec, moe=_routed(config.moe(EXPERTS, normalise=True, size=spec.intermediate_size)))
 
 
@@ -71,7 +68,7 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
     moe = _routed(config.moe(spec, "model.layers.{layer}.mlp.router.weight", size=spec.intermediate_size, scores=(3,)))
     spec = replace(spec, rope=replace(spec.rope, truncate=False), moe=moe)
     window = config.window(default=WINDOW)
-    return replace(spec, sliding_window=window, sliding_layers=_even_layers(spec.num_layers) if window else ())
+    return replace(spec, sliding_window=window, sliding_layers=all_but_each(spec.num_layers, PATTERN) if window else ())
 
 
 ARCHITECTURE = Architecture(

@@ -42,17 +42,7 @@ def read_multipliers(config: FolderConfig, spec: ModelSpec) -> ModelSpec:
 
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
-    fields = config.fields
-    config.refuse_activation("hidden_act", "silu")
-    config.refuse_other_layers(window=None)
-    bias = fields.boolean("attention_bias", False)
-    spec = replace(
-        config.decoder(NAME, DEFAULTS),
-        attention_bias=bias,
-        output_bias=bias,
-        mlp_bias=fields.boolean("mlp_bias", False),
-    )
-    return read_multipliers(config, spec)
+    return read_multipliers(config, llama.read_folder_as(config, NAME, DEFAULTS))
 
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
@@ -63,8 +53,7 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
 def read_gguf_as(config: GgufConfig, name: str) -> ModelSpec:
     """The figures in a GGUF file of an architecture with these multipliers. A scale of 0 means that there is none."""
     fields = config.fields
-    spec = config.decoder(name, whole_heads=True, own_scale=True)
-    config.refuse_window(spec)
+    spec = config.refuse_window(config.decoder(name, whole_heads=True, own_scale=True))
     # The reference reader takes this key as a switch of rope in these architectures.
     has_rope = fields.boolean("rope.scaling.finetuned", True)
     return replace(
@@ -87,8 +76,7 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
     rotation = common.angles(ops, model.rope)
     for index, layer in enumerate(model.parameters.layers):
         qkv = common.project_qkv(ops, model, layer, common.normed(ops, model, x, layer["input_norm"]))
-        rotated = common.rotation_in(model, index, rotation)
-        inner = common.select_last(ops, model, index, common.attended(ops, model, index, qkv, rotated))
+        inner = common.select_last(ops, model, index, common.attended(ops, model, index, qkv, rotation))
         out = common.project_out(ops, model, inner, layer["o"], layer.get("o_bias"), None)
         if own.norms_behind:
             out = common.normed(ops, model, out, layer["attended_norm"])
@@ -102,8 +90,7 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
         if own.norms_behind:
             out = common.normed(ops, model, out, layer["mlp_norm"])
         x = ops.add(x, ops.scale(out, own.residual))
-    x = common.leave(ops, model, x)
-    return ops.scale(x, 1.0 / own.logits) if model.part.last_stage and model.spec.pooling is None else x
+    return common.leave_scaled(ops, model, x, 1.0 / own.logits)
 
 
 FIELDS = frozenset(

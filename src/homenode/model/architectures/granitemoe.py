@@ -1,5 +1,5 @@
-"""Granite 3 with experts: Granite's block with a mixture of experts in every layer, some sizes with one that every token
-uses beside it. Folders stack the matrices of experts, gate above up.
+"""Granite 3 with experts: Granite's block with a mixture of experts in every layer, some sizes with one that every
+token uses beside it. Folders stack the matrices of experts, gate above up.
 """
 
 from __future__ import annotations

@@ -95,8 +95,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file: layers without KV heads have a recurrence. A scale of 0 means that there is none."""
     fields = config.fields
-    spec = config.decoder(NAME, whole_heads=True, own_scale=True, layers_differ=True)
-    config.refuse_window(spec)
+    spec = config.refuse_window(config.decoder(NAME, whole_heads=True, own_scale=True, layers_differ=True))
     heads = config.per_layer("attention.head_count_kv", spec.num_kv_heads, minimum=0)
     attending, recurrent = ([n for n, count in enumerate(heads) if bool(count) is each] for each in (True, False))
     extras = GraniteHybridExtras(
@@ -114,7 +113,7 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
         own=extras,
     )
     if fields.integer("expert_count", 0, minimum=0):
-        moe = config.moe(spec, "model.layers.{layer}.mlp.gate.weight", size=spec.intermediate_size)
+        moe = config.moe(spec, size=spec.intermediate_size)
         spec = replace(spec, moe=replace(moe, score="chosen_softmax"))
     return with_mixer(spec, mamba_mixer.read_gguf(config, recurrent, "mamba"), attending)
 
@@ -162,8 +161,7 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
         x = ops.add(common.select_last(ops, model, index, x), ops.scale(added, own.residual))
         h = common.normed(ops, model, x, layer["post_norm"])
         x = ops.add(x, ops.scale(_fed_forward(ops, model, index, h), own.residual))
-    x = common.leave(ops, model, x)
-    return ops.scale(x, 1.0 / own.logits) if model.part.last_stage else x
+    return common.leave_scaled(ops, model, x, 1.0 / own.logits)
 
 
 def _fed_forward(ops: Ops, model: ForwardContext, index: int, h: Tensor) -> Tensor:
@@ -185,7 +183,8 @@ ARCHITECTURE = Architecture(
         fields=mamba_mixer.FIELDS
         | frozenset(
             "hidden_act attention_bias num_local_experts num_experts_per_tok shared_intermediate_size "
-            "position_embedding_type embedding_multiplier attention_multiplier residual_multiplier logits_scaling".split()
+            "position_embedding_type embedding_multiplier attention_multiplier residual_multiplier "
+            "logits_scaling".split()
         ),
         harmless=mamba_mixer.HARMLESS,
         convert=_convert_folder,

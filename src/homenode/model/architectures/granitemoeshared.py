@@ -23,5 +23,5 @@ ARCHITECTURE = replace(
         read=granitemoe.read_shared_folder,
         fields=granitemoe.ARCHITECTURE.folder.fields | {"shared_intermediate_size"},
     ),
-    gguf=replace(granitemoe.ARCHITECTURE.gguf, read=read_gguf),
+    gguf=replace(granitemoe.ARCHITECTURE.gguf, name="granitemoe", read=read_gguf),
 )

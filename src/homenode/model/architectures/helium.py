@@ -17,11 +17,7 @@ DEFAULTS = Defaults(
 
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
-    config.refuse_activation("hidden_act", "silu")
-    config.refuse_other_layers(window=None)
-    fields = config.fields
-    bias, mlp_bias = fields.boolean("attention_bias", False), fields.boolean("mlp_bias", False)
-    return replace(config.decoder(NAME, DEFAULTS), attention_bias=bias, mlp_bias=mlp_bias)
+    return replace(llama.read_folder_as(config, NAME, DEFAULTS), output_bias=False)
 
 
 ARCHITECTURE = replace(

@@ -11,6 +11,7 @@ from homenode.model.architectures import common
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.common import layer_weight
 from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.architectures.pre_norm import Heads, forward_with, normed_heads
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
@@ -59,24 +60,16 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
-    spec = config.decoder(NAME)
-    config.refuse_window(spec)
-    return spec
+    return config.refuse_window(config.decoder(NAME))
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x = common.enter(ops, model)
-    rotation = common.angles(ops, model.rope)
-    for index, layer in enumerate(model.parameters.layers):
-        q, k, v = common.project_qkv(ops, model, layer, common.normed(ops, model, x, layer["input_norm"]))
-        q, k = (ops.rope(each, rotation, model.spec.head_dim) for each in (q, k))
-        q, k = common.normed(ops, model, q, layer["q_norm"]), common.normed(ops, model, k, layer["k_norm"])
-        x = common.attend(ops, model, index, x, (q, k, v), None)
-        x = common.feed_forward(ops, model, index, x)
-    return common.leave(ops, model, x)
+def project(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Tensor) -> Heads:
+    """The `Projection` of heads that are normed behind their rotation."""
+    qkv = common.project_qkv(ops, model, model.parameters.layers[index], h)
+    return normed_heads(ops, model, index, common.rotated(ops, model, index, qkv, rotation))
 
 
+forward = forward_with(project)
 ARCHITECTURE = Architecture(
     NAME,
     FolderFormat("HunYuanDenseV1ForCausalLM", read_folder, fields=FIELDS, harmless=HARMLESS),

@@ -51,8 +51,7 @@ def _of_all_layers(fields: Fields, key: str, layers: int) -> int:
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
-    spec = config.decoder(NAME)
-    config.refuse_window(spec)
+    spec = config.refuse_window(config.decoder(NAME))
     size = spec.intermediate_size
     moe = config.moe(spec, f"model.layers.{{layer}}.{_ROUTER}.weight", size=size)
     shared = config.fields.integer("expert_shared_feed_forward_length", size, maximum=limits.MOST_INTERMEDIATE)

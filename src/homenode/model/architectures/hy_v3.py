@@ -10,6 +10,7 @@ from dataclasses import replace
 from homenode.model.architectures import common, qwen3
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.deepseek_v3 import dense_layers
+from homenode.model.architectures.pre_norm import forward
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_fields import NOT_READ
@@ -55,8 +56,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
     spec = config.decoder(NAME)
-    moe = config.moe(spec, "model.layers.{layer}.mlp.gate.weight", scores=(2,))
-    return replace(spec, moe=replace(moe, epsilon=1e-20))
+    return replace(spec, moe=config.moe(spec, scores=(2,), epsilon=1e-20))
 
 
 def _as_published(tensors: Mapping[str, TensorEntry], _spec: ModelSpec) -> dict[str, TensorEntry]:
@@ -86,5 +86,5 @@ ARCHITECTURE = Architecture(
     ),
     GgufFormat("hy_v3", read_gguf, names={"blk.{layer}.exp_probs_b.bias": "model.layers.{layer}." + _BIAS}),
     PARAMETERS,
-    qwen3.forward,
+    forward,
 )

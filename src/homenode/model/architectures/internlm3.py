@@ -25,11 +25,7 @@ FIELDS = {"qkv_bias": "attention_bias", "bias": "mlp_bias"}
 
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
-    config = config.respelled(FIELDS)
-    config.refuse_activation("hidden_act", "silu")
-    config.refuse_other_layers(window=None)
-    bias, mlp_bias = config.fields.boolean("attention_bias", False), config.fields.boolean("mlp_bias", False)
-    return replace(config.decoder(NAME, DEFAULTS), attention_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
+    return llama.read_folder_as(config.respelled(FIELDS), NAME, DEFAULTS)
 
 
 ARCHITECTURE = replace(

@@ -199,8 +199,7 @@ EPS_KEY = {"attention.layer_norm_epsilon": "attention.layer_norm_rms_epsilon"}  
 def gguf_figures(config: GgufConfig, name: str, style: BlockStyle) -> ModelSpec:
     """The figures in a GGUF file of a decoder of this style but for biases, which its tensors tell."""
     config = config.respelled(EPS_KEY)
-    spec = config.decoder(name)
-    config.refuse_window(spec)
+    spec = config.refuse_window(config.decoder(name))
     there = config.tensors.keys()
     own = replace(style, norm_biases="model.norm.bias" in there, head_bias="lm_head.bias" in there)
     return replace(spec, mlp_bias="model.layers.0.mlp.up_proj.bias" in there, own=own)

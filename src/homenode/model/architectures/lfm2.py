@@ -35,7 +35,8 @@ DEFAULTS = Defaults(
 SPELLED = {"norm_eps": "rms_norm_eps", "tie_embedding": "tie_word_embeddings"}
 FIELDS = frozenset((*SPELLED, "conv_L_cache", "conv_bias"))
 HARMLESS = dict.fromkeys(
-    "block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu block_use_xavier_init conv_dim "
+    "block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu block_use_xavier_init "
+    "conv_dim "
     "conv_dim_out conv_use_xavier_init num_heads theta use_pos_enc".split(),
     "its class does not read it",
 )

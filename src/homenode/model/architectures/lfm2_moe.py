@@ -62,7 +62,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
     spec = lfm2.read_gguf_mixers(config, NAME)
-    moe = replace(config.moe(spec, f"{_FRONT}.gate.weight", scores=(2,)), epsilon=1e-6)
+    moe = config.moe(spec, f"{_FRONT}.gate.weight", scores=(2,), epsilon=1e-6)
     biased = any(f"{_FRONT}.expert_bias".format(layer=layer) in config.tensors for layer in range(spec.num_layers))
     return replace(spec, moe=moe, own=ExpertBias(biased))
 

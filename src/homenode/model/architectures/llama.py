@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.compute.ops import Ops, Tensor
 from homenode.model.architectures import common
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.architectures.pre_norm import forward
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_fields import NOT_READ
@@ -28,10 +27,15 @@ PARAMETERS = (
 
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
+    return read_folder_as(config, NAME, DEFAULTS)
+
+
+def read_folder_as(config: FolderConfig, name: str, defaults: Defaults) -> ModelSpec:
+    """The figures in config.json of an architecture with these layers."""
     config.refuse_activation("hidden_act", "silu")
     config.refuse_other_layers(window=None)
     bias, mlp_bias = config.fields.boolean("attention_bias", False), config.fields.boolean("mlp_bias", False)
-    return replace(config.decoder(NAME, DEFAULTS), attention_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
+    return replace(config.decoder(name, defaults), attention_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
 
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
@@ -42,17 +46,6 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
 def has_no_window(fields: Fields) -> bool:
     """Whether a GGUF file is of a model without a sliding window."""
     return not fields.optional_integer("attention.sliding_window", minimum=0)
-
-
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x = common.enter(ops, model)
-    rotation = common.angles(ops, model.rope)
-    for index, layer in enumerate(model.parameters.layers):
-        qkv = common.project_qkv(ops, model, layer, common.normed(ops, model, x, layer["input_norm"]))
-        x = common.attend(ops, model, index, x, qkv, rotation)
-        x = common.feed_forward(ops, model, index, x)
-    return common.leave(ops, model, x)
 
 
 ARCHITECTURE = Architecture(

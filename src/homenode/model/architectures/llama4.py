@@ -12,8 +12,9 @@ from homenode.errors import UnsupportedError
 from homenode.model.architectures import common
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.common import layer_weight
+from homenode.model.architectures.layer_kinds import ROPE_FIELDS, all_but_each, rotated_layers
 from homenode.model.architectures.parameters import ForwardContext
-from homenode.model.architectures.smollm3 import ROPE_FIELDS, all_but_each, rotated_layers
+from homenode.model.architectures.pre_norm import Heads, forward_with
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
@@ -149,27 +150,14 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
     )
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x = common.enter(ops, model)
-    rotation = common.angles(ops, model.rope)
-    for index, layer in enumerate(model.parameters.layers):
-        qkv = common.project_qkv(ops, model, layer, common.normed(ops, model, x, layer["input_norm"]))
-        x = common.attend(ops, model, index, x, _placed(ops, model, index, qkv, rotation), None)
-        x = common.feed_forward(ops, model, index, x)
-    return common.leave(ops, model, x)
-
-
-def _placed(
-    ops: Ops, model: ForwardContext, index: int, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v of layer `index` of this stage, q and k rotated and normed, or q grown."""
+def project(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Tensor) -> Heads:
+    """The `Projection`: with rope q and k are rotated, then normed; without it q has grown."""
     own, spec = model.spec.own, model.spec
     assert isinstance(own, Llama4Extras)
-    q, k, v = qkv
-    if common.rotation_in(model, index, rotation) is None:
+    qkv = common.project_qkv(ops, model, model.parameters.layers[index], h)
+    q, k, v = common.rotated(ops, model, index, qkv, rotation, adjacent=True)
+    if not spec.has_rope(model.part.layers.first + index):
         return (ops.scale_by_position(q, own.growth, own.length, 1) if own.growth else q), k, v
-    q, k = (common.rotated_neighbours(ops, model, each, rotation) for each in (q, k))
     if own.normed:
         q, k = (ops.rms_norm(each, spec.head_dim, spec.rms_norm_eps) for each in (q, k))
     return q, k, v
@@ -193,5 +181,5 @@ ARCHITECTURE = Architecture(
     ),
     GgufFormat("llama4", read_gguf, keys=frozenset(("attention.chunk_size",))),
     PARAMETERS,
-    forward,
+    forward_with(project),
 )

@@ -127,7 +127,8 @@ def refuse_other_layers(fields: Fields, kind: str) -> None:
     """UnsupportedError for `layer_types` that ask for another kind of layer than all of the class's are."""
     if other := next((each for each in fields.texts("layer_types") if each not in (kind, _OLDER.get(kind))), None):
         raise UnsupportedError(
-            f"{fields.path}: layer_types with {quoted(other)} is not supported here; homenode runs {kind} in all layers of this model"
+            f"{fields.path}: layer_types with {quoted(other)} is not supported here; homenode runs {kind} in all "
+            "layers of this model"
         )
 
 
@@ -144,8 +145,8 @@ def expanded(fields: Fields, hidden: int) -> int:
 
 
 def read_folder(fields: Fields, layers: Sequence[int], inner: int) -> ScanSpec:
-    """The figures that config.json has as `mamba_...`. `inner`: columns of the values of all heads. CheckpointError where
-    heads do not make as many.
+    """The figures that config.json has as `mamba_...`. `inner`: columns of the values of all heads. CheckpointError
+    where heads do not make as many.
     """
     refuse_step_limit(fields)
     heads = fields.integer("mamba_n_heads", 128, maximum=limits.MOST_HEADS)

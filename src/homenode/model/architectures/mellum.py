@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.compute.ops import Ops, Tensor
 from homenode.model.architectures import common, qwen3, qwen3_moe
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.parameters import ForwardContext
-from homenode.model.architectures.qwen2_moe import ROUTER
+from homenode.model.architectures.pre_norm import forward
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_fields import NOT_READ
@@ -48,19 +46,7 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
         spec = replace(spec, sliding_window=window, sliding_layers=sliding, local_rope=RopeSpec(theta=theta))
     else:
         config.refuse_window(spec)
-    return replace(spec, moe=config.moe(spec, ROUTER))
-
-
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x = common.enter(ops, model)
-    far, near = common.angles(ops, model.rope), common.angles(ops, model.rope.local or model.rope)
-    for index, layer in enumerate(model.parameters.layers):
-        q, k, v = common.project_qkv(ops, model, layer, common.normed(ops, model, x, layer["input_norm"]))
-        q, k = (common.normed(ops, model, rows, layer[norm]) for rows, norm in ((q, "q_norm"), (k, "k_norm")))
-        x = common.attend(ops, model, index, x, (q, k, v), far if common.window(model, index) is None else near)
-        x = common.feed_forward(ops, model, index, x)
-    return common.leave(ops, model, x)
+    return replace(spec, moe=config.moe(spec))
 
 
 ARCHITECTURE = Architecture(

@@ -27,7 +27,8 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     config.refuse_other_layers(window=None)
     if config.fields.has("sparse_config"):
         raise UnsupportedError(
-            f"{config.path}: sparse_config (attention to chosen blocks of the context) is not supported; without it the model attends to all of it"
+            f"{config.path}: sparse_config (attention to chosen blocks of the context) is not supported; without it "
+            "the model attends to all of it"
         )
     bias = config.fields.boolean("attention_bias", False)
     spec = replace(config.decoder(NAME, DEFAULTS), attention_bias=bias, output_bias=bias)
@@ -45,8 +46,7 @@ def multipliers(config: FolderConfig, spec: ModelSpec, *, depth: float, width: f
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
-    fields, spec = config.fields, config.decoder(NAME, whole_heads=True)
-    config.refuse_window(spec)
+    fields, spec = config.fields, config.refuse_window(config.decoder(NAME, whole_heads=True))
     residual, logits = DEPTH / math.sqrt(spec.num_layers), spec.hidden_size / WIDTH
     return replace(
         spec,

@@ -62,8 +62,7 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
         x, _ = latent_attention.attend(ops, model, index, x, rotation, None)
         inner = common.gated(ops, layer, common.normed(ops, model, x, layer["post_norm"]))
         x = ops.add(x, ops.scale(common.project_out(ops, model, inner, layer["down"], None, None), own.residual))
-    x = common.leave(ops, model, x)
-    return ops.scale(x, 1.0 / own.logits) if model.part.last_stage else x
+    return common.leave_scaled(ops, model, x, 1.0 / own.logits)
 
 
 ARCHITECTURE = Architecture(

@@ -11,6 +11,7 @@ from homenode.model.architectures import common
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.common import layer_weight
 from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.architectures.pre_norm import Heads, forward_with
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
@@ -50,21 +51,15 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
-    spec = config.decoder(NAME)
-    config.refuse_window(spec)
+    spec = config.refuse_window(config.decoder(NAME))
     router = "model.layers.{layer}.block_sparse_moe.gate.weight"
     return replace(spec, moe=config.moe(spec, router, size=spec.intermediate_size, scores=(2,)))
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x = common.enter(ops, model)
-    rotation = common.angles(ops, model.rope)
-    for index, layer in enumerate(model.parameters.layers):
-        h = common.normed(ops, model, x, layer["input_norm"])
-        x = common.attend(ops, model, index, x, common.project_qkv_normed_whole(ops, model, layer, h), rotation)
-        x = common.feed_forward(ops, model, index, x)
-    return common.leave(ops, model, x)
+def project(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Tensor) -> Heads:
+    """The `Projection` with a norm over all of q and all of k."""
+    qkv = common.project_qkv_normed_whole(ops, model, model.parameters.layers[index], h)
+    return common.rotated(ops, model, index, qkv, rotation)
 
 
 ARCHITECTURE = Architecture(
@@ -78,5 +73,5 @@ ARCHITECTURE = Architecture(
     ),
     GgufFormat("minimax-m2", read_gguf),
     PARAMETERS,
-    forward,
+    forward_with(project),
 )

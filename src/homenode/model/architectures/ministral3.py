@@ -10,6 +10,7 @@ from homenode.model.architectures import common
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.llama import PARAMETERS
 from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.architectures.pre_norm import Heads, forward_with
 from homenode.model.config.folder_config import Defaults, FolderConfig, extended_position
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_fields import NOT_READ
@@ -52,8 +53,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
     fields = config.fields
-    spec = config.decoder(NAME, whole_heads=True, own_magnitude=True)
-    config.refuse_window(spec)
+    spec = config.refuse_window(config.decoder(NAME, whole_heads=True, own_magnitude=True))
     multiplier = fields.number("rope.scaling.yarn_log_multiplier", 0.0, least=0.0)
     if spec.rope.kind == "yarn" and multiplier:
         logarithm = 0.1 * math.log(max(spec.rope.factor, 1.0))
@@ -66,18 +66,13 @@ def _with_growth(spec: ModelSpec, growth: float | None, length: int | None) -> M
     return replace(spec, own=QueryGrowth(growth, length or spec.max_position)) if growth else spec
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
+def project(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Tensor) -> Heads:
+    """The `Projection` with queries that grow with their position."""
+    q, k, v = common.project_qkv(ops, model, model.parameters.layers[index], h)
     own = model.spec.own
-    x = common.enter(ops, model)
-    rotation = common.angles(ops, model.rope)
-    for index, layer in enumerate(model.parameters.layers):
-        q, k, v = common.project_qkv(ops, model, layer, common.normed(ops, model, x, layer["input_norm"]))
-        if isinstance(own, QueryGrowth):
-            q = ops.scale_by_position(q, own.growth, own.length)
-        x = common.attend(ops, model, index, x, (q, k, v), rotation)
-        x = common.feed_forward(ops, model, index, x)
-    return common.leave(ops, model, x)
+    if isinstance(own, QueryGrowth):
+        q = ops.scale_by_position(q, own.growth, own.length)
+    return common.rotated(ops, model, index, (q, k, v), rotation)
 
 
 ARCHITECTURE = Architecture(
@@ -97,5 +92,5 @@ ARCHITECTURE = Architecture(
         convert=common.interleaved_heads,
     ),
     PARAMETERS,
-    forward,
+    forward_with(project),
 )

@@ -55,8 +55,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
     spec = latent_attention.read_gguf(config, NAME)
-    moe = config.moe(spec, "model.layers.{layer}.mlp.gate.weight", scores=(1, 3))
-    spec = replace(spec, moe=replace(moe, epsilon=1e-20))
+    spec = replace(spec, moe=config.moe(spec, scores=(1, 3), epsilon=1e-20))
     if latent_attention.heads_of(spec).growth:
         return spec
     return latent_attention.with_growth(spec, GROWTH, spec.rope.original_max_position)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from homenode.model.architectures import common
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.common import layer_weight
-from homenode.model.architectures.llama import forward
+from homenode.model.architectures.pre_norm import forward
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec

@@ -4,22 +4,22 @@ layer, gated MLPs, and a rope for each kind of layer. Its first layer has no nor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from homenode.compute.ops import Ops, Tensor
 from homenode.errors import UnsupportedError
 from homenode.model.architectures import common, encoder
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
+from homenode.model.architectures.layer_kinds import all_but_first_of_each
+from homenode.model.architectures.layer_norm_decoder import normed
 from homenode.model.architectures.parameters import ForwardContext
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
-from homenode.model.formats.fused_rows import split_fused_rows
 from homenode.model.formats.reading import quoted
 from homenode.model.part import ModelPart
 from homenode.model.pooling import HeadLayer, PoolingSpec
-from homenode.model.spec import ModelSpec, RopeSpec, TensorEntry
+from homenode.model.spec import ModelSpec, RopeSpec
 
 NAME = "modernbert"
 DEFAULTS = Defaults(
@@ -61,10 +61,6 @@ PARAMETERS = (
 )
 
 
-def _full_layers_first(layers: int, pattern: int) -> tuple[bool, ...]:
-    return tuple(layer % pattern != 0 for layer in range(layers))
-
-
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
     fields = config.fields
@@ -78,7 +74,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     spec = encoder.folder_figures(config.respelled(_SPELLED), NAME, DEFAULTS)
     every = fields.integer("global_attn_every_n_layers", PATTERN, maximum=limits.MOST_LAYERS)
     local = fields.integer("local_attention", 128, minimum=2, maximum=limits.MOST_POSITION)
-    spec = config.with_window_in(spec, local // 2 + 1, lambda layers: _full_layers_first(layers, every))
+    spec = config.with_window_in(spec, local // 2 + 1, lambda layers: all_but_first_of_each(layers, every))
     if not (labels := config.labels()):
         return spec
     rows = fields.text("classifier_pooling", "cls")
@@ -103,30 +99,24 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
     return replace(
         spec,
         sliding_window=local // 2 + 1,
-        sliding_layers=_full_layers_first(spec.num_layers, every),
+        sliding_layers=all_but_first_of_each(spec.num_layers, every),
         local_rope=RopeSpec(theta=near),
     )
-
-
-def _converted(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
-    return split_fused_rows(encoder.without_unread(tensors, spec), spec)
 
 
 def forward(ops: Ops, model: ForwardContext) -> Tensor:
     """The step's selected rows, or the rows for the next stage."""
     x = encoder.enter(ops, model)
-    far = common.angles(ops, model.rope)
-    near = common.angles(ops, model.rope.local or model.rope)
+    rotation = common.rotation_by_layer(ops, model)
     for index, layer in enumerate(model.parameters.layers):
-        h = encoder.normed(ops, model, layer, "input_norm", x) if "input_norm" in layer else x
-        rotation = far if common.window(model, index) is None else near
-        inner = common.attended(ops, model, index, common.project_qkv(ops, model, layer, h), rotation)
+        h = normed(ops, model, layer, "input_norm", x) if "input_norm" in layer else x
+        inner = common.attended(ops, model, index, common.project_qkv(ops, model, layer, h), rotation(index))
         inner, x = (common.select_last(ops, model, index, rows) for rows in (inner, x))
         x = common.project_out(ops, model, inner, layer["o"], None, x)
-        h = encoder.normed(ops, model, layer, "post_norm", x)
+        h = normed(ops, model, layer, "post_norm", x)
         inner = ops.gelu_mul(ops.linear(h, (layer["gate"], layer["up"])), form="gelu_erf")
         x = common.project_out(ops, model, inner, layer["down"], None, x)
-    return encoder.normed(ops, model, model.parameters.top, "norm", x) if model.part.last_stage else x
+    return normed(ops, model, model.parameters.top, "norm", x) if model.part.last_stage else x
 
 
 ARCHITECTURE = Architecture(
@@ -138,8 +128,8 @@ ARCHITECTURE = Architecture(
             (
                 *encoder.EPS,
                 *_SPELLED,
-                *"hidden_activation attention_bias mlp_bias norm_bias global_attn_every_n_layers local_attention".split(),
-                *"rope_local_base_freq classifier_pooling id2label".split(),
+                *"hidden_activation attention_bias mlp_bias norm_bias global_attn_every_n_layers".split(),
+                *"local_attention rope_local_base_freq classifier_pooling id2label".split(),
             )
         ),
         harmless=encoder.HARMLESS
@@ -151,14 +141,14 @@ ARCHITECTURE = Architecture(
         | dict.fromkeys("decoder_bias classifier_bias classifier_activation".split(), "of heads"),
         older_classes=("ModernBertForMaskedLM", "ModernBertForSequenceClassification"),
         modules=_MODULES | {f"model.{theirs}": ours for theirs, ours in _MODULES.items()},
-        convert=_converted,
+        convert=encoder.split_tensors,
     ),
     GgufFormat(
         "modern-bert",
         read_gguf,
         keys=encoder.GGUF_KEYS | {"rope.freq_base_swa", "hidden_act", "attention.sliding_window_pattern"},
         names={"blk.{layer}.ffn_up.weight": _LAYER + "mlp.gate_up_proj.weight"},
-        convert=_converted,
+        convert=encoder.split_tensors,
     ),
     PARAMETERS,
     forward,

@@ -15,6 +15,7 @@ from homenode.errors import UnsupportedError
 from homenode.model.architectures import common, gemma2
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.common import layer_weight
+from homenode.model.architectures.layer_kinds import all_but_each
 from homenode.model.architectures.parameters import ForwardContext
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
@@ -88,7 +89,7 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
     fields, key = config.fields, "attention.sliding_window_pattern"
     spec = config.decoder(NAME, whole_heads=True)
-    sliding = config.marked_layers(key) or tuple((layer + 1) % PATTERN != 0 for layer in range(spec.num_layers))
+    sliding = config.marked_layers(key) or all_but_each(spec.num_layers, PATTERN)
     own = GatedCappedBlock(fields.number("logit_scale"), POST_EPSILON, True, sliding)
     cap = fields.optional_number("final_logit_softcapping", least=0.0) or None
     if any(sliding):
@@ -116,8 +117,7 @@ def forward(ops: Ops, model: ForwardContext) -> Tensor:
         h = common.normed(ops, model, x, layer["post_norm"])
         out = common.project_out(ops, model, common.gated(ops, layer, h), layer["down"], None, None)
         x = ops.add(x, ops.rms_norm(out, layer["mlp_norm"], own.post_epsilon))
-    x = common.leave(ops, model, x)
-    return ops.scale(x, own.multiplier) if model.part.last_stage else x
+    return common.leave_scaled(ops, model, x, own.multiplier)
 
 
 def _attended(ops: Ops, model: ForwardContext, index: int, x: Tensor, rotation: Tensor) -> Tensor:

@@ -181,8 +181,8 @@ def _read_experts(config: FolderConfig, layers: tuple[int, ...], count: int, act
 
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
-    """The figures in a GGUF file: layers with KV heads have attention, those with a length of the MLP one or experts, and
-    all others a recurrence.
+    """The figures in a GGUF file: layers with KV heads have attention, those with a length of the MLP one or experts,
+    and all others a recurrence.
     """
     fields, spec = config.fields, config.decoder(NAME, layers_differ=True)
     heads = config.per_layer("attention.head_count_kv", spec.num_kv_heads, minimum=0)
@@ -255,13 +255,15 @@ ARCHITECTURE = Architecture(
         fields=frozenset(
             "layers_block_type hybrid_override_pattern mamba_hidden_act mlp_hidden_act mlp_bias use_bias "
             "mamba_num_heads mamba_head_dim n_groups ssm_state_size conv_kernel use_conv_bias time_step_limit "
-            "n_routed_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob n_group topk_group "
+            "n_routed_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob n_group "
+            "topk_group "
             "routed_scaling_factor moe_latent_size moe_shared_expert_intermediate_size".split()
         )
         | SPELLED.keys(),
         harmless=mamba_mixer.HARMLESS
         | dict.fromkeys(
-            "attention_bias expand sliding_window n_shared_experts moe_shared_expert_overlap mamba_proj_bias num_logits_to_keep "
+            "attention_bias expand sliding_window n_shared_experts moe_shared_expert_overlap mamba_proj_bias "
+            "num_logits_to_keep "
             "mtp_layers_block_type mtp_hybrid_override_pattern residual_in_fp32 rescale_prenorm_residual".split(),
             "its class does not compute with it, or not otherwise in float32",
         ),

@@ -15,7 +15,6 @@ from homenode.model.architectures.parameters import ForwardContext, Parameter
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
-from homenode.model.formats.fused_rows import split_fused_rows
 from homenode.model.formats.reading import damaged, quoted
 from homenode.model.formats.tensor_parts import rows_of, transposed
 from homenode.model.part import ModelPart
@@ -155,12 +154,11 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
     spec = replace(spec, dimensions=figures)
     if not config.fields.optional_integer("expert_count", minimum=0):
         return spec
-    router = "model.layers.{layer}.mlp.gate.weight"
-    return _with_experts(spec, config.moe(spec, router, size=spec.intermediate_size, normalise=False))
+    return _with_experts(spec, config.moe(spec, size=spec.intermediate_size, normalise=False))
 
 
 def _converted(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:
-    found = split_fused_rows(encoder.without_unread(tensors, spec), spec)
+    found = encoder.split_tensors(tensors, spec)
     return found if spec.moe is None else _single_experts(found, spec.moe)
 
 

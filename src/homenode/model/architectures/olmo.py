@@ -8,7 +8,7 @@ from homenode.compute.ops import Ops, Tensor
 from homenode.model.architectures import common
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.layer_norm_decoder import EPS_KEY
-from homenode.model.architectures.olmoe import ProjectionLimit
+from homenode.model.architectures.olmoe import ProjectionLimit, limited
 from homenode.model.architectures.parameters import ForwardContext
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
@@ -39,8 +39,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
     config = config.respelled(EPS_KEY)
-    spec = config.decoder(NAME, whole_heads=True)
-    config.refuse_window(spec)
+    spec = config.refuse_window(config.decoder(NAME, whole_heads=True))
     return _limited(spec, config.fields.optional_number("attention.clamp_kqv", least=0.0))
 
 
@@ -54,14 +53,11 @@ def _normed(ops: Ops, model: ForwardContext, x: Tensor) -> Tensor:
 
 def forward(ops: Ops, model: ForwardContext) -> Tensor:
     """Logits of the step's selected rows, or the rows for the next stage."""
-    own = model.spec.own
     x = common.enter(ops, model)
     rotation = common.angles(ops, model.rope)
     for index, layer in enumerate(model.parameters.layers):
-        q, k, v = common.project_qkv(ops, model, layer, _normed(ops, model, x))
-        if isinstance(own, ProjectionLimit):
-            q, k, v = (ops.clamp(each, own.limit) for each in (q, k, v))
-        x = common.attend(ops, model, index, x, (q, k, v), rotation)
+        qkv = limited(ops, model, common.project_qkv(ops, model, layer, _normed(ops, model, x)))
+        x = common.attend(ops, model, index, x, qkv, rotation)
         inner = common.gated(ops, layer, _normed(ops, model, x))
         x = common.project_out(ops, model, inner, layer["down"], None, x)
     return common.logits_of(ops, model, _normed(ops, model, x)) if model.part.last_stage else x

@@ -12,6 +12,7 @@ from homenode.model.architectures.architecture import Architecture, FolderFormat
 from homenode.model.architectures.common import layer_weight
 from homenode.model.architectures.llama import has_no_window
 from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.architectures.pre_norm import Heads
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
@@ -47,14 +48,12 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
     return config.decoder(NAME)
 
 
-def layer_of(
-    ops: Ops, model: ForwardContext, index: int, x: Tensor, qkv: tuple[Tensor, Tensor, Tensor], rotation: Tensor | None
-) -> Tensor:
-    """x after layer `index` of this stage, of which q, k and v are there, not yet rotated; of the model's last layer
-    the selected rows only.
+def layer_of(ops: Ops, model: ForwardContext, index: int, x: Tensor, qkv: Heads) -> Tensor:
+    """x after layer `index` of this stage, of which q, k and v are there, rotated; of the model's last layer the
+    selected rows only.
     """
     layer = model.parameters.layers[index]
-    inner = common.select_last(ops, model, index, common.attended(ops, model, index, qkv, rotation))
+    inner = common.select_last(ops, model, index, common.attended(ops, model, index, qkv, None))
     out = common.project_out(ops, model, inner, layer["o"], layer.get("o_bias"), None)
     x = ops.add(common.select_last(ops, model, index, x), common.normed(ops, model, out, layer["attended_norm"]))
     h = common.normed(ops, model, x, layer["post_norm"]) if "post_norm" in layer else x
@@ -65,11 +64,10 @@ def layer_of(
 def forward(ops: Ops, model: ForwardContext) -> Tensor:
     """Logits of the step's selected rows, or the rows for the next stage."""
     x = common.enter(ops, model)
-    far = common.angles(ops, model.rope)
-    near = common.angles(ops, model.rope.local) if model.rope.local else far
+    rotation = common.rotation_by_layer(ops, model)
     for index, layer in enumerate(model.parameters.layers):
-        rotation = far if common.window(model, index) is None else near
-        x = layer_of(ops, model, index, x, common.project_qkv_normed_whole(ops, model, layer, x), rotation)
+        qkv = common.project_qkv_normed_whole(ops, model, layer, x)
+        x = layer_of(ops, model, index, x, common.rotated(ops, model, index, qkv, rotation(index)))
     return common.leave(ops, model, x)
 
 

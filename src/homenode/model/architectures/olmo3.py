@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from homenode.model.architectures import olmo2
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.smollm3 import all_but_each
+from homenode.model.architectures.layer_kinds import all_but_each
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits

@@ -11,6 +11,7 @@ from homenode.model.architectures import common, olmo2
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.common import layer_weight
 from homenode.model.architectures.parameters import ForwardContext
+from homenode.model.architectures.pre_norm import Heads, forward_with
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
@@ -49,25 +50,23 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file, which keeps no limit of q, k and v."""
-    spec = config.decoder(NAME)
-    config.refuse_window(spec)
-    moe = config.moe(spec, "model.layers.{layer}.mlp.gate.weight", size=spec.intermediate_size, normalise=False)
+    spec = config.refuse_window(config.decoder(NAME))
+    moe = config.moe(spec, size=spec.intermediate_size, normalise=False)
     return replace(spec, moe=moe)
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    own = model.spec.own
-    x = common.enter(ops, model)
-    rotation = common.angles(ops, model.rope)
-    for index, layer in enumerate(model.parameters.layers):
-        h = common.normed(ops, model, x, layer["input_norm"])
-        q, k, v = common.project_qkv_normed_whole(ops, model, layer, h)
-        if isinstance(own, ProjectionLimit):
-            q, k, v = (ops.clamp(each, own.limit) for each in (q, k, v))
-        x = common.attend(ops, model, index, x, (q, k, v), rotation)
-        x = common.feed_forward(ops, model, index, x)
-    return common.leave(ops, model, x)
+def project(ops: Ops, model: ForwardContext, index: int, h: Tensor, rotation: Tensor) -> Heads:
+    """The `Projection` with a norm over all of q and all of k, and values that may be limited."""
+    qkv = common.project_qkv_normed_whole(ops, model, model.parameters.layers[index], h)
+    return common.rotated(ops, model, index, limited(ops, model, qkv), rotation)
+
+
+def limited(ops: Ops, model: ForwardContext, qkv: Heads) -> Heads:
+    """q, k and v within the `ProjectionLimit` of the model, where it has one."""
+    q, k, v = qkv
+    if isinstance(own := model.spec.own, ProjectionLimit):
+        q, k, v = (ops.clamp(each, own.limit) for each in qkv)
+    return q, k, v
 
 
 ARCHITECTURE = Architecture(
@@ -76,10 +75,11 @@ ARCHITECTURE = Architecture(
         "OlmoeForCausalLM",
         read_folder,
         fields=frozenset(
-            "hidden_act attention_bias clip_qkv num_experts num_local_experts num_experts_per_tok norm_topk_prob".split()
+            "hidden_act attention_bias clip_qkv num_experts num_local_experts num_experts_per_tok "
+            "norm_topk_prob".split()
         ),
     ),
     GgufFormat("olmoe", read_gguf),
     PARAMETERS,
-    forward,
+    forward_with(project),
 )

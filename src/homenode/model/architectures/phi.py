@@ -1,5 +1,5 @@
-"""Phi 1, 1.5 and 2: attention and MLP beside each other behind one LayerNorm, biases everywhere, rope over a part of each
-head.
+"""Phi 1, 1.5 and 2: attention and MLP beside each other behind one LayerNorm, biases everywhere, rope over a part of
+each head.
 """
 
 from __future__ import annotations

@@ -71,7 +71,8 @@ def _with_magnitude(spec: ModelSpec, fields: Fields) -> ModelSpec:
     short, long = (table.number(key, most=1e3) for key in ("short_mscale", "long_mscale"))
     if short != long:
         raise UnsupportedError(
-            f"{fields.path}: short_mscale {short:g} beside long_mscale {long:g} is not supported; homenode wants both equal"
+            f"{fields.path}: short_mscale {short:g} beside long_mscale {long:g} is not supported; homenode wants both "
+            "equal"
         )
     return replace(spec, rope=replace(spec.rope, attention_factor=short))
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from homenode.model.architectures import common
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.llama import forward
+from homenode.model.architectures.layer_kinds import WINDOW_FIELDS, window_in_use, with_upper_window
+from homenode.model.architectures.pre_norm import forward
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.spec import ModelSpec
@@ -20,23 +21,8 @@ PICTURE_DEFAULTS = Defaults(
 )
 OMNI_TYPE = "qwen2_5_omni_text"  # and that of Qwen 2.5 Omni
 OMNI_DEFAULTS = replace(PICTURE_DEFAULTS, heads=28, kv_heads=4, norm_eps=1e-6)
-WINDOW_FIELDS = frozenset(("sliding_window", "use_sliding_window", "max_window_layers"))
+UPPER = 28  # from which layer on there is a window, where config.json does not say
 PARAMETERS = (*common.EMBEDDING_AND_HEAD, *common.ATTENTION, *common.QKV_BIASES, *common.GATED_MLP)
-
-
-def window_of(config: FolderConfig) -> int | None:
-    """The sliding window, which counts only where it is said to be used."""
-    return config.window(default=4096) if config.fields.boolean("use_sliding_window", False) else None
-
-
-def with_upper_window(config: FolderConfig, spec: ModelSpec) -> ModelSpec:
-    """`spec` with the window, where it is used, in the layers from `max_window_layers` on."""
-
-    def upper(layers: int) -> tuple[bool, ...]:
-        first = config.fields.integer("max_window_layers", 28, minimum=0)
-        return tuple(layer >= first for layer in range(layers))
-
-    return config.with_window_in(spec, window_of(config), upper)
 
 
 def read_folder(config: FolderConfig) -> ModelSpec:
@@ -44,14 +30,13 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     config.refuse_activation("hidden_act", "silu")
     kind = config.fields.text("model_type")
     defaults = OMNI_DEFAULTS if kind == OMNI_TYPE else PICTURE_DEFAULTS if kind in PICTURE_TYPES else DEFAULTS
-    return replace(with_upper_window(config, config.decoder(NAME, defaults)), attention_bias=True)
+    spec = config.decoder(NAME, defaults)
+    return replace(with_upper_window(config, spec, window_in_use(config), UPPER), attention_bias=True)
 
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
-    spec = config.decoder(NAME)
-    config.refuse_window(spec)
-    return spec
+    return config.refuse_window(config.decoder(NAME))
 
 
 ARCHITECTURE = Architecture(

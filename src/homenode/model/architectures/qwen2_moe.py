@@ -7,12 +7,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from homenode.model.architectures import common
+from homenode.model.architectures import common, qwen2
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.common import layer_weight
-from homenode.model.architectures.llama import forward
-from homenode.model.architectures.qwen2 import PARAMETERS as DENSE_PARAMETERS
-from homenode.model.architectures.qwen2 import WINDOW_FIELDS, window_of
+from homenode.model.architectures.layer_kinds import WINDOW_FIELDS, window_in_use
+from homenode.model.architectures.pre_norm import forward
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
@@ -24,7 +23,6 @@ EXPERTS = ExpertDefaults(experts=60, experts_per_token=4, size=1408, keys=("num_
 EXPERT_FIELDS = frozenset(
     "num_experts num_experts_per_tok norm_topk_prob moe_intermediate_size decoder_sparse_step mlp_only_layers".split()
 )
-ROUTER = "model.layers.{layer}.mlp.gate.weight"
 _SHARED = "mlp.shared_expert"
 SHARED_EXPERT = (
     layer_weight(
@@ -55,7 +53,7 @@ SHARED_EXPERT = (
         when=common.has_shared_expert,
     ),
 )
-PARAMETERS = (*DENSE_PARAMETERS, *common.EXPERTS, *SHARED_EXPERT)
+PARAMETERS = (*qwen2.PARAMETERS, *common.EXPERTS, *SHARED_EXPERT)
 
 
 def read_experts(
@@ -82,19 +80,18 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     spec = config.decoder(NAME, DEFAULTS)
 
     def lower_alternating(layers: int) -> tuple[bool, ...]:
-        first = config.fields.integer("max_window_layers", 28, minimum=0)
+        first = config.fields.integer("max_window_layers", qwen2.UPPER, minimum=0)
         return tuple(layer < first and layer % 2 == 0 for layer in range(layers))
 
-    spec = config.with_window_in(spec, window_of(config), lower_alternating)
+    spec = config.with_window_in(spec, window_in_use(config), lower_alternating)
     moe = read_experts(config, EXPERTS, spec.num_layers, shared=5632)
     return replace(spec, attention_bias=config.fields.boolean("qkv_bias", True), moe=moe)
 
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
-    spec = config.decoder(NAME)
-    config.refuse_window(spec)
-    return replace(spec, moe=config.moe(spec, ROUTER, normalise=False))
+    spec = config.refuse_window(config.decoder(NAME))
+    return replace(spec, moe=config.moe(spec, normalise=False))
 
 
 def with_shared_routers(tensors: Mapping[str, TensorEntry], _spec: ModelSpec) -> dict[str, TensorEntry]:

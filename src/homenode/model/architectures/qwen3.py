@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.compute.ops import Ops, Tensor
 from homenode.model.architectures import common
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.parameters import ForwardContext
-from homenode.model.architectures.qwen2 import WINDOW_FIELDS, with_upper_window
+from homenode.model.architectures.layer_kinds import WINDOW_FIELDS, window_in_use, with_upper_window
+from homenode.model.architectures.pre_norm import forward
+from homenode.model.architectures.qwen2 import UPPER
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.pooling import QWEN3_TEMPLATE, HeadLayer, PoolingSpec
@@ -37,7 +37,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
         config.refuse_other_layers(window=None)
         spec = config.decoder(NAME, PICTURE_DEFAULTS)
     else:
-        spec = with_upper_window(config, config.decoder(NAME, DEFAULTS))
+        spec = with_upper_window(config, config.decoder(NAME, DEFAULTS), window_in_use(config), UPPER)
     if labels := config.labels():  # Qwen3-Reranker, where there is one
         template = QWEN3_TEMPLATE if len(labels) == 1 else ""
         spec = replace(spec, pooling=PoolingSpec("last", len(labels), (HeadLayer(_SCORE),), labels, template))
@@ -46,22 +46,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
-    spec = config.decoder(NAME)
-    config.refuse_window(spec)
-    return spec
-
-
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x = common.enter(ops, model)
-    rotation = common.angles(ops, model.rope)
-    for index, layer in enumerate(model.parameters.layers):
-        q, k, v = common.project_qkv(ops, model, layer, common.normed(ops, model, x, layer["input_norm"]))
-        q = common.normed(ops, model, q, layer["q_norm"])
-        k = common.normed(ops, model, k, layer["k_norm"])
-        x = common.attend(ops, model, index, x, (q, k, v), rotation)
-        x = common.feed_forward(ops, model, index, x)
-    return common.leave(ops, model, x)
+    return config.refuse_window(config.decoder(NAME))
 
 
 ARCHITECTURE = Architecture(

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from homenode.model.architectures import common, delta_net
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.qwen2_moe import ROUTER, SHARED_EXPERT, with_shared_routers
+from homenode.model.architectures.qwen2_moe import SHARED_EXPERT, with_shared_routers
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
@@ -35,7 +35,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
     spec = config.decoder(NAME, intermediate=512)
-    return replace(delta_net.read_gguf(config, spec, reordered=True), moe=config.moe(spec, ROUTER))
+    return replace(delta_net.read_gguf(config, spec, reordered=True), moe=config.moe(spec))
 
 
 def _convert_folder(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, TensorEntry]:

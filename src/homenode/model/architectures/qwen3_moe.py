@@ -7,8 +7,9 @@ from dataclasses import replace
 from homenode.model.architectures import common, qwen3
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.common import Tensors
-from homenode.model.architectures.qwen2 import window_of
-from homenode.model.architectures.qwen2_moe import EXPERT_FIELDS, ROUTER, read_experts
+from homenode.model.architectures.layer_kinds import window_in_use
+from homenode.model.architectures.pre_norm import forward
+from homenode.model.architectures.qwen2_moe import EXPERT_FIELDS, read_experts
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_fields import NOT_READ
@@ -32,7 +33,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     config.refuse_activation("hidden_act", "silu")
     if config.fields.text("model_type") == PICTURE_TYPE:
         return _read_text_of_pictures(config)
-    window = window_of(config)
+    window = window_in_use(config)
     config.refuse_other_layers(window)
     of_omni = config.fields.text("model_type") == OMNI_TYPE
     spec = config.decoder(NAME, OMNI_DEFAULTS if of_omni else DEFAULTS)
@@ -61,9 +62,8 @@ def split_experts(tensors: Tensors, spec: ModelSpec) -> dict[str, TensorEntry]:
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
-    spec = config.decoder(NAME)
-    config.refuse_window(spec)
-    return replace(spec, moe=config.moe(spec, ROUTER))
+    spec = config.refuse_window(config.decoder(NAME))
+    return replace(spec, moe=config.moe(spec))
 
 
 ARCHITECTURE = Architecture(
@@ -83,5 +83,5 @@ ARCHITECTURE = Architecture(
     ),
     GgufFormat("qwen3moe", read_gguf, picture_names=("qwen3vlmoe",)),
     PARAMETERS,
-    qwen3.forward,
+    forward,
 )

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from homenode.model.architectures import common, delta_net
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.qwen2_moe import EXPERT_FIELDS, ROUTER, SHARED_EXPERT, read_experts
+from homenode.model.architectures.qwen2_moe import EXPERT_FIELDS, SHARED_EXPERT, read_experts
 from homenode.model.architectures.qwen3_5_moe import convert_gguf
 from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
@@ -32,7 +32,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
     spec = config.decoder(NAME, intermediate=DEFAULTS.intermediate)
-    moe = config.moe(spec, ROUTER)
+    moe = config.moe(spec)
     return replace(delta_net.read_gguf(config, spec, reordered=False, fused_gates=True), moe=moe)
 
 

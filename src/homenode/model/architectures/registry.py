@@ -1,37 +1,87 @@
 """The architectures there are: every module of this folder that has an `ARCHITECTURE`. A new one is a file like its
-neighbours.
+neighbours. A module is imported when its architecture is asked for: a checkpoint's names are looked for in the texts of
+the modules, where each stands in double quotes, so that a start imports the architecture of its model only.
 """
 
 from __future__ import annotations
 
-import pkgutil
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import cached_property
 from importlib import import_module
-from types import MappingProxyType
+from pathlib import Path
 
 from homenode.errors import UnsupportedError
 from homenode.model import architectures
 from homenode.model.architectures.architecture import Architecture
 
+_DESCRIBES = re.compile(r"^ARCHITECTURE = ", re.MULTILINE)
 _LONGEST = 100  # letters of a name that are compared with others
 
 
-def _found() -> dict[str, Architecture]:
-    names = sorted(module.name for module in pkgutil.iter_modules(architectures.__path__))
-    modules = (import_module(f"{architectures.__name__}.{name}") for name in names)
-    described = (getattr(module, "ARCHITECTURE", None) for module in modules)
-    return {found.name: found for found in described if isinstance(found, Architecture)}
+class Architectures(Mapping[str, Architecture]):
+    """The architectures in these folders by name, in the order of names; each is imported when it is asked for."""
+
+    def __init__(self, folders: Sequence[str]) -> None:
+        self._folders = folders
+
+    @cached_property
+    def _texts(self) -> dict[str, str]:
+        """The texts of the modules that describe an architecture, by name."""
+        files = sorted((file for folder in self._folders for file in Path(folder).glob("*.py")), key=lambda it: it.stem)
+        texts = {file.stem: file.read_text(encoding="utf-8") for file in files}
+        return {name: text for name, text in texts.items() if _DESCRIBES.search(text)}
+
+    def __getitem__(self, name: str) -> Architecture:
+        if name not in self._texts:
+            raise KeyError(name)
+        described: Architecture = import_module(f"{architectures.__name__}.{name}").ARCHITECTURE
+        return described
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def that_name(self, word: str) -> tuple[Architecture, ...]:
+        """Those whose modules have `word` in double quotes: all that a checkpoint may mean by it, and perhaps others."""
+        return tuple(self[name] for name, text in self._texts.items() if f'"{word}"' in text)
 
 
-ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(_found())
-BY_CLASS: Mapping[str, Architecture] = MappingProxyType(
-    {name: a for a in ARCHITECTURES.values() for name in (a.folder.class_name, *a.folder.older_classes)}
-)
-BY_MODEL_TYPE: Mapping[str, Architecture] = MappingProxyType(
-    {name: a for a in ARCHITECTURES.values() for name in (a.name, *a.folder.model_types)}
-)
-GGUF_NAMES = tuple(dict.fromkeys(name for a in ARCHITECTURES.values() for name in a.gguf.all_names))
+ARCHITECTURES = Architectures(architectures.__path__)
+
+
+def with_class(name: str) -> Architecture | None:
+    """The architecture whose class in transformers is called so, or was."""
+    return next((each for each in ARCHITECTURES.that_name(name) if name in each.folder.class_names), None)
+
+
+def with_model_type(name: str) -> Architecture | None:
+    """The architecture that a config.json calls so where it names no class."""
+    named = (each for each in ARCHITECTURES.that_name(name) if name in each.folder.model_types)
+    return ARCHITECTURES.get(name) or next(named, None)
+
+
+def with_picture_class(name: str) -> tuple[Architecture, ...]:
+    """The architectures that the text of such a model, which sees pictures, may be of."""
+    return tuple(each for each in ARCHITECTURES.that_name(name) if name in each.folder.picture_classes)
+
+
+def with_gguf_name(name: str) -> tuple[Architecture, ...]:
+    """The architectures whose GGUF files may have this `general.architecture`."""
+    return tuple(each for each in ARCHITECTURES.that_name(name) if name in each.gguf.all_names)
+
+
+def class_names() -> tuple[str, ...]:
+    """The classes of all architectures. For messages: all architectures are imported."""
+    return tuple(name for each in ARCHITECTURES.values() for name in each.folder.class_names)
+
+
+def gguf_names() -> tuple[str, ...]:
+    """Every `general.architecture` that a file may have. For messages: all architectures are imported."""
+    return tuple(dict.fromkeys(name for each in ARCHITECTURES.values() for name in each.gguf.all_names))
 
 
 def nearest(seen: str, names: Sequence[str]) -> str:

@@ -4,42 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homenode.compute.ops import Ops, Tensor
 from homenode.model.architectures import common, llama
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
-from homenode.model.architectures.parameters import ForwardContext
-from homenode.model.architectures.qwen2 import window_of
+from homenode.model.architectures.layer_kinds import ROPE_FIELDS, all_but_each, rotated_layers, window_in_use
+from homenode.model.architectures.pre_norm import forward
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_fields import NOT_READ
-from homenode.model.formats.fields import Fields
 from homenode.model.spec import ModelSpec
-from homenode.units import format_count
 
 NAME = "smollm3"
 DEFAULTS = Defaults(max_position=32768, heads=16, kv_heads=4, vocab=128256, bos_id=128000, eos_id=128001, theta=2e6)
-INTERVAL = 4  # each layer of that number has no rope
-ROPE_FIELDS = frozenset(("no_rope_layers", "no_rope_layer_interval"))
-
-
-def all_but_each(layers: int, interval: int = INTERVAL) -> tuple[bool, ...]:
-    """Of each layer whether it is not one of each `interval`-th."""
-    return tuple((layer + 1) % interval != 0 for layer in range(layers))
-
-
-def rotated_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """Which layers have rope by `no_rope_layers`, where 1 means that one has it, or else by the interval."""
-    interval = fields.integer("no_rope_layer_interval", INTERVAL)
-    listed = fields.integers("no_rope_layers")
-    if not listed:
-        return all_but_each(layers, interval)
-    if len(listed) < layers or not set(listed) <= {0, 1}:
-        raise fields.wrong(
-            "no_rope_layers",
-            listed,
-            f"a number for each of {format_count(layers, 'layer')}, 1 where it has rope, else 0",
-        )
-    return tuple(value == 1 for value in listed[:layers])
 
 
 def read_folder(config: FolderConfig) -> ModelSpec:
@@ -49,7 +24,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     spec = config.decoder(NAME, DEFAULTS)
     rotated = rotated_layers(fields, spec.num_layers)
     # Where layers are listed, they have a window whether it is said to be used or not.
-    window = config.window(default=None) if fields.texts("layer_types") else window_of(config)
+    window = config.window(default=None) if fields.texts("layer_types") else window_in_use(config)
     if window is None:
         config.refuse_other_layers(window)
     spec = config.with_window_in(spec, window, lambda _layers: tuple(not each for each in rotated))
@@ -59,20 +34,8 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file, which does not say which layers have rope."""
-    spec = config.decoder(NAME, whole_heads=True)
-    config.refuse_window(spec)
+    spec = config.refuse_window(config.decoder(NAME, whole_heads=True))
     return replace(spec, rope_layers=all_but_each(spec.num_layers))
-
-
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x = common.enter(ops, model)
-    rotation = common.angles(ops, model.rope)
-    for index, layer in enumerate(model.parameters.layers):
-        qkv = common.project_qkv(ops, model, layer, common.normed(ops, model, x, layer["input_norm"]))
-        x = common.attend(ops, model, index, x, qkv, common.rotation_in(model, index, rotation))
-        x = common.feed_forward(ops, model, index, x)
-    return common.leave(ops, model, x)
 
 
 ARCHITECTURE = Architecture(

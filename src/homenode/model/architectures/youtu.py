@@ -6,7 +6,6 @@ from homenode.model.architectures import common, deepseek_v3, latent_attention
 from homenode.model.architectures.architecture import Architecture, FolderFormat
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
-from homenode.model.formats.fields import Fields
 from homenode.model.spec import ModelSpec
 
 NAME = "youtu"
@@ -24,10 +23,6 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
     return latent_attention.read_gguf(config, NAME)
 
 
-def _always(_fields: Fields) -> bool:
-    return True
-
-
 ARCHITECTURE = Architecture(
     NAME,
     FolderFormat(
@@ -37,7 +32,7 @@ ARCHITECTURE = Architecture(
         harmless={"embedding_initializer_range": "of training only"},
         convert=latent_attention.split_folder_heads,
     ),
-    deepseek_v3.gguf_format(read_gguf, _always),
+    deepseek_v3.gguf_format("deepseek2", read_gguf),
     PARAMETERS,
     latent_attention.forward,
 )

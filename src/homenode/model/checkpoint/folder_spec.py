@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from homenode.errors import UnsupportedError
 from homenode.model.architectures.architecture import Architecture
-from homenode.model.architectures.registry import BY_CLASS, BY_MODEL_TYPE, nearest
+from homenode.model.architectures.registry import class_names, nearest, with_class, with_model_type
 from homenode.model.config.folder_config import FolderConfig
 from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
@@ -28,14 +28,15 @@ def folder_architecture(fields: Fields) -> Architecture:
     """
     named = fields.texts("architectures")
     model_type = fields.text("model_type")
-    architecture = BY_CLASS.get(class_with_output(named[0])) if named else BY_MODEL_TYPE.get(model_type)
+    architecture = with_class(class_with_output(named[0])) if named else with_model_type(model_type)
     if architecture is None:
         seen = named[0] if named else model_type or "none"
         also = f"; its model_type is {quoted(model_type)}" if named and model_type else ""
+        known = class_names()
         raise UnsupportedError(
-            f"{fields.path}: architecture {quoted(seen)} is not supported; homenode runs {nearest(seen, tuple(BY_CLASS))}{also}",
+            f"{fields.path}: architecture {quoted(seen)} is not supported; homenode runs {nearest(seen, known)}{also}",
             architecture=seen,
-            known=tuple(BY_CLASS),
+            known=known,
         )
     return architecture
 
@@ -44,4 +45,6 @@ def class_with_output(name: str) -> str:
     """The class of a whole decoder for that of one without an output for text, as embedding models are saved; any other
     as it is.
     """
-    return name if name in BY_CLASS else f"{name.removesuffix('Model')}ForCausalLM" if name.endswith("Model") else name
+    if with_class(name) is not None or not name.endswith("Model"):
+        return name
+    return f"{name.removesuffix('Model')}ForCausalLM"

@@ -9,22 +9,16 @@ from dataclasses import replace
 from typing import Any
 
 from homenode.errors import UnsupportedError
-from homenode.model.architectures.architecture import Architecture
-from homenode.model.architectures.registry import ARCHITECTURES, BY_MODEL_TYPE
+from homenode.model.architectures.registry import ARCHITECTURES, with_model_type, with_picture_class
 from homenode.model.formats.reading import quoted
 from homenode.model.spec import TensorEntry
 
-# The class of the whole -> those that its text may be of.
-_TEXTS_OF: dict[str, list[Architecture]] = {
-    name: [a for a in ARCHITECTURES.values() if name in a.folder.picture_classes]
-    for architecture in ARCHITECTURES.values()
-    for name in architecture.folder.picture_classes
-}
 # Classes whose text may be of any architecture that text_config names.
 ANY_TEXT = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
-        "AyaVision Cohere2Vision GotOcr2 Idefics3 InternVL Lfm2Vl Llava LlavaNext LlavaNextVideo LlavaOnevision Mistral3 "
+        "AyaVision Cohere2Vision GotOcr2 Idefics3 InternVL Lfm2Vl Llava LlavaNext LlavaNextVideo LlavaOnevision "
+        "Mistral3 "
         "SmolVLM VideoLlava VipLlava Voxtral"
     ).split()
 )
@@ -40,9 +34,10 @@ _TEXT = {
     "thinker.lm_head.": "lm_head.",
 }
 _PICTURES = re.compile(
-    r"(model\.|thinker\.)?(vision_tower|vision_model|visual|vision_encoder|vision_embedder|embed_vision|multi_modal_projector"
-    r"|mm_projector|vision_language_adapter|patch_merger|audio_tower|audio_encoder|embed_audio|connector|image_tower|video_tower|merger"
-    r"|vision_adapter|vision_projection)\..+|(model\.|language_model\.)*image_newline|(talker|token2wav|code2wav)\..+"
+    r"(model\.|thinker\.)?(vision_tower|vision_model|visual|vision_encoder|vision_embedder|embed_vision"
+    r"|multi_modal_projector|mm_projector|vision_language_adapter|patch_merger|audio_tower|audio_encoder|embed_audio"
+    r"|connector|image_tower|video_tower|merger|vision_adapter|vision_projection)\..+"
+    r"|(model\.|language_model\.)*image_newline|(talker|token2wav|code2wav)\..+"
 )
 
 
@@ -51,20 +46,21 @@ def holds_text_of(config: dict[str, Any]) -> str | None:
     named = config.get("architectures")
     if not isinstance(named, list) or not named or not isinstance(named[0], str):
         return None
-    texts, told = _TEXTS_OF.get(named[0], []), _told_of_text(config)
+    texts, told = with_picture_class(named[0]), _told_of_text(config)
     kind = told.get("model_type") if told is not None else None
     if named[0] in ANY_TEXT:
-        texts = (
-            [BY_MODEL_TYPE[kind]] if isinstance(kind, str) and kind in BY_MODEL_TYPE else list(ARCHITECTURES.values())
-        )
+        text = with_model_type(kind) if isinstance(kind, str) else None
+        texts = (text,) if text is not None else tuple(ARCHITECTURES.values())
     if kind is None and len(texts) > 1:
         raise UnsupportedError(
-            f"the text of a {named[0]} may be of several architectures; config.json has to say in text_config.model_type which: {', '.join(a.name for a in texts)}"
+            f"the text of a {named[0]} may be of several architectures; config.json has to say in "
+            f"text_config.model_type which: {', '.join(a.name for a in texts)}"
         )
     fitting = [a for a in texts if kind is None or kind in (a.name, *a.folder.model_types)]
     if texts and not fitting:
         raise UnsupportedError(
-            f"the text of a {named[0]} is said to be {quoted(kind)}, which is not supported; homenode runs {', '.join(a.name for a in texts)} there"
+            f"the text of a {named[0]} is said to be {quoted(kind)}, which is not supported; homenode runs "
+            f"{', '.join(a.name for a in texts)} there"
         )
     return fitting[0].folder.class_name if fitting else None
 

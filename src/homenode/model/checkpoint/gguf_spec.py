@@ -9,7 +9,7 @@ from typing import Any
 
 from homenode.errors import UnsupportedError
 from homenode.model.architectures.architecture import Architecture
-from homenode.model.architectures.registry import ARCHITECTURES, GGUF_NAMES, nearest
+from homenode.model.architectures.registry import gguf_names, nearest, with_gguf_name
 from homenode.model.checkpoint.pooling_files import gguf_pooling
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_keys import refuse_active_keys, refuse_other_kinds
@@ -27,12 +27,13 @@ def gguf_architecture(path: Path, metadata: Mapping[str, Any]) -> Architecture:
     """
     refuse_other_kinds(path, metadata)
     name = Fields(path, metadata).text("general.architecture")
-    named = [architecture for architecture in ARCHITECTURES.values() if name in architecture.gguf.all_names]
+    named = with_gguf_name(name)
     if not named:
+        known = gguf_names()
         raise UnsupportedError(
-            f"{path}: architecture {quoted(name)} is not supported; homenode runs GGUF files of {nearest(name, GGUF_NAMES)}",
+            f"{path}: architecture {quoted(name)} is not supported; homenode runs GGUF files of {nearest(name, known)}",
             architecture=name,
-            known=GGUF_NAMES,
+            known=known,
         )
     refuse_active_keys(path, metadata, name, frozenset().union(*(each.gguf.keys for each in named)))
     fields, experts = figures_of(path, metadata), num_experts(path, metadata)
@@ -81,5 +82,6 @@ def _check_window_layers(config: GgufConfig, spec: ModelSpec) -> None:
     listed = config.marked_layers(key)
     if listed is not None and listed != (spec.sliding_layers or (True,) * spec.num_layers):
         raise UnsupportedError(
-            f"{config.path}: {key} that differs from the architecture's own is not supported; homenode runs {spec.architecture} with that"
+            f"{config.path}: {key} that differs from the architecture's own is not supported; homenode runs "
+            f"{spec.architecture} with that"
         )

@@ -70,7 +70,8 @@ def read_pooling(
             normalised = True  # vectors are, unless a request says otherwise
         elif not (kind == "Dropout" and spec is not None):
             raise UnsupportedError(
-                f"{file}: module {number}, a {quoted(kind)}, is not supported there; homenode runs Transformer, Pooling, Dense and Normalize, in this order, or Transformer and LogitScore"
+                f"{file}: module {number}, a {quoted(kind)}, is not supported there; homenode runs Transformer, "
+                "Pooling, Dense and Normalize, in this order"
             )
     return spec, tensors
 
@@ -89,7 +90,8 @@ def _rows_of(file: Path) -> PoolingKind:
     found = _NAMED_MODES.get(named) if named else _MODES.get(asked[0]) if len(asked) == 1 else None
     if found is None:
         raise UnsupportedError(
-            f"{file}: pooling by {quoted(named or ' and '.join(asked))} is not supported; homenode has one of {', '.join(_MODES)}"
+            f"{file}: pooling by {quoted(named or ' and '.join(asked))} is not supported; homenode has one of "
+            f"{', '.join(_MODES)}"
         )
     return found
 
@@ -127,7 +129,8 @@ def gguf_pooling(
         return gguf_reranker(path, metadata, tensors, model, fields)
     if kind not in _GGUF_KINDS:
         raise UnsupportedError(
-            f"{path}: {architecture}.pooling_type {kind} is not supported; homenode has {', '.join(f'{n} ({name})' for n, name in _GGUF_KINDS.items())}"
+            f"{path}: {architecture}.pooling_type {kind} is not supported; homenode has "
+            f"{', '.join(f'{n} ({name})' for n, name in _GGUF_KINDS.items())}"
         )
     head = tuple(HeadLayer(name) for name in _GGUF_DENSE if name in tensors)
     width = tensors[head[-1].matrix].shape[0] if head and tensors[head[-1].matrix].shape else model.hidden_size

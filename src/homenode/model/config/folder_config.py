@@ -19,6 +19,11 @@ from homenode.model.formats.reading import quoted
 from homenode.model.spec import ModelSpec, MoeSpec, RopeSpec
 from homenode.units import format_count
 
+# What `FolderConfig.sigmoid_moe` asks for besides how many experts there are.
+SIGMOID_MOE_FIELDS = frozenset(
+    "num_experts_per_tok moe_intermediate_size norm_topk_prob n_group topk_group routed_scaling_factor "
+    "n_shared_experts first_k_dense_replace scoring_func topk_method".split()
+)
 _SAMPLING = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
 GELU = "gelu_pytorch_tanh"
 _SPELLINGS = {"silu": ("silu", "swish"), GELU: (GELU,), "xielu": ("xielu",)}
@@ -272,18 +277,21 @@ class FolderConfig:
         dense: int = 1,
         scale: float = 1.0,
         groups: tuple[int, int] = (1, 1),
+        normalise: bool = True,
+        shared: int = 1,
     ) -> MoeSpec:
         """The experts of a class that routes as DeepSeek V3 does: sigmoid scores, chosen with a bias, in groups; layers
         in front have an MLP. `dense`: how many layers, `scale`: of weights, `groups`: of experts in all, and of which
-        experts are chosen, where config.json does not say.
+        experts are chosen, `normalise`: whether weights add up to 1, `shared`: experts that every token uses, where
+        config.json does not say.
         """
         self.refuse_other_scores()
         fields = self.fields
         dense = fields.integer("first_k_dense_replace", dense, minimum=0, maximum=limits.MOST_LAYERS)
         moe = self.moe(
-            defaults, normalise=fields.boolean("norm_topk_prob", True), dense=tuple(range(min(dense, layers)))
+            defaults, normalise=fields.boolean("norm_topk_prob", normalise), dense=tuple(range(min(dense, layers)))
         )
-        shared = fields.integer("n_shared_experts", 1, minimum=0, maximum=limits.MOST_EXPERTS)
+        shared = fields.integer("n_shared_experts", shared, minimum=0, maximum=limits.MOST_EXPERTS)
         return replace(
             moe,
             score="sigmoid",

@@ -29,6 +29,7 @@ FACTORS, LONG_FACTORS, SHORT_FACTORS = ROPE_FACTORS = (
     "rope_factors_short.weight",
 )
 _SCORES: dict[int, ExpertScore] = {1: "softmax", 2: "sigmoid", 3: "chosen_softmax"}  # by expert_gating_func
+_ROUTER = "model.layers.{layer}.mlp.gate.weight"
 _ENDS = ("eos", "eot", "eom")  # the roles of tokens that end an answer
 _SAMPLING = {
     "temperature": "temp",
@@ -172,32 +173,35 @@ class GgufConfig:
         """
         return self.fields.integer("attention.sliding_window", default, minimum=0) or None
 
-    def refuse_window(self, spec: ModelSpec) -> None:
-        """UnsupportedError for a window that any layer could notice, as the file does not say which layers have it, and
-        those may be some or none.
+    def refuse_window(self, spec: ModelSpec) -> ModelSpec:
+        """`spec`. UnsupportedError for a window that any layer could notice, as the file does not say which layers have
+        it, and those may be some or none.
         """
         window = self.window()
         if window is not None and window < self.fields.integer("context_length"):
             raise UnsupportedError(
-                f"{self.path}: attention.sliding_window {window} is not supported for {spec.architecture} in GGUF, which does not say which layers have it"
+                f"{self.path}: attention.sliding_window {window} is not supported for {spec.architecture} in GGUF, "
+                "which does not say which layers have it"
             )
+        return spec
 
     def moe(
         self,
         spec: ModelSpec,
-        router: str,
+        router: str = _ROUTER,
         *,
         size: int | None = None,
         normalise: bool = True,
         scores: tuple[int, ...] = (1,),
         group_score: GroupScore = "top2",
+        epsilon: float = 0.0,
     ) -> MoeSpec:
         """The experts: how many, of which size, and in which layers, which are those that have a router.
 
         `router`: the Hugging Face name of a layer's, with `{layer}`. `size`: of an expert, where the file does not say;
         None: as the reference reader has it, the experts of a token share the length of an MLP. `normalise`: where the
         file does not say. `scores`: the values of expert_gating_func that the architecture has, the first where the
-        file does not say; `group_score`: see compute.ops.Routing.
+        file does not say; `group_score`, `epsilon`: see compute.ops.Routing.
         """
         fields, layers, inner = self.fields, spec.num_layers, spec.intermediate_size
         if scores == (1,):
@@ -237,6 +241,7 @@ class GgufConfig:
             groups=fields.integer("expert_group_count", 1, minimum=0) or 1,
             groups_chosen=fields.integer("expert_group_used_count", 1, minimum=0) or 1,
             group_score=group_score,
+            epsilon=epsilon,
         )
 
     def _refuse_other_routing(self) -> None:

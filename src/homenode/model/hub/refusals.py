@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from homenode.errors import CapacityError, UnsupportedError
-from homenode.model.architectures.registry import GGUF_NAMES
+from homenode.model.architectures.registry import gguf_names, with_gguf_name
 from homenode.model.formats.reading import quoted
 from homenode.model.hub.candidate import Candidate
 from homenode.model.hub.repository import HubFile, HubRepository
@@ -22,9 +22,10 @@ def refuse_gguf_architecture(repository: HubRepository) -> None:
     does not run.
     """
     name = repository.gguf.get("architecture")
-    if isinstance(name, str) and name not in GGUF_NAMES:
+    if isinstance(name, str) and not with_gguf_name(name):
         raise UnsupportedError(
-            f"model {repository.name}: architecture {quoted(name)} is not supported; homenode runs GGUF files of {', '.join(GGUF_NAMES)}",
+            f"model {repository.name}: architecture {quoted(name)} is not supported; "
+            f"homenode runs GGUF files of {', '.join(gguf_names())}",
             param="model",
             architecture=name,
         )

@@ -157,7 +157,8 @@ def _from_folder(path: Path, chat_template: str | None, renderer: TemplateRender
     if not is_there(file):
         if (path / "tokenizer.model").is_file():
             raise UnsupportedError(
-                f"{path} has a SentencePiece tokenizer.model but no tokenizer.json; save the tokenizer once with transformers (save_pretrained) to get one"
+                f"{path} has a SentencePiece tokenizer.model but no tokenizer.json; save the tokenizer once with "
+                "transformers (save_pretrained) to get one"
             )
         raise CheckpointError(f"{path} has no tokenizer.json")
     text = read_text(file, _LARGEST_FILE)

@@ -20,7 +20,8 @@ from homenode.units import format_count
 # Tensors old exporters wrote that carry nothing: constants computed from the configuration, and GGUF's rope divisors,
 # already in the RopeSpec.
 _HARMLESS = re.compile(
-    r"(.*\.)?(rotary_emb\.inv_freq|rotary_emb\.(cos|sin)_cached|(attn|attention)\.(masked_bias|bias)|rope_freqs\.weight)"
+    r"(.*\.)?(rotary_emb\.inv_freq|rotary_emb\.(cos|sin)_cached|(attn|attention)\.(masked_bias|bias)"
+    r"|rope_freqs\.weight)"
 )
 _BIASES = frozenset({"F16", "BF16", "F32"})
 _SHOWN = 5
@@ -71,8 +72,10 @@ def match_tensors(architecture: Architecture, checkpoint: Checkpoint, part: Mode
     missing = [e.name for e in wanted if e.name not in tensors]
     if missing:
         raise CheckpointError(
-            f"{checkpoint.path}: {_listed(missing)} missing: a {architecture.name} model with {format_count(spec.num_layers, 'layer')} has them, the "
-            f"{format_count(len(tensors), 'tensor')} here do not; the files are incomplete, or their configuration describes another model",
+            f"{checkpoint.path}: {_listed(missing)} missing: a {architecture.name} model with "
+            f"{format_count(spec.num_layers, 'layer')} has them, the "
+            f"{format_count(len(tensors), 'tensor')} here do not; the files are incomplete, or their configuration "
+            "describes another model",
             missing=missing,
         )
     matched = tuple(MatchedTensor(e, tensors[e.name]) for e in wanted)
@@ -98,7 +101,8 @@ def _check(checkpoint: Checkpoint, match: MatchedTensor) -> None:
         )
     if tuple(entry.shape) != want.shape:
         raise CheckpointError(
-            f"{checkpoint.path}: tensor {entry.name} has shape {list(entry.shape)}, but the configuration asks for {list(want.shape)} "
+            f"{checkpoint.path}: tensor {entry.name} has shape {list(entry.shape)}, but the configuration asks for "
+            f"{list(want.shape)} "
             f"({' x '.join(want.parameter.shape)}); weights and configuration belong to different models",
             tensor=entry.name,
             seen=tuple(entry.shape),
@@ -107,7 +111,8 @@ def _check(checkpoint: Checkpoint, match: MatchedTensor) -> None:
     columns = want.shape[-1]
     if columns % entry.dtype.block:
         raise CheckpointError(
-            f"{checkpoint.path}: tensor {entry.name} is stored as {entry.dtype.name}, in blocks of {entry.dtype.block}, "
+            f"{checkpoint.path}: tensor {entry.name} is stored as {entry.dtype.name}, in blocks of "
+            f"{entry.dtype.block}, "
             f"but its rows have {format_count(columns, 'element')}",
             tensor=entry.name,
         )
@@ -115,7 +120,8 @@ def _check(checkpoint: Checkpoint, match: MatchedTensor) -> None:
     size = rows * entry.dtype.row_bytes(columns)
     if entry.nbytes != size:
         raise CheckpointError(
-            f"{checkpoint.path}: tensor {entry.name} has {entry.nbytes} bytes; {list(entry.shape)} of {entry.dtype.name} takes {size}",
+            f"{checkpoint.path}: tensor {entry.name} has {entry.nbytes} bytes; {list(entry.shape)} of "
+            f"{entry.dtype.name} takes {size}",
             tensor=entry.name,
             seen=entry.nbytes,
             wanted=size,
@@ -137,8 +143,10 @@ def _ignored(architecture: Architecture, checkpoint: Checkpoint, used: set[str])
     ]
     if unknown:
         raise CheckpointError(
-            f"{checkpoint.path}: {_listed(unknown)} not part of a {architecture.name} model as configured; computing without "
-            "would give wrong answers, so the model is refused: it is a variant homenode does not know, or its configuration is wrong",
+            f"{checkpoint.path}: {_listed(unknown)} not part of a {architecture.name} model as configured; computing "
+            "without "
+            "would give wrong answers, so the model is refused: it is a variant homenode does not know, or its "
+            "configuration is wrong",
             unknown=unknown,
         )
     return tuple(extra)

@@ -64,13 +64,17 @@ _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 # Words that change from lower to upper case are cut there (the o200k family).
 _CASED = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+{end}|"
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*{end}|{digits}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*{end}|"
+    r"{digits}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _GPT4O = _CASED.replace("{end}", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?").replace("{digits}", r"\p{N}{1,3}")
 _TEKKEN = _CASED.replace("{end}", "").replace("{digits}", r"\p{N}")
 _KIMI_K2 = r"\p{Han}+|" + _GPT4O.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]").replace(r"[\r\n/]*", r"[\r\n]*")
 _HAN_AND_KANA = "[一-龥぀-ゟ゠-ヿ]+"  # Han, Hiragana, Katakana
-_V3_WORDS = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+_V3_WORDS = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
+    r""" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+)
 _DEEPSEEK_V3 = (r"\p{N}{1,3}", _HAN_AND_KANA, _V3_WORDS)
 _SPARK = (
     r"\p{N}{1,3}",
@@ -93,7 +97,8 @@ _TINY_AYA = (r"(?<!\d)\d{1,3}(?=(?:\d{3})*+\b)|\G(?<=\d)\d{3}", _GPT4O)
 _UP_TO_THREES = r"(?:\D++(?:\d{1,2}(?=(?:\d{3})*+(?!\d)))?+)*+"
 _SUPERBPE = (
     r"\p{N}+",
-    rf"(?:(?<!\d)|(?<=\A\d|\D\d)|(?<=\A\d\d|\D\d\d))\d{{3}}(?=(?:\d{{3}})*+(?!\d)){_UP_TO_THREES}|\G(?<=\d)\d{{3}}{_UP_TO_THREES}",
+    rf"(?:(?<!\d)|(?<=\A\d|\D\d)|(?<=\A\d\d|\D\d\d))\d{{3}}(?=(?:\d{{3}})*+(?!\d)){_UP_TO_THREES}|"
+    rf"\G(?<=\d)\d{{3}}{_UP_TO_THREES}",
 )
 _YOUTU = (
     "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，\u3001-\u303f\ufe30-\ufe4f]+|[ㄅ-ㄯ]+|[一-龥\u3040-ゟ゠-ヿ]+",
@@ -173,14 +178,16 @@ _BY_NAME = {name: cut for cut, names in _NAMED.items() for name in names.split()
 # By how an unknown name, or else the architecture of the model, begins: the name whose meaning stands in for it. The
 # longest beginning counts.
 _FAMILIES: dict[str, str] = {
-    "llama": "llama-bpe", "llama4": "llama4", "falcon": "falcon", "falcon3": "falcon3", "falcon-h1": "falcon-h1", "lfm": "lfm2",
-    "qwen": "qwen2", "qwen35": "qwen35", "qwen36": "qwen35", "qwen38": "qwen35", "qwen4": "qwen35", "deepseek": "deepseek-v3",
-    "kimi": "kimi-k2", "glm": "glm4", "chatglm": "chatglm-bpe", "gpt-oss": "gpt-4o", "gpt-4": "gpt-4o", "gpt2": "gpt-2", "gptneox": "gpt-2",
-    "minimax": "minimax-m2", "cohere2moe": "cohere2moe", "command": "command-r", "cohere": "command-r", "exaone4": "exaone4", "exaone-moe": "exaone-moe",
-    "hunyuan-moe": "hunyuan", "hunyuan-dense": "hunyuan-dense", "hy_v": "hy_v4", "bailingmoe": "bailingmoe2", "minicpm5": "minicpm5",
-    "mistral": "tekken", "ministral": "tekken", "devstral": "tekken", "magistral": "tekken", "seed": "seed-coder", "olmo": "olmo",
-    "starcoder": "starcoder", "bloom": "bloom", "mpt": "mpt", "phi2": "phi-2", "stablelm2": "stablelm2", "modern-bert": "modern-bert",
-    "jina-v2": "jina-v2-de", "afmoe": "afmoe", "laguna": "laguna", "mellum": "mellum2", "solar": "solar-open",
+    "llama": "llama-bpe", "llama4": "llama4", "falcon": "falcon", "falcon3": "falcon3", "falcon-h1": "falcon-h1",
+    "lfm": "lfm2", "qwen": "qwen2", "qwen35": "qwen35", "qwen36": "qwen35", "qwen38": "qwen35", "qwen4": "qwen35",
+    "deepseek": "deepseek-v3", "kimi": "kimi-k2", "glm": "glm4", "chatglm": "chatglm-bpe", "gpt-oss": "gpt-4o",
+    "gpt-4": "gpt-4o", "gpt2": "gpt-2", "gptneox": "gpt-2", "minimax": "minimax-m2", "cohere2moe": "cohere2moe",
+    "command": "command-r", "cohere": "command-r", "exaone4": "exaone4", "exaone-moe": "exaone-moe",
+    "hunyuan-moe": "hunyuan", "hunyuan-dense": "hunyuan-dense", "hy_v": "hy_v4", "bailingmoe": "bailingmoe2",
+    "minicpm5": "minicpm5", "mistral": "tekken", "ministral": "tekken", "devstral": "tekken", "magistral": "tekken",
+    "seed": "seed-coder", "olmo": "olmo", "starcoder": "starcoder", "bloom": "bloom", "mpt": "mpt", "phi2": "phi-2",
+    "stablelm2": "stablelm2", "modern-bert": "modern-bert", "jina-v2": "jina-v2-de", "afmoe": "afmoe",
+    "laguna": "laguna", "mellum": "mellum2", "solar": "solar-open",
 }  # fmt: skip
 _OF_MANY_FAMILIES = ("llama", "deepseek2")  # architectures whose models have vocabularies of any kind
 
@@ -197,12 +204,12 @@ def pre_tokenizer(name: str, architecture: str = "") -> PreTokenizer:
     usual = _family(name) or (None if architecture in _OF_MANY_FAMILIES else _family(architecture))
     if usual is None:
         raise UnsupportedError(
-            f"unknown pre-tokenizer {name!r} (tokenizer.ggml.pre); known: {', '.join(sorted(_BY_NAME))}. Give the model's Hugging Face folder "
-            "(with tokenizer.json) by --tokenizer"
+            f"unknown pre-tokenizer {name!r} (tokenizer.ggml.pre); known: {', '.join(sorted(_BY_NAME))}. "
+            "Give the model's Hugging Face folder (with tokenizer.json) by --tokenizer"
         )
     _log.warning(
-        "pre-tokenizer %r (tokenizer.ggml.pre) is not known; texts are cut as by %r, and words that it cuts otherwise become other tokens. "
-        "The model's Hugging Face folder (with tokenizer.json), given by --tokenizer, is exact",
+        "pre-tokenizer %r (tokenizer.ggml.pre) is not known; texts are cut as by %r, and words that it cuts otherwise "
+        "become other tokens. The model's Hugging Face folder (with tokenizer.json), given by --tokenizer, is exact",
         name,
         usual,
     )
