@@ -507,12 +507,13 @@ class Ops(Protocol):
 
         Query head h reads KV head h // (q heads / KV heads). A token sees the positions up to its own, or with the mask
         "all" every one, for which the step has to hold all of the sequence. With `window`, position p sees of these the
-        ones above p - window and below p + window only, or where it is "chunked" positions from p // window * window on only. With `softcap` (above 0), a score s becomes softcap * tanh(s / softcap) before the softmax, as in Gemma 2.
-        `sinks` [query heads]: a further score of each head, not capped, whose weight has no value (as in gpt-oss).
-        With `value_columns` there is no v: the values are the first so many elements of each head's keys, which are
-        all that the layer keeps (see LayerKv), and the result has so many columns for each query head. With `chosen`
-        (see `choose_tokens`; of layers of one KV head with value columns) each token attends to those positions only.
-        With `slopes` [query heads], which go with neither softcap nor chosen, a score of a key n positions away from the
+        ones above p - window and below p + window only, or where it is "chunked" positions from p // window * window on
+        only. With `softcap` (above 0), a score s becomes softcap * tanh(s / softcap) before the softmax, as in Gemma 2.
+        `sinks` [query heads]: a further score of each head, not capped, whose weight has no value (as in gpt-oss). With
+        `value_columns` there is no v: the values are the first so many elements of each head's keys, which are all that
+        the layer keeps (see LayerKv), and the result has so many columns for each query head. With `chosen` (see
+        `choose_tokens`; of layers of one KV head with value columns) each token attends to those positions only. With
+        `slopes` [query heads], which go with neither softcap nor chosen, a score of a key n positions away from the
         query is less by n times the head's slope (ALiBi; Press et al. 2021).
         """
 

@@ -38,7 +38,8 @@ class ModelConfig:
     )
     packed_cache: str = option(
         "off",
-        "Keep the packed weights in a file, so that the next start reads them as they are: off, beside (the model), or a folder.",
+        "Keep the packed weights in a file, so that the next start reads them as they are: off, beside (the model), "
+        "or a folder.",
         metavar="off|beside|DIR",
     )
     links: bool = option(
@@ -53,12 +54,14 @@ class ModelConfig:
     )
     runner: str = option(
         "auto",
-        "Generate text, or make vectors or scores of texts (pooling), which all models can. auto: as the model's files or --pooling say.",
+        "Generate text, or make vectors or scores of texts (pooling), which all models can. auto: as the model's "
+        "files or --pooling say.",
         choices=("auto", "generate", "pooling"),
     )
     pooling: str = option(
         "auto",
-        "Which rows make the vector of a text: their mean, that of the first token (cls) or of the last. auto: as the model's files say, else last.",
+        "Which rows make the vector of a text: their mean, that of the first token (cls) or of the last. auto: as the "
+        "model's files say, else last.",
         choices=("auto", "mean", "cls", "last"),
     )
     seed: int | None = option(
@@ -72,12 +75,14 @@ class ComputeConfig:
 
     threads: int | None = option(
         None,
-        "Compute threads. Default: one for each physical core allowed, less one for everything else where there are more than two.",
+        "Compute threads. Default: one for each physical core allowed, less one for everything else where there are "
+        "more than two.",
         minimum=1,
     )
     isa: str | None = option(
         None,
-        "Instruction set level to use: scalar, avx2, avx2vnni, avx512, avx512bf16 or amx; on Arm scalar, neon, dotprod or i8mm. "
+        "Instruction set level to use: scalar, avx2, avx2vnni, avx512, avx512bf16 or amx; on Arm scalar, neon, dotprod "
+        "or i8mm. "
         "Default: the best this machine has; `homenode doctor` lists them.",
     )
     spin_us: int = option(
@@ -85,18 +90,21 @@ class ComputeConfig:
     )
     backend: str = option(
         "native",
-        "What computes on the CPU; for comparisons reference (NumPy, slow) and torch. Accelerators are named by --stage-devices.",
+        "What computes on the CPU; for comparisons reference (NumPy, slow) and torch. Accelerators are named by "
+        "--stage-devices.",
         choices=("native", "reference", "torch"),
     )
     attention_backend: str = option(
         "auto",
-        "How devices of torch attend: tiled, sdpa, flash or flashinfer (the packages flash-attn and flashinfer-python). auto: tiled on the CPU, else sdpa.",
+        "How devices of torch attend: tiled, sdpa, flash or flashinfer (the packages flash-attn and "
+        "flashinfer-python). auto: tiled on the CPU, else sdpa.",
         choices=("auto", "tiled", "sdpa", "flash", "flashinfer"),
     )
     enforce_eager: bool = option(False, "Do not capture steps that only decode as graphs of an accelerator.")
     gpu_memory_utilization: float = option(
         0.9,
-        "Share of an accelerator's memory that its worker may take; KV memory gets what weights and buffers leave of it.",
+        "Share of an accelerator's memory that its worker may take; KV memory gets what weights and buffers leave of "
+        "it.",
         minimum=0.05,
         maximum=1.0,
     )
@@ -139,7 +147,8 @@ class ParallelConfig:
 
     data_parallel_size: int = option(
         1,
-        "Engines behind this port, each with the whole model (see --enable-expert-parallel), KV memory and CPUs of its own. Settings of memory and threads "
+        "Engines behind this port, each with the whole model (see --enable-expert-parallel), KV memory and CPUs of its "
+        "own. Settings of memory and threads "
         "are of each.",
         minimum=1,
         maximum=1024,
@@ -152,13 +161,15 @@ class ParallelConfig:
     )
     pipeline_parallel_size: int = option(
         1,
-        "Stages of an engine: each has some of the layers, and workers of its own. Steps are in several stages at once.",
+        "Stages of an engine: each has some of the layers, and workers of its own. Steps are in several stages at "
+        "once.",
         minimum=1,
         maximum=1024,
     )
     stage_devices: str = option(
         "auto",
-        "What computes each stage (or each worker, stage after stage): cpu, cuda:N, npu:N, or torch:DEVICE, joined by commas. auto: the accelerators "
+        "What computes each stage (or each worker, stage after stage): cpu, cuda:N, npu:N, or torch:DEVICE, joined by "
+        "commas. auto: the accelerators "
         "there are, then CPU workers.",
         metavar="auto|DEVICE,...",
     )
@@ -169,22 +180,26 @@ class ParallelConfig:
     )
     enable_expert_parallel: bool = option(
         False,
-        "Give each worker whole experts of a mixture instead of a part of each, and have several engines on a host keep them once.",
+        "Give each worker whole experts of a mixture instead of a part of each, and have several engines on a host "
+        "keep them once.",
     )
     expert_placement: str = option(
         "spread",
-        "Which experts are where: spread (one after another, in turn), packed (runs), or a file as --expert-counts makes it; the most used then go to "
+        "Which experts are where: spread (one after another, in turn), packed (runs), or a file as --expert-counts "
+        "makes it; the most used then go to "
         "accelerators first.",
         metavar="spread|packed|FILE",
     )
     expert_counts: str | None = option(
         None,
-        "Add to this file how often each expert of each layer was chosen, every minute and when nothing is computed; /metrics then shows layers apart.",
+        "Add to this file how often each expert of each layer was chosen, every minute and when nothing is computed; "
+        "/metrics then shows layers apart.",
         metavar="FILE",
     )
     executor: str = option(
         "auto",
-        "Where workers run: inline (in the engine's process; one CPU worker), processes (of this host), ray (of a Ray cluster). auto: inline where "
+        "Where workers run: inline (in the engine's process; one CPU worker), processes (of this host), ray (of a Ray "
+        "cluster). auto: inline where "
         "one CPU worker does it all, else processes.",
         choices=("auto", "inline", "processes", "ray"),
     )

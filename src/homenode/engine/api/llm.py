@@ -76,8 +76,8 @@ class LLM:
         config = config or EngineConfig.of(model, settings)
         if config.parallel.data_parallel_size > 1:
             raise UserError(
-                f"data_parallel_size is {config.parallel.data_parallel_size}, but an LLM is one engine in this process; make several, each in a "
-                "process of its own, or ask a server started by `homenode serve --data-parallel-size`",
+                f"data_parallel_size is {config.parallel.data_parallel_size}, but an LLM is one engine in this "
+                "process; make several, each in a process of its own, or ask a server started by `homenode serve --data-parallel-size`",
                 param="data_parallel_size",
             )
         config = locate_model(config)
@@ -132,8 +132,8 @@ class LLM:
 
         A prompt is text or token ids. `params` is for all or one for each prompt. `stop`: strings that end the text
         before them, besides those of `params`. `output`: what every text has to be, such as
-        `homenode.grammars.spec.JsonSchema(schema)`. Raises UserError or CapacityError for what cannot run, naming it; then
-        nothing of the other prompts is left running either.
+        `homenode.grammars.spec.JsonSchema(schema)`. Raises UserError or CapacityError for what cannot run, naming it;
+        then nothing of the other prompts is left running either.
         """
         chosen = self._prompts(prompts)
         given = (
@@ -201,10 +201,11 @@ class LLM:
     def embed(
         self, texts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, normalize: bool = True
     ) -> FloatArray:
-        """A vector of each text, float32 [texts, width], of length 1 unless `normalize` is off. A text may be token ids.
+        """A vector of each text, float32 [texts, width], of length 1 unless `normalize` is off. A text may be token
+        ids.
 
-        `dimensions`: elements that are kept of each. The model has to make vectors: as its files say, or by
-        `LLM(..., runner="pooling")`. Raises UserError or CapacityError for what cannot be, naming it.
+        `dimensions`: elements that are kept of each. The model has to make vectors: as its files say, or by `LLM(...,
+        runner="pooling")`. Raises UserError or CapacityError for what cannot be, naming it.
         """
         from homenode.engine.api import pooled
 

@@ -106,7 +106,8 @@ def state_handover_problem(
     if elsewhere := [device for device in devices if device != CPU]:
         return UnsupportedError(
             f"--pd-role {config.transfer.pd_role}: layers of {spec.architecture} models keep a state beside keys and "
-            f"values, and {elsewhere[0]} keeps it where no other engine reads it; compute on CPUs (--stage-devices cpu)",
+            f"values, and {elsewhere[0]} keeps it where no other engine reads it; compute on CPUs (--stage-devices "
+            "cpu)",
             param="stage_devices",
         )
     what = f"--pd-role {config.transfer.pd_role}: a state is handed over in KV blocks, a part with each KV head"
@@ -129,8 +130,8 @@ def state_handover_problem(
         if geometry.state is not None and state_by_kv_head(spec, part) is None:
             return UnsupportedError(
                 f"{what}, and with --tensor-parallel-size {part.ranks} rank {part.rank} has "
-                f"{format_count(part.state_groups.count, 'group')} of it and {format_count(part.kv_heads.count, 'KV head')}, "
-                "which do not go together; have fewer ranks",
+                f"{format_count(part.state_groups.count, 'group')} of it and "
+                f"{format_count(part.kv_heads.count, 'KV head')}, which do not go together; have fewer ranks",
                 param="tensor_parallel_size",
             )
     return None
@@ -139,8 +140,8 @@ def state_handover_problem(
 def state_memory_problem(
     config: EngineConfig, geometry: KvGeometry, kv_bytes: int, sequence: int
 ) -> CapacityError | None:
-    """Why not even one sequence's state fits, and its snapshots where any are kept, if so. `sequence`: bytes of its keys
-    and values.
+    """Why not even one sequence's state fits, and its snapshots where any are kept, if so. `sequence`: bytes of its
+    keys and values.
     """
     least = _slots_per_sequence(config)
     if geometry.state is None or state_slots(config, geometry, kv_bytes) >= least:

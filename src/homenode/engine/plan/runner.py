@@ -22,7 +22,8 @@ def with_runner(checkpoint: OpenedCheckpoint, asked: ModelConfig) -> OpenedCheck
     if not pools:
         if spec.encodes:
             raise UnsupportedError(
-                f"{checkpoint.path}: an encoder ({spec.architecture}), which cannot generate; leave --runner generate out"
+                f"{checkpoint.path}: an encoder ({spec.architecture}), which cannot generate; leave --runner generate "
+                "out"
             )
         if own is not None and own.labels:
             raise UnsupportedError(

@@ -38,7 +38,8 @@ def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> 
     if request.pools:
         if prompt > limits.max_model_len:
             return CapacityError(
-                f"the text has {format_count(prompt, 'token')}, and this model takes {limits.max_model_len} (--max-model-len); "
+                f"the text has {format_count(prompt, 'token')}, and this model takes {limits.max_model_len} "
+                "(--max-model-len); "
                 "shorten it, or ask for its beginning (truncate_prompt_tokens)",
                 param="input",
                 prompt_tokens=prompt,
@@ -46,7 +47,8 @@ def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> 
             )
     elif prompt >= limits.max_model_len:
         return CapacityError(
-            f"the prompt has {format_count(prompt, 'token')}, but a sequence may have at most {limits.max_model_len} with its answer (--max-model-len); "
+            f"the prompt has {format_count(prompt, 'token')}, but a sequence may have at most {limits.max_model_len} "
+            "with its answer (--max-model-len); "
             f"shorten the prompt to {format_count(limits.max_model_len - 1, 'token')} or fewer",
             param="prompt",
             prompt_tokens=prompt,
@@ -55,7 +57,8 @@ def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> 
     blocks = -(-(prompt + (not request.pools)) // limits.block_size)
     if blocks > (most := limits.num_blocks - limits.state_pages):
         return CapacityError(
-            f"the prompt has {format_count(prompt, 'token')} and needs {format_count(blocks, 'KV block')} of {format_count(limits.block_size, 'token')} for itself and one more, but there "
+            f"the prompt has {format_count(prompt, 'token')} and needs {format_count(blocks, 'KV block')} of "
+            f"{format_count(limits.block_size, 'token')} for itself and one more, but there "
             f"are {most}; shorten the prompt or raise --kv-cache-memory",
             param="prompt",
             prompt_tokens=prompt,
@@ -63,7 +66,8 @@ def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> 
         )
     if not config.enable_chunked_prefill and prompt > config.max_num_batched_tokens:
         return CapacityError(
-            f"the prompt has {format_count(prompt, 'token')}, but a step has at most {config.max_num_batched_tokens} (--max-num-batched-tokens) and prompts "
+            f"the prompt has {format_count(prompt, 'token')}, but a step has at most {config.max_num_batched_tokens} "
+            "(--max-num-batched-tokens) and prompts "
             f"are not cut (--no-enable-chunked-prefill); shorten the prompt, raise the former or drop the latter",
             param="prompt",
             prompt_tokens=prompt,
@@ -138,11 +142,17 @@ def overload(
     if queued <= 0:
         return None
     if 0 < config.max_num_queued_requests < queued:
-        text = f"{format_count(waiting, 'request is', 'requests are')} waiting already (--max-num-queued-requests {config.max_num_queued_requests}); try again later"
+        text = (
+            f"{format_count(waiting, 'request is', 'requests are')} waiting already (--max-num-queued-requests "
+            f"{config.max_num_queued_requests}); try again later"
+        )
         return "queued_requests", OverloadedError(text, retry_after_s=retry_after_s)
     tokens = waiting_tokens + len(request.prompt_ids)
     if 0 < config.max_num_queued_tokens < tokens:
-        text = f"{format_count(waiting_tokens, 'prompt token is', 'prompt tokens are')} waiting already and this request has {len(request.prompt_ids)}"
+        text = (
+            f"{format_count(waiting_tokens, 'prompt token is', 'prompt tokens are')} waiting already and this request "
+            f"has {len(request.prompt_ids)}"
+        )
         text += f" (--max-num-queued-tokens {config.max_num_queued_tokens}); try again later"
         return "queued_tokens", OverloadedError(text, retry_after_s=retry_after_s)
     return None

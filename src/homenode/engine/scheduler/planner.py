@@ -17,10 +17,8 @@ from homenode.engine.scheduler.preemption import choose_victim, growth_preemptio
 from homenode.engine.scheduler.queue import WaitingQueue
 from homenode.engine.scheduler_config import SchedulerConfig
 
-_PIECE, _LEAST_PIECE = (
-    8,
-    16,
-)  # parts of a step: what decodes and prompts have in it while a key that goes first may come
+# Parts of a step: what decodes and prompts have in it while a key that goes first may come
+_PIECE, _LEAST_PIECE = 8, 16
 _KEPT = 8  # parts of the slots and KV blocks, of which one is left to keys that go first
 
 
