@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from homenode.compute.ops import Ops, Tensor
 from homenode.model.architectures.parameters import ForwardContext, Parameter
@@ -54,6 +55,11 @@ class FolderFormat:
     older_classes: tuple[str, ...] = ()
     modules: Mapping[str, str] = field(default_factory=dict)
     convert: Conversion = _as_stored
+
+    def of_class(self, class_name: str, **changes: Any) -> FolderFormat:
+        """The same of another class, which has none of the other names of this one, with changes of fields."""
+        others = {"model_types": (), "picture_classes": (), "older_classes": ()}
+        return replace(self, class_name=class_name, **{**others, **changes})
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -42,9 +42,8 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 ARCHITECTURE = replace(
     llama.ARCHITECTURE,
     name=NAME,
-    folder=replace(
-        llama.ARCHITECTURE.folder,
-        class_name="CwmForCausalLM",
+    folder=llama.ARCHITECTURE.folder.of_class(
+        "CwmForCausalLM",
         read=read_folder,
         fields=frozenset(("hidden_act", "mlp_bias", "sliding_window")),
         harmless={},

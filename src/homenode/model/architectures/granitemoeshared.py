@@ -17,9 +17,8 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
 ARCHITECTURE = replace(
     granitemoe.ARCHITECTURE,
     name=granitemoe.SHARED,
-    folder=replace(
-        granitemoe.ARCHITECTURE.folder,
-        class_name="GraniteMoeSharedForCausalLM",
+    folder=granitemoe.ARCHITECTURE.folder.of_class(
+        "GraniteMoeSharedForCausalLM",
         read=granitemoe.read_shared_folder,
         fields=granitemoe.ARCHITECTURE.folder.fields | {"shared_intermediate_size"},
     ),

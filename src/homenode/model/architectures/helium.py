@@ -23,7 +23,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 ARCHITECTURE = replace(
     llama.ARCHITECTURE,
     name=NAME,
-    folder=replace(llama.ARCHITECTURE.folder, class_name="HeliumForCausalLM", read=read_folder, harmless={}),
+    folder=llama.ARCHITECTURE.folder.of_class("HeliumForCausalLM", read=read_folder, harmless={}),
     gguf=llama.ARCHITECTURE.gguf.without_files(NAME),
     forward=ernie4_5.forward,
 )

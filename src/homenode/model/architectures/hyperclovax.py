@@ -44,9 +44,8 @@ _LIKE = granite.ARCHITECTURE
 ARCHITECTURE = replace(
     _LIKE,
     name=NAME,
-    folder=replace(
-        _LIKE.folder,
-        class_name="HyperCLOVAXForCausalLM",
+    folder=_LIKE.folder.of_class(
+        "HyperCLOVAXForCausalLM",
         read=read_folder,
         fields=_LIKE.folder.fields | {"use_post_norm"},
     ),

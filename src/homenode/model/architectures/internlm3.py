@@ -31,9 +31,8 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 ARCHITECTURE = replace(
     llama.ARCHITECTURE,
     name=NAME,
-    folder=replace(
-        llama.ARCHITECTURE.folder,
-        class_name="InternLM3ForCausalLM",
+    folder=llama.ARCHITECTURE.folder.of_class(
+        "InternLM3ForCausalLM",
         read=read_folder,
         fields=llama.ARCHITECTURE.folder.fields | FIELDS.keys(),
     ),

@@ -33,14 +33,11 @@ _LIKE = glm4_moe.ARCHITECTURE
 ARCHITECTURE = replace(
     _LIKE,
     name=NAME,
-    folder=replace(
-        _LIKE.folder,
-        class_name="SolarOpenForCausalLM",
+    folder=_LIKE.folder.of_class(
+        "SolarOpenForCausalLM",
         read=read_folder,
         fields=_LIKE.folder.fields - {"first_k_dense_replace", "use_qk_norm"},
         harmless=dict.fromkeys(("first_k_dense_replace", "use_qk_norm", "intermediate_size"), NOT_READ),
-        model_types=(),
-        picture_classes=(),
     ),
     gguf=_LIKE.gguf.without_files(NAME),
 )

@@ -21,9 +21,8 @@ _LIKE = gemma2.ARCHITECTURE
 ARCHITECTURE = replace(
     _LIKE,
     name=NAME,
-    folder=replace(
-        _LIKE.folder,
-        class_name="VaultGemmaForCausalLM",
+    folder=_LIKE.folder.of_class(
+        "VaultGemmaForCausalLM",
         read=read_folder,
         modules={_LAYER + "pre_feedforward_layernorm": _LAYER + "post_attention_layernorm"},
     ),
