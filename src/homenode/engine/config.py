@@ -82,8 +82,7 @@ class ComputeConfig:
     isa: str | None = option(
         None,
         "Instruction set level to use: scalar, avx2, avx2vnni, avx512, avx512bf16 or amx; on Arm scalar, neon, dotprod "
-        "or i8mm. "
-        "Default: the best this machine has; `homenode doctor` lists them.",
+        "or i8mm. Default: the best this machine has; `homenode doctor` lists them.",
     )
     spin_us: int = option(
         100, "Microseconds a compute thread watches for work before it sleeps.", minimum=0, maximum=100_000
@@ -148,8 +147,7 @@ class ParallelConfig:
     data_parallel_size: int = option(
         1,
         "Engines behind this port, each with the whole model (see --enable-expert-parallel), KV memory and CPUs of its "
-        "own. Settings of memory and threads "
-        "are of each.",
+        "own. Settings of memory and threads are of each.",
         minimum=1,
         maximum=1024,
     )
@@ -169,8 +167,7 @@ class ParallelConfig:
     stage_devices: str = option(
         "auto",
         "What computes each stage (or each worker, stage after stage): cpu, cuda:N, npu:N, or torch:DEVICE, joined by "
-        "commas. auto: the accelerators "
-        "there are, then CPU workers.",
+        "commas. auto: the accelerators there are, then CPU workers.",
         metavar="auto|DEVICE,...",
     )
     layer_split: str = option(
@@ -186,8 +183,7 @@ class ParallelConfig:
     expert_placement: str = option(
         "spread",
         "Which experts are where: spread (one after another, in turn), packed (runs), or a file as --expert-counts "
-        "makes it; the most used then go to "
-        "accelerators first.",
+        "makes it; the most used then go to accelerators first.",
         metavar="spread|packed|FILE",
     )
     expert_counts: str | None = option(
@@ -199,8 +195,7 @@ class ParallelConfig:
     executor: str = option(
         "auto",
         "Where workers run: inline (in the engine's process; one CPU worker), processes (of this host), ray (of a Ray "
-        "cluster). auto: inline where "
-        "one CPU worker does it all, else processes.",
+        "cluster). auto: inline where one CPU worker does it all, else processes.",
         choices=("auto", "inline", "processes", "ray"),
     )
     ray_address: str | None = option(

@@ -39,8 +39,7 @@ def refusal(request: Request, config: SchedulerConfig, limits: WorkerLimits) -> 
         if prompt > limits.max_model_len:
             return CapacityError(
                 f"the text has {format_count(prompt, 'token')}, and this model takes {limits.max_model_len} "
-                "(--max-model-len); "
-                "shorten it, or ask for its beginning (truncate_prompt_tokens)",
+                "(--max-model-len); shorten it, or ask for its beginning (truncate_prompt_tokens)",
                 param="input",
                 prompt_tokens=prompt,
                 max_model_len=limits.max_model_len,

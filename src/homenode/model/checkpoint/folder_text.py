@@ -18,8 +18,7 @@ ANY_TEXT = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
         "AyaVision Cohere2Vision GotOcr2 Idefics3 InternVL Lfm2Vl Llava LlavaNext LlavaNextVideo LlavaOnevision "
-        "Mistral3 "
-        "SmolVLM VideoLlava VipLlava Voxtral"
+        "Mistral3 SmolVLM VideoLlava VipLlava Voxtral"
     ).split()
 )
 _TOLD_OF_THE_WHOLE = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "quantization_config")

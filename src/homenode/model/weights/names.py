@@ -112,8 +112,7 @@ def _check(checkpoint: Checkpoint, match: MatchedTensor) -> None:
     if columns % entry.dtype.block:
         raise CheckpointError(
             f"{checkpoint.path}: tensor {entry.name} is stored as {entry.dtype.name}, in blocks of "
-            f"{entry.dtype.block}, "
-            f"but its rows have {format_count(columns, 'element')}",
+            f"{entry.dtype.block}, but its rows have {format_count(columns, 'element')}",
             tensor=entry.name,
         )
     rows = want.shape[0] if len(want.shape) == 2 else 1
@@ -144,8 +143,7 @@ def _ignored(architecture: Architecture, checkpoint: Checkpoint, used: set[str])
     if unknown:
         raise CheckpointError(
             f"{checkpoint.path}: {_listed(unknown)} not part of a {architecture.name} model as configured; computing "
-            "without "
-            "would give wrong answers, so the model is refused: it is a variant homenode does not know, or its "
+            "without would give wrong answers, so the model is refused: it is a variant homenode does not know, or its "
             "configuration is wrong",
             unknown=unknown,
         )

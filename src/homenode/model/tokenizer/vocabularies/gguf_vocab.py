@@ -52,8 +52,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         what = _REFUSED.get(str(kind), "which is not known")
         raise UnsupportedError(
             f"vocabulary kind {kind!r} (tokenizer.ggml.model) is not supported, {what}; supported: "
-            f"{', '.join(_KINDS)}. Give the model's "
-            "Hugging Face folder (with tokenizer.json) by --tokenizer"
+            f"{', '.join(_KINDS)}. Give the model's Hugging Face folder (with tokenizer.json) by --tokenizer"
         )
     stored = word_pieces.read_word_pieces(metadata) if kind == "bert" else StoredVocabulary(metadata)
     try:
