@@ -12,7 +12,7 @@ from homenode.errors import UnsupportedError
 from homenode.model.architectures import common, encoder
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.common import Layer, layer_bias, layer_weight
-from homenode.model.architectures.layer_norm_decoder import slopes_of
+from homenode.model.architectures.layer_norm_decoder import normed, slopes_of
 from homenode.model.architectures.parameters import ForwardContext, Parameter
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
@@ -141,7 +141,7 @@ def _converted(tensors: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str,
 
 def _project_qkv(ops: Ops, model: ForwardContext, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     def norm(key: str, rows: Tensor) -> Tensor:
-        return encoder.normed(ops, model, layer, key, rows) if key in layer else rows
+        return normed(ops, model, layer, key, rows) if key in layer else rows
 
     return common.project_qkv_normed_whole(ops, model, layer, x, norm)
 
