@@ -17,6 +17,7 @@ from homenode.errors import UnsupportedError
 from homenode.model.architectures import common, gemma2, gemma4
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.common import Layer, layer_weight
+from homenode.model.architectures.layer_kinds import all_but_each
 from homenode.model.architectures.parameters import Condition, ForwardContext, Parameter, always
 from homenode.model.config.folder_config import GELU, Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
@@ -147,7 +148,7 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     inner = fields.per_layer("intermediate_size", layers, INTERMEDIATE, maximum=limits.MOST_INTERMEDIATE)
     config = replace(config, fields=fields.with_value("intermediate_size", max(inner)))
     spec = config.decoder(NAME, DEFAULTS)
-    spec = config.with_window_in(spec, config.window(default=WINDOW), lambda n: gemma2.window_layers(n, PATTERN))
+    spec = config.with_window_in(spec, config.window(default=WINDOW), lambda n: all_but_each(n, PATTERN))
     shared = fields.integer("num_kv_shared_layers", SHARED, minimum=0, maximum=layers - 1)
     own = [LayerKv(spec.num_kv_heads, spec.head_dim, spec.head_dim)] * layers
     spec = _with_streams(
@@ -185,7 +186,7 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
     spec = config.decoder(NAME, theta=DEFAULTS.theta, layers_differ=True, own_scale=True)
     layers = spec.num_layers
     inner = config.per_layer("feed_forward_length", maximum=limits.MOST_INTERMEDIATE)
-    sliding = config.marked_layers("attention.sliding_window_pattern") or gemma2.window_layers(layers, PATTERN)
+    sliding = config.marked_layers("attention.sliding_window_pattern") or all_but_each(layers, PATTERN)
     near_theta = fields.number("rope.freq_base_swa", DEFAULTS.local_theta, above=1.0, most=limits.MOST_THETA)
     shared = fields.integer("attention.shared_kv_layers", 0, minimum=0, maximum=layers - 1)
     scales = fields.value(key)
