@@ -89,6 +89,19 @@ def test_the_front_takes_it(tmp_path):
     assert started.process.poll() == 0
 
 
+@pytest.mark.parametrize("variable", ["HOMENODE_DATA_PARALLEL_SIZE", "HOMENODE_API_SERVER_COUNT"])
+def test_settings_outside_of_the_arguments_leave_no_idle_process(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """No argument says that the process which was started early is one too many."""
+    monkeypatch.setenv(variable, "2")
+    live = LiveServer("--kv-cache-memory", "16MiB")
+    try:
+        assert len(live.engines()) == (2 if "PARALLEL" in variable else 1)
+    finally:
+        assert live.close() == 0
+
+
 def test_settings_that_are_refused_leave_no_process():
     ended = subprocess.run(
         [sys.executable, "-m", "homenode", "serve", "--port", "no-port"],

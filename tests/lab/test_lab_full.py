@@ -119,7 +119,7 @@ def libraries() -> list[Path]:
 
 def engine(model: Path, **settings: object) -> tuple[list[int], PlacedMemory, list[str]]:
     """What an engine under shard says, where its memory lies, and what it has to tell."""
-    with LLM(str(model), kv_cache_memory=KV, numa="shard", **settings) as llm:
+    with LLM(str(model), kv_cache_memory=KV, kv_cache_prealloc=True, numa="shard", **settings) as llm:
         (answer,) = llm.generate([list(PROMPTS[0])], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
         return list(answer.token_ids), placed_memory(os.getpid()), list(llm.ready.details["notes"])
 

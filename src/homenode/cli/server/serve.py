@@ -100,6 +100,10 @@ async def _serve(server: ServerConfig, engine: EngineConfig, text: TextConfig, s
         begin_read_ahead(Path(str(engine.model.path)))
     assignments = _assignments(engine)
     count = server.api_server_count or engine.parallel.data_parallel_size
+    if count > 1 or len(assignments) > 1:
+        from homenode.engine.connection.early_start import end_early_engine
+
+        end_early_engine()  # a file or the machine's nodes said what no argument did
     if count > 1:
         return await _serve_by_fronts(assignments, server, text, count, stop)
     client = _client(assignments)
