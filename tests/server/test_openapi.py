@@ -38,7 +38,9 @@ def fuzz(url: str, *options: str, phases: str = "coverage,fuzzing") -> subproces
         "run",
         f"{url}/openapi.json",
         "--max-examples",
-        "8",
+        "5",
+        "--workers",
+        "2",
         "--phases",
         phases,
         "--seed",
@@ -67,9 +69,11 @@ def test_schemathesis_finds_nothing_where_texts_become_numbers(start: Start, lab
     client = ScriptedClient(scored if labels else zeros)
     ready = PoolingReady("cls", 1 if labels else WIDTH, labels)
     client.ready = msgspec.structs.replace(client.ready, pooling=ready, max_model_len=131072)
-    result = fuzz(start(client, PairTokenizer()).url, "--include-path-regex", "embed|score|rerank|pooling")
+    # /score, /rerank and /v2/rerank are other names.
+    paths = "embed|v1/score|v1/rerank|pooling"
+    result = fuzz(start(client, PairTokenizer()).url, "--include-path-regex", paths)
     assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
-    assert f"Tested: {8 if labels else 9}" in result.stdout, result.stdout[-1500:]
+    assert f"Tested: {3 if labels else 6}" in result.stdout, result.stdout[-1500:]
 
 
 def zeros(request: Request) -> list[Output]:

@@ -128,6 +128,7 @@ def test_a_text_that_is_too_long_is_cut_only_when_asked(vectors: Running) -> Non
         ({"input": "a", "dimensions": WIDTH + 1}, "dimensions"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
         ({"input": "a", "truncate_prompt_tokens": MAX_MODEL_LEN + 1}, "truncate_prompt_tokens"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"input": ["a"] * 3000}, "input"),
     ],
 )

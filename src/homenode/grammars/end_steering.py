@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 _LOOKS, _NEAR_LOOKS = 512, 16  # of a search, and of one for a way back to the end that was known
+_LEAST_LOOKS, _LOOKS_A_TOKEN = 32, 4  # of a search where few tokens are left
 _ALL_LOOKS = 2048  # of an answer
 _PAUSE = 8  # tokens after a search in vain, or with an end that is too far away
 _SURE = 16  # tokens beyond a known end, with which a token counts whose end was not found
@@ -81,7 +82,9 @@ class EndSteering:
     def _search(self, matcher: LLMatcher, left: int) -> End | None:
         if self._pause:
             return None
-        found, looks = self._ends.find(matcher, min(_LOOKS, self._looks))
+        # Ways that are much longer than what is left end nothing; tokens of an end may be joined when it is found.
+        most = min(_LOOKS, self._looks, _LEAST_LOOKS + _LOOKS_A_TOKEN * left)
+        found, looks = self._ends.find(matcher, most, longest=_LEAST_LOOKS + 2 * left)
         self._looks -= looks
         if found is None or len(found) > left:
             self._pause = _PAUSE

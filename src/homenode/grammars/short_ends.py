@@ -55,11 +55,14 @@ class ShortEnds:
         single = [token for token in np.flatnonzero(lengths == 1)[::-1].tolist() if token not in self._special]
         self._bytes = {self._texts[token][0]: token for token in single}
 
-    def find(self, matcher: LLMatcher, looks: int, tail: End = ()) -> tuple[End | None, int]:
+    def find(
+        self, matcher: LLMatcher, looks: int, tail: End = (), longest: int = LONGEST_END
+    ) -> tuple[End | None, int]:
         """A short end from where `matcher` is, None where none was found, and how many looks at a mask that took, at
-        most `looks`. `tail`: what would be the rest of one if a way led to it. The matcher is where it was afterwards.
+        most `looks`. `tail`: what would be the rest of one if a way led to it. `longest`: tokens of a way. The matcher
+        is where it was afterwards.
         """
-        return _Search(self, matcher, looks, tail).run()
+        return _Search(self, matcher, looks, tail, min(longest, LONGEST_END)).run()
 
     def shortened(self, end: End, matcher: LLMatcher) -> End:
         """The same text in fewer tokens, where the vocabulary has longer ones."""
@@ -156,8 +159,8 @@ class _Search:
     of one length with the same mask only the first goes on.
     """
 
-    def __init__(self, ends: ShortEnds, matcher: LLMatcher, looks: int, tail: End) -> None:
-        self._ends, self._matcher, self._looks, self._tail = ends, matcher, looks, tail
+    def __init__(self, ends: ShortEnds, matcher: LLMatcher, looks: int, tail: End, longest: int) -> None:
+        self._ends, self._matcher, self._looks, self._tail, self._longest = ends, matcher, looks, tail, longest
         self._scratch = ends.empty_mask()
         self._at: End = ()  # tokens that the matcher has taken
         self._seen: set[tuple[int, bytes]] = set()  # lengths and masks
@@ -178,16 +181,16 @@ class _Search:
                     found = way.path
                 elif self._tail and self._ends.completes(self._matcher, self._tail):
                     found = (*way.path, *self._tail)
-                elif len(way.path) < LONGEST_END:
+                elif len(way.path) < self._longest:
                     self._look(way)
         self._go(())
         return (None if found is None else self._ends.shortened(found, self._matcher)), looks
 
     def _go(self, path: End) -> bool:
         """Take the matcher to the end of `path`, if that is a way."""
-        same = 0
-        while same < min(len(path), len(self._at)) and path[same] == self._at[same]:
-            same += 1
+        same = len(self._at)
+        if path[:same] != self._at:
+            same = next(at for at, token in enumerate(self._at) if path[at : at + 1] != (token,))
         if back := len(self._at) - same:
             self._matcher.rollback(back)
         taken = self._matcher.try_consume_tokens(list(path[same:])) if same < len(path) else 0

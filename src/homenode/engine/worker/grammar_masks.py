@@ -261,8 +261,8 @@ class GrammarMasks:
         if left <= bound.near:
             return True
         assert self._ends is not None  # made with the first matcher
-        if bound.near == _NEVER or left % _NEAR or left > _MOST_NEAR:
-            return False
+        if bound.near == _NEVER or left % _NEAR or left > _NEAR + 2 * _LOOKS_AHEAD:
+            return False  # no end that is found with so many looks is far enough away
         return left <= _NEAR + 2 * ends_from(self._ends, bound.matcher, _LOOKS_AHEAD)
 
     # On the thread of the masks

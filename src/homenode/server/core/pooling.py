@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from operator import mul
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 from starlette.responses import Response
@@ -75,15 +75,42 @@ def generates(state: ServerState) -> bool:
 
 def kept_tokens(state: ServerState, asked: int | None) -> int | None:
     """Tokens that `truncate_prompt_tokens` keeps of each text: -1 stands for as many as fit; None: all of it. Raises
-    ApiError 400 for more than fit.
+    ApiError 400 for none, and for more than fit.
     """
     if asked is None:
         return None
     most = most_prompt_tokens(state)
+    if asked == 0:
+        text = "`truncate_prompt_tokens` is 0, which keeps nothing; give -1 for as many tokens as fit, or 1 or more"
+        raise ApiError(400, text, param="truncate_prompt_tokens", code="invalid_value")
     if asked > most:
         text = f"`truncate_prompt_tokens` is {asked}; this model takes {most} (--max-model-len)"
         raise ApiError(400, text, param="truncate_prompt_tokens", code="invalid_value")
     return most if asked < 0 else asked
+
+
+def tighten_kept_tokens(schema: dict[str, Any], state: ServerState) -> None:
+    """What `kept_tokens` takes, for the schema of a request."""
+    kept = schema["properties"]["truncate_prompt_tokens"]["anyOf"][0]
+    kept |= {"maximum": most_prompt_tokens(state), "not": {"const": 0}}
+
+
+def tighten_input(schema: dict[str, Any], state: ServerState) -> None:
+    """The forms of `input`. A text may be empty where there are special tokens around it."""
+
+    def forms(shortest: int) -> dict[str, Any]:
+        text = {"type": "string", "minLength": shortest}
+        token = {"type": "integer", "minimum": 0, "maximum": state.ready.vocab_size - 1}
+        ids = {"type": "array", "items": token, "minItems": 1, "maxItems": most_prompt_tokens(state)}
+        most = state.config.max_sequences_per_request
+        several = ({"type": "array", "items": each, "minItems": 1, "maxItems": most} for each in (text, ids))
+        return {"anyOf": [text, ids, *several]}
+
+    surrounded = bool(state.tokenizer.encode(""))
+    schema["properties"]["input"] = forms(0 if surrounded else 1)
+    if surrounded:
+        added = {"properties": {"add_special_tokens": {"enum": [True, None]}}}
+        schema.setdefault("allOf", []).append({"anyOf": [added, {"properties": {"input": forms(1)}}]})
 
 
 def check_texts(state: ServerState, count: int, param: str) -> None:

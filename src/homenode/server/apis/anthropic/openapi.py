@@ -23,6 +23,8 @@ def tighten(components: dict[str, Any], state: ServerState) -> None:
     """Adds to the schemas, by type name."""
     for kind in (MessagesRequest, MessagesCountRequest):
         _tighten_request(components[kind.__name__], state)
+    stop_tokens = components[MessagesRequest.__name__]["properties"]["stop_token_ids"]["anyOf"][0]
+    stop_tokens["items"] = {"type": "integer", "minimum": 0, "maximum": state.ready.vocab_size - 1}
     components[MessagesBlock.__name__]["allOf"] = [
         {"if": {"properties": {"type": {"const": kind}}}, "then": _having(*names)}
         for kind, names in NEEDED_FIELDS.items()
@@ -40,8 +42,6 @@ def _tighten_request(schema: dict[str, Any], state: ServerState) -> None:
     free = {"properties": {"tool_choice": {"properties": {"type": {"enum": ["auto", "none"]}}}}}
     some = {"properties": {"tools": {"type": "array", "contains": _having("input_schema")}}, "required": ["tools"]}
     schema["allOf"] = [{"anyOf": [free, some]}]
-    last = state.ready.vocab_size - 1
-    fields["stop_token_ids"]["anyOf"][0]["items"] = {"type": "integer", "minimum": 0, "maximum": last}
 
 
 def _having(*names: str) -> dict[str, Any]:

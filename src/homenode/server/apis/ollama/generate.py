@@ -49,6 +49,7 @@ async def generate(state: ServerState, request: Request) -> Response:
     if state.tokenizer.fill_in_middle is None:
         refuse(body.suffix, "suffix", f'"{body.model[:200]}" does not support insert: it cannot fill in the middle')
     _check_goes_with(body)
+    check_token_ids(state, body.context or [], "context")
     refuse_images(body.images, "images")
     if not body.prompt:
         return json_response(loaded(generate_line, body.model))
@@ -72,7 +73,6 @@ def _check_goes_with(body: OllamaGenerateRequest) -> None:
 async def _message(state: ServerState, body: OllamaGenerateRequest, prompt: str) -> Conversation:
     messages = [{"role": "system", "content": body.system}] if body.system else []
     messages.append({"role": "user", "content": prompt})
-    check_token_ids(state, body.context or [], "context")
     text = await asyncio.to_thread(lambda: _templated(state, body, messages)) if body.template else None
     asked = conversation_request(
         body,

@@ -20,6 +20,8 @@ from homenode.server.core.pooling import (
     pooling_of,
     pools,
     shown_vector,
+    tighten_input,
+    tighten_kept_tokens,
 )
 from homenode.server.core.prompts import encode_prompts, split_prompts, texts_memory
 from homenode.server.core.state import ServerState
@@ -101,14 +103,10 @@ def _answer(body: PoolingRequest, model: str, found: PooledTexts) -> PooledList:
 
 
 def _tighten(components: dict[str, Any], state: ServerState) -> None:
-    properties = components[PoolingRequest.__name__]["properties"]
-    properties["model"] = {"anyOf": [{"enum": list(state.models)}, {"type": "null"}], "default": None}
-    token = {"type": "integer", "minimum": 0, "maximum": state.ready.vocab_size - 1}
-    ids = {"type": "array", "items": token, "minItems": 1, "maxItems": state.ready.max_model_len}
-    text = {"type": "string", "minLength": 1}
-    several = ({"type": "array", "items": each, "minItems": 1} for each in (text, ids))
-    properties["input"] = {"anyOf": [text, ids, *several]}
-    properties["truncate_prompt_tokens"]["anyOf"][0]["maximum"] = state.ready.max_model_len
+    schema = components[PoolingRequest.__name__]
+    schema["properties"]["model"] = {"anyOf": [{"enum": list(state.models)}, {"type": "null"}], "default": None}
+    tighten_input(schema, state)
+    tighten_kept_tokens(schema, state)
 
 
 API = Api(

@@ -22,7 +22,7 @@ from homenode.server.apis.scoring.request import (
     ScoreUsage,
 )
 from homenode.server.core.api import POST_FAILURES, Api, Operation
-from homenode.server.core.pooling import pools
+from homenode.server.core.pooling import pools, tighten_kept_tokens
 from homenode.server.core.scoring import Scores, TextsToScore, score_texts
 from homenode.server.core.state import ServerState
 from homenode.server.http.decoding import decode_as
@@ -85,9 +85,9 @@ def _tighten(components: dict[str, Any], state: ServerState) -> None:
     texts = {"type": "array", "items": {"type": "string"}, "minItems": 1}
     named: dict[str, Any] = {"anyOf": [{"enum": list(state.models)}, {"type": "null"}], "default": None}
     for kind in (ScoreRequest, RerankRequest):
-        properties = components[kind.__name__]["properties"]
-        properties["model"] = named
-        properties["truncate_prompt_tokens"]["anyOf"][0]["maximum"] = state.ready.max_model_len
+        schema = components[kind.__name__]
+        schema["properties"]["model"] = named
+        tighten_kept_tokens(schema, state)
     properties = components[ScoreRequest.__name__]["properties"]
     properties["text_1"] = {"anyOf": [{"type": "string"}, {**texts, "maxItems": 1}]}
     properties["text_2"] = {"anyOf": [{"type": "string"}, texts]}

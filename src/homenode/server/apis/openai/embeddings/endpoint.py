@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from homenode.server.apis.openai.openapi import prompt_schema, tighten_model
+from homenode.server.apis.openai.openapi import tighten_model
 from homenode.server.apis.openai.requests import HINTS
 from homenode.server.core.api import POST_FAILURES, Api, Operation
 from homenode.server.core.generation_fields import TokenId, TokenIds
@@ -24,6 +24,8 @@ from homenode.server.core.pooling import (
     makes_vectors,
     pool_texts,
     shown_vector,
+    tighten_input,
+    tighten_kept_tokens,
     vectors_of,
 )
 from homenode.server.core.prompts import encode_prompts, split_prompts, texts_memory
@@ -119,11 +121,10 @@ def as_base64(vector: Vector) -> str:
 def _tighten(components: dict[str, Any], state: ServerState) -> None:
     schema = components[EmbeddingRequest.__name__]
     tighten_model(schema, state)
-    begins = bool(state.tokenizer.encode(""))
-    schema["properties"]["input"] = prompt_schema(state, 0 if begins else 1)
+    tighten_input(schema, state)
+    tighten_kept_tokens(schema, state)
     if state.ready.pooling is not None:
         schema["properties"]["dimensions"]["anyOf"][0]["maximum"] = state.ready.pooling.width
-        schema["properties"]["truncate_prompt_tokens"]["anyOf"][0]["maximum"] = state.ready.max_model_len
 
 
 API = Api(
