@@ -232,4 +232,7 @@ def test_what_cannot_be_run_is_refused_by_name(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ["lfm2", "lfm2_moe", "granite", "nemotron", "falcon", "mamba2", "bamba"])
 def test_every_field_is_read_as_transformers_reads_it_or_refused(name: str, tmp_path: Path) -> None:
-    check_fields(CASES[name].kind, CASES[name].changes, tmp_path / "model")
+    changes = dict(CASES[name].changes)
+    if "attention_in_multiplier" in changes:
+        changes["attention_in_multiplier"] = 0.03  # at 90 the float32 of transformers is far from its float64
+    check_fields(CASES[name].kind, changes, tmp_path / "model")

@@ -195,6 +195,17 @@ def load(folder: Path, dtype: str) -> Any:
     return model.eval()
 
 
+def load_whole(folder: Path, dtype: str) -> Any:
+    """The same; KeyError where the folder lacks tensors, which transformers then draws by lot."""
+    kind = json.loads((folder / "config.json").read_text())["model_type"]
+    model, told = _class_of(kind).from_pretrained(
+        folder, dtype=dtype, attn_implementation="eager", output_loading_info=True
+    )
+    if told["missing_keys"]:
+        raise KeyError(*told["missing_keys"])
+    return model.eval()
+
+
 def logprobs(model: Any, tokens: list[int]) -> FloatArray:
     """Natural log-probabilities after every token, float32 [tokens, vocabulary]."""
     import torch

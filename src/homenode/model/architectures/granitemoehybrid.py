@@ -12,7 +12,7 @@ from homenode.model.architectures import common, mamba_mixer
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.common import layer_weight
 from homenode.model.architectures.parameters import ForwardContext
-from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
+from homenode.model.config.folder_config import ROPE, Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
@@ -66,14 +66,15 @@ def layers_with(fields: Fields, layers: int, attention: str, recurrence: str) ->
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
     config.refuse_activation("hidden_act", "silu")
-    fields, spec = config.fields, config.decoder(NAME, DEFAULTS)
+    rotates = config.fields.text("position_embedding_type") == "rope"
+    fields, spec = config.fields, (config if rotates else config.without(*ROPE)).decoder(NAME, DEFAULTS)
     attending, recurrent = layers_with(fields, spec.num_layers, "full_attention", "linear_attention")
     shared = fields.integer("shared_intermediate_size", 1024, maximum=limits.MOST_INTERMEDIATE)
     _, experts = config.experts(EXPERTS)
     extras = GraniteHybridExtras(
         fields.number("residual_multiplier", 1.0),
         fields.number("logits_scaling", 1.0, most=1e6),
-        fields.text("position_embedding_type") == "rope",
+        rotates,
     )
     spec = replace(
         spec,

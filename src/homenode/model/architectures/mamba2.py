@@ -9,7 +9,7 @@ from homenode.model.architectures import common, mamba_mixer
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.common import layer_weight
 from homenode.model.architectures.parameters import ForwardContext
-from homenode.model.config.folder_config import Defaults, FolderConfig
+from homenode.model.config.folder_config import ROPE, Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.spec import ModelSpec
@@ -28,7 +28,7 @@ PARAMETERS = (
 
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json. What other models have as heads of attention are those of the recurrence."""
-    config = config.respelled(SPELLED)
+    config = config.respelled(SPELLED).without(*ROPE, "is_causal", "num_key_value_heads")
     if not config.fields.has("num_attention_heads"):
         config = replace(config, fields=config.fields.with_value("num_attention_heads", 128))
     fields = config.fields

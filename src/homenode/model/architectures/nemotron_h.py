@@ -12,7 +12,7 @@ from homenode.model.architectures import common, mamba_mixer
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.common import layer_weight
 from homenode.model.architectures.parameters import ForwardContext
-from homenode.model.config.folder_config import Defaults, ExpertDefaults, FolderConfig
+from homenode.model.config.folder_config import ROPE, Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
@@ -39,7 +39,6 @@ SPELLED = {
     "mamba_n_groups": "n_groups",
     "mamba_d_conv": "conv_kernel",
     "mamba_conv_bias": "use_conv_bias",
-    "mamba_dt_limit": "time_step_limit",
 }
 # What layers have, by the letters of a pattern; and older names.
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
@@ -130,11 +129,10 @@ def _kinds(fields: Fields) -> tuple[str, ...]:
 
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
-    config = config.respelled(SPELLED)
+    config = config.respelled(SPELLED).without(*ROPE)
     kinds = _kinds(config.fields)
     config = replace(config, fields=config.fields.with_value("num_hidden_layers", len(kinds)))
     fields, spec = config.fields, config.decoder(NAME, DEFAULTS)
-    mamba_mixer.refuse_step_limit(fields)
     config.refuse_activation("mamba_hidden_act", "silu")
     if fields.boolean("mlp_bias", False):
         raise UnsupportedError(f"{config.path}: mlp_bias true is not supported in {NAME}; homenode wants false")
@@ -254,7 +252,7 @@ ARCHITECTURE = Architecture(
         read_folder,
         fields=frozenset(
             "layers_block_type hybrid_override_pattern mamba_hidden_act mlp_hidden_act mlp_bias use_bias "
-            "mamba_num_heads mamba_head_dim n_groups ssm_state_size conv_kernel use_conv_bias time_step_limit "
+            "mamba_num_heads mamba_head_dim n_groups ssm_state_size conv_kernel use_conv_bias "
             "n_routed_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob n_group "
             "topk_group "
             "routed_scaling_factor moe_latent_size moe_shared_expert_intermediate_size".split()
@@ -263,7 +261,7 @@ ARCHITECTURE = Architecture(
         harmless=mamba_mixer.HARMLESS
         | dict.fromkeys(
             "attention_bias expand sliding_window n_shared_experts moe_shared_expert_overlap mamba_proj_bias "
-            "num_logits_to_keep "
+            "num_logits_to_keep mamba_expand mamba_dt_min mamba_dt_max mamba_dt_init_floor mamba_dt_limit time_step_limit "
             "mtp_layers_block_type mtp_hybrid_override_pattern residual_in_fp32 rescale_prenorm_residual".split(),
             "its class does not compute with it, or not otherwise in float32",
         ),

@@ -26,6 +26,7 @@ SIGMOID_MOE_FIELDS = frozenset(
 )
 _SAMPLING = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
 GELU = "gelu_pytorch_tanh"
+ROPE = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")  # the keys of its figures
 _SPELLINGS = {"silu": ("silu", "swish"), GELU: (GELU,), "xielu": ("xielu",)}
 # What transformers calls the activations of MLPs without a gate.
 _PLAIN: Mapping[str, PlainActivation] = {
@@ -97,6 +98,13 @@ class FolderConfig:
     def respelled(self, names: Mapping[str, str]) -> FolderConfig:
         """See `Fields.respelled`."""
         return replace(self, fields=self.fields.respelled(names))
+
+    def without(self, *keys: str) -> FolderConfig:
+        """The same as if these keys were missing, which the class does not read."""
+        fields = self.fields
+        for key in keys:
+            fields = fields.with_value(key, None)
+        return replace(self, fields=fields)
 
     def decoder(
         self, architecture: str, defaults: Defaults, *, rotates_part: bool = False, far_head_dim: int | None = None
