@@ -159,8 +159,10 @@ def _as_converted(tensors: Mapping[str, FloatArray], spec: ModelSpec) -> dict[st
 
 
 def _add_key(writer: Any, key: str, value: Any) -> None:
-    # The type that a file has already counts: a key may stand in for one of every model.
+    # The type that a file has already counts: a key may stand in for one of every model, and None for its absence.
     writer.kv_data[0].pop(key, None)
+    if value is None:
+        return
     kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
     kinds[list] = writer.add_array
     kinds[type(value)](key, value)

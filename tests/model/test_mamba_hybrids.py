@@ -157,7 +157,8 @@ GGUF: dict[
         _SSM
         | {"ssm.group_count": 1, "attention.head_count_kv": [0, 0, 2, 0, 0, 0], "block_count": 6}
         | {"feed_forward_length": [0, 32, 0, 96, 0, 32], "moe_latent_size": 24, "expert_weights_scale": 2.5}
-        | {"expert_count": 8, "expert_used_count": 3, "expert_shared_feed_forward_length": 48},
+        | {"expert_count": 8, "expert_used_count": 3, "expert_shared_feed_forward_length": 48}
+        | {"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 1e-5},
         False,
     ),
     "mamba2": ("mamba2", _SSM | {"ssm.group_count": 2, "attention.head_count": 0, "feed_forward_length": 0}, False),

@@ -11,6 +11,7 @@ from homenode.errors import UnsupportedError
 from homenode.model.architectures import common, mamba_mixer
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.common import layer_weight
+from homenode.model.architectures.layer_norm_decoder import EPS_KEY
 from homenode.model.architectures.parameters import ForwardContext
 from homenode.model.config.folder_config import ROPE, Defaults, ExpertDefaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
@@ -182,6 +183,8 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file: layers with KV heads have attention, those with a length of the MLP one or experts,
     and all others a recurrence.
     """
+    if not config.fields.has("attention.layer_norm_rms_epsilon"):  # of newer files
+        config = replace(config, fields=config.fields.respelled(EPS_KEY))
     fields, spec = config.fields, config.decoder(NAME, layers_differ=True)
     heads = config.per_layer("attention.head_count_kv", spec.num_kv_heads, minimum=0)
     inner = config.per_layer("feed_forward_length", minimum=0, maximum=limits.MOST_INTERMEDIATE)
