@@ -34,16 +34,23 @@ WAYS: list[dict[str, Any]] = [
     {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}},
     {"attention_bias": True, "mlp_bias": True},
     {"num_local_experts": None, "num_experts": 4},
+    dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), True)
+    | {"moe_every_n_layers": 2, "activation_function": "gelu"},
     {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2},
     {"rope_parameters": {"full_attention": {"rope_theta": 1e5}, "sliding_attention": {"rope_type": "default"}}},
 ]
 
 
 # Of single architectures: what their class must have, and a class that reads more.
-NEEDED = {"embedding_gemma": {"use_bidirectional_attention": True}}
-SCORING = {"bert": "XLMRobertaForSequenceClassification", "modernbert": "ModernBertForSequenceClassification"}
+NEEDED = {"embedding_gemma": {"use_bidirectional_attention": True}, "apertus": {"hidden_act": "xielu"}}
+SCORING = {
+    "bert": "XLMRobertaForSequenceClassification",
+    "modernbert": "ModernBertForSequenceClassification",
+    "qwen3": "Qwen3ForSequenceClassification",
+}
 # Read with windows, which these have none of.
-UNASKED = {"bert": {"layer_types"}, "nomic_bert": {"layer_types"}}
+UNASKED = {name: {"layer_types"} for name in ("bert", "jina_bert", "nomic_bert")}
+UNASKED["qwen3"] = {"classifier_from_token"}  # asked for with the tokenizer's words
 
 
 class Asked(dict[str, Any]):

@@ -16,6 +16,7 @@ from homenode.errors import UnsupportedError
 from homenode.model.architectures import common
 from homenode.model.architectures.architecture import Architecture, FolderFormat, GgufFormat
 from homenode.model.architectures.parameters import ForwardContext, Parameter
+from homenode.model.architectures.pre_norm import forward_with
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_fields import NOT_READ
@@ -122,17 +123,11 @@ def xielu(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:
     return ops.add(curved, ops.scale(ops.add(x, rest), factors["linear"]))
 
 
-def forward(ops: Ops, model: ForwardContext) -> Tensor:
-    """Logits of the step's selected rows, or the rows for the next stage."""
-    x = common.enter(ops, model)
-    rotation = common.angles(ops, model.rope)
-    for index, layer in enumerate(model.parameters.layers):
-        q, k, v = common.project_qkv(ops, model, layer, common.normed(ops, model, x, layer["input_norm"]))
-        q, k = (common.normed(ops, model, rows, layer[norm]) for rows, norm in ((q, "q_norm"), (k, "k_norm")))
-        x = common.attend(ops, model, index, x, (q, k, v), rotation)
-        up = ops.linear(common.normed(ops, model, x, layer["post_norm"]), (layer["up"],))
-        x = common.project_out(ops, model, xielu(ops, model, index, up), layer["down"], None, x)
-    return common.leave(ops, model, x)
+def feed_forward(ops: Ops, model: ForwardContext, index: int, x: Tensor) -> Tensor:
+    """x plus an MLP of xIELU."""
+    layer = model.parameters.layers[index]
+    up = ops.linear(common.normed(ops, model, x, layer["post_norm"]), (layer["up"],))
+    return common.project_out(ops, model, xielu(ops, model, index, up), layer["down"], None, x)
 
 
 ARCHITECTURE = Architecture(
@@ -150,5 +145,5 @@ ARCHITECTURE = Architecture(
     ),
     GgufFormat("apertus", read_gguf, keys=frozenset((*KEYS.values(), _EPS_KEY))),
     PARAMETERS,
-    forward,
+    forward_with(feed_forward=feed_forward),
 )

@@ -56,7 +56,7 @@ ARCHITECTURE = Architecture(
         read_folder,
         fields=frozenset(
             "hidden_act attention_bias sliding_window num_local_experts num_experts num_experts_per_tok "
-            "moe_intermediate_size norm_topk_prob mlp_layer_types".split()
+            "moe_intermediate_size norm_topk_prob mlp_layer_types rope_local_base_freq".split()
         ),
         harmless=dict.fromkeys(
             ("use_sliding_window", "max_window_layers", "decoder_sparse_step", "mlp_only_layers"), NOT_READ

@@ -37,7 +37,7 @@ ARCHITECTURE = replace(
         "SolarOpenForCausalLM",
         read=read_folder,
         fields=_LIKE.folder.fields - {"first_k_dense_replace", "use_qk_norm"},
-        harmless=dict.fromkeys(("first_k_dense_replace", "use_qk_norm", "intermediate_size"), NOT_READ),
+        harmless=dict.fromkeys(("first_k_dense_replace", "use_qk_norm"), NOT_READ),
     ),
     gguf=_LIKE.gguf.without_files(NAME),
 )
