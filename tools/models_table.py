@@ -52,6 +52,7 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "minicpm3": (("MiniCPM3 4B", 4.1),),
     "mamba2": (("Mamba 2 2.7B", 2.8), ("Mamba-Codestral 7B", 7.3)),
     "minimax_m2": (("MiniMax-M2, M2.1, M2.5", 229),),
+    "minimax_m3": (("MiniMax-M3", 428),),
     "mistral": (("Mistral 7B", 7.2), ("Nemo", 12.2), ("Small 3.1, 3.2", 23.6)),
     "mistral4": (("Mistral 4", 119),),
     "mixtral": (("Mixtral 8x7B", 46.7), ("8x22B", 141)),
@@ -143,6 +144,7 @@ NOTES: Mapping[str, str] = {
     "hyperclovax": "Granite with norms behind attention and MLP",
     "mistral": "sliding window",
     "mixtral": "GGUF files with stacked experts and older ones with a tensor for each",
+    "minimax_m3": "an indexer chooses blocks of tokens for each KV head",
     "minicpm": "MiniCPM 1, 2, 4 and 4.1, attending to the whole context",
     "muse_glimmer": "layers with a window have a rope, the others have none; attention with a gate",
     "phi3": "longrope: the factors for long contexts where `--max-model-len` is above the original length, else the others",
@@ -169,6 +171,7 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
     "llama4": ("several experts for a token",),
     "olmoe": ("limits of q, k and v in GGUF, which keeps none",),
     "minicpm": ("`sparse_config`",),
+    "minimax_m3": ("`--pd-role`", "index heads that are not as many as KV heads"),
     "llama": ("rope scaling but linear, llama3, yarn, and dynamic up to the original context",),
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), ("GGUF files with a window within the context",)),
 }

@@ -192,7 +192,7 @@ void bind_recorder(nb::module_& m) {
           "__init__",
           [](AttentionParams* self, int layer, float scale, int window, float softcap,
              const std::optional<Tensor>& sinks, int value_columns, const std::optional<Tensor>& chosen,
-             const std::optional<Tensor>& slopes, const std::string& window_kind, bool causal) {
+             int chosen_block, const std::optional<Tensor>& slopes, const std::string& window_kind, bool causal) {
             const std::pair<const char*, WindowKind> kinds[] = {{"sliding", WindowKind::sliding},
                                                                 {"chunked", WindowKind::chunked}};
             new (self) AttentionParams{.layer = layer,
@@ -202,13 +202,15 @@ void bind_recorder(nb::module_& m) {
                                        .sinks = sinks.value_or(Tensor{}),
                                        .value_columns = value_columns,
                                        .chosen = chosen.value_or(Tensor{}),
+                                       .chosen_block = chosen_block,
                                        .slopes = slopes.value_or(Tensor{}),
                                        .window_kind = named(window_kind, kinds, "a kind of window"),
                                        .causal = causal};
           },
           nb::kw_only(), nb::arg("layer"), nb::arg("scale"), nb::arg("window") = 0, nb::arg("softcap") = 0.0f,
           nb::arg("sinks").none() = nb::none(), nb::arg("value_columns") = 0, nb::arg("chosen").none() = nb::none(),
-          nb::arg("slopes").none() = nb::none(), nb::arg("window_kind") = "sliding", nb::arg("causal") = true);
+          nb::arg("chosen_block") = 1, nb::arg("slopes").none() = nb::none(), nb::arg("window_kind") = "sliding",
+          nb::arg("causal") = true);
   nb::class_<ExpertWeights>(m, "ExpertWeights", "The matrices of an MoE layer's experts.")
       .def("__init__", &make_experts, nb::kw_only(), nb::arg("gate"), nb::arg("up"), nb::arg("down"), nb::arg("ids"),
            nb::arg("gate_bias"), nb::arg("up_bias"), nb::arg("down_bias"), nb::arg("scales").none(),
@@ -301,6 +303,13 @@ void bind_recorder(nb::module_& m) {
           [](Recorder& r, const Tensor& q, const Tensor& weights, const Tensor& k, std::shared_ptr<KvCache> cache,
              int layer, int count) { return take(r.choose_tokens(q, weights, k, std::move(cache), layer, count)); },
           nb::arg("q"), nb::arg("weights"), nb::arg("k"), nb::arg("cache"), nb::arg("layer"), nb::arg("count"))
+      .def(
+          "choose_blocks",
+          [](Recorder& r, const Tensor& q, const Tensor& k, std::shared_ptr<KvCache> cache, int layer, int block,
+             int count,
+             int local) { return take(r.choose_blocks(q, k, std::move(cache), layer, {count, block}, local)); },
+          nb::arg("q"), nb::arg("k"), nb::arg("cache"), nb::arg("layer"), nb::arg("block"), nb::arg("count"),
+          nb::arg("local"))
       .def(
           "layer_norm",
           [](Recorder& r, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, float eps,

@@ -12,17 +12,17 @@ namespace {
 constexpr float kLog2E = 1.44269504f;  // scores of attention are in base 2
 constexpr int kFewRows = 8;            // work items of fewer query heads would read keys too often
 
-int32_t position_at(const float* row, int i) {
-  int32_t position;
-  std::memcpy(&position, row + i, sizeof position);
-  return position;
+int32_t number_at(const float* row, int i) {
+  int32_t number;
+  std::memcpy(&number, row + i, sizeof number);
+  return number;
 }
 
 // Where the key of a position lies: the tile that holds it.
-const std::byte* tile_at(const KvCache& cache, int layer, const Step& step, int sequence, int position) {
+const std::byte* tile_at(const KvCache& cache, int layer, const Step& step, int sequence, int position, int head = 0) {
   const int size = cache.shape().block_size;
   const int32_t block = step.block_table[static_cast<size_t>(sequence * step.table_width + position / size)];
-  return cache.keys(layer, block, 0, position % size);
+  return cache.keys(layer, block, head, position % size);
 }
 
 // Elements of all keys of a tile lie `Unit` bytes of each key beside each other.
@@ -47,7 +47,7 @@ void copy_key(const KvShape& shape, const std::byte* from, int key, std::byte* t
 
 // The tiles of one chunk of a token's keys.
 struct ChosenChunk {
-  const void* tiles[kChunkTiles];
+  const void *tiles[kChunkTiles], *values[kChunkTiles];
   int keys;
 };
 
@@ -74,16 +74,18 @@ class ChosenWork {
         merged_(scores_ + kQueryRows * kChunkKeys),
         chunk_(merged_.out + kQueryRows * padded_),
         transformed_(chunk_.out + kQueryRows * padded_),
-        turned_(transformed_ + padded_head(shape.head_dim)),
-        gathered_(reinterpret_cast<std::byte*>(turned_) + kTurnedBytes) {}
+        turned_(shape.value_columns ? transformed_ + padded_head(shape.head_dim) : nullptr),
+        gathered_(turned_ ? reinterpret_cast<std::byte*>(turned_) + kTurnedBytes : nullptr) {}
 
-  void attend(int token, int first_head, int rows) {
+  // Query heads first .. first + rows - 1 of those of a KV head.
+  void attend(int token, int kv_head, int first, int rows) {
+    const int first_head = kv_head * shape_.group + first;
     load_queries(token, first_head, rows);
-    const int count = chosen_of(step_.positions[static_cast<size_t>(token)], chosen_.count);
-    for (int first = 0; first < count; first += kChunkKeys) {
-      const ChosenChunk chunk = find_chunk(token, first, std::min(kChunkKeys, count - first));
-      compute(chunk, rows, first == 0 ? merged_ : chunk_);
-      if (!first) continue;
+    const int count = chosen_.choice.of(step_.positions[static_cast<size_t>(token)]);
+    for (int key = 0; key < count; key += kChunkKeys) {
+      const ChosenChunk chunk = find_chunk(token, kv_head, key, std::min(kChunkKeys, count - key));
+      compute(chunk, rows, key == 0 ? merged_ : chunk_);
+      if (!key) continue;
       Merge how[kQueryRows];
       std::fill_n(how, rows, Merge::add);
       kernels_.merge(
@@ -104,25 +106,28 @@ class ChosenWork {
     }
   }
 
-  ChosenChunk find_chunk(int token, int first, int keys) {
-    const float* row = chosen_.positions + token * chosen_.stride;
-    const int sequence = sequence_of(step_, token);
-    ChosenChunk chunk{{}, keys};
+  ChosenChunk find_chunk(int token, int kv_head, int first, int keys) {
+    const int size = chosen_.choice.block, sequence = sequence_of(step_, token);
+    const float* row = chosen_.blocks + token * chosen_.stride + int64_t(kv_head) * chosen_.choice.count;
+    const auto position_of = [=](int key) { return number_at(row, key / size) * size + key % size; };
+    const KvShape& kept = call_.cache->shape();
+    const int64_t to_values = kept.sides == 2 ? kept.block_size / kTileKeys * call_.cache->tile_bytes() : 0;
+    ChosenChunk chunk{{}, {}, keys};
     std::byte* to = gathered_;
     for (int key = 0; key < keys; key += kTileKeys) {
-      const int count = std::min(kTileKeys, keys - key), from = position_at(row, first + key);
-      const void*& tile = chunk.tiles[key / kTileKeys];
-      if (from % kTileKeys == 0 && position_at(row, first + key + count - 1) == from + count - 1) {
-        tile = tile_at(*call_.cache, call_.layer, step_, sequence, from);
-        continue;
+      const int count = std::min(kTileKeys, keys - key), from = position_of(first + key);
+      const std::byte* tile = to;
+      if (from % kTileKeys == 0 && position_of(first + key + count - 1) == from + count - 1) {
+        tile = tile_at(*call_.cache, call_.layer, step_, sequence, from, kv_head);
+      } else {
+        for (int i = 0; i < count; ++i) {
+          const int position = position_of(first + key + i);
+          copy_key(kept, tile_at(*call_.cache, call_.layer, step_, sequence, position), position % kTileKeys, to, i);
+        }
+        to += call_.cache->tile_bytes();
       }
-      for (int i = 0; i < count; ++i) {
-        const int position = position_at(row, first + key + i);
-        copy_key(call_.cache->shape(), tile_at(*call_.cache, call_.layer, step_, sequence, position),
-                 position % kTileKeys, to, i);
-      }
-      tile = to;
-      to += call_.cache->tile_bytes();
+      chunk.tiles[key / kTileKeys] = tile;
+      chunk.values[key / kTileKeys] = tile + to_values;
     }
     return chunk;
   }
@@ -132,7 +137,7 @@ class ChosenWork {
     std::fill_n(begin, rows, 0);
     std::fill_n(end, rows, chunk.keys);
     kv_.attend({rows, shape_.head_dim, shape_.value_dim(), queries_, scales_, call_.softcap * kLog2E, chunk.tiles,
-                chunk.tiles, begin, end, scores_, result.largest, result.sum, result.out, padded_, turned_});
+                chunk.values, begin, end, scores_, result.largest, result.sum, result.out, padded_, turned_});
   }
 
   const AttentionCall& call_;
@@ -170,23 +175,25 @@ bool chooses_all(const Step& step, int count) {
                      [count](int32_t length) { return length <= count; });
 }
 
-// Gathered tiles are read past their end as those of KV memory are.
+// Gathered tiles are read past their end as those of KV memory are. Where values are beside keys nothing is gathered.
 size_t chosen_scratch_bytes(const AttentionShape& shape, const KvCache& cache) {
-  return AttentionScratch::thread_bytes(shape) + static_cast<size_t>(kChunkTiles * cache.tile_bytes() + kKvSlack);
+  const size_t gathered = static_cast<size_t>(kChunkTiles * cache.tile_bytes() + kKvSlack);
+  return AttentionScratch::thread_bytes(shape) + (shape.value_columns ? gathered : 0);
 }
 
 void attend_chosen(const AttentionCall& call, const ChosenTokens& chosen, const Step& step, const AttentionShape& shape,
                    const Kernels& kernels, std::byte* scratch, int thread, int threads) {
   const int tokens = shape.sampled_only ? step.sampled : step.tokens;
+  const int heads = tokens * shape.kv_heads;
   int rows = std::min(kQueryRows, shape.group);
-  while (rows >= 2 * kFewRows && int64_t(tokens) * (shape.group / rows) < 2 * int64_t(threads)) rows /= 2;
+  while (rows >= 2 * kFewRows && int64_t(heads) * (shape.group / rows) < 2 * int64_t(threads)) rows /= 2;
   const int pieces = (shape.group + rows - 1) / rows;
   ChosenWork work(call, chosen, step, shape, kernels, scratch);
-  const RowRange mine = rows_of(tokens * pieces, thread, threads);
+  const RowRange mine = rows_of(heads * pieces, thread, threads);
   for (int item = mine.begin; item < mine.end; ++item) {
-    const int index = item / pieces, first = item % pieces * rows;
+    const int head = item / pieces, index = head / shape.kv_heads, first = item % pieces * rows;
     const int token = shape.sampled_only ? step.sample_rows[static_cast<size_t>(index)] : index;
-    work.attend(token, first, std::min(rows, shape.group - first));
+    work.attend(token, head % shape.kv_heads, first, std::min(rows, shape.group - first));
   }
 }
 
@@ -194,8 +201,13 @@ size_t score_scratch_bytes(const KvShape& shape, int heads) {
   return sizeof(float) * static_cast<size_t>(int64_t(heads) * (shape.head_dim + 1) + kQueryRows * kChunkKeys);
 }
 
-void score_tokens(const ScoreCall& call, const Step& step, const Kernels& kernels, int token, int first, int past,
-                  float* scores, std::byte* scratch) {
+namespace {
+
+// Calls take(head, position, products, keys) with the products of each head's query and the keys of chunks first .. past
+// - 1, those from `position` on; heads of a chunk ascend.
+template <class Take>
+void multiply_keys(const ScoreCall& call, const Step& step, const Kernels& kernels, int token, int first, int past,
+                   std::byte* scratch, const Take& take) {
   const KvShape& shape = call.cache->shape();
   const KvKernels& kv = call.cache->kernels(kernels);
   auto* found = reinterpret_cast<float*>(scratch);
@@ -206,7 +218,6 @@ void score_tokens(const ScoreCall& call, const Step& step, const Kernels& kernel
   for (int head = 0; head < call.heads; ++head)
     scales[head] = kv.load_query(q + int64_t(head) * shape.head_dim, shape.head_dim, 1, queries + head * query_bytes);
   const int sequence = sequence_of(step, token), seen = step.positions[static_cast<size_t>(token)] + 1;
-  const float* weights = call.weights + token * call.weight_stride;
   int begin[kQueryRows] = {}, end[kQueryRows];
   for (int chunk = first; chunk < past; ++chunk) {
     const int at = chunk * kChunkKeys, keys = std::min(kChunkKeys, seen - at);
@@ -214,14 +225,35 @@ void score_tokens(const ScoreCall& call, const Step& step, const Kernels& kernel
     for (int key = 0; key < keys; key += kTileKeys)
       tiles[key / kTileKeys] = tile_at(*call.cache, call.layer, step, sequence, at + key);
     std::fill_n(end, kQueryRows, keys);
-    std::fill_n(scores + at, keys, 0.0f);
     for (int head = 0; head < call.heads; head += kQueryRows) {
       const int rows = std::min(kQueryRows, call.heads - head);
       kv.score({rows, shape.head_dim, shape.head_dim, queries + head * query_bytes, scales + head, 0, tiles, tiles,
                 begin, end, found, nullptr, nullptr, nullptr, 0, nullptr});
-      for (int r = 0; r < rows; ++r) kernels.add_positive(found + r * kChunkKeys, weights[head + r], scores + at, keys);
+      for (int r = 0; r < rows; ++r) take(head + r, at, found + r * kChunkKeys, keys);
     }
   }
+}
+
+}  // namespace
+
+void score_tokens(const ScoreCall& call, const Step& step, const Kernels& kernels, int token, int first, int past,
+                  float* scores, std::byte* scratch) {
+  const float* weights = call.weights + token * call.weight_stride;
+  const auto add = [&](int head, int at, const float* products, int keys) {
+    if (head == 0) std::fill_n(scores + at, keys, 0.0f);
+    kernels.add_positive(products, weights[head], scores + at, keys);
+  };
+  multiply_keys(call, step, kernels, token, first, past, scratch, add);
+}
+
+void score_blocks(const ScoreCall& call, int block, const Step& step, const Kernels& kernels, int token, int first,
+                  int past, float* scores, int64_t stride, std::byte* scratch) {
+  const auto take = [&](int head, int at, const float* products, int keys) {
+    float* to = scores + head * stride + at / block;
+    for (int key = 0; key < keys; key += block)
+      *to++ = *std::max_element(products + key, products + std::min(key + block, keys));
+  };
+  multiply_keys(call, step, kernels, token, first, past, scratch, take);
 }
 
 void choose_highest(const float* scores, int seen, int count, float* positions) {

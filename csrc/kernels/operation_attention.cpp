@@ -1,6 +1,5 @@
 #include "kernels/operation_attention.h"
 
-#include "kernels/attention_chosen.h"
 #include "kernels/operation_linear.h"
 
 namespace homenode {
@@ -66,8 +65,9 @@ void AttentionOperation::lower(Lowering& to) {
   AttentionPlan* plan = to.plan(key, shape.block_size);
   RunClaims* claims = to.claims();
   // Whether attention is over all that a context has.
-  const auto over_all = [chooses = params.chosen.value != nullptr, most = static_cast<int>(params.chosen.columns)](
-                            const Step& step) { return !chooses || chooses_all(step, most); };
+  const auto over_all = [chooses = params.chosen.value != nullptr, most = choice().most()](const Step& step) {
+    return !chooses || chooses_all(step, most);
+  };
   Memory* own = to.own_scratch(AttentionScratch::thread_bytes(key));
   Memory* partials = to.scratch(static_cast<size_t>(plan->partial_bytes()));
   const Kernels* table = &kernels(to.level());
@@ -107,17 +107,16 @@ void AttentionOperation::lower(Lowering& to) {
 void AttentionOperation::lower_chosen(Lowering& to, const AttentionShape& shape, std::vector<Memory*> touched) {
   Memory* own = to.own_scratch(chosen_scratch_bytes(shape, *cache));
   const Kernels* table = &kernels(to.level());
-  const auto most = static_cast<int>(params.chosen.columns);
   touched.insert(touched.end(), {own, memory_of(params.chosen)});
   to.phase({"attention",
             [=, this, y = View(out)](const Step& step, int thread, int threads) {
               const View queries(q.x), positions(params.chosen);
               const AttentionCall call{queries.row(0), queries.stride(), y.row(0),       y.stride(),   cache.get(),
                                        params.layer,   params.scale,     params.softcap, q.transform()};
-              attend_chosen(call, {positions.row(0), positions.stride(), most}, step, shape, *table,
+              attend_chosen(call, {positions.row(0), positions.stride(), choice()}, step, shape, *table,
                             own->data + own->own_bytes * static_cast<size_t>(thread), thread, threads);
             },
-            false, [=](const Step& step) { return !chooses_all(step, most); }},
+            false, [most = choice().most()](const Step& step) { return !chooses_all(step, most); }},
            touched);
 }
 

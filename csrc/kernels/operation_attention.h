@@ -2,7 +2,7 @@
 #pragma once
 #include <memory>
 
-#include "kernels/attention.h"
+#include "kernels/attention_chosen.h"
 #include "kernels/operation.h"
 
 namespace homenode {
@@ -28,7 +28,8 @@ struct AttentionParams {
   float softcap = 0; // 0: none
   Tensor sinks = {}; // a score for each query head; may be empty
   int value_columns = 0;  // values are the first so many elements of keys; 0: they are beside them
-  Tensor chosen = {};     // of each token the positions it attends to; may be empty
+  Tensor chosen = {};     // of each token the blocks it attends to, for each KV head; may be empty
+  int chosen_block = 1;   // positions of each
   Tensor slopes = {};     // of each query head; may be empty
   WindowKind window_kind = WindowKind::sliding;
   bool causal = true;     // a query sees keys up to its own; else all of its sequence
@@ -56,6 +57,9 @@ class AttentionOperation : public Operation {
 
  private:
   KvWrite write() const;
+  Choice choice() const {
+    return {static_cast<int>(params.chosen.columns) / cache->shape().kv_heads, params.chosen_block};
+  }
   // Where not all positions are chosen.
   void lower_chosen(Lowering&, const AttentionShape&, std::vector<Memory*> touched);
 };

@@ -1,6 +1,7 @@
 #include "kernels/operation_chosen.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace homenode {
 namespace {
@@ -9,7 +10,7 @@ constexpr int kFewTokens = 16;
 
 int chunks_of(const Step& step, int token) { return step.positions[static_cast<size_t>(token)] / kChunkKeys + 1; }
 
-bool chooses(const Step& step, int token, int count) { return step.positions[static_cast<size_t>(token)] >= count; }
+bool chooses(const Step& step, int token, int most) { return step.positions[static_cast<size_t>(token)] >= most; }
 
 // Runs of a token's chunks that a thread scores: its part of all, or, where keys lie at homes, of those at its own.
 template <class Score>
@@ -38,23 +39,36 @@ void each_run(const BlockHomes& homes, const Step& step, int token, int block_si
 }  // namespace
 
 ScoreCall ChooseOperation::call() const {
-  const View queries(q), factors(weights);
-  const auto heads = static_cast<int>(weights.columns);
-  return {queries.row(0), queries.stride(), factors.row(0), factors.stride(), heads, cache.get(), layer};
+  const View queries(q);
+  ScoreCall found{queries.row(0), queries.stride(), nullptr, 0, heads(), cache.get(), layer};
+  if (!weights.value) return found;
+  const View factors(weights);
+  found.weights = factors.row(0), found.weight_stride = factors.stride();
+  return found;
+}
+
+void ChooseOperation::score(const Step& step, const Kernels& table, int token, int first, int past, float* scores,
+                            int64_t longest, std::byte* scratch) const {
+  if (weights.value) score_tokens(call(), step, table, token, first, past, scores, scratch);
+  else score_blocks(call(), choice.block, step, table, token, first, past, scores, longest, scratch);
 }
 
 void ChooseOperation::lower(Lowering& to) {
   const KvShape& shape = cache->shape();
   const Kernels* table = &kernels(to.level());
-  const int64_t longest = int64_t(to.limits().max_blocks_per_sequence) * shape.block_size;
-  const auto row_bytes = static_cast<size_t>(longest) * sizeof(float);
-  const size_t scoring = (score_scratch_bytes(shape, static_cast<int>(weights.columns)) + 63) / 64 * 64;
+  const int64_t tokens = int64_t(to.limits().max_blocks_per_sequence) * shape.block_size,
+                longest = (tokens + choice.block - 1) / choice.block, each = longest * rows_of_scores();
+  const auto row_bytes = static_cast<size_t>(each) * sizeof(float);
+  const size_t scoring = (score_scratch_bytes(shape, heads()) + 63) / 64 * 64;
+  const int most = choice.most();
   Memory* own = to.own_scratch(scoring + row_bytes);
   Memory* shared = to.scratch(kFewTokens * row_bytes);
   const bool alone = to.threads() == 1;
   const auto few = [=, this](const Step& step) {
-    return !alone && step.tokens <= kFewTokens && !chooses_all(step, count);
+    return !alone && step.tokens <= kFewTokens && !chooses_all(step, most);
   };
+  std::vector<Memory*> touched{memory_of(q), own, shared};
+  if (weights.value) touched.push_back(memory_of(weights));
   to.phase({"index keys",
             [=, this](const Step& step, int thread, int threads) {
               const View keys(k);
@@ -69,15 +83,16 @@ void ChooseOperation::lower(Lowering& to) {
               std::byte* scratch = own->data + own->own_bytes * static_cast<size_t>(thread);
               auto* rows = reinterpret_cast<float*>(shared->data);
               for (int token = 0; token < step.tokens; ++token) {
-                if (!chooses(step, token, count)) continue;
+                if (!chooses(step, token, most)) continue;
                 each_run(cache->block_homes(), step, token, cache->shape().block_size, thread, threads,
                          [&](int first, int past) {
-                           score_tokens(call(), step, *table, token, first, past, rows + token * longest, scratch);
+                           score(step, *table, token, first, past, rows + token * each, longest, scratch);
                          });
               }
             },
             false, few},
-           {memory_of(q), memory_of(weights), own, shared});
+           touched);
+  touched.push_back(memory_of(out));
   to.phase({"choose",
             [=, this, y = View(out)](const Step& step, int thread, int threads) {
               std::byte* scratch = own->data + own->own_bytes * static_cast<size_t>(thread);
@@ -85,14 +100,19 @@ void ChooseOperation::lower(Lowering& to) {
               // Tokens in turn: later ones have more to score
               for (int token = thread; token < step.tokens; token += threads) {
                 auto* scores = reinterpret_cast<float*>(scored ? shared->data : scratch + scoring);
-                if (scored) scores += token * longest;
-                else if (chooses(step, token, count))
-                  score_tokens(call(), step, *table, token, 0, chunks_of(step, token), scores, scratch);
-                choose_highest(scores, step.positions[static_cast<size_t>(token)] + 1, count, y.row(token));
+                if (scored) scores += token * each;
+                else if (chooses(step, token, most))
+                  score(step, *table, token, 0, chunks_of(step, token), scores, longest, scratch);
+                const int seen = step.positions[static_cast<size_t>(token)] / choice.block + 1;
+                for (int row = 0; row < rows_of_scores(); ++row, scores += longest) {
+                  const int forced = std::min(local, seen);
+                  std::fill_n(scores + seen - forced, forced, std::numeric_limits<float>::infinity());
+                  choose_highest(scores, seen, choice.count, y.row(token) + int64_t(row) * choice.count);
+                }
               }
             },
-            false, [=, this](const Step& step) { return !chooses_all(step, count); }},
-           {memory_of(q), memory_of(weights), own, shared, memory_of(out)});
+            false, [=](const Step& step) { return !chooses_all(step, most); }},
+           touched);
 }
 
 }  // namespace homenode

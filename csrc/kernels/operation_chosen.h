@@ -1,4 +1,4 @@
-// The choice of the tokens that attention is over: see homenode.compute.ops.Ops.choose_tokens.
+// The choice of the tokens that attention is over: see homenode.compute.ops.Ops.choose_tokens and choose_blocks.
 #pragma once
 #include <memory>
 
@@ -11,24 +11,33 @@ namespace homenode {
 // Where every token chooses all, nothing but the keys is written.
 class ChooseOperation : public Operation {
  public:
-  ChooseOperation(Tensor query, Tensor weight, Tensor key, std::shared_ptr<KvCache> memory, int in_layer, int most,
-                  Tensor to)
+  // An empty handle for the weights: each head chooses blocks by itself, the last `local_blocks` in any case.
+  ChooseOperation(Tensor query, Tensor weight, Tensor key, std::shared_ptr<KvCache> memory, int in_layer, Choice how,
+                  int local_blocks, Tensor to)
       : q(std::move(query)),
         weights(std::move(weight)),
         k(std::move(key)),
         cache(std::move(memory)),
         layer(in_layer),
-        count(most),
+        choice(how),
+        local(local_blocks),
         out(std::move(to)) {}
   void lower(Lowering&) override;
 
   Tensor q, weights, k;
   std::shared_ptr<KvCache> cache;
-  int layer, count;
+  int layer;
+  Choice choice;
+  int local;
   Tensor out;
 
  private:
   ScoreCall call() const;
+  // Of chunks first .. past - 1 of a token into scores [rows_of_scores(), longest].
+  void score(const Step&, const Kernels&, int token, int first, int past, float* scores, int64_t longest,
+             std::byte* scratch) const;
+  int heads() const { return static_cast<int>(q.columns / k.columns); }
+  int rows_of_scores() const { return weights.value ? 1 : heads(); }
 };
 
 }  // namespace homenode

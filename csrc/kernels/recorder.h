@@ -49,6 +49,8 @@ class Recorder {
   // A handle for AttentionParams::chosen.
   Result<Tensor> choose_tokens(const Tensor& q, const Tensor& weights, const Tensor& k, std::shared_ptr<KvCache> cache,
                                int layer, int count);
+  Result<Tensor> choose_blocks(const Tensor& q, const Tensor& k, std::shared_ptr<KvCache> cache, int layer,
+                               const Choice&, int local);
   // up: an empty handle where gate_up has both halves. form: gelu or gelu_erf.
   Result<Tensor> silu_mul(const Tensor& gate_up, const Tensor& up = {}) { return gated(gate_up, up, Activation::silu); }
   Result<Tensor> gelu_mul(const Tensor& gate_up, const Tensor& up = {}, Activation form = Activation::gelu) {

@@ -92,8 +92,15 @@ Result<Tensor> Recorder::attention(const Tensor& q, const Tensor& k, const Tenso
     return misuse("attention: to what comes later, which goes with neither chosen tokens nor chunks");
   if (params.chosen.value) {
     if (auto error = check_input(params.chosen, "attention")) return *error;
-    if (!params.value_columns || cache->shape().kv_heads != 1 || params.window || params.sinks.value)
-      return misuse("attention: chosen tokens, which are for one head of keys alone without window and sinks");
+    const int block = params.chosen_block, kv_heads = cache->shape().kv_heads;
+    const bool whole_tiles = block >= kTileKeys && block % kTileKeys == 0;
+    if (block < 1 || params.chosen.columns % kv_heads || (!params.value_columns && !whole_tiles) || params.window ||
+        params.sinks.value || (params.value_columns && kv_heads != 1)) {
+      return misuse(
+          "attention: chosen tokens, which are without window and sinks, for one head of keys alone or in "
+          "blocks of a multiple of " +
+          to_string(kTileKeys) + " for each KV head");
+    }
   }
   const Tensor out = make(params.value_columns ? heads * params.value_columns : q.columns, RowKind::tokens);
   auto operation = std::make_unique<AttentionOperation>(q, k, v, std::move(cache), params, out);
@@ -120,8 +127,31 @@ Result<Tensor> Recorder::choose_tokens(const Tensor& q, const Tensor& weights, c
   if (count < 1) return misuse("choose_tokens: " + to_string(count) + " tokens");
   if (auto error = check_cache(*cache, layer)) return *error;
   const Tensor out = make(count, RowKind::tokens);
-  return append(std::make_unique<ChooseOperation>(q, weights, k, std::move(cache), layer, count, out), out,
+  return append(std::make_unique<ChooseOperation>(q, weights, k, std::move(cache), layer, Choice{count}, 0, out), out,
                 {{q, weights, k}});
+}
+
+Result<Tensor> Recorder::choose_blocks(const Tensor& q, const Tensor& k, std::shared_ptr<KvCache> cache, int layer,
+                                       const Choice& choice, int local) {
+  for (const Tensor* t : {&q, &k}) {
+    if (auto error = check_input(*t, "choose_blocks")) return *error;
+    if (t->rows == RowKind::sampled) return misuse("choose_blocks: rows after select");
+  }
+  const KvShape& shape = cache->shape();
+  if (shape.sides != 1 || shape.kv_heads != 1 || k.columns != shape.head_dim || q.columns % k.columns) {
+    return misuse("choose_blocks: q, k of " + to_string(q.columns) + ", " + to_string(k.columns) +
+                  " columns with KV memory of " + to_string(shape.kv_heads) + " heads of " + to_string(shape.head_dim));
+  }
+  if (choice.block < 1 || kChunkKeys % choice.block || local < 1 || local > choice.count ||
+      choice.count > INT32_MAX / choice.block) {
+    return misuse("choose_blocks: " + to_string(choice.count) + " blocks of " + to_string(choice.block) + ", " +
+                  to_string(local) + " of them local; wanted at least one local, and blocks that divide " +
+                  to_string(kChunkKeys));
+  }
+  if (auto error = check_cache(*cache, layer)) return *error;
+  const Tensor out = make(choice.count * (q.columns / k.columns), RowKind::tokens);
+  return append(std::make_unique<ChooseOperation>(q, Tensor{}, k, std::move(cache), layer, choice, local, out), out,
+                {{q, k}});
 }
 
 }  // namespace homenode

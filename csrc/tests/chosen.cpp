@@ -1,6 +1,7 @@
 #include "kernels/attention_chosen.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "kernels/kv_write.h"
@@ -11,10 +12,11 @@ namespace {
 
 constexpr int kBlocks = 12;
 
-// The last tokens of a sequence, which attend to `count` tokens at most: those whose keys have the highest scores.
+// The last tokens of a sequence, which attend to `count` tokens at most, or with a `block` above 1 to so many blocks for
+// each KV head: those whose keys have the highest scores.
 struct Chosen {
   AttentionShape shape;
-  int block_size, context, tokens, count, index_heads, index_width;
+  int block_size, context, tokens, block = 1, count, index_heads, index_width;
   KvType kv;
   Step step;
   std::vector<int32_t> table;
@@ -29,7 +31,13 @@ struct Chosen {
         index_width(2 * random.between(1, 20)),
         kv(random.of<KvType>({KvType::f32, KvType::bf16, KvType::int8})),
         table(kBlocks) {
-    shape.value_columns = random.between(1, shape.head_dim);
+    if (random.one_in(2)) {
+      block = random.of<int>({16, 32, 64, 128, 256});
+      count = (count - 1) / block + 1;
+      shape.kv_heads = index_heads = random.between(1, 5);
+    } else {
+      shape.value_columns = random.between(1, shape.head_dim);
+    }
     std::iota(table.rbegin(), table.rend(), 0);
   }
 
@@ -43,11 +51,14 @@ struct Chosen {
     require(!error, error ? error->message : "");
   }
 
-  // Keys alone of the whole context.
-  std::shared_ptr<KvCache> kept(ThreadPool& pool, const Exact<float>& keys, int width, const Kernels& table_of) {
-    auto cache = taken(KvCache::create(pool, {1, 1, width, block_size, kv, 1}, kBlocks));
+  // Keys of the whole context, of so many heads, and the same as values or nothing beside them.
+  std::shared_ptr<KvCache> kept(ThreadPool& pool, const Exact<float>& keys, int width, const Kernels& table_of,
+                                int heads = 1, int sides = 1) {
+    auto cache = taken(KvCache::create(pool, {1, heads, width, block_size, kv, sides}, kBlocks));
+    const int64_t stride = int64_t(heads) * width;
     take(0, context);
-    write_keys_values({keys.get(), width, nullptr, 0, cache.get(), 0, {}}, step, table_of, 0, context, 0, 1);
+    write_keys_values({keys.get(), stride, sides == 2 ? keys.get() : nullptr, stride, cache.get(), 0, {}}, step,
+                      table_of, 0, context, 0, heads);
     take(context - tokens, context);
     return cache;
   }
@@ -80,7 +91,32 @@ std::vector<int32_t> highest(const Exact<float>& scores, int count) {
   return order;
 }
 
+// Blocks of each head that one token chooses, by scores from all chunks at once and from each by itself.
+void choose_blocks(const Chosen& of, const ScoreCall& call, const Kernels& table, int token, float* row) {
+  const int position = of.step.positions[static_cast<size_t>(token)], chunks = position / kChunkKeys + 1,
+            seen = position / of.block + 1;
+  const Exact<float> together(static_cast<size_t>(of.index_heads * seen)), apart(together.size());
+  const Exact<std::byte> scratch(score_scratch_bytes(call.cache->shape(), of.index_heads));
+  score_blocks(call, of.block, of.step, table, token, 0, chunks, together.get(), seen, scratch.get());
+  for (int chunk = chunks - 1; chunk >= 0; --chunk)
+    score_blocks(call, of.block, of.step, table, token, chunk, chunk + 1, apart.get(), seen, scratch.get());
+  require(!std::memcmp(together.get(), apart.get(), together.size() * sizeof(float)),
+          "a block's score does not depend on how chunks are divided");
+  for (int head = 0; head < of.index_heads; ++head) {
+    float* scores = together.get() + int64_t(head) * seen;
+    scores[seen - 1] = std::numeric_limits<float>::infinity();
+    choose_highest(scores, seen, of.count, row + int64_t(head) * of.count);
+  }
+}
+
 Exact<float> choices(const Chosen& of, const ScoreCall& call, const Kernels& table) {
+  if (of.block > 1) {
+    const int64_t stride = int64_t(of.index_heads) * of.count;
+    Exact<float> blocks(static_cast<size_t>(of.tokens * stride));
+    for (int token = 0; token < of.tokens; ++token)
+      choose_blocks(of, call, table, token, blocks.get() + token * stride);
+    return blocks;
+  }
   const auto width = static_cast<size_t>(of.count);
   Exact<float> positions(static_cast<size_t>(of.tokens) * width);
   for (int token = 0; token < of.tokens; ++token) {
@@ -95,22 +131,25 @@ Exact<float> choices(const Chosen& of, const ScoreCall& call, const Kernels& tab
 
 Exact<float> attended(const Chosen& of, const AttentionCall& to, const Exact<float>& positions, const Kernels& table,
                       ThreadPool& pool) {
-  Exact<float> out(static_cast<size_t>(of.tokens * of.shape.group * of.shape.value_dim()));
+  const int64_t stride = int64_t(of.shape.kv_heads) * of.shape.group * of.shape.value_dim();
+  Exact<float> out(static_cast<size_t>(of.tokens * stride));
   AttentionCall call = to;
-  call.out = out.get(), call.out_stride = int64_t(of.shape.group) * of.shape.value_dim();
+  call.out = out.get(), call.out_stride = stride;
   const size_t own = (chosen_scratch_bytes(of.shape, *call.cache) + 63) / 64 * 64;
   const Exact<std::byte> scratch(own * static_cast<size_t>(pool.size()));
   pool.run([&](int thread) {
-    attend_chosen(call, {positions.get(), of.count, of.count}, of.step, of.shape, table,
+    const int64_t width = int64_t(of.block > 1 ? of.index_heads : 1) * of.count;
+    attend_chosen(call, {positions.get(), width, {of.count, of.block}}, of.step, of.shape, table,
                   scratch.get() + own * static_cast<size_t>(thread), thread, pool.size());
   });
   return out;
 }
 
 Exact<float> attended_to_all(const Chosen& of, const AttentionCall& to, const Kernels& table, ThreadPool& pool) {
-  Exact<float> out(static_cast<size_t>(of.tokens * of.shape.group * of.shape.value_dim()));
+  const int64_t stride = int64_t(of.shape.kv_heads) * of.shape.group * of.shape.value_dim();
+  Exact<float> out(static_cast<size_t>(of.tokens * stride));
   AttentionCall call = to;
-  call.out = out.get(), call.out_stride = int64_t(of.shape.group) * of.shape.value_dim();
+  call.out = out.get(), call.out_stride = stride;
   AttentionPlan plan(of.shape, {kBlocks * of.block_size, 1, 1, kBlocks}, of.block_size, pool.size());
   plan.divide(of.step);
   const size_t own = AttentionScratch::thread_bytes(of.shape);
@@ -126,10 +165,11 @@ Exact<float> attended_to_all(const Chosen& of, const AttentionCall& to, const Ke
 void check_chosen(Random& random) {
   Chosen of(random);
   const auto context = static_cast<size_t>(of.context), tokens = static_cast<size_t>(of.tokens);
-  const int64_t query_width = int64_t(of.shape.group) * of.shape.head_dim,
+  const int heads = of.shape.kv_heads, sides = of.block > 1 ? 2 : 1;
+  const int64_t query_width = int64_t(heads) * of.shape.group * of.shape.head_dim,
                 index_width = int64_t(of.index_heads) * of.index_width;
   const Exact<float> q = reals(random, tokens * static_cast<size_t>(query_width)),
-                     k = reals(random, context * static_cast<size_t>(of.shape.head_dim)),
+                     k = reals(random, context * static_cast<size_t>(heads * of.shape.head_dim)),
                      index_q = reals(random, tokens * static_cast<size_t>(index_width)),
                      index_k = reals(random, context * static_cast<size_t>(of.index_width)),
                      weights = reals(random, tokens * static_cast<size_t>(of.index_heads));
@@ -137,7 +177,8 @@ void check_chosen(Random& random) {
   const auto one = pool_of(1), several = pool_of(random.between(2, 4));
   for (const Level level : levels()) {
     const Kernels& table = kernels(level);
-    const auto index = of.kept(*one, index_k, of.index_width, table), keys = of.kept(*one, k, of.shape.head_dim, table);
+    const auto index = of.kept(*one, index_k, of.index_width, table),
+               keys = of.kept(*one, k, of.shape.head_dim, table, heads, sides);
     const Exact<float> positions =
         choices(of, {index_q.get(), index_width, weights.get(), of.index_heads, of.index_heads, index.get(), 0}, table);
     const AttentionCall call{q.get(), query_width, nullptr, 0, keys.get(), 0, 0.2f, 0, {}};
@@ -146,7 +187,7 @@ void check_chosen(Random& random) {
       return !std::memcmp(found.get(), other.get(), found.size() * sizeof(float));
     };
     require(same(attended(of, call, positions, table, *several)), "several threads compute what one does");
-    if (of.count == of.context)
+    if (of.count * of.block >= of.context)
       require(same(attended_to_all(of, call, table, *several)), "all tokens chosen are all tokens");
   }
 }

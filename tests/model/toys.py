@@ -31,7 +31,7 @@ from homenode.model.architectures.olmoe import ProjectionLimit
 from homenode.model.architectures.parameters import expected_tensors
 from homenode.model.architectures.registry import architecture_of
 from homenode.model.architectures.token_indexer import with_indexer
-from homenode.model.spec import DeltaSpec, IndexerSpec, ModelSpec, MoeSpec, RopeSpec, TensorEntry
+from homenode.model.spec import BlockChoice, DeltaSpec, IndexerSpec, ModelSpec, MoeSpec, RopeSpec, TensorEntry
 from homenode.model.state_mixers import ConvolutionSpec, ScanSpec, with_mixer
 
 MIXTURES = {
@@ -75,6 +75,7 @@ LATENTS["minicpm3"] = replace(LATENTS["deepseek_v3"], adjacent=False, residual=0
 INDEXERS = {
     "deepseek_v32": IndexerSpec(heads=3, width=12, chosen=9, layers=(), adjacent=False),
     "glm_moe_dsa": IndexerSpec(heads=5, width=10, chosen=14, layers=(), adjacent=True),
+    "minimax_m3": IndexerSpec(2, 18, 32, (), False, BlockChoice(size=16, count=2, local=1)),
 }
 MIXTURES |= {
     "deepseek_v2": MoeSpec(8, 3, 40, False, 48, (0,), scale=4.0, groups=4, groups_chosen=2, group_score="max"),
@@ -83,6 +84,7 @@ MIXTURES |= {
     "glm4_moe_lite": MoeSpec(6, 2, 40, True, 48, (0,), score="sigmoid", epsilon=1e-20, scale=1.8),
 }
 MIXTURES |= {
+    "minimax_m3": MoeSpec(6, 3, 40, True, 48, (0,), score="sigmoid", scale=2.0, activation="clamped"),
     "lfm2_moe": MoeSpec(6, 2, 40, True, dense_layers=(0,), score="sigmoid", epsilon=1e-6, scale=1.5),
     "granitemoehybrid": MoeSpec(6, 2, 40, True, 48, score="chosen_softmax"),
     "nemotron_h": MoeSpec(6, 2, 40, True, 48, (0,), score="sigmoid", epsilon=1e-20, scale=2.5, activation="relu2"),
@@ -188,8 +190,10 @@ def toy_spec(architecture: str = "llama", **changes: object) -> ModelSpec:
     spec = replace(spec, own=OWN.get(architecture), **(GEMMAS | WINDOWED | UNLIKE).get(architecture, {}))
     spec = replace(spec, **changes)  # type: ignore[arg-type]
     if heads := LATENTS.get(architecture):
-        spec, indexer = with_heads(spec, heads), INDEXERS.get(architecture)
-        return spec if indexer is None else with_indexer(spec, replace(indexer, layers=tuple(range(spec.num_layers))))
+        spec = with_heads(spec, heads)
+    if indexer := INDEXERS.get(architecture):
+        first = 0 if indexer.blocks is None else 1
+        return with_indexer(spec, replace(indexer, layers=tuple(range(first, spec.num_layers))))
     if delta := DELTAS.get(architecture):
         return with_delta(spec, replace(delta, layers=tuple(range(spec.num_layers - 1))))
     return with_toy_mixer(spec) if architecture in MIXERS else spec

@@ -62,6 +62,10 @@ OWN: dict[str, dict[str, Any]] = {
         "vocab_size_per_layer_input": 64, "laurel_rank": 8, "activation_sparsity_pattern": [0.5, 0.95, 0.0, 0.0],
     },
     "llama4": {"num_experts_per_tok": 1},
+    "minimax_m3": {
+        "layer_types": ["full_attention"] + ["minimax_m3_sparse"] * 3, "moe_layer_freq": [0, 1, 1, 1], "index_n_heads": 2, "index_head_dim": 16,
+        "index_block_size": 16, "dense_intermediate_size": 64, "shared_intermediate_size": 32,
+    },
 }  # fmt: skip
 ODD = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.sampled_from([-1, 0, 1, 2, 3, 5, 7, 31, 2**31, 2**63]),
@@ -177,6 +181,7 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
     "muse_glimmer": {"logit_scale": 0.5},
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4", "youtu"), LATENT),
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), LATENT | INDEXER),
+    "minimax_m3": INDEXER | {"expert_gating_func": 2, "attention.indexer.block_size": 16, "attention.indexer.local_blocks": 1},
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), DELTA),
     "mpt": {"attention.max_alibi_bias": 8.0},
 }  # fmt: skip

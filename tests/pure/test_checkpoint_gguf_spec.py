@@ -279,6 +279,7 @@ def test_a_llama_with_a_window_is_a_mistral(tmp_path: Path) -> None:
 MIXTURE: list[tuple[str, int, Any]] = [("llama.expert_count", U32, 8), ("llama.expert_used_count", U32, 2)]
 UNSUPPORTED: dict[str, tuple[list[tuple[str, int, Any]], str]] = {
     "another architecture": ([("general.architecture", STRING, "llama9")], "'llama9' is not supported; homenode runs GGUF files of .*llama"),
+    "several residual streams": ([("general.architecture", STRING, "deepseek4")], r"'deepseek4' is not supported; .*\(hyper-connections\)"),
     "no architecture": ([("general.architecture", STRING, "")], "architecture '' is not supported"),
     "experts of a dense kind": ([("general.architecture", STRING, "qwen3"), ("qwen3.expert_count", U32, 8)], "mixtures of experts"),
     "experts chosen by sigmoid": ([*MIXTURE, ("llama.expert_gating_func", U32, 2)], "expert_gating_func 2"),

@@ -497,6 +497,7 @@ class Ops(Protocol):
         sinks: Tensor | None = None,
         value_columns: int = 0,
         chosen: Tensor | None = None,
+        chosen_block: int = 1,
         slopes: FloatArray | None = None,
         window_kind: WindowKind = "sliding",
         mask: AttentionMask = "causal",
@@ -512,8 +513,9 @@ class Ops(Protocol):
         `sinks` [query heads]: a further score of each head, not capped, whose weight has no value (as in gpt-oss). With
         `value_columns` there is no v: the values are the first so many elements of each head's keys, which are all that
         the layer keeps (see LayerKv), and the result has so many columns for each query head. With `chosen` (see
-        `choose_tokens`; of layers of one KV head with value columns) each token attends to those positions only. With
-        `slopes` [query heads], which go with neither softcap nor chosen, a score of a key n positions away from the
+        `choose_tokens`; of layers of one KV head with value columns) each token attends to those positions only;
+        with a `chosen_block` above 1 (see `choose_blocks`; of layers with values beside the keys) the query heads of
+        each KV head attend to those blocks of so many positions. With `slopes` [query heads], which go with neither softcap nor chosen, a score of a key n positions away from the
         query is less by n times the head's slope (ALiBi; Press et al. 2021).
         """
 
@@ -526,6 +528,18 @@ class Ops(Protocol):
         [tokens, heads * width of k], weights: [tokens, heads].
         """
 
+    def choose_blocks(
+        self, q: Tensor, k: Tensor, cache: KvCache, layer: int, block: int, count: int, local: int
+    ) -> Tensor:
+        """What `attention` takes as `chosen` with a `chosen_block` of `block` positions: of each token and each head of
+        q the `count` blocks with positions up to its own whose scores are highest, of equals the earliest; all where
+        there are no more. The last `local` of them, from 1 to `count`, are chosen whatever their scores are.
+
+        Block i has the positions from i * block on; `block` is a multiple of 16 that divides 256. Its score is the
+        highest q[head] . k with the k stored there of positions up to the token's. First k of the step's tokens is
+        stored as in `choose_tokens`. q: [tokens, KV heads of the attention * width of k].
+        """
+
     def silu_mul(self, gate_up: Tensor, up: Tensor | None = None) -> Tensor:
         """silu(left half of the columns) * right half. With `up`, as wide as `gate_up`: silu(all columns) * up."""
 
@@ -534,6 +548,9 @@ class Ops(Protocol):
         x^3))), or with "gelu_erf" exact: 0.5 x (1 + erf(x / sqrt(2))). With `up`, as wide as `gate_up`: gelu(all
         columns) * up.
         """
+
+    def clamped_mul(self, gate_up: Tensor) -> Tensor:
+        """The "clamped" activation of `Experts` of the left half of the columns as g and the right half as u."""
 
     def activate(self, x: Tensor, activation: PlainActivation) -> Tensor:
         """The activation of every value of x."""

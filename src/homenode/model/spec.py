@@ -139,10 +139,21 @@ class StateMixer(Protocol):
 
 
 @dataclass(frozen=True)
+class BlockChoice:
+    """How tokens are chosen in blocks: each head of an indexer chooses `count` blocks of `size` tokens for its KV head,
+    the last `local` in any case.
+    """
+
+    size: int
+    count: int
+    local: int
+
+
+@dataclass(frozen=True)
 class IndexerSpec:
     """Heads that choose the `chosen` tokens which a layer attends to: `heads` queries of `width` elements, against one
-    key of each token. `layers`: that have it, ascending; another layer takes the choice of the one before it.
-    `adjacent`: pairs that turn are neighbours.
+    key of each token. `layers`: that have it, ascending; another layer takes the choice of the one before it, or with
+    `blocks` attends to all. `adjacent`: pairs that turn are neighbours.
     """
 
     heads: int
@@ -150,6 +161,7 @@ class IndexerSpec:
     chosen: int
     layers: tuple[int, ...]
     adjacent: bool
+    blocks: BlockChoice | None = None  # None: tokens are chosen one by one, for all heads together
 
     @property
     def kept(self) -> LayerKv:
@@ -271,7 +283,7 @@ class ModelSpec:
 
     def chooser_of(self, layer: int) -> int:
         """The layer that chooses the tokens which a layer attends to: itself, or an earlier one."""
-        if self.indexer is None:
+        if self.indexer is None or self.indexer.blocks is not None:
             return layer
         return max(chooser for chooser in self.indexer.layers if chooser <= layer)
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from homenode.compute.ops import KvGeometry
-from homenode.model.spec import Checkpoint, ModelSpec, MoeSpec, RopeSpec
+from homenode.model.spec import Checkpoint, IndexerSpec, ModelSpec, MoeSpec, RopeSpec
 from homenode.transfer.settings import TransferConfig
 from homenode.transfer.weights_identity import tokenizer_digest, weights_digest
 from homenode.transfer.wire.message import PROTOCOL
@@ -76,13 +76,13 @@ def _architecture(spec: ModelSpec, max_model_len: int | None) -> Fingerprint:
         **({"delta": _short(repr(spec.delta))} if spec.delta is not None else {}),
         **({"mixer": _short(repr(spec.mixer))} if spec.mixer is not None else {}),
         **({"layer_kv": _short(repr(spec.layer_kv))} if spec.layer_kv else {}),
-        **({"indexer": _short(repr(spec.indexer))} if spec.indexer is not None else {}),
+        **({"indexer": _short(_told(spec.indexer, "IndexerSpec", 5))} if spec.indexer is not None else {}),
         **({"rope_layers": _short(repr(spec.rope_layers))} if spec.rope_layers else {}),
         **({"window_kind": spec.window_kind} if spec.window_kind != "sliding" else {}),
     }
 
 
-def _told(figures: MoeSpec | RopeSpec, name: str, old: int) -> str:
+def _told(figures: IndexerSpec | MoeSpec | RopeSpec, name: str, old: int) -> str:
     """The figures as their class showed them in 0.1.0, when it was called `name` and had `old` fields: the others only
     where they are unusual.
     """

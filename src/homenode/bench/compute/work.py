@@ -123,8 +123,9 @@ class WorkCounter:
     def _visible_pairs(self, start: int, count: int, layer: int) -> int:
         """(token, key it sees) pairs of tokens start .. start + count - 1 in a layer."""
         window, positions = self.spec.window_of(layer) or start + count, range(start, start + count)
-        if self.spec.indexer is not None:
-            window = min(window, self.spec.indexer.chosen)
+        indexer = self.spec.indexer
+        if indexer is not None and self.spec.chooser_of(layer) in indexer.layers:
+            window = min(window, indexer.chosen)
         if self.spec.window_kind == "chunked":
             return sum(position % window + 1 for position in positions)
         return sum(min(position + 1, window) for position in positions)

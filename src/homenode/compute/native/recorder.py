@@ -113,6 +113,7 @@ class RecordingOps:
         sinks: _native.Tensor | None = None,
         value_columns: int = 0,
         chosen: _native.Tensor | None = None,
+        chosen_block: int = 1,
         slopes: FloatArray | None = None,
         window_kind: WindowKind = "sliding",
         mask: AttentionMask = "causal",
@@ -132,6 +133,7 @@ class RecordingOps:
             sinks=sinks,
             value_columns=value_columns,
             chosen=chosen,
+            chosen_block=chosen_block,
             slopes=None if slopes is None else _native.constant(np.ascontiguousarray(slopes[None], np.float32)),
             window_kind=window_kind,
             causal=mask == "causal",
@@ -151,6 +153,21 @@ class RecordingOps:
         if isinstance(cache, NativeKvLayers):
             cache, layer = cache.place(layer)
         return self._recorder.choose_tokens(q, weights, k, cache, layer, count)
+
+    def choose_blocks(
+        self,
+        q: _native.Tensor,
+        k: _native.Tensor,
+        cache: _native.KvCache | NativeKvLayers,
+        layer: int,
+        block: int,
+        count: int,
+        local: int,
+    ) -> _native.Tensor:
+        """See `Ops.choose_blocks`."""
+        if isinstance(cache, NativeKvLayers):
+            cache, layer = cache.place(layer)
+        return self._recorder.choose_blocks(q, k, cache, layer, block, count, local)
 
     def layer_norm(
         self,
@@ -177,6 +194,10 @@ class RecordingOps:
     ) -> _native.Tensor:
         """See `Ops.gelu_mul`."""
         return self._recorder.gelu_mul(gate_up, up, form)
+
+    def clamped_mul(self, gate_up: _native.Tensor) -> _native.Tensor:
+        """See `Ops.clamped_mul`."""
+        return self._recorder.gelu_mul(gate_up, None, "clamped")
 
     def activate(self, x: _native.Tensor, activation: PlainActivation) -> _native.Tensor:
         """See `Ops.activate`."""

@@ -174,6 +174,7 @@ class EagerOps:
         sinks: FloatArray | None = None,
         value_columns: int = 0,
         chosen: IntArray | None = None,
+        chosen_block: int = 1,
         slopes: FloatArray | None = None,
         window_kind: WindowKind = "sliding",
         mask: AttentionMask = "causal",
@@ -200,11 +201,19 @@ class EagerOps:
                 visible: Any = slice(first, past)
                 apart = -np.abs(np.arange(first, past, dtype=np.float32) - np.float32(position))
                 added = None if slopes is None else slopes[:, None] * apart
-                if chosen is not None:
-                    visible = chosen[row][chosen[row] >= 0]
                 query = q[row].reshape(shape.kv_heads, -1, shape.key_width)
-                found = _attention_of_row(query, keys[:, visible], values[:, visible], scale, softcap, sinks, added)
-                out[row] = found.reshape(-1)
+                if chosen is None:
+                    found = _attention_of_row(query, keys[:, visible], values[:, visible], scale, softcap, sinks, added)
+                    out[row] = found.reshape(-1)
+                    continue
+                for head, blocks in enumerate(chosen[row].reshape(shape.kv_heads, -1)):
+                    one = slice(head, head + 1)
+                    spread = blocks[blocks >= 0, None] * chosen_block + np.arange(chosen_block)
+                    visible = spread[spread <= position]
+                    found = _attention_of_row(
+                        query[one], keys[one, visible], values[one, visible], scale, softcap, None, None
+                    )
+                    out[row].reshape(shape.kv_heads, -1)[head] = found.reshape(-1)
         return out
 
     def choose_tokens(
@@ -224,6 +233,26 @@ class EagerOps:
                 best = np.sort(np.argsort(-scores, kind="stable")[:count])
                 found[row, : len(best)] = best
         return found
+
+    def choose_blocks(
+        self, q: FloatArray, k: FloatArray, cache: ReferenceKvCache, layer: int, block: int, count: int, local: int
+    ) -> IntArray:
+        """See `Ops.choose_blocks`: [tokens, heads * count], those of a head ascending, -1 behind the last."""
+        step, heads = self._step, q.shape[1] // k.shape[1]
+        found = np.full((len(q), heads, count), -1, np.int32)
+        for i, context in enumerate(step.context_len):
+            tokens = slice(step.query_start[i], step.query_start[i + 1])
+            positions, block_row = step.positions[tokens], step.block_table[i]
+            cache.check(block_row, int(context))
+            cache.store(layer, block_row, positions, k[tokens], None)
+            keys = cache.gather(layer, block_row, int(context))[0][0]
+            for row, position in zip(range(tokens.start, tokens.stop), positions, strict=True):
+                products = q[row].reshape(heads, -1) @ keys[: position + 1].T
+                scores = np.maximum.reduceat(products, np.arange(0, position + 1, block), axis=1)
+                scores[:, -local:] = np.inf
+                best = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, :count], axis=1)
+                found[row, :, : best.shape[1]] = best
+        return found.reshape(len(q), -1)
 
     def layer_norm(
         self, x: FloatArray, weight: FloatArray | int, bias: FloatArray | None, eps: float, group: int | None = None
@@ -250,6 +279,11 @@ class EagerOps:
         half = gate_up.shape[1] // 2
         gate, up = (gate_up[:, :half], gate_up[:, half:]) if up is None else (gate_up, up)
         return GATES[form](gate, up)
+
+    def clamped_mul(self, gate_up: FloatArray) -> FloatArray:
+        """See `Ops.clamped_mul`."""
+        half = gate_up.shape[1] // 2
+        return GATES["clamped"](gate_up[:, :half], gate_up[:, half:])
 
     def activate(self, x: FloatArray, activation: PlainActivation) -> FloatArray:
         """See `Ops.activate`."""

@@ -24,7 +24,7 @@ from homenode.compute.ops import (
     WindowKind,
 )
 from homenode.compute.ranks import RankGroup
-from homenode.compute.torch.chosen import choose_positions, chosen_attention
+from homenode.compute.torch.chosen import Blocks, choose_best_blocks, choose_positions, chosen_attention
 from homenode.compute.torch.device import TorchDevice
 from homenode.compute.torch.exchange import gather_columns, sum_over_ranks
 from homenode.compute.torch.kv import TorchKvCache
@@ -193,6 +193,7 @@ class TorchOps:
         sinks: torch.Tensor | None = None,
         value_columns: int = 0,
         chosen: torch.Tensor | None = None,
+        chosen_block: int = 1,
         slopes: FloatArray | None = None,
         window_kind: WindowKind = "sliding",
         mask: AttentionMask = "causal",
@@ -210,7 +211,7 @@ class TorchOps:
         falling = None if slopes is None else self._constant(slopes)
         how = Scoring(scale, window, softcap, sinks, falling, window_kind, mask)
         if chosen is not None:
-            found = chosen_attention(queries, cache, layer, step, how, chosen)
+            found = chosen_attention(queries, cache, layer, step, how, chosen, chosen_block)
         else:
             found = self._attention(queries, cache, layer, step, how)
         return (found[..., :value_columns] if value_columns else found).reshape(rows, -1)
@@ -224,6 +225,16 @@ class TorchOps:
         slots = step.slots(step.sequence, step.positions, cache.geometry.block_size)
         cache.store(layer, slots, k.reshape(rows, 1, width), None)
         return choose_positions(q.reshape(rows, -1, width), weights, cache, layer, step, count)
+
+    def choose_blocks(
+        self, q: torch.Tensor, k: torch.Tensor, cache: TorchKvCache, layer: int, block: int, count: int, local: int
+    ) -> torch.Tensor:
+        """See `Ops.choose_blocks`."""
+        step, rows, width = self._step, k.shape[0], k.shape[1]
+        self._seen.cache = cache
+        slots = step.slots(step.sequence, step.positions, cache.geometry.block_size)
+        cache.store(layer, slots, k.reshape(rows, 1, width), None)
+        return choose_best_blocks(q.reshape(rows, -1, width), cache, layer, step, Blocks(block, count, local))
 
     def layer_norm(
         self,
@@ -252,6 +263,11 @@ class TorchOps:
         """See `Ops.gelu_mul`."""
         gate, up = gate_up.chunk(2, dim=1) if up is None else (gate_up, up)
         return PLAIN[form](gate) * up
+
+    def clamped_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """See `Ops.clamped_mul`."""
+        gate, up = gate_up.chunk(2, dim=1)
+        return gated(gate, up, "clamped")
 
     def activate(self, x: torch.Tensor, activation: PlainActivation) -> torch.Tensor:
         """See `Ops.activate`."""

@@ -314,9 +314,9 @@ def mixture(ops: Ops, model: ForwardContext, index: int, h: Tensor, x: Tensor | 
     logits = ops.linear(h, (layer["router"],), (layer["router_bias"],) if "router_bias" in layer else ())
     rows = ops.gate_by_largest(h, logits) if moe is not None and moe.weighted == "input" else h
     if x is not None and model.part.adds_residual:
-        x = add_experts(ops, model, index, rows, logits, _add_shared_expert(ops, layer, h, x))
+        x = add_experts(ops, model, index, rows, logits, _add_shared_expert(ops, model, layer, h, x))
     else:
-        x = _add_shared_expert(ops, layer, h, add_experts(ops, model, index, rows, logits, None))
+        x = _add_shared_expert(ops, model, layer, h, add_experts(ops, model, index, rows, logits, None))
     return over_ranks(ops, model, x)
 
 
@@ -345,13 +345,15 @@ def add_experts(
     return ops.moe(h, logits, experts, moe.routing, residual, layer.get("choice_bias"))
 
 
-def _add_shared_expert(ops: Ops, layer: Layer, h: Tensor, x: Tensor) -> Tensor:
+def _add_shared_expert(ops: Ops, model: ForwardContext, layer: Layer, h: Tensor, x: Tensor) -> Tensor:
     """x plus the expert that every token uses, if there is one; of its inner columns those that are here. Where it has
     a router, it is scaled by sigmoid of that.
     """
     if "shared_down" not in layer:
         return x
-    inner = ops.silu_mul(ops.linear(h, (layer["shared_gate"], layer["shared_up"])))
+    clamped = model.spec.moe is not None and model.spec.moe.activation == "clamped"
+    gate = ops.clamped_mul if clamped else ops.silu_mul
+    inner = gate(ops.linear(h, (layer["shared_gate"], layer["shared_up"])))
     if "shared_router" not in layer:
         return ops.linear(inner, (layer["shared_down"],), residual=x)
     return ops.add_gated(x, ops.linear(inner, (layer["shared_down"],)), ops.linear(h, (layer["shared_router"],)))

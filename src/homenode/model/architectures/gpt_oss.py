@@ -51,15 +51,20 @@ def _routed(moe: MoeSpec) -> MoeSpec:
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
     fields = config.fields
-    for key, wanted in GATE.items():
-        if (seen := fields.number(key, wanted)) != wanted:
-            raise UnsupportedError(f"{config.path}: {key} {seen:g} is not supported; homenode wants {wanted:g}")
+    refuse_other_gate(config)
     bias = fields.boolean("attention_bias", True)
     spec = replace(config.decoder(NAME, DEFAULTS), attention_bias=bias, output_bias=bias)
     if not any(fields.has(key) for key in ("rope_parameters", "rope_scaling")):
         spec = replace(spec, rope=ROPE)
     spec = config.with_window_in(spec, config.window(default=WINDOW), lambda n: all_but_each(n, PATTERN))
     return replace(spec, moe=_routed(config.moe(EXPERTS, normalise=True, size=spec.intermediate_size)))
+
+
+def refuse_other_gate(config: FolderConfig) -> None:
+    """UnsupportedError where the clamped gate is said to have other figures than everywhere."""
+    for key, wanted in GATE.items():
+        if (seen := config.fields.number(key, wanted)) != wanted:
+            raise UnsupportedError(f"{config.path}: {key} {seen:g} is not supported; homenode wants {wanted:g}")
 
 
 def read_gguf(config: GgufConfig) -> ModelSpec:

@@ -30,17 +30,18 @@ def _has_indexer(spec: ModelSpec, _part: ModelPart, layer: int | None) -> bool:
     return spec.indexer is not None and layer in spec.indexer.layers
 
 
-def _parameter(key: str, name: str, gguf: str, *shape: str) -> Parameter:
+def parameter(key: str, name: str, gguf: str, *shape: str) -> Parameter:
+    """A parameter of the layers that have an indexer: its names within that, in folders and in GGUF files."""
     folder, file = f"model.layers.{{layer}}.self_attn.indexer.{name}", f"blk.{{layer}}.indexer.{gguf}"
     return Parameter(key, folder, shape, file, _has_indexer)
 
 
 PARAMETERS = (
-    _parameter("index_q", "wq_b.weight", "attn_q_b.weight", "index_query", "query_rank"),
-    _parameter("index_k", "wk.weight", "attn_k.weight", "index_key", "hidden"),
-    _parameter("index_norm", "k_norm.weight", "k_norm.weight", "index_key"),
-    _parameter("index_norm_bias", "k_norm.bias", "k_norm.bias", "index_key"),
-    _parameter("index_weights", "weights_proj.weight", "proj.weight", "index_heads", "hidden"),
+    parameter("index_q", "wq_b.weight", "attn_q_b.weight", "index_query", "query_rank"),
+    parameter("index_k", "wk.weight", "attn_k.weight", "index_key", "hidden"),
+    parameter("index_norm", "k_norm.weight", "k_norm.weight", "index_key"),
+    parameter("index_norm_bias", "k_norm.bias", "k_norm.bias", "index_key"),
+    parameter("index_weights", "weights_proj.weight", "proj.weight", "index_heads", "hidden"),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from homenode.errors import UnsupportedError
 from homenode.model.architectures.architecture import Architecture
-from homenode.model.architectures.registry import class_names, nearest, with_class, with_model_type
+from homenode.model.architectures.registry import class_names, instead_of, with_class, with_model_type
 from homenode.model.config.folder_config import FolderConfig
 from homenode.model.formats import limits
 from homenode.model.formats.fields import Fields
@@ -34,7 +34,7 @@ def folder_architecture(fields: Fields) -> Architecture:
         also = f"; its model_type is {quoted(model_type)}" if named and model_type else ""
         known = class_names()
         raise UnsupportedError(
-            f"{fields.path}: architecture {quoted(seen)} is not supported; homenode runs {nearest(seen, known)}{also}",
+            f"{fields.path}: architecture {quoted(seen)} is not supported; {instead_of(seen, known)}{also}",
             architecture=seen,
             known=known,
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 from homenode.errors import UnsupportedError
 from homenode.model.architectures.architecture import Architecture
-from homenode.model.architectures.registry import gguf_names, nearest, with_gguf_name
+from homenode.model.architectures.registry import gguf_names, instead_of, with_gguf_name
 from homenode.model.checkpoint.pooling_files import gguf_pooling
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_keys import refuse_active_keys, refuse_other_kinds
@@ -31,7 +31,7 @@ def gguf_architecture(path: Path, metadata: Mapping[str, Any]) -> Architecture:
     if not named:
         known = gguf_names()
         raise UnsupportedError(
-            f"{path}: architecture {quoted(name)} is not supported; homenode runs GGUF files of {nearest(name, known)}",
+            f"{path}: architecture {quoted(name)} is not supported; {instead_of(name, known, 'GGUF files of ')}",
             architecture=name,
             known=known,
         )
