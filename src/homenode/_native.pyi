@@ -782,6 +782,7 @@ class AttentionParams:
         sinks: Tensor | None = None,
         value_columns: int = 0,
         chosen: Tensor | None = None,
+        chosen_block: int = 1,
         slopes: Tensor | None = None,
         window_kind: str = "sliding",
         causal: bool = True,
@@ -865,6 +866,9 @@ class NativeRecorder:
     ) -> Tensor: ...
     def choose_tokens(
         self, q: Tensor, weights: Tensor, k: Tensor, cache: KvCache, layer: int, count: int
+    ) -> Tensor: ...
+    def choose_blocks(
+        self, q: Tensor, k: Tensor, cache: KvCache, layer: int, block: int, count: int, local: int
     ) -> Tensor: ...
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, group: int = 0) -> Tensor: ...
     def silu_mul(self, gate_up: Tensor, up: Tensor | None = None) -> Tensor: ...
