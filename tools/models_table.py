@@ -28,6 +28,7 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "deepseek_v3": (("DeepSeek V3, R1, V3.1", 671), ("Kimi K2, K2.5", 1026)),
     "deepseek_v32": (("DeepSeek V3.2", 671),),
     "embedding_gemma": (("EmbeddingGemma", 0.31),),
+    "eurobert": (("EuroBERT 210M", 0.21), ("610M", 0.61), ("2.1B", 2.1)),
     "falcon": (("Falcon RW 1B", 1.3), ("7B", 7.2), ("40B", 41.8), ("180B", 180)),
     "falcon_h1": (("Falcon-H1 0.5B", 0.5), ("1.5B", 1.6), ("7B", 7.6), ("34B", 33.6)),
     "gemma": (("Gemma 2B", 2.5), ("7B", 8.5)),
@@ -116,8 +117,8 @@ SIZES: Mapping[str, tuple[tuple[str, float], ...]] = {
 # By architecture: what is worth knowing of it.
 NOTES: Mapping[str, str] = {
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), "an indexer chooses the tokens that are attended to"),
-    "bert": "RoBERTa and XLM-RoBERTa, and rerankers, too; makes [vectors](embeddings.md)",
-    **dict.fromkeys(("embedding_gemma", "modernbert", "nomic_bert"), "makes [vectors](embeddings.md)"),
+    "bert": "DistilBERT, RoBERTa and XLM-RoBERTa, and rerankers, too; makes [vectors](embeddings.md)",
+    **dict.fromkeys(("embedding_gemma", "eurobert", "modernbert", "nomic_bert"), "makes [vectors](embeddings.md)"),
     "jina_bert": "Jina embeddings 2, and that for code; makes [vectors](embeddings.md)",
     "qwen3": "Qwen3-Embedding and -Reranker, too ([vectors and scores](embeddings.md))",
     "cohere2": "every fourth layer sees the whole context, without rope",
@@ -164,7 +165,12 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
     "glm4": ("GGUF files of models with pictures",),
     "gpt_oss": ("other gates than `swiglu_limit` 7",),
     "bert": ("GGUF files of BERT's own rerankers, which lack a layer",),
-    "jina_bert": ("`feed_forward_type` but geglu", "GGUF files for code with gate and up in one", "its rerankers"),
+    "jina_bert": (
+        "`feed_forward_type` but geglu",
+        "GGUF files for code with gate and up in one",
+        "folders of its rerankers",
+    ),
+    "eurobert": ("heads for scores",),
     "bloom": ("`apply_residual_connection_post_layernorm`",),
     "mpt": ("models without ALiBi",),
     **dict.fromkeys(("phi", "stablelm"), ("`qk_layernorm`",)),

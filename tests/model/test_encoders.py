@@ -45,6 +45,11 @@ CASES = {
         gguf_name="nomic-bert",
     ),
 }  # fmt: skip
+DISTILBERT = {"dim": 64, "n_heads": 4, "n_layers": 3, "hidden_dim": 96, "pad_token_id": 0}
+CASES |= {
+    "distilbert": Case("distilbert", DISTILBERT),
+    "eurobert": Case("eurobert", {"pad_token_id": 0}, {"attention.causal": False}),
+}
 TEXTS = prompts((1, 5, 40, 130))
 
 
@@ -103,6 +108,7 @@ def test_a_text_by_itself_has_the_same_bits(name: str, tmp_path: Path, backend: 
         ("xlm_roberta", {"num_labels": 1}),
         ("modernbert", {"num_labels": 1, "classifier_pooling": "cls"}),
         ("bert", {"num_labels": 3}),
+        ("distilbert", {"num_labels": 1}),
     ],
 )
 def test_the_head_of_a_model_that_scores(name: str, more: dict[str, Any], tmp_path: Path, reference: Backend) -> None:
@@ -292,3 +298,26 @@ def test_a_folder_of_embedding_gemma_has_the_rows_of_transformers(tmp_path: Path
     theirs = make_encoder(replace(EMBEDDING_GEMMA, kind="gemma3_text"), tmp_path)
     for found, text in zip(rows_of(tmp_path, backend, TEXTS), TEXTS, strict=True):
         near(found, hidden_of(theirs, text))
+
+
+def test_a_gguf_file_of_embedding_gemma_has_the_rows_of_transformers(tmp_path: Path, reference: Backend) -> None:
+    more = {"num_hidden_layers": 7, "layer_types": None, "rope_parameters": None, "query_pre_attn_scalar": 16}
+    case = replace(EMBEDDING_GEMMA, kind="gemma3_text", changes=EMBEDDING_GEMMA.changes | more)
+    theirs = make_encoder(case, tmp_path)
+    dense = {
+        name: np.random.default_rng(n).standard_normal((64, 64)).astype(np.float32) for n, name in enumerate(DENSE)
+    }
+    keys = {
+        "attention.causal": False, "attention.sliding_window": 8, "rope.freq_base": 1e6, "rope.freq_base_swa": 1e4,
+        "pooling_type": 1, "attention.key_length": 16, "attention.value_length": 16,
+    }  # fmt: skip
+    case = replace(case, gguf_name="gemma-embedding", gguf_keys=keys, gguf_tensors=dense)
+    file = write_stacked_gguf(case, tmp_path, tmp_path / "model.gguf")
+    rows = rows_of(file, reference, TEXTS)
+    for found, text in zip(rows, TEXTS, strict=True):
+        near(found, hidden_of(theirs, text))
+    wanted = dense["dense_3.weight"] @ dense["dense_2.weight"] @ rows[2].mean(axis=0)
+    np.testing.assert_allclose(head_of(file, rows[2].mean(axis=0)), wanted, rtol=1e-3, atol=1e-3)
+
+
+DENSE = ("dense_2.weight", "dense_3.weight")

@@ -16,6 +16,7 @@ import pytest
 from homenode.compute.ops import Backend, FloatArray
 from homenode.errors import CheckpointError, UnsupportedError
 from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.weights.pooling_head import load_pooling_head
 from tests.checkpoints import write_safetensors
 from tests.model.encoder_rows import near, rows_of
 from tests.model.transformers_models import prompts
@@ -243,6 +244,19 @@ def test_a_gguf_file_has_the_same_rows(name: str, tmp_path: Path, reference: Bac
     file = write_gguf(name, architecture, gguf_tensors(weights.made), tmp_path / "model.gguf", **more)
     for found, rows in zip(rows_of(file, reference, TEXTS), wanted, strict=True):
         near(found, rows)
+
+
+def test_a_reranker_of_jina_as_a_gguf_file(tmp_path: Path, reference: Backend) -> None:
+    weights = Weights()
+    rows = jina(weights, TEXTS[2], code=False)
+    head = np.random.default_rng(5).standard_normal((1, HIDDEN)).astype(np.float32)
+    tensors = gguf_tensors(weights.made) | {"cls.weight": head, "cls.bias": np.array([0.2], np.float32)}
+    file = write_gguf("jina", "jina-bert-v2", tensors, tmp_path / "model.gguf", pooling_type=4)
+    checkpoint = open_checkpoint(file)
+    assert checkpoint.spec.pooling is not None and checkpoint.spec.pooling.rows == "cls"
+    (layer,) = load_pooling_head(checkpoint, checkpoint.spec.pooling)
+    found = layer.apply(rows_of(file, reference, [TEXTS[2]])[0][0])
+    np.testing.assert_allclose(found, np.tanh(head @ rows[0] + 0.2), rtol=1e-4, atol=1e-4)
 
 
 def test_gate_and_up_of_the_model_for_code_in_one_are_refused(tmp_path: Path) -> None:

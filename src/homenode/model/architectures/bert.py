@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and XLM-RoBERTa: encoders with a table of positions, whose norms come after each sum. RoBERTa's first
+"""BERT, DistilBERT, RoBERTa and XLM-RoBERTa: encoders with a table of positions, whose norms come after each sum. RoBERTa's first
 token has the row behind that of the padding token; in GGUF files the rows before are cut off.
 """
 
@@ -33,9 +33,18 @@ PARAMETERS = (
     encoder.SECOND_TYPES,
     *encoder.POST_NORMS,
 )
+DISTILLED, DISTILLED_TYPE = "DistilBert", "distilbert"
+_SPELLED = {  # in config.json of DistilBERT, which has no types of tokens
+    "dim": "hidden_size",
+    "n_heads": "num_attention_heads",
+    "n_layers": "num_hidden_layers",
+    "hidden_dim": "intermediate_size",
+    "activation": "hidden_act",
+}
 FIELDS = frozenset(
     (
         *encoder.EPS,
+        *_SPELLED,
         *"hidden_act type_vocab_size is_decoder id2label pad_token_id position_embedding_type".split(),
     )
 )
@@ -43,6 +52,10 @@ ROBERTAS = ("XLMRoberta", "Roberta", "Camembert")
 ROBERTA_TYPES = ("xlm-roberta", "roberta", "camembert")
 BERT_HEAD = (
     HeadLayer("pooler.dense.weight", "pooler.dense.bias", "tanh"),
+    HeadLayer("classifier.weight", "classifier.bias"),
+)
+DISTILLED_HEAD = (
+    HeadLayer("pre_classifier.weight", "pre_classifier.bias", "relu"),
     HeadLayer("classifier.weight", "classifier.bias"),
 )
 ROBERTA_HEAD = (
@@ -66,10 +79,27 @@ _MODULES = {
     "encoder.layer.{layer}.output.LayerNorm": _LAYER + "mlp_norm",
     "pooler.dense": "pooler.dense",
 }
+_DISTILLED_MODULES = {  # names lack `transformer.` in front
+    f"{front}layer.{{layer}}.{theirs}": _LAYER + ours
+    for front in ("", "distilbert.transformer.")
+    for theirs, ours in {
+        "attention.q_lin": "self_attn.q_proj",
+        "attention.k_lin": "self_attn.k_proj",
+        "attention.v_lin": "self_attn.v_proj",
+        "attention.out_lin": "self_attn.o_proj",
+        "sa_layer_norm": "attended_norm",
+        "ffn.lin1": "mlp.up_proj",
+        "ffn.lin2": "mlp.down_proj",
+        "output_layer_norm": "mlp_norm",
+    }.items()
+}
 
 
 def read_folder(config: FolderConfig) -> ModelSpec:
     """The figures in config.json."""
+    named = next(iter(config.fields.texts("architectures")), "")
+    is_distilled = named.startswith(DISTILLED) or (not named and config.fields.text("model_type") == DISTILLED_TYPE)
+    config = config.respelled(_SPELLED) if is_distilled else config
     fields = config.fields
     if fields.boolean("is_decoder", False):
         raise UnsupportedError(f"{config.path}: is_decoder true is not supported; homenode runs {NAME} as an encoder")
@@ -79,15 +109,14 @@ def read_folder(config: FolderConfig) -> ModelSpec:
             f"{config.path}: position_embedding_type {quoted(kind)} is not supported; homenode wants 'absolute'"
         )
     spec = encoder.folder_figures(config, NAME, DEFAULTS)
-    named = next(iter(fields.texts("architectures")), "")
     is_roberta = named.startswith(ROBERTAS) or (not named and fields.text("model_type") in ROBERTA_TYPES)
     # Of RoBERTa's table the rows up to that of the padding token are no positions.
     first = fields.integer("pad_token_id", 1, minimum=0) + 1 if is_roberta else 0
     if first >= spec.max_position:
         raise fields.wrong("max_position_embeddings", spec.max_position, f"a whole number above {first}")
-    types = fields.integer("type_vocab_size", 2, minimum=0, maximum=limits.MOST_HIDDEN)
+    types = 0 if is_distilled else fields.integer("type_vocab_size", 2, minimum=0, maximum=limits.MOST_HIDDEN)
     labels = config.labels()
-    head = ROBERTA_HEAD if is_roberta else BERT_HEAD
+    head = DISTILLED_HEAD if is_distilled else ROBERTA_HEAD if is_roberta else BERT_HEAD
     figures = {"positions": spec.max_position, "types": types}
     if len(labels) == 1 and types > 1:
         figures[encoder.SECOND] = types  # it reads pairs
@@ -130,12 +159,17 @@ ARCHITECTURE = Architecture(
         "BertModel",
         read_folder,
         fields=FIELDS,
-        harmless={key: why for key, why in encoder.HARMLESS.items() if key not in FIELDS},
-        model_types=ROBERTA_TYPES,
+        harmless={key: why for key, why in encoder.HARMLESS.items() if key not in FIELDS}
+        | dict.fromkeys(("qa_dropout", "seq_classif_dropout", "tie_weights_"), "of training only")
+        | {"sinusoidal_pos_embds": "the table of positions is in the file"},
+        model_types=(*ROBERTA_TYPES, DISTILLED_TYPE),
         older_classes=(
             "BertForPreTraining",
             "BertForMaskedLM",
             "BertForSequenceClassification",
+            "DistilBertModel",
+            "DistilBertForMaskedLM",
+            "DistilBertForSequenceClassification",
             "XLMRobertaModel",
             "XLMRobertaForMaskedLM",
             "XLMRobertaForSequenceClassification",
@@ -147,7 +181,12 @@ ARCHITECTURE = Architecture(
             "CamembertForSequenceClassification",
         ),
         modules=_MODULES
-        | {f"{front}.{theirs}": ours for front in ("bert", "roberta") for theirs, ours in _MODULES.items()},
+        | _DISTILLED_MODULES
+        | {
+            f"{front}.{theirs}": ours
+            for front in ("bert", "distilbert", "roberta")
+            for theirs, ours in _MODULES.items()
+        },
         convert=encoder.without_unread,
     ),
     GgufFormat(

@@ -32,7 +32,17 @@ HARMLESS = {
     "hidden_dropout_prob": "of training only",
 }
 # Of heads that encoders are trained with, and buffers; what a vector or score needs of them is named by `PoolingSpec`.
-_UNREAD = ("pooler.", "cls.", "lm_head.", "head.", "decoder.", "classifier.", "embeddings.position_ids")
+_UNREAD = (
+    "pooler.",
+    "cls.",
+    "lm_head.",
+    "head.",
+    "decoder.",
+    "classifier.",
+    "pre_classifier.",
+    "vocab_",
+    "embeddings.position_ids",
+)
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,9 @@ def gguf_reranker(
     """How a GGUF file scores whose pooling type is that of rerankers; `keys`: those of its architecture.
     UnsupportedError for one without what makes a score of a row.
     """
-    output = tensors.get(_OUTPUT)
+    output, dense = tensors.get(_OUTPUT), tensors.get(_DENSE)
+    if spec.architecture == "jina_bert" and output is None and dense is not None and dense.shape[:1] == (1,):
+        return PoolingSpec("cls", 1, (HeadLayer(_DENSE, _bias_of(tensors, _DENSE), "tanh"),), ("LABEL_0",))
     if output is None or len(output.shape) != 2:
         raise UnsupportedError(
             f"{path}: a reranker without {_OUTPUT} is not supported; convert it again, or give its folder"
