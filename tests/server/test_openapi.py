@@ -39,8 +39,6 @@ def fuzz(url: str, *options: str, phases: str = "coverage,fuzzing") -> subproces
         f"{url}/openapi.json",
         "--max-examples",
         "5",
-        "--workers",
-        "2",
         "--phases",
         phases,
         "--seed",

@@ -25,6 +25,7 @@ End = tuple[int, ...]  # the tokens that are left, without the one that ends the
 LONGEST_END = 512  # tokens
 _MOST_REPLACED = 4  # tokens of an end that another one stands for
 _FEW = 64  # tokens of a mask that are looked at one by one
+_KNOWN_MASKS = 256  # whose candidates are remembered: texts of one grammar have the same masks again and again
 # Kinds of tokens, in the order in which they are tried.
 _QUOTE, _BRACKET, _NEXT, _CLOSING, _DIGIT, _LOWER, _UPPER, _OTHER, _OPENING, _BLANK, _WIDE, _CONTROL = range(12)
 _EACH_BYTE = -1  # at the end of a path: every single byte that may come there
@@ -53,6 +54,7 @@ class ShortEnds:
         longest = np.argsort(-lengths, kind="stable")
         self._by_kind = [longest[self._kinds[longest] == kind] for kind in range(_CONTROL + 1)]
         single = [token for token in np.flatnonzero(lengths == 1)[::-1].tolist() if token not in self._special]
+        self._candidates: dict[bytes, tuple[list[int], bool]] = {}  # by mask
         self._bytes = {self._texts[token][0]: token for token in single}
 
     def find(
@@ -93,6 +95,15 @@ class ShortEnds:
         """The longest token of each kind among those of a mask, what is most likely to end a text first: brackets, or
         quotes where the text of a string may go on; and whether it may, which is where capital letters may come.
         """
+        known = mask.tobytes()
+        found = self._candidates.get(known)
+        if found is None:
+            if len(self._candidates) >= _KNOWN_MASKS:
+                self._candidates.clear()
+            found = self._candidates[known] = self._candidates_of(mask)
+        return found
+
+    def _candidates_of(self, mask: npt.NDArray[np.uint32]) -> tuple[list[int], bool]:
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(self._texts)].view(np.bool_)
         found: dict[int, int] = {}
         if np.count_nonzero(bits) > _FEW:
@@ -205,7 +216,8 @@ class _Search:
         self._seen.add((len(path), known))
         candidates, in_text = self._ends.candidates(mask)
         closed = not in_text and bool(path) and self._ends.closes(path[-1])  # brackets close one after another
-        still = way.still + 1 if known == way.before and not closed else 0
+        repeats = known == way.before and not closed and len(candidates) > 1  # digits alone go on until others may come
+        still = way.still + 1 if repeats else 0
         turns = still.bit_count() == 1  # 1, 2, 4, ... steps have changed nothing
         for index, token in enumerate(candidates if turns or not still else candidates[:1]):
             self._push(way.aside + turns + (index > 0), (*path, token), known, still)

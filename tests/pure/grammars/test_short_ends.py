@@ -45,12 +45,22 @@ FORM = {
     },
     "required": ["name", "tags", "code"],
 }  # fmt: skip
+ADDRESS = {  # digits that are the only way on for a while, behind texts that may be anything
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "lines": {"type": "array", "items": {"type": "string"}},
+        "city": {"type": "object", "properties": {"zip": {"type": "string", "pattern": "^[0-9]{5}$"}}, "required": ["zip"]},
+    },
+    "required": ["name", "lines", "city"],
+}  # fmt: skip
 SPECS: list[tuple[GrammarSpec, int]] = [  # with the most tokens that an end from the beginning may have
     (JsonSchema(FORM), 60),
     (JsonObject(), 2),
     (Regex("(ab|cd){3} [0-9]+x{1,3}"), 9),
     (Regex("[^x]*x"), 1),
     (Regex("[a-z]{20}!"), 21),
+    (JsonSchema(ADDRESS), 71),
     (Lark('start: "(" start ")" | "x"'), 1),
 ]
 
