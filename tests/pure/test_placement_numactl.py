@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from homenode.cpuset import format_cpu_list
 from homenode.errors import PlacementError
-from homenode.host.placement.numactl import left_out, parse_cpus, parse_nodes
+from homenode.host.placement.numactl import check_memory_nodes, left_out, parse_cpus, parse_nodes
 from homenode.host.topology.host import PciDevice
 from tests.placement_hosts import host
 
@@ -126,6 +126,14 @@ def test_what_is_no_node_list(text: str, code: str) -> None:
         parse_nodes(text, SPARSE)
     assert caught.value.code == code
     assert not text or text.split(":")[0] in str(caught.value)
+
+
+def test_a_node_without_memory_is_told_as_such() -> None:
+    """No limit of the process keeps it from that node's memory."""
+    empty = host("2s/2n/4c/memoryless=1 mems=0")
+    with pytest.raises(PlacementError, match="NUMA node 1 has no memory") as caught:
+        check_memory_nodes(empty, (0, 1))
+    assert caught.value.code == "node_without_memory" and "mems" not in str(caught.value)
 
 
 def test_same_is_the_list_before() -> None:

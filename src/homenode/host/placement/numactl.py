@@ -108,18 +108,27 @@ def parse_nodes(text: str, host: Host, *, previous: Sequence[int] | None = None)
 
 
 def check_memory_nodes(host: Host, nodes: Sequence[int], origin: str = "--memory-nodes") -> None:
-    """Raises PlacementError no_such_node or nodes_not_allowed for the first of these nodes whose memory may not be
-    taken. `origin`: the flag or the variable that named them."""
+    """Raises PlacementError no_such_node, node_without_memory or nodes_not_allowed for the first of these nodes whose
+    memory may not be taken. `origin`: the flag or the variable that named them."""
     for node in nodes:
         if node not in permitted_nodes(host):
             raise refused_node(host, node, f"{origin} {format_cpu_list(nodes)}")
 
 
 def refused_node(host: Host, node: int, text: str) -> PlacementError:
-    """Why memory of a node may not be asked for: no_such_node or nodes_not_allowed. `text`: the list it was named
-    in."""
+    """Why memory of a node may not be asked for: no_such_node, node_without_memory or nodes_not_allowed. `text`: the
+    list it was named in."""
     permitted, online = permitted_nodes(host), tuple(sorted(host.node_by_id)) or (0,)
     exists = node in online
+    known = host.node_by_id.get(node)
+    if known is not None and known.memory == 0:
+        return PlacementError(
+            "node_without_memory",
+            f"NUMA node {node} has no memory",
+            seen=_quoted(text),
+            wanted=f"nodes among {format_cpu_list(permitted) or 'none'}",
+            remedy="Name nodes that have memory; `homenode host` shows how much each has.",
+        )
     return PlacementError(
         "nodes_not_allowed" if exists else "no_such_node",
         f"memory of NUMA node {node} may not be taken by this process"
