@@ -14,20 +14,30 @@ import pytest
 pytest.importorskip("torch", reason="needs torch, which the `torch` dependency group installs")
 pytest.importorskip("transformers", reason="needs transformers, which the `torch` dependency group installs")
 
+from homenode.compute.ops import KvGeometry
 from homenode.engine.api.local import LocalEngine
 from homenode.engine.messages import Output
+from homenode.model.checkpoint.index import open_checkpoint
+from homenode.model.part import ModelPart
+from homenode.model.weights.load import layers_kv
 from tests.engine.engines import config_for, greedy, run_all, tokens_of
 from tests.model.test_latent_attention import GLM_5, V32
+from tests.model.test_minimax_m3 import CASE as M3
 from tests.model.transformers_models import make_model, quiet_and_on_one_thread
 
 pytestmark = pytest.mark.torch
 
-# 20 tokens are chosen: of some prompts all, of others few, and some get there while they are answered.
+# 20 tokens are chosen, or 2 blocks of 16: of some prompts all, of others few, and some get there while they are answered.
 LENGTHS = (1, 10, 20, 21, 31, 33, 64, 100)
 PROMPTS = [[3 + (11 * n + 7 * k) % 60 for k in range(length)] for n, length in enumerate(LENGTHS)]
 PARAMS = greedy(24, logprobs=0)
-# Of GLM-5 the middle layer takes what the first has chosen.
-MODELS = {"every layer": (V32, {}), "shared": (GLM_5, {"indexer_types": ["full", "shared", "full"]})}
+# Of GLM-5 the middle layer takes what the first has chosen; the first layer of MiniMax M3 attends to all.
+MODELS = {
+    "every layer": (V32, {}),
+    "shared": (GLM_5, {"indexer_types": ["full", "shared", "full"]}),
+    "blocks": (M3, {}),
+}
+FEW = 9  # blocks of KV memory, with which requests are begun again
 Bits = tuple[list[int], list[float]]
 
 
@@ -41,6 +51,10 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def _engine(folder: Path, **settings: Any) -> LocalEngine:
+    if settings.get("kv_cache_memory") == FEW:
+        spec = open_checkpoint(folder).spec
+        kept = KvGeometry(layers_kv(spec, ModelPart.whole(spec)), 32, settings.get("kv_cache_dtype", "f32"))
+        settings["kv_cache_memory"] = str(FEW * kept.block_bytes)
     chosen = {"threads": 1, "block_size": 32, "max_model_len": 160, "kv_cache_memory": "8MiB", "dtype": "float32"}
     return LocalEngine(config_for(folder, **(chosen | settings)))
 
@@ -67,7 +81,7 @@ def alone(folder: Path) -> Iterator[list[Bits]]:
     [
         {"max_num_batched_tokens": 23, "max_num_seqs": 8},
         {"enable_prefix_caching": False},
-        {"kv_cache_memory": "190KiB", "max_num_seqs": 8},
+        {"kv_cache_memory": FEW, "max_num_seqs": 8},
         {"threads": 2, "max_num_batched_tokens": 40},
         {"pipeline_parallel_size": 2, "stage_devices": "cpu,cpu", "max_num_batched_tokens": 23},
     ],
@@ -92,7 +106,7 @@ def test_together_and_again_every_request_has_the_bits_it_has_alone(
 @pytest.mark.parametrize("kept", ["bf16", "int8"])
 def test_rounded_keys_choose_the_same_tokens_whatever_shares_the_batch(folder: Path, kept: str) -> None:
     wanted = _one_by_one(folder, kv_cache_dtype=kept)
-    engine = _engine(folder, kv_cache_dtype=kept, max_num_batched_tokens=23, kv_cache_memory="190KiB")
+    engine = _engine(folder, kv_cache_dtype=kept, max_num_batched_tokens=23, kv_cache_memory=FEW)
     found = run_all(engine, PROMPTS, [PARAMS] * len(PROMPTS))
     engine.close()
     assert [_bits(outputs) for outputs in found] == wanted
@@ -102,7 +116,7 @@ def test_two_ranks_choose_alike(folder: Path, alone: list[Bits]) -> None:
     """Their sums are in another order than those of one worker, and do not depend on the batch either."""
     settings = {"tensor_parallel_size": 2}
     wanted = _one_by_one(folder, **settings)
-    engine = _engine(folder, max_num_batched_tokens=23, kv_cache_memory="190KiB", **settings)
+    engine = _engine(folder, max_num_batched_tokens=23, kv_cache_memory=FEW, **settings)
     found = run_all(engine, PROMPTS, [PARAMS] * len(PROMPTS))
     engine.close()
     assert [_bits(outputs) for outputs in found] == wanted
