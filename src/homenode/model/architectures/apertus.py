@@ -20,6 +20,7 @@ from homenode.model.architectures.pre_norm import forward_with
 from homenode.model.config.folder_config import Defaults, FolderConfig
 from homenode.model.config.gguf_config import GgufConfig
 from homenode.model.config.known_fields import NOT_READ
+from homenode.model.formats.fields import Fields
 from homenode.model.part import ModelPart
 from homenode.model.spec import ModelSpec, TensorEntry
 
@@ -82,7 +83,9 @@ def read_folder(config: FolderConfig) -> ModelSpec:
 
 def read_gguf(config: GgufConfig) -> ModelSpec:
     """The figures in a GGUF file."""
-    spec, fields = config.decoder(NAME), config.fields
+    spec = config.decoder(NAME)
+    bare = Fields(config.path, config.metadata)  # converters write these keys without the architecture in front
+    fields = bare if bare.has(_EPS_KEY) else config.fields
     found = {name: fields.numbers(key, above=-1e4, most=1e4) for name, key in KEYS.items()}
     eps = fields.numbers(_EPS_KEY, above=-math.inf, most=0.0)
     for key, values in (*((KEYS[name], values) for name, values in found.items()), (_EPS_KEY, eps)):
