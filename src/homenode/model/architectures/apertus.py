@@ -87,13 +87,13 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
     bare = Fields(config.path, config.metadata)  # converters write these keys without the architecture in front
     fields = bare if bare.has(_EPS_KEY) else config.fields
     found = {name: fields.numbers(key, above=-1e4, most=1e4) for name, key in KEYS.items()}
-    eps = fields.numbers(_EPS_KEY, above=-math.inf, most=0.0)
+    eps = fields.numbers(_EPS_KEY, above=-math.inf, most=1e4)
     for key, values in (*((KEYS[name], values) for name, values in found.items()), (_EPS_KEY, eps)):
         if len(values) != spec.num_layers:
             raise fields.wrong(key, list(values), f"a list of {spec.num_layers} numbers")
     if min(eps) < _LEAST_EPS:
         raise UnsupportedError(
-            f"{config.path}: {_EPS_KEY} {min(eps):g} is not supported; homenode wants {_LEAST_EPS:g} to 0"
+            f"{config.path}: {_EPS_KEY} {min(eps):g} is not supported; homenode wants {_LEAST_EPS:g} or more"
         )
     positive, negative = (
         tuple(math.log1p(math.exp(-abs(x))) + max(x, 0.0) for x in found[n]) for n in ("positive", "negative")
