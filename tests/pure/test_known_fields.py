@@ -50,7 +50,12 @@ SCORING = {
 }
 # Read with windows, which these have none of.
 UNASKED = {name: {"layer_types"} for name in ("bert", "jina_bert", "nomic_bert")}
+UNASKED["bert"] |= {"activation", "dim", "hidden_dim", "n_heads", "n_layers"}  # DistilBERT's
+UNASKED["eurobert"] = {"id2label"}  # its scores are refused before
 UNASKED["qwen3"] = {"classifier_from_token"}  # asked for with the tokenizer's words
+# The toys have no rope.
+_OF_ROPE = {"partial_rotary_factor", "rope_parameters", "rope_scaling"}
+UNASKED |= {"granitemoehybrid": _OF_ROPE, "mamba2": _OF_ROPE | {"is_causal"}, "nemotron_h": _OF_ROPE}
 
 
 class Asked(dict[str, Any]):

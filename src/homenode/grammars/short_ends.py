@@ -91,6 +91,10 @@ class ShortEnds:
         """Whether it is brackets or quotes."""
         return bool(self._kinds[token] <= _BRACKET)
 
+    def is_number(self, token: int) -> bool:
+        """Whether it is digits, and nothing beside them."""
+        return self._texts[token].isdigit()
+
     def candidates(self, mask: npt.NDArray[np.uint32]) -> tuple[list[int], bool]:
         """The longest token of each kind among those of a mask, what is most likely to end a text first: brackets, or
         quotes where the text of a string may go on; and whether it may, which is where capital letters may come.
@@ -216,8 +220,8 @@ class _Search:
         self._seen.add((len(path), known))
         candidates, in_text = self._ends.candidates(mask)
         closed = not in_text and bool(path) and self._ends.closes(path[-1])  # brackets close one after another
-        repeats = known == way.before and not closed and len(candidates) > 1  # digits alone go on until others may come
-        still = way.still + 1 if repeats else 0
+        counted = len(candidates) == 1 and self._ends.is_number(candidates[0])  # goes on until others may come
+        still = way.still + 1 if known == way.before and not closed and not counted else 0
         turns = still.bit_count() == 1  # 1, 2, 4, ... steps have changed nothing
         for index, token in enumerate(candidates if turns or not still else candidates[:1]):
             self._push(way.aside + turns + (index > 0), (*path, token), known, still)
