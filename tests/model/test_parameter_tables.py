@@ -160,4 +160,5 @@ def test_progress_ends_at_the_whole(tmp_path: Path, reference: Backend) -> None:
 @pytest.mark.parametrize("architecture", list(ARCHITECTURES))
 def test_every_table_names_distinct_tensors_and_keys(architecture: str) -> None:
     table = ARCHITECTURES[architecture].parameters
-    assert len({p.key for p in table}) == len({p.name for p in table}) == len(table)
+    twice = {"gemma3n": 1}.get(architecture, 0)  # its gates, where only the largest count and where all do
+    assert len({p.key for p in table}) == len({p.name for p in table}) + twice == len(table)
