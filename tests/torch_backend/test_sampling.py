@@ -62,7 +62,7 @@ def random_masks(random: np.random.Generator, vocabulary: int) -> Any:
     return np.stack([half, one, ends])
 
 
-@limits(max_examples=60, deadline=None)
+@limits(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 9), st.sampled_from([2, 7, 80, 1000]), st.booleans())
 def test_draws_and_log_probabilities_are_the_references(seed: int, rows: int, vocabulary: int, coarse: bool) -> None:
     """`coarse` logits have many equals."""
