@@ -24,7 +24,9 @@ QUICK = ("is_causal", "tie_word_embeddings", "rms_norm_eps", "rope_scaling", "la
          "final_logit_softcapping", "attn_logit_softcapping", "hidden_act", "num_key_value_heads")  # fmt: skip
 
 
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES.keys() - {"jina_bert", "minicpm"}))  # of which there is no class
+@pytest.mark.parametrize(
+    "architecture", sorted(ARCHITECTURES.keys() - {"jina_bert", "minicpm"})
+)  # of which there is no class
 def test_the_fields_of_the_classes_are_in_the_tables(architecture: str) -> None:
     from transformers import AutoConfig
 

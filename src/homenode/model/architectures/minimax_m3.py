@@ -155,7 +155,8 @@ def _with_indexer(spec: ModelSpec, figures: tuple[int, ...], layers: tuple[int, 
         f"{heads} index heads": heads != spec.num_kv_heads and f"as many as the {spec.num_kv_heads} KV heads",
         f"index heads of {width} elements": not (spec.rope.rotary_dim or spec.head_dim) <= width <= limits.MOST_HEAD_DIM
         and "as many as turn, or more",
-        f"index blocks of {format_count(size, 'token')}": size not in _SIZES and f"one of {', '.join(map(str, _SIZES))}",
+        f"index blocks of {format_count(size, 'token')}": size not in _SIZES
+        and f"one of {', '.join(map(str, _SIZES))}",
         f"{count} index blocks of a token": count * size > limits.MOST_POSITION and "fewer",
         f"{local} local blocks of {count}": local > count and "at most as many as are chosen",
     }
