@@ -397,6 +397,12 @@ def test_layers_that_a_file_marks() -> None:
             config_of(attention__sliding_window_pattern=wrong).marked_layers(key)
 
 
+def test_a_window_beyond_all_positions_is_cut_to_them() -> None:
+    """A position and a window are added in the core, in 32 bits."""
+    for told, window in ((0, None), (64, 64), (2**30, 2**30), (2**31 - 1, 2**30)):
+        assert config_of(attention__sliding_window=told).window() == window
+
+
 def test_blocks_that_predict_further_tokens_are_no_layers() -> None:
     config = config_of(
         nextn_predict_layers=1, feed_forward_length=[8, 4, 6], attention__sliding_window_pattern=[True, False, True]

@@ -169,9 +169,10 @@ class GgufConfig:
 
     def window(self, default: int = 0) -> int | None:
         """Tokens of the sliding window, None where there is none. `default`: where the file does not say; 0: no window
-        then.
+        then. A window beyond the most positions is cut to them: position + window <= 2**31 - 1.
         """
-        return self.fields.integer("attention.sliding_window", default, minimum=0) or None
+        window = self.fields.integer("attention.sliding_window", default, minimum=0)
+        return min(window, limits.MOST_POSITION) or None
 
     def refuse_window(self, spec: ModelSpec) -> ModelSpec:
         """`spec`. UnsupportedError for a window that any layer could notice, as the file does not say which layers have
