@@ -6,7 +6,7 @@ the order of every summation) never depend on what shares the batch: slow, and b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -216,11 +216,9 @@ class EagerOps:
                     out[row].reshape(shape.kv_heads, -1)[head] = found.reshape(-1)
         return out
 
-    def choose_tokens(
-        self, q: FloatArray, weights: FloatArray, k: FloatArray, cache: ReferenceKvCache, layer: int, count: int
-    ) -> IntArray:
-        """See `Ops.choose_tokens`: [tokens, count], ascending, -1 behind the last."""
-        step, found = self._step, np.full((len(q), count), -1, np.int32)
+    def _indexed_keys(self, k: FloatArray, cache: ReferenceKvCache, layer: int) -> Iterator[tuple[int, FloatArray]]:
+        """Store the keys of an indexer. Yields each row of the step with the keys up to its own, [positions, width]."""
+        step = self._step
         for i, context in enumerate(step.context_len):
             tokens = slice(step.query_start[i], step.query_start[i + 1])
             positions, block_row = step.positions[tokens], step.block_table[i]
@@ -228,30 +226,32 @@ class EagerOps:
             cache.store(layer, block_row, positions, k[tokens], None)
             keys = cache.gather(layer, block_row, int(context))[0][0]
             for row, position in zip(range(tokens.start, tokens.stop), positions, strict=True):
-                products = q[row].reshape(-1, keys.shape[1]) @ keys[: position + 1].T
-                scores = weights[row] @ np.maximum(products, np.float32(0))
-                best = np.sort(np.argsort(-scores, kind="stable")[:count])
-                found[row, : len(best)] = best
+                yield row, keys[: position + 1]
+
+    def choose_tokens(
+        self, q: FloatArray, weights: FloatArray, k: FloatArray, cache: ReferenceKvCache, layer: int, count: int
+    ) -> IntArray:
+        """See `Ops.choose_tokens`: [tokens, count], ascending, -1 behind the last."""
+        found = np.full((len(q), count), -1, np.int32)
+        for row, keys in self._indexed_keys(k, cache, layer):
+            products = q[row].reshape(-1, keys.shape[1]) @ keys.T
+            scores = weights[row] @ np.maximum(products, np.float32(0))
+            best = np.sort(np.argsort(-scores, kind="stable")[:count])
+            found[row, : len(best)] = best
         return found
 
     def choose_blocks(
         self, q: FloatArray, k: FloatArray, cache: ReferenceKvCache, layer: int, block: int, count: int, local: int
     ) -> IntArray:
         """See `Ops.choose_blocks`: [tokens, heads * count], those of a head ascending, -1 behind the last."""
-        step, heads = self._step, q.shape[1] // k.shape[1]
+        heads = q.shape[1] // k.shape[1]
         found = np.full((len(q), heads, count), -1, np.int32)
-        for i, context in enumerate(step.context_len):
-            tokens = slice(step.query_start[i], step.query_start[i + 1])
-            positions, block_row = step.positions[tokens], step.block_table[i]
-            cache.check(block_row, int(context))
-            cache.store(layer, block_row, positions, k[tokens], None)
-            keys = cache.gather(layer, block_row, int(context))[0][0]
-            for row, position in zip(range(tokens.start, tokens.stop), positions, strict=True):
-                products = q[row].reshape(heads, -1) @ keys[: position + 1].T
-                scores = np.maximum.reduceat(products, np.arange(0, position + 1, block), axis=1)
-                scores[:, -local:] = np.inf
-                best = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, :count], axis=1)
-                found[row, :, : best.shape[1]] = best
+        for row, keys in self._indexed_keys(k, cache, layer):
+            products = q[row].reshape(heads, -1) @ keys.T
+            scores = np.maximum.reduceat(products, np.arange(0, len(keys), block), axis=1)
+            scores[:, -local:] = np.inf
+            best = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, :count], axis=1)
+            found[row, :, : best.shape[1]] = best
         return found.reshape(len(q), -1)
 
     def layer_norm(

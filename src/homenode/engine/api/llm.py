@@ -77,7 +77,8 @@ class LLM:
         if config.parallel.data_parallel_size > 1:
             raise UserError(
                 f"data_parallel_size is {config.parallel.data_parallel_size}, but an LLM is one engine in this "
-                "process; make several, each in a process of its own, or ask a server started by `homenode serve --data-parallel-size`",
+                "process; make several, each in a process of its own, or ask a server started by "
+                "`homenode serve --data-parallel-size`",
                 param="data_parallel_size",
             )
         config = locate_model(config)

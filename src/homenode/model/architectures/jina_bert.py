@@ -105,7 +105,8 @@ def read_gguf(config: GgufConfig) -> ModelSpec:
     up = config.tensors.get("model.layers.0.mlp.up_proj.weight")
     if normed and up is not None and up.shape[:1] == (2 * spec.intermediate_size,):
         raise UnsupportedError(
-            f"{config.path}: the model for code with gate and up in one ffn_up is not supported, as converters have left their order open; give its folder"
+            f"{config.path}: the model for code with gate and up in one ffn_up is not supported, as converters "
+            "have left their order open; give its folder"
         )
     return _styled(spec, int("model.token_types.weight" in config.tensors), normed)
 

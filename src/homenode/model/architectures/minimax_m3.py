@@ -97,7 +97,8 @@ def read_folder(config: FolderConfig) -> ModelSpec:
     turning = spec.rope.rotary_dim or spec.head_dim
     if (told := fields.optional_integer("rotary_dim", maximum=limits.MOST_HEAD_DIM)) not in (None, turning):
         raise UnsupportedError(
-            f"{config.path}: rotary_dim {told} beside a partial_rotary_factor by which {turning} elements of a head turn is not supported: llama.cpp follows the first and transformers the second"
+            f"{config.path}: rotary_dim {told} beside a partial_rotary_factor by which {turning} elements "
+            "of a head turn is not supported: llama.cpp follows the first and transformers the second"
         )
     spec = replace(
         spec, intermediate_size=fields.integer("dense_intermediate_size", DENSE, maximum=limits.MOST_INTERMEDIATE)

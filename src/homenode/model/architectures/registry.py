@@ -97,7 +97,8 @@ def instead_of(seen: str, names: Sequence[str], files: str = "") -> str:
     if seen in REFUSED:
         return REFUSED[seen]
     alike = get_close_matches(seen[:_LONGEST], names, n=3, cutoff=0.4)
-    return f"homenode runs {files}{len(names)} others{', such as ' if alike else ''}{', '.join(alike)} (docs/models.md has all)"
+    like = f", such as {', '.join(alike)}" if alike else ""
+    return f"homenode runs {files}{len(names)} others{like} (docs/models.md has all)"
 
 
 def architecture_of(name: str) -> Architecture:

@@ -123,7 +123,8 @@ def gguf_reranker(
         return _decoder(path, metadata, labels)
     if _DENSE not in tensors:
         raise UnsupportedError(
-            f"{path}: a reranker without {_DENSE} is not supported: converters leave the layer out that BERT's scores go through; give its folder"
+            f"{path}: a reranker without {_DENSE} is not supported: converters leave the layer out that BERT's "
+            "scores go through; give its folder"
         )
     activation: HeadActivation = "gelu_erf" if spec.architecture == "modernbert" else "tanh"
     norm = _NORM if _NORM in tensors else ""
