@@ -1,10 +1,13 @@
-"""Models cut into stages, ranks and experts answer as whole ones: every architecture, storage formats, and a real model's golden text."""
+"""Models cut into stages, ranks and experts answer as whole ones: every architecture, storage formats, and a real
+model's golden text.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ from homenode.model.parts import PartitionSpec
 from homenode.model.spec import Checkpoint, ModelSpec
 from homenode.model.weights.load import load_model
 from tests.checkpoints import make_folder, make_gguf, stored
-from tests.model.driver import Driver
+from tests.model.driver import Driver, Sequence
 from tests.model.split import plan, split_driver
 from tests.model.test_weight_formats import random_rows
 from tests.model.toys import array_checkpoint, toy_arrays, toy_spec
@@ -144,20 +147,66 @@ MIXTURES = (
     "granitemoehybrid",
     "nemotron_h",
 )
+def name(how: PartitionSpec) -> str:
+    whole = f"-experts-{how.placement if isinstance(how.placement, str) else 'counted'}" if how.experts_whole else ""
+    return f"stages{how.stages}-ranks{how.ranks}{whole}"
+
+
+# Uneven ranks, a stage for each layer, and both at once: every family. The others find faults of cutting as such.
 SPLITS = [
-    PartitionSpec(ranks=2),
     PartitionSpec(ranks=3),
-    PartitionSpec(ranks=6),
-    PartitionSpec(stages=2),
     PartitionSpec(stages=3),
     PartitionSpec(stages=2, ranks=2, layers=(1, 2)),
+]
+MORE_SPLITS = [
+    PartitionSpec(ranks=2),
+    PartitionSpec(ranks=6),
+    PartitionSpec(stages=2),
     PartitionSpec(stages=3, ranks=3),
 ]
 EXPERT_SPLITS = [
-    PartitionSpec(ranks=2, experts_whole=True),
     PartitionSpec(ranks=3, experts_whole=True, placement="packed"),
+]
+MORE_EXPERT_SPLITS = [
+    PartitionSpec(ranks=2, experts_whole=True),
     PartitionSpec(stages=2, ranks=2, experts_whole=True, placement="packed"),
 ]
+# One family of each way in which parts of models differ: these are cut in all ways, the others in `make test-all` only.
+KINDS = {
+    "llama", "gemma4", "falcon", "cohere", "mixtral", "gpt_oss", "llama4", "deepseek_v3", "minimax_m3", "qwen3_next",
+    "falcon_h1", "nemotron_h",
+}  # fmt: skip
+
+
+def cuts(architectures: Iterable[str], usual: list[PartitionSpec], more: list[PartitionSpec]) -> list[Any]:
+    """Pairs of an architecture and a way to cut it; what `KINDS` and `usual` lack is slow."""
+    return [
+        pytest.param(
+            each, how, marks=() if how in usual or each in KINDS else pytest.mark.slow, id=f"{each}-{name(how)}"
+        )
+        for each in architectures
+        for how in (*usual, *more)
+    ]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A toy, and what it answers as a whole."""
+
+    checkpoint: Checkpoint
+    sequences: list[Sequence]
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Answered]:
+    """The toy of an architecture, made and asked once."""
+
+    @cache
+    def asked(architecture: str) -> Answered:
+        checkpoint = toy(tmp_path_factory.mktemp("toy") / "weights", architecture)
+        return Answered(checkpoint, generated(whole_driver(checkpoint)))
+
+    return asked
 
 
 def toy(path: Path, architecture: str) -> Checkpoint:
@@ -169,25 +218,29 @@ def three_layers(architecture: str) -> ModelSpec:
     return toy_spec(architecture, num_layers=3, **ARCHITECTURES.get(architecture, {}))
 
 
-def name(how: PartitionSpec) -> str:
-    whole = f"-experts-{how.placement if isinstance(how.placement, str) else 'counted'}" if how.experts_whole else ""
-    return f"stages{how.stages}-ranks{how.ranks}{whole}"
-
-
 def whole_driver(checkpoint: Checkpoint, **settings: Any) -> Driver:
     backend = ReferenceBackend()
     return Driver(load_model(checkpoint, backend, **settings), backend, kv_dtype="f32")
 
 
-def check_same(checkpoint: Checkpoint, how: PartitionSpec, relative: float = RELATIVE, **settings: Any) -> None:
-    """The same tokens of several sequences in the same steps, and log-probabilities as close as that; of stages alone the same bits.
+def generated(driver: Driver) -> list[Sequence]:
+    return driver.generate(PROMPTS, 6, chunk=4, stagger=2)
+
+
+def check_same(checkpoint: Checkpoint, how: PartitionSpec, **settings: Any) -> None:
+    """In parts as whole; `settings` are of `load_model`."""
+    check_parts(checkpoint, how, generated(whole_driver(checkpoint, **settings)), **settings)
+
+
+def check_parts(checkpoint: Checkpoint, how: PartitionSpec, wanted: list[Sequence], **settings: Any) -> None:
+    """The same tokens of several sequences in the same steps, and log-probabilities that differ by no more than
+    `RELATIVE`; of stages alone the same bits.
 
     Keys and values are float32: rounding them would make much of the last bits of a sum.
     """
-    wanted = whole_driver(checkpoint, **settings).generate(PROMPTS, 6, chunk=4, stagger=2)
-    found = split_driver(checkpoint, how, kv_dtype="f32", **settings).generate(PROMPTS, 6, chunk=4, stagger=2)
+    found = generated(split_driver(checkpoint, how, kv_dtype="f32", **settings))
     for one, other in zip(wanted, found, strict=True):
-        near(np.stack(other.logprobs), np.stack(one.logprobs), 0.0 if how.ranks == 1 else relative)
+        near(np.stack(other.logprobs), np.stack(one.logprobs), 0.0 if how.ranks == 1 else RELATIVE)
         assert one.tokens == other.tokens
 
 
@@ -196,10 +249,12 @@ def near(found: FloatArray, wanted: FloatArray, relative: float) -> None:
     assert error <= relative * np.ptp(wanted), error / np.ptp(wanted)
 
 
-@pytest.mark.parametrize("how", SPLITS, ids=name)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture_answers_in_parts_as_whole(tmp_path: Path, architecture: str, how: PartitionSpec) -> None:
-    check_same(toy(tmp_path / "weights", architecture), how)
+@pytest.mark.parametrize(("architecture", "how"), cuts(ARCHITECTURES, SPLITS, MORE_SPLITS))
+def test_every_architecture_answers_in_parts_as_whole(
+    answered: Callable[[str], Answered], architecture: str, how: PartitionSpec
+) -> None:
+    whole = answered(architecture)
+    check_parts(whole.checkpoint, how, whole.sequences)
 
 
 @pytest.mark.parametrize("stages", [2, 3])
@@ -207,10 +262,12 @@ def test_what_ranks_cannot_divide_answers_in_stages_as_whole(tmp_path: Path, sta
     check_same(toy(tmp_path / "weights", "olmo2"), PartitionSpec(stages=stages))
 
 
-@pytest.mark.parametrize("how", EXPERT_SPLITS, ids=name)
-@pytest.mark.parametrize("architecture", MIXTURES)
-def test_experts_divided_as_wholes(tmp_path: Path, architecture: str, how: PartitionSpec) -> None:
-    check_same(toy(tmp_path / "weights", architecture), how)
+@pytest.mark.parametrize(("architecture", "how"), cuts(MIXTURES, EXPERT_SPLITS, MORE_EXPERT_SPLITS))
+def test_experts_divided_as_wholes(
+    answered: Callable[[str], Answered], architecture: str, how: PartitionSpec
+) -> None:
+    whole = answered(architecture)
+    check_parts(whole.checkpoint, how, whole.sequences)
 
 
 def test_experts_placed_by_how_often_they_are_used(tmp_path: Path) -> None:
@@ -260,14 +317,14 @@ def test_matrices_quantised_at_load_have_the_values_of_the_whole(tmp_path: Path,
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_whole_model_asks_nothing_of_others(
-    tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch
+    answered: Callable[[str], Answered], architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One worker computes what it did before there were several; two ranks do ask."""
 
     def refuse(*arguments: object) -> None:
         raise AssertionError("there is nobody")
 
-    checkpoint = toy(tmp_path / "weights", architecture)
+    checkpoint = answered(architecture).checkpoint
     for asked in ("received", "sum", "gather"):
         monkeypatch.setattr(EagerOps, asked, refuse)
     assert len(whole_driver(checkpoint).generate(PROMPTS, 2)) == len(PROMPTS)
@@ -323,7 +380,7 @@ def test_golden_texts_of_a_real_model(file: str, how: PartitionSpec) -> None:
 
 
 @needs_data
-@pytest.mark.parametrize("how", [EXPERT_SPLITS[0], EXPERT_SPLITS[2], PartitionSpec(ranks=2)], ids=name)
+@pytest.mark.parametrize("how", [*MORE_EXPERT_SPLITS, PartitionSpec(ranks=2)], ids=name)
 def test_equal_experts_on_several_ranks_tell_the_dense_models_stories(how: PartitionSpec) -> None:
     check_golden(open_checkpoint(STORIES_MIXTURE), how)
 

@@ -74,7 +74,7 @@ ODD = st.one_of(
     st.dictionaries(st.sampled_from(["rope_type", "factor", "full_attention", "rope_theta"]), st.one_of(st.integers(-1, 9), st.text(max_size=3)), max_size=3),
 )  # fmt: skip
 FUZZ = settings(
-    max_examples=int(os.environ.get("HOMENODE_FUZZ_EXAMPLES", "60")),
+    max_examples=int(os.environ.get("HOMENODE_FUZZ_EXAMPLES", "25")),
     deadline=None,
     suppress_health_check=list(HealthCheck),
     derandomize=True,

@@ -17,7 +17,17 @@ from homenode.model.weights.load import load_model
 from tests.model.conftest import make_backend
 from tests.model.driver import Driver
 from tests.model.split import split_driver
-from tests.model.test_split import ARCHITECTURES, EXPERT_SPLITS, MIXTURES, PROMPTS, check_golden, name, toy
+from tests.model.test_split import (
+    ARCHITECTURES,
+    EXPERT_SPLITS,
+    MIXTURES,
+    MORE_EXPERT_SPLITS,
+    check_golden,
+    cuts,
+    generated,
+    name,
+    toy,
+)
 from tests.paths import STORIES, STORIES_MIXTURE, needs_data
 
 BOUND = 2e-5  # other orders of float32 sums, as a share of the spread
@@ -31,24 +41,13 @@ def on_torch() -> Backend:
     return open_backend("torch:cpu")
 
 
-def generated(driver: Driver) -> list[Any]:
-    return driver.generate(PROMPTS, 6, chunk=4, stagger=2)
-
-
-@pytest.mark.parametrize(
-    "how", [PartitionSpec(ranks=2), PartitionSpec(ranks=3), PartitionSpec(stages=2, ranks=2, layers=(1, 2))], ids=name
-)
-@pytest.mark.parametrize(
-    "architecture",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES],
-)
+# Families that differ in no such way are divided by the reference in test_split.
+@pytest.mark.parametrize(("architecture", "how"), cuts(ARCHITECTURES, [], SPLITS))
 def test_parts_answer_as_the_reference_does_whole(tmp_path: Path, architecture: str, how: PartitionSpec) -> None:
-    checkpoint = toy(tmp_path / "weights", architecture)
-    check(checkpoint, how)
+    check(toy(tmp_path / "weights", architecture), how)
 
 
-@pytest.mark.parametrize("how", EXPERT_SPLITS, ids=name)
-@pytest.mark.parametrize("architecture", MIXTURES)
+@pytest.mark.parametrize(("architecture", "how"), cuts(MIXTURES, [], EXPERT_SPLITS + MORE_EXPERT_SPLITS))
 def test_experts_divided_as_wholes(tmp_path: Path, architecture: str, how: PartitionSpec) -> None:
     check(toy(tmp_path / "weights", architecture), how)
 
